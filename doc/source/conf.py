@@ -1,0 +1,38 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How the documentation is built: tox -e docs."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.abspath('../..'))
+sys.path.insert(0, os.path.abspath('../ext'))
+
+extensions = [
+    'openstackdocstheme',
+    'oslo_config.sphinxext',
+    'state_machine',
+]
+
+project = 'blazar-nova'
+copyright = 'OpenStack contributors'
+
+openstackdocs_repo_name = 'openstack/blazar-nova'
+openstackdocs_auto_name = False
+# There is no tag yet that a version could be read from.
+openstackdocs_auto_version = False
+version = release = ''
+
+html_theme = 'openstackdocs'
+pygments_style = 'native'
+exclude_patterns = []

@@ -1,0 +1,91 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Time as a parameter.
+
+Everything that asks for the time or waits for it is given a clock, so that
+tests drive the time instead of waiting for it.
+"""
+
+import datetime
+import threading
+import time
+import typing as ty
+
+__all__ = ['Clock', 'SystemClock', 'ManualClock', 'iso', 'minute']
+
+
+class Clock(ty.Protocol):
+    """What the core needs of a clock."""
+
+    def now(self) -> int:
+        """Seconds since the epoch, UTC, rounded down."""
+        ...
+
+    def wait(self, event: threading.Event, until: int) -> None:
+        """Return when the event is set or the clock shows ``until``."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> int:
+        return int(time.time())
+
+    def wait(self, event: threading.Event, until: int) -> None:
+        event.wait(max(0.0, until - time.time()))
+
+
+class ManualClock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self, now: int = 1_800_000_000) -> None:
+        self._now = now
+        self._moved = threading.Condition()
+
+    def now(self) -> int:
+        with self._moved:
+            return self._now
+
+    def advance(self, seconds: int) -> int:
+        """Move forward, wake everything that waits, return the new time."""
+        with self._moved:
+            self._now += seconds
+            self._moved.notify_all()
+            return self._now
+
+    def wait(self, event: threading.Event, until: int) -> None:
+        with self._moved:
+            while not event.is_set() and self._now < until:
+                # The event cannot wake a condition: look at it now and then.
+                self._moved.wait(0.02)
+
+
+def iso(seconds: int) -> str:
+    """The API's format of a date, e.g. ``2026-12-01T16:07:00.000000``."""
+    return utc(seconds).strftime('%Y-%m-%dT%H:%M:%S.%f')
+
+
+def minute(seconds: int) -> str:
+    """A date as users write it, e.g. ``2026-12-01 16:07``.
+
+    Seconds are shown only where they are not zero.
+    """
+    when = utc(seconds)
+    return when.strftime('%Y-%m-%d %H:%M:%S' if when.second else
+                         '%Y-%m-%d %H:%M')
+
+
+def utc(seconds: int) -> datetime.datetime:
+    """An aware datetime of an instant."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)

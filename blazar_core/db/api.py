@@ -1,0 +1,114 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The connection to the books' own database."""
+
+import contextlib
+import typing as ty
+
+from oslo_config import cfg
+from oslo_db import api as oslo_db_api
+from oslo_db import exception as db_exception
+from oslo_db.sqlalchemy import enginefacade
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core import errors
+from blazar_core import opts
+
+__all__ = ['Database', 'LostRace']
+
+P = ty.ParamSpec('P')
+R = ty.TypeVar('R')
+
+
+class LostRace(Exception):
+    """Another transaction decided about the same host first."""
+
+    def __init__(self, host_id: int) -> None:
+        super().__init__(f'host {host_id}')
+        self.host_id = host_id
+
+
+@enginefacade.transaction_context_provider
+class _Context:
+    """What oslo.db hangs a session on; one for each transaction."""
+
+
+class Database:
+    """Transactions on the database that ``[blazar_database]`` names.
+
+    The engine is made at the first use, not here: WSGI servers fork after
+    they have loaded the application, and a connection must not be shared by
+    two processes.
+
+    :raises ConfigurationError: when no connection is configured
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        opts.register_opts(conf)
+        options = dict(conf.blazar_database.items())
+        if not options['connection']:
+            raise errors.ConfigurationError(
+                '[blazar_database] connection is not set. Write the URL of a '
+                'database for the leases, for example: connection = '
+                'mysql+pymysql://blazar:PASSWORD@controller/blazar')
+        self._facade = enginefacade.transaction_context()
+        self._facade.configure(sqlite_fk=True, **options)
+        self._retries = conf.blazar.admission_retries
+
+    @property
+    def engine(self) -> sa.Engine:
+        """The engine, made if need be."""
+        return ty.cast(sa.Engine, self._facade.writer.get_engine())
+
+    def reader(self) -> contextlib.AbstractContextManager[orm.Session]:
+        """A session that reads; what it returns stays usable after it."""
+        return ty.cast(
+            'contextlib.AbstractContextManager[orm.Session]',
+            self._facade.reader.using(_Context()))
+
+    def writer(self) -> contextlib.AbstractContextManager[orm.Session]:
+        """A session that commits when its block ends without an error."""
+        return ty.cast(
+            'contextlib.AbstractContextManager[orm.Session]',
+            self._facade.writer.using(_Context()))
+
+    def retried(self, work: ty.Callable[P, R], *args: P.args,
+                **kwargs: P.kwargs) -> R:
+        """Run whole transactions until one is not disturbed by another.
+
+        ``work`` opens its own :meth:`writer`. A lost race, a deadlock and a
+        locked SQLite file are met by running it again from the start, after
+        a pause with jitter.
+
+        :raises BooksBusy: when the retries are used up
+        """
+        wrapped = oslo_db_api.wrap_db_retry(
+            retry_interval=0.01, max_retry_interval=0.5,
+            inc_retry_interval=True, jitter=True,
+            max_retries=self._retries, retry_on_deadlock=True,
+            exception_checker=_is_disturbance)(work)
+        try:
+            return ty.cast(R, wrapped(*args, **kwargs))
+        except (LostRace, db_exception.DBDeadlock) as exc:
+            raise errors.BooksBusy(
+                'Too many leases are being booked at this moment; try again '
+                'in a few seconds.') from exc
+
+
+def _is_disturbance(exc: BaseException) -> bool:
+    if isinstance(exc, LostRace):
+        return True
+    # oslo.db has no class for SQLite's "database is locked".
+    return isinstance(exc, db_exception.DBError) and (
+        'database is locked' in str(exc))

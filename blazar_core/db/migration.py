@@ -1,0 +1,60 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The schema's versions (alembic)."""
+
+import contextlib
+import os
+
+from alembic import command
+from alembic import config as alembic_config
+from alembic.runtime import migration
+from alembic import script
+
+from blazar_core.db import api
+
+__all__ = ['head', 'upgrade', 'version']
+
+_HERE = os.path.dirname(__file__)
+
+
+def _config() -> alembic_config.Config:
+    config = alembic_config.Config()
+    config.set_main_option('script_location', os.path.join(_HERE, 'alembic'))
+    return config
+
+
+def upgrade(database: api.Database, revision: str = 'head') -> None:
+    """Bring the schema to a revision. Safe to run twice."""
+    config = _config()
+    with database.engine.begin() as connection:
+        config.attributes['connection'] = connection
+        command.upgrade(config, revision)
+    if database.engine.dialect.name == 'sqlite':
+        # Readers then do not wait for a writer. The file remembers it.
+        # On the driver's connection: the engine's begins a transaction.
+        with contextlib.closing(database.engine.raw_connection()) as raw:
+            raw.cursor().execute('PRAGMA journal_mode=WAL')
+
+
+def version(database: api.Database) -> str | None:
+    """The revision of the schema in the database; None when it is empty."""
+    with database.engine.connect() as connection:
+        return migration.MigrationContext.configure(
+            connection).get_current_revision()
+
+
+def head() -> str:
+    """The revision that this code wants."""
+    wanted = script.ScriptDirectory.from_config(_config()).get_current_head()
+    assert wanted is not None
+    return wanted

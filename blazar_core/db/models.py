@@ -1,0 +1,182 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The tables.
+
+Times are whole seconds since the epoch, UTC: they compare and index alike on
+every database, and no driver converts them. Amounts of resources are JSON.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy import orm
+
+__all__ = ['Base', 'Booking', 'Event', 'HeldBuild', 'Host', 'Lease',
+           'Reservation']
+
+#: SQLite counts up only on a column that it calls INTEGER.
+_Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
+#: MariaDB's TEXT ends at 64 KiB; a held build with injected files does not.
+_Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
+
+
+class Base(orm.DeclarativeBase):
+    """Root of the tables."""
+
+
+class Lease(Base):
+    """A promise to a project over one window."""
+
+    __tablename__ = 'leases'
+    __table_args__ = (
+        sa.Index('leases_project_idx', 'project_id', 'status'),
+        sa.Index('leases_status_idx', 'status', 'end_date'),
+    )
+
+    id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    before_end_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    on_end: orm.Mapped[str] = orm.mapped_column(sa.String(64))
+    status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    status_reason: orm.Mapped[str] = orm.mapped_column(sa.Text, default='')
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+    reservations: orm.Mapped[list['Reservation']] = orm.relationship(
+        back_populates='lease', order_by='Reservation.id')
+    events: orm.Mapped[list['Event']] = orm.relationship(
+        back_populates='lease', order_by='Event.time, Event.id')
+
+
+class Reservation(Base):
+    """What a lease holds: so many of one thing."""
+
+    __tablename__ = 'reservations'
+    __table_args__ = (sa.Index('reservations_lease_idx', 'lease_id'),)
+
+    id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    lease_id: orm.Mapped[str] = orm.mapped_column(sa.ForeignKey('leases.id'))
+    resource_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
+    amount: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+    lease: orm.Mapped[Lease] = orm.relationship(back_populates='reservations')
+    bookings: orm.Mapped[list['Booking']] = orm.relationship(
+        back_populates='reservation', order_by='Booking.id')
+
+
+class Event(Base):
+    """Something that happens to a lease at ``time``.
+
+    ``due`` is when it wants attention next: its time, or later when it was
+    put off. A worker owns it while ``claimed_by`` is its name and
+    ``claimed_until`` is to come.
+    """
+
+    __tablename__ = 'events'
+    __table_args__ = (
+        sa.Index('events_lease_idx', 'lease_id'),
+        sa.Index('events_due_idx', 'status', 'due'),
+    )
+
+    id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    lease_id: orm.Mapped[str] = orm.mapped_column(sa.ForeignKey('leases.id'))
+    event_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
+    time: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    due: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    attempts: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    claimed_by: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
+    claimed_until: orm.Mapped[int] = orm.mapped_column(
+        sa.BigInteger, default=0)
+
+    lease: orm.Mapped[Lease] = orm.relationship(back_populates='events')
+
+
+class Host(Base):
+    """A compute node: what it has, and what is used of it without an end.
+
+    ``generation`` is the guard of the books: who decides something about a
+    host must find the generation that it read, and leaves the next one.
+    """
+
+    __tablename__ = 'hosts'
+
+    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
+    uuid: orm.Mapped[str] = orm.mapped_column(sa.String(36), unique=True)
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    service_host: orm.Mapped[str] = orm.mapped_column(
+        sa.String(255), index=True)
+    capacity: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    usage: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
+    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class Booking(Base):
+    """A part of one host, promised to one server over a window.
+
+    ``host_id`` is empty when the server has no host any more (its build
+    failed): the booking then takes no room, but still ties the server to
+    its lease.
+    """
+
+    __tablename__ = 'bookings'
+    __table_args__ = (
+        sa.Index('bookings_reservation_idx', 'reservation_id'),
+        sa.Index('bookings_host_idx', 'host_id', 'end_date', 'start_date'),
+        sa.Index('bookings_end_idx', 'end_date'),
+    )
+
+    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
+    reservation_id: orm.Mapped[str] = orm.mapped_column(
+        sa.ForeignKey('reservations.id'))
+    host_id: orm.Mapped[int | None] = orm.mapped_column(
+        sa.ForeignKey('hosts.id'))
+    server_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), unique=True)
+    start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    running: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
+
+    reservation: orm.Mapped[Reservation] = orm.relationship(
+        back_populates='bookings')
+
+
+class HeldBuild(Base):
+    """The stored call that builds a lease's servers, sealed.
+
+    It is sent by whoever takes ``state`` from ``held`` to ``sent``, and by
+    nobody else.
+    """
+
+    __tablename__ = 'held_builds'
+
+    HELD: ty.ClassVar[str] = 'held'
+    SENT: ty.ClassVar[str] = 'sent'
+
+    lease_id: orm.Mapped[str] = orm.mapped_column(
+        sa.ForeignKey('leases.id'), primary_key=True)
+    state: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    sealed: orm.Mapped[str] = orm.mapped_column(_Long)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    sent_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)

@@ -1,0 +1,284 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Due events, each carried out by one worker.
+
+An event is a row with a due time. A worker takes one by compare-and-swap,
+writing its name and until when the claim holds, and keeps extending it while
+the action runs; the claims of a worker that died run out and fall to the
+others. Actions may therefore run again after a crash, and are written for
+that. Due events run side by side in a bounded pool: one slow lease delays
+no other. Between them the engine sleeps until the next due time.
+"""
+
+from concurrent import futures
+import dataclasses
+import functools
+import threading
+import typing as ty
+
+from oslo_config import cfg
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core import lifecycle as life
+from blazar_core import states
+
+__all__ = ['Engine']
+
+LOG = logging.getLogger(__name__)
+
+#: How many due events are read at a time.
+_BATCH = 100
+
+#: Seconds until the database is asked again after it did not answer.
+_AFTER_FAILURE = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Claim:
+    """An event that this worker owns."""
+
+    event_id: str
+    lease_id: str
+    event_type: str
+    attempts: int
+
+
+class Engine:
+    """Carries out due events.
+
+    :param name: of this worker, unique among all that run
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
+                 clock: clocks.Clock, lifecycle: life.Lifecycle,
+                 name: str) -> None:
+        self._database = database
+        self._clock = clock
+        self._lifecycle = lifecycle
+        self._name = name
+        self._workers: int = conf.blazar.workers
+        self._longest_sleep: int = conf.blazar.longest_sleep
+        self._claim_seconds: int = conf.blazar.claim_seconds
+        self._max_retries: int = conf.blazar.event_max_retries
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._running: dict[str, _Claim] = {}
+        self._lock = threading.Lock()
+
+    # -- running -----------------------------------------------------------
+
+    def run(self) -> None:
+        """Carry out events as they become due, until :meth:`stop`."""
+        with futures.ThreadPoolExecutor(
+                self._workers, thread_name_prefix='event') as pool:
+            while not self._stopping.is_set():
+                self._wake.clear()
+                try:
+                    next_look = self._hand_out(pool)
+                except Exception:
+                    LOG.exception('Due events could not be looked up; '
+                                  'again in %s s', _AFTER_FAILURE)
+                    next_look = self._clock.now() + _AFTER_FAILURE
+                self._clock.wait(self._wake, next_look)
+
+    def _hand_out(self, pool: futures.Executor) -> int:
+        """Give what is due to the workers; returns when to look again."""
+        self._extend()
+        for claim in self._claim_due(self._free_workers()):
+            self._hold(claim)
+            pool.submit(self._carry_out, claim)
+        return self._next_look()
+
+    def run_due(self) -> int:
+        """Carry out, here and now, what is due; returns how many events."""
+        count = 0
+        while claims := self._claim_due(1):
+            for claim in claims:
+                self._hold(claim)
+                self._carry_out(claim)
+                count += 1
+        return count
+
+    def wake(self) -> None:
+        """Look at the events again: something has changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Take no more events; :meth:`run` returns when the pool is idle."""
+        self._stopping.set()
+        self._wake.set()
+
+    def hasten(self) -> None:
+        """What actions were put off for may have come: try them now."""
+        self._database.retried(self._hasten)
+        self.wake()
+
+    def _hasten(self) -> None:
+        with self._database.writer() as session:
+            session.execute(
+                sa.update(models.Event)
+                .where(models.Event.status == 'UNDONE',
+                       models.Event.attempts == 0,
+                       models.Event.time <= self._clock.now())
+                .values(due=models.Event.time))
+
+    # -- claims ------------------------------------------------------------
+
+    def _free_workers(self) -> int:
+        with self._lock:
+            return self._workers - len(self._running)
+
+    def _hold(self, claim: _Claim) -> None:
+        with self._lock:
+            self._running[claim.event_id] = claim
+
+    def _claim_due(self, most: int) -> list[_Claim]:
+        """Up to ``most`` due events that are now this worker's."""
+        claims: list[_Claim] = []
+        if most <= 0:
+            return claims
+        now = self._clock.now()
+        with self._database.reader() as session:
+            due = session.scalars(
+                sa.select(models.Event).where(_is_free(now))
+                .order_by(models.Event.due, models.Event.id)
+                .limit(_BATCH)).all()
+        for event in due:
+            if len(claims) == most:
+                break
+            if self._database.retried(self._claim, event.id, now):
+                claims.append(_Claim(event.id, event.lease_id,
+                                     event.event_type, event.attempts))
+        return claims
+
+    def _claim(self, event_id: str, now: int) -> bool:
+        with self._database.writer() as session:
+            claimed = session.execute(
+                sa.update(models.Event)
+                .where(models.Event.id == event_id, _is_free(now))
+                .values(status='IN_PROGRESS', claimed_by=self._name,
+                        claimed_until=now + self._claim_seconds))
+            return ty.cast(
+                'sa.CursorResult[ty.Any]', claimed).rowcount == 1
+
+    def _extend(self) -> None:
+        """Tell the others that the actions under way have not died."""
+        with self._lock:
+            running = list(self._running)
+        if running:
+            self._database.retried(self._extend_claims, running)
+
+    def _extend_claims(self, event_ids: list[str]) -> None:
+        with self._database.writer() as session:
+            session.execute(
+                sa.update(models.Event)
+                .where(models.Event.id.in_(event_ids),
+                       models.Event.claimed_by == self._name)
+                .values(claimed_until=self._clock.now() +
+                        self._claim_seconds))
+
+    def _next_look(self) -> int:
+        """When to look again: at the next due time, at the latest soon.
+
+        While all workers are busy the next event waits for one of them, and
+        their end wakes the engine.
+        """
+        now = self._clock.now()
+        latest = now + self._longest_sleep
+        with self._lock:
+            running = len(self._running)
+        if running:
+            latest = min(latest, now + max(1, self._claim_seconds // 3))
+        if running >= self._workers:
+            return latest
+        with self._database.reader() as session:
+            due = session.scalar(sa.select(sa.func.min(models.Event.due))
+                                 .where(models.Event.status == 'UNDONE'))
+        return latest if due is None else min(latest, due)
+
+    # -- actions -----------------------------------------------------------
+
+    def _carry_out(self, claim: _Claim) -> None:
+        """Run the action of an event and write down how it went."""
+        try:
+            outcome = self._action(claim)()
+        except Exception:
+            LOG.exception('Lease %s: %s failed', claim.lease_id,
+                          claim.event_type)
+            settle = functools.partial(self._failed, claim)
+        else:
+            settle = functools.partial(self._settled, claim, outcome)
+        try:
+            self._database.retried(settle)
+        except Exception:
+            # The claim runs out, and the action is done again.
+            LOG.exception('Lease %s: the outcome of %s could not be '
+                          'written down', claim.lease_id, claim.event_type)
+        finally:
+            with self._lock:
+                self._running.pop(claim.event_id, None)
+            self.wake()
+
+    def _action(self, claim: _Claim) -> ty.Callable[[], life.Outcome]:
+        if claim.event_type == states.EventType.START:
+            return functools.partial(self._lifecycle.start, claim.lease_id)
+        if claim.event_type == states.EventType.END:
+            return functools.partial(self._lifecycle.end, claim.lease_id)
+        return functools.partial(self._lifecycle.announce, claim.lease_id,
+                                 claim.event_type)
+
+    def _settled(self, claim: _Claim, outcome: life.Outcome) -> None:
+        if outcome is None:
+            self._write(claim, status='DONE')
+            return
+        LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
+                 claim.event_type, outcome.seconds, outcome.why)
+        self._write(claim, status='UNDONE',
+                    due=self._clock.now() + outcome.seconds)
+
+    def _failed(self, claim: _Claim) -> None:
+        """Again after a pause that doubles, or not at all any more.
+
+        The end of a lease is never given up: its capacity would be lost.
+        """
+        attempts = claim.attempts + 1
+        if attempts > self._max_retries and (
+                claim.event_type != states.EventType.END):
+            self._write(claim, status='ERROR', attempts=attempts)
+            self._lifecycle.give_up(claim.lease_id, claim.event_type)
+            return
+        pause = min(300, 2 ** min(attempts, 10))
+        self._write(claim, status='UNDONE', attempts=attempts,
+                    due=self._clock.now() + pause)
+
+    def _write(self, claim: _Claim, **values: ty.Any) -> None:
+        """Settle an event, if it is still this worker's."""
+        with self._database.writer() as session:
+            session.execute(
+                sa.update(models.Event)
+                .where(models.Event.id == claim.event_id,
+                       models.Event.claimed_by == self._name,
+                       models.Event.status == 'IN_PROGRESS')
+                .values(claimed_by=None, claimed_until=0, **values))
+
+
+def _is_free(now: int) -> sa.ColumnElement[bool]:
+    """Due, and nobody's; or its worker has died."""
+    return sa.or_(
+        sa.and_(models.Event.status == 'UNDONE', models.Event.due <= now),
+        sa.and_(models.Event.status == 'IN_PROGRESS',
+                models.Event.claimed_until <= now))

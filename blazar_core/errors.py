@@ -1,0 +1,77 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Everything that can go wrong in the core, as one tree.
+
+    BlazarError
+    +-- InvalidLeaseParams    the request cannot be understood
+    +-- Refused               understood, but there is no room (carries why)
+    +-- NotFound              no such lease, reservation, host ...
+    +-- InvalidTransition     a state machine was asked for a forbidden step
+    +-- BooksBusy             the retries of a transaction are used up
+    +-- VaultError            a sealed text does not open with the keys given
+    +-- ConfigurationError    the service must not start like this
+
+Messages are whole sentences: they reach users (4xx) and logs as they are.
+"""
+
+import typing as ty
+
+if ty.TYPE_CHECKING:
+    from blazar_core import model
+
+__all__ = [
+    'BlazarError',
+    'BooksBusy',
+    'ConfigurationError',
+    'InvalidLeaseParams',
+    'InvalidTransition',
+    'NotFound',
+    'Refused',
+    'VaultError',
+]
+
+
+class BlazarError(Exception):
+    """Root of the errors of this project."""
+
+
+class InvalidLeaseParams(BlazarError):
+    """A request says something that cannot be understood or not be done."""
+
+
+class Refused(BlazarError):
+    """There is no room for a demand; ``refusal`` says why and when."""
+
+    def __init__(self, refusal: 'model.Refusal') -> None:
+        super().__init__(refusal.sentence())
+        self.refusal = refusal
+
+
+class NotFound(BlazarError):
+    """The named thing is not in the books."""
+
+
+class InvalidTransition(BlazarError):
+    """A state machine does not allow this step."""
+
+
+class BooksBusy(BlazarError):
+    """So many others booked at once that the retries are used up."""
+
+
+class VaultError(BlazarError):
+    """A sealed text does not open with the configured keys."""
+
+
+class ConfigurationError(BlazarError):
+    """The configuration is wrong; the message names the line to write."""

@@ -1,0 +1,385 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What happens to a lease: it starts, nears its end, ends; servers go.
+
+Two kinds of things move a lease. Its **events** are carried out by the
+engine (:mod:`blazar_core.engine`) through :meth:`Lifecycle.start`,
+:meth:`Lifecycle.end` and :meth:`Lifecycle.announce`. What is **seen** of its
+servers in the cloud, by a notification or by a comparison, is told to
+:meth:`Lifecycle.observe`. Every step locks the lease's row first, and every
+one may be done again without harm.
+"""
+
+import dataclasses
+import enum
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core import books
+from blazar_core import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core import leases
+from blazar_core import states
+
+__all__ = ['Cloud', 'Later', 'Lifecycle', 'Seen', 'ServerState']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between two looks at servers that are being deleted, and at a host
+#: that the servers of an ended lease have not left; notifications come
+#: sooner as a rule.
+AGAIN = 2
+
+
+class ServerState(enum.Enum):
+    """What a cloud can say of a server.
+
+    LEAVING is one that is deleted while what it took is not free yet.
+    """
+
+    HELD = 'held'
+    BUILDING = 'building'
+    RUNNING = 'running'
+    ERROR = 'error'
+    LEAVING = 'leaving'
+    GONE = 'gone'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of a server: its state, its host's uuid, its fault."""
+
+    state: ServerState
+    host: str | None = None
+    fault: str = ''
+
+
+class Cloud(ty.Protocol):
+    """What the core needs of a cloud."""
+
+    def send(self, call: str, server_ids: ty.Collection[str],
+             gate: ty.Callable[[], bool]) -> None:
+        """Build the servers of a held call that still exist.
+
+        Everything before the build itself may be done twice; the build is
+        asked for only if ``gate()``, called last, is true.
+        """
+        ...
+
+    def look(self, server_id: str) -> Seen:
+        """What is true of a server at this moment."""
+        ...
+
+    def delete(self, server_id: str) -> None:
+        """Ask for the end of a server; nothing when it is gone."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Later:
+    """An action is not finished: do it again in so many seconds."""
+
+    seconds: int
+    why: str
+
+
+Outcome: ty.TypeAlias = Later | None
+Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+class Lifecycle:
+    """The life of the leases.
+
+    :param opens: opens a sealed call
+    :param notify: told of an event type and a lease, e.g. ``lease.create``
+    :param patience: seconds a start waits for its host to be left
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: Cloud, opens: ty.Callable[[str], str],
+                 notify: ty.Callable[[str, Lease], None],
+                 patience: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._opens = opens
+        self._notify = notify
+        self._patience = patience
+
+    # -- events ----------------------------------------------------------
+
+    def start(self, lease_id: str) -> Outcome:
+        """Send the held call of a lease, exactly once."""
+        with self._database.reader() as session:
+            lease = session.get_one(models.Lease, lease_id)
+            held = session.get(models.HeldBuild, lease_id)
+            if lease.status != 'PENDING' or held is None or (
+                    held.state != models.HeldBuild.HELD or
+                    lease.end_date <= self._clock.now()):
+                return None
+            if self._waits_for_host(session, lease):
+                return Later(AGAIN, 'its host is not empty yet')
+            sealed = held.sealed
+            servers = [booking.server_id for booking in _bookings(lease)]
+        self._cloud.send(self._opens(sealed), servers,
+                         lambda: self._may_send(lease_id))
+        return None
+
+    def _waits_for_host(self, session: orm.Session, lease: models.Lease,
+                        ) -> bool:
+        """Whether servers of leases that are over still stand in the way."""
+        now = self._clock.now()
+        if now >= lease.start_date + self._patience:
+            return False
+        hosts = {booking.host_id for booking in _bookings(lease)}
+        return session.execute(sa.select(models.Booking.id).where(
+            models.Booking.host_id.in_(hosts), models.Booking.running,
+            models.Booking.end_date <= now)).first() is not None
+
+    def _may_send(self, lease_id: str) -> bool:
+        """The gate: true for one caller only, whoever asks how often.
+
+        It comes right before the cast. A worker that dies before it leaves
+        the call unsent, and another one begins again; a worker that was
+        given up for dead and comes back finds the gate closed.
+        """
+        return self._database.retried(self._take_held, lease_id)
+
+    def _take_held(self, lease_id: str) -> bool:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = _locked(session, lease_id)
+            taken = session.execute(
+                sa.update(models.HeldBuild)
+                .where(models.HeldBuild.lease_id == lease_id,
+                       models.HeldBuild.state == models.HeldBuild.HELD)
+                .values(state=models.HeldBuild.SENT, sent_at=now))
+            if lease.status != 'PENDING' or ty.cast(
+                    'sa.CursorResult[ty.Any]', taken).rowcount != 1:
+                return False
+            self._enter(lease, 'STARTING')
+            described = leases.describe(lease)
+        LOG.info('Lease %s: sending its build', lease_id)
+        self._notify('lease.event.start_lease', described)
+        return True
+
+    def announce(self, lease_id: str, event_type: str) -> Outcome:
+        """Tell the world that an event of a lease has come."""
+        described = self._described(lease_id)
+        if described['status'] not in ('TERMINATING', 'TERMINATED'):
+            self._notify(f'lease.event.{event_type}', described)
+        return None
+
+    def end(self, lease_id: str) -> Outcome:
+        """Delete the servers of a lease; done when they are gone."""
+        servers = self._database.retried(self._begin_end, lease_id)
+        waiting = 0
+        for server_id in servers:
+            self._cloud.delete(server_id)
+            seen = self._cloud.look(server_id)
+            self.observe(server_id, seen)
+            waiting += seen.state is not ServerState.GONE
+        if waiting:
+            return Later(AGAIN, f'{waiting} of its servers are not gone yet')
+        self._database.retried(self._finish_if_empty, lease_id)
+        return None
+
+    def _begin_end(self, lease_id: str) -> list[str]:
+        """No start after this; returns the servers that have to go."""
+        with self._database.writer() as session:
+            lease = _locked(session, lease_id)
+            if lease.status == 'TERMINATED':
+                return []
+            if lease.status != 'TERMINATING':
+                self._enter(lease, 'TERMINATING')
+            session.execute(sa.delete(models.HeldBuild).where(
+                models.HeldBuild.lease_id == lease_id))
+            return [booking.server_id for booking in _bookings(lease)]
+
+    # -- what is seen of the servers ---------------------------------------
+
+    def observe(self, server_id: str, seen: Seen) -> None:
+        """Make the books true for a server, given what was seen of it."""
+        if seen.state is ServerState.GONE:
+            self._database.retried(self._gone, server_id)
+        elif seen.state is ServerState.RUNNING or seen.host is not None and (
+                seen.state is ServerState.BUILDING):
+            self._database.retried(self._stands, server_id, seen)
+        elif seen.state is ServerState.ERROR:
+            self._database.retried(self._failed, server_id, seen)
+
+    def _gone(self, server_id: str) -> None:
+        """Give the room back; the last server takes its lease with it."""
+        with self._database.writer() as session:
+            booking = _booking_of(session, server_id)
+            if booking is None:
+                return
+            lease = _locked(session, booking.reservation.lease_id)
+            books.disturb(session, [booking.host_id])
+            session.delete(booking)
+            lease_id = lease.id
+        LOG.info('Lease %s: server %s is gone', lease_id, server_id)
+        self._database.retried(self._finish_if_empty, lease_id)
+
+    def _finish_if_empty(self, lease_id: str) -> None:
+        """A lease without servers is over."""
+        with self._database.writer() as session:
+            lease = _locked(session, lease_id)
+            if lease.status == 'TERMINATED' or _bookings(lease):
+                return
+            self._enter(lease, 'TERMINATED')
+            for reservation in lease.reservations:
+                states.RESERVATION.check(reservation.status, 'deleted')
+                reservation.status = 'deleted'
+                reservation.updated_at = self._clock.now()
+            for event in lease.events:
+                event.status = 'DONE'
+            session.execute(sa.delete(models.HeldBuild).where(
+                models.HeldBuild.lease_id == lease_id))
+            session.flush()
+            described = leases.describe(lease)
+        LOG.info('Lease %s is over', lease_id)
+        self._notify('lease.event.end_lease', described)
+
+    def _stands(self, server_id: str, seen: Seen) -> None:
+        """A server has a host: its booking follows it to where it is."""
+        with self._database.writer() as session:
+            booking = _booking_of(session, server_id)
+            if booking is None:
+                return
+            lease = _locked(session, booking.reservation.lease_id)
+            self._follow(session, lease, booking, seen.host)
+            if seen.state is ServerState.RUNNING:
+                self._runs(lease, booking)
+
+    def _runs(self, lease: models.Lease, booking: models.Booking) -> None:
+        """A server runs; with the last one, its lease does."""
+        booking.running = True
+        reservation = booking.reservation
+        if reservation.status == 'pending' and all(
+                one.running for one in reservation.bookings):
+            reservation.status = 'active'
+        if lease.status == 'STARTING' and all(
+                one.status == 'active' for one in lease.reservations):
+            self._enter(lease, 'ACTIVE')
+            LOG.info('Lease %s is ACTIVE', lease.id)
+
+    def _follow(self, session: orm.Session, lease: models.Lease,
+                booking: models.Booking, host: str | None) -> None:
+        """Move a booking to the host its server is on, whatever is there.
+
+        It is Nova that decides where a server stands; the guard is moved so
+        that nobody decides about the two hosts with the old picture.
+        """
+        if host is None:
+            return
+        host_id = session.scalars(sa.select(models.Host.id).where(
+            models.Host.uuid == host)).one_or_none()
+        if host_id is None or host_id == booking.host_id:
+            return
+        books.disturb(session, [host_id, booking.host_id])
+        LOG.info('Lease %s: server %s stands on host %s, its booking follows',
+                 lease.id, booking.server_id, host)
+        booking.host_id = host_id
+
+    def _failed(self, server_id: str, seen: Seen) -> None:
+        """A server could not be built: its room goes back, the lease fails.
+
+        A server that ran before has a fault of its own, not of its lease.
+        """
+        with self._database.writer() as session:
+            booking = _booking_of(session, server_id)
+            if booking is None or booking.running or (
+                    booking.host_id is None):
+                return
+            lease = _locked(session, booking.reservation.lease_id)
+            books.disturb(session, [booking.host_id])
+            booking.host_id = None
+            booking.reservation.status = 'error'
+            if lease.status != 'TERMINATING':
+                self._enter(lease, 'ERROR')
+                lease.status_reason = (
+                    f'Server {server_id} could not be built: '
+                    f'{seen.fault or "Nova gave no reason"}')
+            described = leases.describe(lease)
+        LOG.warning('Lease %s: server %s could not be built: %s',
+                    described['id'], server_id, seen.fault)
+        self._notify('lease.update', described)
+
+    def give_up(self, lease_id: str, event_type: str) -> None:
+        """An event failed for good; a lease that cannot start has failed."""
+        if event_type == states.EventType.START:
+            self._database.retried(self._never_started, lease_id)
+
+    def _never_started(self, lease_id: str) -> None:
+        """Its room goes back; its held servers wait to be deleted."""
+        with self._database.writer() as session:
+            lease = _locked(session, lease_id)
+            if lease.status != 'PENDING':
+                return
+            self._enter(lease, 'ERROR')
+            lease.status_reason = (
+                'The build of its servers could not be sent to Nova.')
+            for reservation in lease.reservations:
+                reservation.status = 'error'
+            bookings = _bookings(lease)
+            books.disturb(session, [one.host_id for one in bookings])
+            for booking in bookings:
+                booking.host_id = None
+            described = leases.describe(lease)
+        self._notify('lease.update', described)
+
+    # -- the rest ----------------------------------------------------------
+
+    def unfinished(self) -> list[str]:
+        """The servers of all leases that are not over."""
+        with self._database.reader() as session:
+            return list(session.scalars(
+                sa.select(models.Booking.server_id).order_by(
+                    models.Booking.id)))
+
+    def check(self, server_id: str) -> Seen:
+        """Look at a server and make the books true for it."""
+        seen = self._cloud.look(server_id)
+        self.observe(server_id, seen)
+        return seen
+
+    def _enter(self, lease: models.Lease, status: str) -> None:
+        states.LEASE.check(lease.status, status)
+        lease.status = status
+        lease.updated_at = self._clock.now()
+
+    def _described(self, lease_id: str) -> Lease:
+        with self._database.reader() as session:
+            return leases.describe(session.get_one(models.Lease, lease_id))
+
+
+def _locked(session: orm.Session, lease_id: str) -> models.Lease:
+    """A lease that nobody else changes until the transaction ends."""
+    return session.get_one(models.Lease, lease_id, with_for_update=True,
+                           populate_existing=True)
+
+
+def _bookings(lease: models.Lease) -> list[models.Booking]:
+    return [booking for reservation in lease.reservations
+            for booking in reservation.bookings]
+
+
+def _booking_of(session: orm.Session, server_id: str,
+                ) -> models.Booking | None:
+    return session.scalars(sa.select(models.Booking).where(
+        models.Booking.server_id == server_id)).one_or_none()

@@ -1,0 +1,185 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The words of the books.
+
+Think of a hotel that also takes guests without a booking. A **host** is a
+house with a number of beds of several kinds (its *capacity*). A guest who
+has not said when he leaves is *open-ended usage*: his bed is gone for ever,
+as far as anyone can tell. A **booking** is so many beds of one house from one
+day until another, the day of departure not included: that stretch of time is
+a **window**. A **demand** is what somebody asks for: so many guests, so many
+beds each, all under one roof or each under another. The desk either writes
+bookings or gives a **refusal**, which says why, and from when it could be.
+
+Amounts of resources are plain dicts from resource class to a whole number,
+as in placement: ``{'VCPU': 2, 'MEMORY_MB': 2048, 'DISK_GB': 20}``.
+All times are whole seconds since the epoch, UTC.
+"""
+
+import dataclasses
+import enum
+import typing as ty
+
+from blazar_core import clock
+
+__all__ = [
+    'Affinity',
+    'Booking',
+    'Demand',
+    'FOREVER',
+    'Host',
+    'Reason',
+    'Refusal',
+    'Resources',
+    'Window',
+]
+
+Resources: ty.TypeAlias = ty.Mapping[str, int]
+
+#: The end of a window that has no end (9999-12-31 23:59:59 UTC).
+FOREVER = 253402300799
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """Half-open stretch of time: ``start`` belongs to it, ``end`` does not.
+
+    :raises ValueError: when it would be empty
+    """
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if self.end <= self.start:
+            raise ValueError(
+                f'A window must end after it starts: {self.start}, {self.end}')
+
+    def overlaps(self, other: 'Window') -> bool:
+        """True when there is an instant that belongs to both."""
+        return self.start < other.end and other.start < self.end
+
+    def moved_to(self, start: int) -> 'Window':
+        """The same length, from another start."""
+        return Window(start, start + self.end - self.start)
+
+
+class Affinity(enum.Enum):
+    """How the servers of one demand may share hosts."""
+
+    NONE = 'none'
+    SAME = 'affinity'
+    DIFFERENT = 'anti-affinity'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demand:
+    """``count`` servers that need ``resources`` each.
+
+    ``hosts`` limits the choice to these host ids (None: any); ``avoid`` are
+    hosts on which none of them may stand; ``per_host`` is how many of them
+    may share a host under :attr:`Affinity.DIFFERENT`.
+    """
+
+    resources: Resources
+    count: int = 1
+    affinity: Affinity = Affinity.NONE
+    per_host: int = 1
+    hosts: frozenset[str] | None = None
+    avoid: frozenset[str] = frozenset()
+
+    def most_per_host(self) -> int:
+        """How many of its servers may stand on one host."""
+        if self.affinity is Affinity.DIFFERENT:
+            return self.per_host
+        return self.count
+
+    def allows(self, host: 'Host') -> bool:
+        """True when the host is among those the demand may use."""
+        return (self.hosts is None or host.uuid in self.hosts) and (
+            host.uuid not in self.avoid)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Host:
+    """One compute node, as the books know it.
+
+    ``usage`` is its open-ended usage: what runs there without a lease.
+    ``generation`` changes with everything that is decided about the host.
+    """
+
+    id: int
+    uuid: str
+    name: str
+    service_host: str
+    capacity: Resources
+    usage: Resources
+    generation: int
+
+    def free(self) -> dict[str, int]:
+        """Capacity less open-ended usage, per resource class."""
+        return {rc: total - self.usage.get(rc, 0)
+                for rc, total in self.capacity.items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Booking:
+    """``resources`` of one host, promised over a window to one server."""
+
+    id: int
+    reservation_id: str
+    host_id: int
+    server_id: str
+    window: Window
+    resources: Resources
+    running: bool
+
+
+class Reason(enum.Enum):
+    """Why a demand was refused. The values are stable: clients see them."""
+
+    NO_ROOM = 'no_room'
+    NO_HOST = 'no_host'
+    TOO_BIG = 'too_big'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why not, how many would fit, and the earliest start that would do.
+
+    ``next_start`` is None when no start would do (see :class:`Reason`).
+    """
+
+    reason: Reason
+    wanted: int
+    fits_now: int
+    next_start: int | None
+
+    def sentence(self) -> str:
+        """What the user reads."""
+        return ' '.join([_WHY[self.reason], self._when()])
+
+    def _when(self) -> str:
+        fits = f'fits_now: {self.fits_now} of {self.wanted}.'
+        if self.next_start is None:
+            return f'next_start: none. {fits}'
+        return (f'next_start: {clock.iso(self.next_start)} (write "start": '
+                f'"{clock.minute(self.next_start)}"). {fits}')
+
+
+_WHY = {
+    Reason.NO_ROOM: 'There is no room for this lease in its time.',
+    Reason.NO_HOST: 'There is no host that this lease may use.',
+    Reason.TOO_BIG: 'This lease is larger than the hosts that it may use, '
+                    'less what runs there without an end.',
+}

@@ -1,0 +1,111 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Every option of the project, in nova.conf's groups of our own."""
+
+import typing as ty
+
+from oslo_config import cfg
+from oslo_db import options as db_options
+
+__all__ = ['DATABASE_GROUP', 'GROUP', 'list_opts', 'register_opts']
+
+GROUP = cfg.OptGroup(
+    'blazar', title='Leases',
+    help='Leases of servers: defaults of a lease, secrets, the daemon.')
+
+DATABASE_GROUP = cfg.OptGroup(
+    'blazar_database', title='The database of the leases',
+    help='Where leases and bookings are kept. It is a database of its own, '
+         'never one of Nova\'s. Only ``connection`` has to be set.')
+
+OPTS: list[cfg.Opt] = [
+    cfg.StrOpt(
+        'reservation_start_date', default='now',
+        help='Start of a lease whose request names none: ``now``, or a date '
+             'such as ``2026-12-01 16:07`` (UTC).'),
+    cfg.IntOpt(
+        'reservation_length_days', default=30, min=0,
+        help='Days of the length of a lease whose request names neither end '
+             'nor duration. Days, hours and minutes are added up.'),
+    cfg.IntOpt(
+        'reservation_length_hours', default=0, min=0,
+        help='Hours of that length.'),
+    cfg.IntOpt(
+        'reservation_length_minutes', default=0, min=0,
+        help='Minutes of that length.'),
+    cfg.IntOpt(
+        'minutes_before_end_lease', default=60, min=0,
+        help='How many minutes before the end of a lease the notification '
+             'lease.event.before_end_lease is sent, where the request names '
+             'no time for it. 0 sends none.'),
+    cfg.ListOpt(
+        'encryption_keys', default=[], secret=True,
+        help='Fernet keys that seal what the database keeps of a boot until '
+             'its lease starts (it contains the admin password and injected '
+             'files). The first one seals, all of them open: to change keys, '
+             'put the new one in front, run ``blazar-nova-manage key '
+             'rotate``, then remove the old one. Make one with '
+             '``blazar-nova-manage key create``. The services do not start '
+             'without a key.'),
+    cfg.StrOpt(
+        'notification_topic', default='blazar_notifications',
+        help='The topic on which Nova\'s versioned notifications reach '
+             'blazar-listener. It must be one of [notifications] '
+             'versioned_notifications_topics, and nobody else may consume '
+             'it.'),
+    cfg.IntOpt(
+        'comparison_interval', default=300, min=1,
+        help='Seconds between two comparisons of the books with Nova and '
+             'placement in full, which find what no notification told.'),
+    cfg.IntOpt(
+        'longest_sleep', default=10, min=1,
+        help='Seconds after which blazar-listener looks for due events even '
+             'if nothing woke it. A new lease wakes it by a notification; '
+             'this bounds the delay when that one is lost.'),
+    cfg.IntOpt(
+        'workers', default=8, min=1,
+        help='How many due events one blazar-listener carries out side by '
+             'side.'),
+    cfg.IntOpt(
+        'claim_seconds', default=60, min=5,
+        help='A blazar-listener that took an event and died is replaced by '
+             'another one after this many seconds.'),
+    cfg.IntOpt(
+        'start_patience', default=300, min=0,
+        help='Seconds that the start of a lease waits for servers of an '
+             'ended lease to leave its host. After that it starts anyway '
+             'and takes whatever host the books and Nova allow.'),
+    cfg.IntOpt(
+        'event_max_retries', default=5, min=0,
+        help='How often an event whose action failed (Nova or the message '
+             'bus did not answer) is tried again, with growing pauses, '
+             'before it goes to ERROR. The end of a lease is tried for '
+             'ever.'),
+    cfg.IntOpt(
+        'admission_retries', default=20, min=0,
+        help='How often an admission is tried again when another one took '
+             'the same host at the same moment.'),
+]
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Make the options known to a configuration. Safe to call twice."""
+    conf.register_group(GROUP)
+    conf.register_opts(OPTS, group=GROUP)
+    conf.register_group(DATABASE_GROUP)
+    conf.register_opts(db_options.database_opts, group=DATABASE_GROUP)
+
+
+def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
+    """For oslo-config-generator and the documentation."""
+    return [(GROUP, OPTS), (DATABASE_GROUP, db_options.database_opts)]

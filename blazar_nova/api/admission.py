@@ -1,0 +1,129 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""At the held call: a lease is admitted and its build kept, or refused."""
+
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import excutils
+import webob.exc
+
+from blazar_core import errors
+from blazar_core import leases
+from blazar_core import model
+from blazar_core import params
+from blazar_nova.api import boot as boots
+from blazar_nova.compat import calls
+from blazar_nova.compat import demand as demands
+from blazar_nova.compat import service
+from blazar_nova import wiring
+
+__all__ = ['Admission']
+
+LOG = logging.getLogger(__name__)
+
+_AFFINITY = {'affinity': model.Affinity.SAME,
+             'anti-affinity': model.Affinity.DIFFERENT}
+
+
+class Admission:
+    """Takes the place of the cast of a build (:mod:`compat.hold`)."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._leases = parts.leases
+        self._vault = parts.vault
+
+    def __call__(self, call: calls.BuildCall,
+                 send: ty.Callable[[], None]) -> None:
+        boot = boots.current()
+        if boot is None:
+            send()
+            return
+        try:
+            self._admit(boot.request, call, send)
+        except errors.Refused as exc:
+            boot.refusal = exc.refusal
+            call.undo()
+            raise webob.exc.HTTPConflict(explanation=str(exc)) from exc
+        except errors.BooksBusy as exc:
+            call.undo()
+            raise webob.exc.HTTPConflict(explanation=str(exc)) from exc
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                call.undo()
+
+    def _admit(self, request: params.LeaseRequest, call: calls.BuildCall,
+               send: ty.Callable[[], None]) -> None:
+        new = leases.NewLease(
+            project_id=call.context.project_id, user_id=call.context.user_id,
+            request=request, demand=self._demand(call),
+            server_ids=call.server_ids)
+        if request.starts_now:
+            self._start(new, send)
+        else:
+            self._hold(new, call)
+
+    def _start(self, new: leases.NewLease, send: ty.Callable[[], None],
+               ) -> None:
+        """The lease starts now: the build goes straight on."""
+        lease = self._leases.create(new, sealed=None)
+        try:
+            send()
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._leases.withdraw(lease['id'])
+        service.notify('lease.create', lease)
+        service.notify('lease.event.start_lease', lease)
+
+    def _hold(self, new: leases.NewLease, call: calls.BuildCall) -> None:
+        """The lease starts later: the build is kept until then.
+
+        The servers are marked before the lease is in the books. From then
+        on they may be started at any moment, and must not be marked again.
+        """
+        sealed = self._vault.seal(call.dump())
+        call.mark_reserved()
+        service.notify('lease.create', self._leases.create(new, sealed))
+
+    def _demand(self, call: calls.BuildCall) -> model.Demand:
+        try:
+            demand = demands.demand_of(call.context, call.request_spec)
+        except demands.NoSuchHost as exc:
+            LOG.info('Boot of %s: no host may be used: %s',
+                     ', '.join(call.server_ids), exc)
+            raise errors.Refused(model.Refusal(
+                model.Reason.NO_HOST, len(call.request_spec), 0, None),
+            ) from exc
+        return self._in_group(demand, call)
+
+    def _in_group(self, demand: model.Demand, call: calls.BuildCall,
+                  ) -> model.Demand:
+        """A demand with what the server group of the boot adds to it."""
+        group = demands.group_of(call.request_spec[0])
+        if group is None or group[0] not in _AFFINITY:
+            return demand
+        policy, per_host, members, service_hosts = group
+        others = set(members) - set(call.server_ids)
+        taken = frozenset(self._leases.booked_hosts(others) |
+                          self._leases.hosts_of_services(service_hosts))
+        affinity = _AFFINITY[policy]
+        if affinity is model.Affinity.SAME:
+            hosts = demand.hosts
+            if taken:
+                hosts = taken if hosts is None else hosts & taken
+            return dataclasses.replace(demand, affinity=affinity, hosts=hosts)
+        return dataclasses.replace(
+            demand, affinity=affinity, per_host=per_host,
+            # With several to a host, Nova counts those that are there.
+            avoid=taken if per_host == 1 else frozenset())

@@ -1,0 +1,55 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What Nova's api-paste.ini loads in the place of Nova's own application.
+
+Under ``[app:osapi_compute_app_v21]`` an operator writes::
+
+    paste.app_factory = blazar_nova.api.app:factory
+
+It is Nova's own application, built by Nova's own code; around it stands the
+middleware that reads the hints, and inside it what holds the builds.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_nova.api import admission
+from blazar_nova.api import middleware
+from blazar_nova.compat import checks
+from blazar_nova.compat import hold
+from blazar_nova.compat import router
+from blazar_nova.compat import service
+from blazar_nova import wiring
+
+__all__ = ['factory']
+
+LOG = logging.getLogger(__name__)
+
+
+def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
+    """Make the application; paste calls this once for each API version.
+
+    :raises ConfigurationError: when this Nova or its configuration is not
+        as it has to be; it says which line to write
+    """
+    checks.refuse('nova-api', checks.nova_objects() + checks.nova_api())
+    parts = wiring.assemble(service.CONF)
+    wiring.check_defaults(wiring.defaults(service.CONF), parts.clock.now())
+    admit = admission.Admission(parts)
+    with hold.intercepting(admit):
+        app = router.build(global_config, **local_config)
+    checks.refuse('nova-api', checks.notifications(service.CONF) +
+                  checks.router(app))
+    LOG.info('Leases are on')
+    return middleware.LeaseMiddleware(app, parts)

@@ -1,0 +1,54 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the middleware and the admission tell each other about one boot.
+
+Both work for the same request in the same thread, with all of Nova's
+``create()`` between them.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import typing as ty
+
+from blazar_core import model
+from blazar_core import params
+
+__all__ = ['Boot', 'current', 'underway']
+
+
+@dataclasses.dataclass
+class Boot:
+    """A boot that asks for a lease, and the refusal if it got one."""
+
+    request: params.LeaseRequest
+    refusal: model.Refusal | None = None
+
+
+_current: contextvars.ContextVar[Boot | None] = contextvars.ContextVar(
+    'boot', default=None)
+
+
+def current() -> Boot | None:
+    """The boot that this thread is at work on, if it asks for a lease."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def underway(boot: Boot) -> ty.Iterator[Boot]:
+    """Make a boot the current one within this block."""
+    token = _current.set(boot)
+    try:
+        yield boot
+    finally:
+        _current.reset(token)

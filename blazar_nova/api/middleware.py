@@ -1,0 +1,203 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Around Nova's API application: hints in, refusals out, held servers kept.
+
+Only three kinds of requests are looked at: a boot (its hints), an action on
+a server (a held one cannot have it), and the deletion of a server (Nova says
+nothing when a held one goes). Everything else passes through untouched.
+"""
+
+import collections.abc
+import re
+import typing as ty
+
+from oslo_db import exception as db_exception
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+import webob
+
+from blazar_core import clock as clocks
+from blazar_core import errors
+from blazar_core import params
+from blazar_nova.api import boot as boots
+from blazar_nova import wiring
+
+__all__ = ['LeaseMiddleware']
+
+LOG = logging.getLogger(__name__)
+
+Environ: ty.TypeAlias = dict[str, ty.Any]
+
+_BOOT = re.compile(r'(?:/[^/]+)?/(?:servers|os-volumes_boot)/?')
+_SERVER = re.compile(
+    r'(?:/[^/]+)?/servers/'
+    r'([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(/.*)?')
+
+#: Where hints may stand in the body of a boot. Nova reads the first it finds.
+_HINT_KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
+
+_FAULTS = {400: 'badRequest', 409: 'conflictingRequest'}
+
+
+class LeaseMiddleware:
+    """A WSGI application around Nova's."""
+
+    def __init__(self, app: ty.Any, parts: wiring.Parts) -> None:
+        self._app = app
+        self._parts = parts
+        self._defaults = wiring.defaults(parts.conf)
+
+    def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
+        answer = self._handler(environ)
+        return answer(environ, start_response)
+
+    def _handler(self, environ: Environ) -> ty.Any:
+        """What answers a request: Nova itself, as a rule."""
+        method, path = environ['REQUEST_METHOD'], environ['PATH_INFO']
+        if method in ('GET', 'HEAD'):
+            return self._app
+        if method == 'POST' and _BOOT.fullmatch(path):
+            return self._boot(environ)
+        server = _SERVER.fullmatch(path)
+        if server is None:
+            return self._app
+        server_id, rest = server.group(1).lower(), server.group(2) or ''
+        if rest.strip('/'):
+            return self._held_back(environ, server_id) or self._app
+        if method == 'DELETE':
+            return self._delete(environ, server_id)
+        return self._app
+
+    # -- booting -----------------------------------------------------------
+
+    def _boot(self, environ: Environ) -> ty.Any:
+        hints = _hints(environ)
+        if not hints:
+            return self._app
+        try:
+            self._check_reservation(environ, hints)
+            asked = params.lease_request(
+                hints, self._parts.clock.now(), self._defaults)
+        except errors.InvalidLeaseParams as exc:
+            return _fault(400, str(exc))
+        if asked is None:
+            return self._app
+        with boots.underway(boots.Boot(asked)) as boot:
+            response = webob.Request(environ).get_response(self._app)
+        if boot.refusal is not None:
+            _add_refusal(response, boot)
+        return response
+
+    def _check_reservation(self, environ: Environ,
+                           hints: collections.abc.Mapping[str, object],
+                           ) -> None:
+        """``reservation`` names one of the project's own, or nothing.
+
+        :raises InvalidLeaseParams: when it does not, or cannot be used so
+        """
+        if 'reservation' not in hints:
+            return
+        wanted = hints['reservation']
+        if isinstance(wanted, list) and len(wanted) == 1:
+            wanted = wanted[0]
+        project_id = environ['nova.context'].project_id
+        kind = self._parts.leases.reservation(
+            wanted, project_id) if isinstance(wanted, str) else None
+        if kind is None:
+            raise errors.InvalidLeaseParams(
+                'The hint "reservation" must be the id of a reservation of '
+                'your project that is not over; no such reservation was '
+                'found.')
+        raise errors.InvalidLeaseParams(
+            f'The hint "reservation" is for reservations of hosts, and this '
+            f'one is of {kind}: its servers exist already. Leave the hint '
+            f'out.')
+
+    # -- held servers --------------------------------------------------------
+
+    def _held_back(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to an action on a held server; None for any other.
+
+        Nova answers for those who must not know that the server exists.
+        """
+        try:
+            held = self._parts.leases.held_by(server_id)
+        except db_exception.DBError:
+            # Ordinary servers must not suffer when the books are away.
+            LOG.exception('Server %s could not be looked up', server_id)
+            return None
+        context = environ['nova.context']
+        if held is None or not (
+                context.is_admin or held['project_id'] == context.project_id):
+            return None
+        return _fault(409, (
+            f'Server {server_id} is RESERVED: it is held by lease '
+            f'{held["name"]} ({held["lease_id"]}) and will be built at '
+            f'{held["start_date"]} UTC. Until then it can be shown, renamed '
+            f'and deleted.'))
+
+    def _delete(self, environ: Environ, server_id: str) -> ty.Any:
+        """Delete a server; if that was all of it, the books know at once.
+
+        What Nova deletes in its own time is told by a notification.
+        """
+        response = webob.Request(environ).get_response(self._app)
+        if response.status_int == 204:
+            try:
+                if self._parts.leases.is_leased(server_id):
+                    self._parts.lifecycle.check(server_id)
+            except Exception:
+                # The server is deleted; the books will find out.
+                LOG.exception('Server %s was deleted, and its lease could '
+                              'not be looked at', server_id)
+        return response
+
+
+def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:
+    """The hints of a boot as Nova will read them; None without any.
+
+    A body that Nova would not accept is left to Nova.
+    """
+    request = webob.Request(environ)
+    try:
+        # Reading the body leaves it to be read again.
+        body = jsonutils.loads(request.body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, dict):
+        return None
+    for key in _HINT_KEYS:
+        if key in body:
+            hints = body[key]
+            return hints if isinstance(hints, dict) else None
+    return None
+
+
+def _fault(code: int, sentence: str) -> webob.Response:
+    """An error in the form that Nova's API gives it."""
+    return webob.Response(
+        status=code, content_type='application/json', charset='UTF-8',
+        text=jsonutils.dumps(
+            {_FAULTS[code]: {'code': code, 'message': sentence}}))
+
+
+def _add_refusal(response: webob.Response, boot: boots.Boot) -> None:
+    """Put beside the sentence what a program wants to know."""
+    body = jsonutils.loads(response.body)
+    refusal = boot.refusal
+    assert refusal is not None
+    body['conflictingRequest'].update(
+        reason=refusal.reason.value, fits_now=refusal.fits_now,
+        next_start=None if refusal.next_start is None else clocks.iso(
+            refusal.next_start))
+    response.body = jsonutils.dump_as_bytes(body)

@@ -1,0 +1,45 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The command blazar-listener."""
+
+from blazar_nova.compat import threads  # noqa: F401  (the first of all)
+
+import signal
+import sys
+import threading
+
+from blazar_core import errors
+from blazar_core import opts
+from blazar_nova.compat import service
+from blazar_nova.listener import service as listener_service
+
+__all__ = ['main']
+
+
+def main() -> int:
+    """Run until a signal says stop; 1 when the configuration is wrong."""
+    opts.register_opts(service.CONF)
+    service.configure(sys.argv, 'blazar')
+    try:
+        listener = listener_service.Listener(service.CONF)
+    except errors.ConfigurationError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_args: stop.set())
+    listener.start()
+    stop.wait()
+    listener.stop()
+    listener.wait()
+    return 0

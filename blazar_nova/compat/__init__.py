@@ -1,0 +1,30 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Every touch of Nova's internals, and nothing else.
+
+Nova supports no wiring from outside its tree. What this project holds on to
+therefore stands here and nowhere else, one file for each thing, and each of
+these files can say whether the Nova it finds is the one it was written for
+(:mod:`blazar_nova.compat.checks`). The rest of the project imports nothing of
+Nova; a test holds that.
+
+    hold.py       puts itself between Nova's API and the cast of a build
+    reserved.py   makes RESERVED one of Nova's states
+    calls.py      the call of a build as text, and back
+    servers.py    looks at servers, builds and deletes them
+    demand.py     what a build asks for, and of which hosts
+    hosts.py      what hosts have, and what runs there
+    plugins.py    the base classes of filters and weighers
+    service.py    configuration, messages and start of a process
+    checks.py     is this the Nova we were written for?
+"""

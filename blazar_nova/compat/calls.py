@@ -1,0 +1,135 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The call that builds servers: sent, undone, and kept as text.
+
+Not everything in the call is also in Nova's databases (the requested
+networks, the admin password and injected files are not), so the whole call
+is kept. What is in the databases is read again when the call is sent.
+"""
+
+import dataclasses
+import typing as ty
+
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from nova.objects import base as objects_base
+from nova.volume import cinder
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+
+from blazar_nova.compat import reserved
+
+__all__ = ['BuildCall', 'load']
+
+LOG = logging.getLogger(__name__)
+
+_KEPT = ('image', 'admin_password', 'injected_files', 'requested_networks',
+         'block_device_mapping', 'tags')
+
+
+@dataclasses.dataclass
+class BuildCall:
+    """The arguments of ``schedule_and_build_instances``."""
+
+    context: ty.Any
+    build_requests: list[ty.Any]
+    request_spec: list[ty.Any]
+    image: ty.Any
+    admin_password: str | None
+    injected_files: ty.Any
+    requested_networks: ty.Any
+    block_device_mapping: ty.Any
+    tags: ty.Any
+
+    @property
+    def server_ids(self) -> tuple[str, ...]:
+        return tuple(spec.instance_uuid for spec in self.request_spec)
+
+    def send(self, task_api: ty.Any) -> None:
+        """Cast it to the conductor."""
+        task_api.schedule_and_build_instances(
+            self.context, build_requests=self.build_requests,
+            request_spec=self.request_spec,
+            **{name: getattr(self, name) for name in _KEPT})
+
+    def mark_reserved(self) -> None:
+        """Show its servers as RESERVED from now on."""
+        for build_request in self.build_requests:
+            reserved.mark(build_request)
+
+    def undo(self) -> None:
+        """Take back all that ``create()`` stored for these servers.
+
+        What is gone already is passed over; what fails is logged, and the
+        rest is still undone.
+        """
+        for undo in (self._leave_group, self._release_volumes,
+                     self._delete_records):
+            try:
+                undo()
+            except Exception:
+                LOG.exception('A refused boot left something behind: %s of '
+                              'servers %s failed', undo.__name__,
+                              ', '.join(self.server_ids))
+
+    def _leave_group(self) -> None:
+        group = self.request_spec[0].instance_group
+        if group is not None:
+            objects.InstanceGroup._remove_members_in_db(
+                self.context, group.id, list(self.server_ids))
+
+    def _release_volumes(self) -> None:
+        """Cinder gave each volume of the boot an attachment."""
+        attachments = [
+            bdm.attachment_id for bdm in self.block_device_mapping or []
+            if 'attachment_id' in bdm and bdm.attachment_id]
+        volume_api = cinder.API() if attachments else None
+        for attachment in attachments:
+            volume_api.attachment_delete(self.context, attachment)
+
+    def _delete_records(self) -> None:
+        for records, missing in (
+                (self.request_spec, exception.RequestSpecNotFound),
+                (self.build_requests, exception.BuildRequestNotFound),
+                (self._mappings(), exception.InstanceMappingNotFound)):
+            for record in records:
+                try:
+                    record.destroy()
+                except missing:
+                    pass
+
+    def _mappings(self) -> list[ty.Any]:
+        return list(objects.InstanceMappingList.get_by_instance_uuids(
+            self.context, self.server_ids))
+
+    def dump(self) -> str:
+        """The call as text. It contains secrets."""
+        serializer = objects_base.NovaObjectSerializer()
+        kept = {name: serializer.serialize_entity(
+            self.context, getattr(self, name)) for name in _KEPT}
+        return jsonutils.dumps({
+            'context': self.context.to_dict(),
+            'request_spec': [serializer.serialize_entity(self.context, spec)
+                             for spec in self.request_spec],
+            **kept})
+
+
+def load(text: str) -> BuildCall:
+    """The call again, but for the BuildRequests, which are read anew."""
+    stored = jsonutils.loads(text)
+    context = nova_context.RequestContext.from_dict(stored['context'])
+    serializer = objects_base.NovaObjectSerializer()
+    kept = {name: serializer.deserialize_entity(context, stored[name])
+            for name in (*_KEPT, 'request_spec')}
+    return BuildCall(context=context, build_requests=[], **kept)

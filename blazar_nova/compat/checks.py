@@ -1,0 +1,128 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Is this the Nova we were written for, and is it configured for us?
+
+Each check returns sentences, one for each thing that is not as it must be;
+each sentence says what was expected and, where it is an operator's to mend,
+which line to write. A process with such a sentence does not start.
+"""
+
+import inspect
+import typing as ty
+
+from nova.api.openstack import common
+from nova.compute import vm_states
+from nova import conductor
+from nova import objects
+
+from blazar_core import errors
+from blazar_nova.compat import hold
+from blazar_nova.compat import reserved
+
+__all__ = ['notifications', 'nova_api', 'nova_objects', 'refuse', 'router',
+           'scheduler']
+
+_CALL = ['self', 'context', 'build_requests', 'request_spec', 'image',
+         'admin_password', 'injected_files', 'requested_networks',
+         'block_device_mapping', 'tags']
+
+#: Fields that we read or write, by object.
+_FIELDS = {
+    'BuildRequest': ('instance', 'instance_uuid', 'created_at'),
+    'InstanceMapping': ('cell_mapping',),
+    'RequestSpec': ('instance_uuid', 'instance_group', 'flavor',
+                    'request_level_params'),
+    'InstanceGroup': ('id', 'members', 'policy'),
+    'Instance': ('vm_state', 'task_state', 'host', 'node', 'updated_at'),
+    'ComputeNode': ('uuid', 'hypervisor_hostname', 'host'),
+}
+
+WEIGHER = 'blazar_nova.scheduler.weights.BlazarWeigher'
+
+
+def refuse(process: str, problems: ty.Sequence[str]) -> None:
+    """Nothing, or an error that names every problem.
+
+    :raises ConfigurationError: when there is a problem
+    """
+    if problems:
+        raise errors.ConfigurationError(
+            f'{process} does not start with leases: ' + ' '.join(problems))
+
+
+def nova_objects() -> list[str]:
+    """The call that is held, and the objects that are read and written."""
+    objects.register_all()
+    problems = []
+    call = list(inspect.signature(
+        conductor.ComputeTaskAPI.schedule_and_build_instances).parameters)
+    if call != _CALL:
+        problems.append(
+            f'nova.conductor.ComputeTaskAPI.schedule_and_build_instances was '
+            f'expected to take ({", ".join(_CALL)}), but takes '
+            f'({", ".join(call)}); this is not the Nova that this version '
+            f'was written for (34.0).')
+    for name, fields in _FIELDS.items():
+        missing = set(fields) - set(getattr(objects, name).fields)
+        if missing:
+            problems.append(f'nova.objects.{name} was expected to have '
+                            f'{", ".join(sorted(missing))}.')
+    return problems
+
+
+def nova_api() -> list[str]:
+    """The state RESERVED, as :func:`reserved.install` left it."""
+    problems = []
+    if reserved.install() == 0:
+        problems.append('the lists of server states in Nova\'s response '
+                        'schemas were not found where they were expected.')
+    if common.status_from_state(reserved.VM_STATE) != reserved.STATUS:
+        problems.append('nova.api.openstack.common does not show the state '
+                        'reserved as RESERVED.')
+    if reserved.VM_STATE in vars(vm_states).values():
+        problems.append('Nova has a state named reserved of its own.')
+    return problems
+
+
+def router(app: ty.Any) -> list[str]:
+    """Every controller that builds servers asks us first."""
+    return [f'{name} builds servers without asking for leases.'
+            for name in hold.unwired(app)]
+
+
+def notifications(conf: ty.Any) -> list[str]:
+    """Nova's notifications reach our listener."""
+    problems = []
+    topic = conf.blazar.notification_topic
+    if conf.notifications.notification_format == 'unversioned':
+        problems.append('Write in nova.conf [notifications]: '
+                        'notification_format = versioned')
+    if topic not in conf.notifications.versioned_notifications_topics:
+        problems.append(
+            'Write in nova.conf [notifications]: '
+            'versioned_notifications_topics = ' + ','.join([
+                *conf.notifications.versioned_notifications_topics, topic]))
+    if not set(conf.oslo_messaging_notifications.driver) & {
+            'messaging', 'messagingv2'}:
+        problems.append('Write in nova.conf [oslo_messaging_notifications]: '
+                        'driver = messagingv2')
+    return problems
+
+
+def scheduler(conf: ty.Any) -> list[str]:
+    """The weigher stands beside the filter."""
+    classes = conf.filter_scheduler.weight_classes
+    if WEIGHER in classes:
+        return []
+    return ['Write in nova.conf [filter_scheduler]: weight_classes = ' +
+            ','.join([*classes, WEIGHER])]

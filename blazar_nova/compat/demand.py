@@ -1,0 +1,121 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a build asks for, in the words of the books.
+
+The amounts are those that Nova's scheduler will ask placement for. Which
+hosts may be used is what Nova's own prefilters say (availability zone,
+tenant isolation, image type, disabled services ...) together with the traits
+of the flavor; what only filters can judge is left to Nova at the start.
+"""
+
+import typing as ty
+from urllib import parse
+
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from nova.scheduler.client import report
+from nova.scheduler import request_filter
+from nova.scheduler import utils as scheduler_utils
+
+from blazar_core import model
+
+__all__ = ['NoSuchHost', 'demand_of', 'group_of', 'resources_of']
+
+#: Microversion of placement that knows every parameter used here (1.39:
+#: several ``required``).
+_PLACEMENT = '1.39'
+
+
+class NoSuchHost(Exception):
+    """Nova's own rules leave no host at all for a build."""
+
+
+def resources_of(spec: ty.Any) -> model.Resources:
+    """What one server of a RequestSpec takes, by resource class."""
+    return ty.cast(model.Resources, scheduler_utils.ResourceRequest
+                   .from_request_spec(spec).merged_resources())
+
+
+def group_of(spec: ty.Any) -> tuple[str, int, list[str], list[str]] | None:
+    """The server group of a build.
+
+    :returns: its policy, how many of its servers may share a host, the ids
+        of its members and the (service) hosts of those that run; None
+        without a group
+    """
+    group = spec.instance_group
+    if group is None:
+        return None
+    return (group.policy, group.rules.get('max_server_per_host', 1),
+            list(group.members), list(group.get_hosts()))
+
+
+def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any]) -> model.Demand:
+    """What the servers of one boot ask for.
+
+    :raises NoSuchHost: when Nova's own rules leave no host
+    """
+    spec = specs[0].obj_clone()
+    try:
+        # As the scheduler does it, on a copy: it leaves its marks there.
+        request_filter.process_reqspec(context, spec)
+        request = scheduler_utils.resources_from_request_spec(
+            context, spec, _Nodes())
+    except (exception.RequestFilterFailed, exception.NoValidHost) as exc:
+        raise NoSuchHost(str(exc)) from exc
+    hosts = _eligible(spec, request.get_request_group(None))
+    return model.Demand(resources=resources_of(spec), count=len(specs),
+                        hosts=hosts)
+
+
+class _Nodes:
+    """The one thing that Nova asks of a host manager: forced hosts."""
+
+    def get_compute_nodes_by_host_or_node(
+            self, context: ty.Any, host: str | None, node: str | None,
+            cell: ty.Any = None) -> list[ty.Any]:
+        found = nova_context.scatter_gather_all_cells(
+            context.elevated(), objects.ComputeNodeList.get_all)
+        return [one for nodes in found.values()
+                if not nova_context.is_cell_failure_sentinel(nodes)
+                for one in nodes
+                if host in (None, one.host) and
+                node in (None, one.hypervisor_hostname)]
+
+
+def _eligible(spec: ty.Any, group: ty.Any) -> frozenset[str]:
+    """The root providers that a request may use, whatever they have free.
+
+    Traits of the flavor may belong to any provider of a host's tree.
+    """
+    limits = [pair for pair in group.to_queryparams()
+              if pair[0] in ('member_of', 'in_tree')]
+    traits = sorted(spec.root_required) + [
+        f'!{trait}' for trait in sorted(spec.root_forbidden)]
+    if traits:
+        limits.append(('required', ','.join(traits)))
+    hosts = {one['uuid'] for one in _providers(limits)
+             if one['uuid'] == one['root_provider_uuid']}
+    for trait in group.required_traits:
+        hosts &= {one['root_provider_uuid']
+                  for one in _providers([('required', trait)])}
+    return frozenset(hosts)
+
+
+def _providers(params: ty.Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    response = report.report_client_singleton().get(
+        '/resource_providers?' + parse.urlencode(params), version=_PLACEMENT)
+    response.raise_for_status()
+    return ty.cast('list[dict[str, str]]',
+                   response.json()['resource_providers'])

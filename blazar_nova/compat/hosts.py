@@ -1,0 +1,127 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Hosts, as Nova's cells and placement have them."""
+
+import collections
+import dataclasses
+import typing as ty
+
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from nova.scheduler.client import report
+
+from blazar_core import model
+
+__all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
+           'facts', 'on_service_host']
+
+_PLACEMENT = '1.39'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComputeHost:
+    """A compute node; ``uuid`` is also that of its resource provider."""
+
+    uuid: str
+    name: str
+    service_host: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """What a host has in all, and what each consumer takes of it."""
+
+    capacity: model.Resources
+    allocations: ty.Mapping[str, model.Resources]
+
+
+def all_hosts() -> tuple[list[ComputeHost], bool]:
+    """The compute nodes of every cell.
+
+    :returns: them, and whether every cell answered
+    """
+    found = nova_context.scatter_gather_all_cells(
+        nova_context.get_admin_context(), objects.ComputeNodeList.get_all)
+    failed = [nodes for nodes in found.values()
+              if nova_context.is_cell_failure_sentinel(nodes)]
+    return [_compute_host(node) for nodes in found.values()
+            if not nova_context.is_cell_failure_sentinel(nodes)
+            for node in nodes], not failed
+
+
+def on_service_host(service_host: str) -> list[ComputeHost]:
+    """The compute nodes of one nova-compute; none when it is unknown."""
+    context = nova_context.get_admin_context()
+    try:
+        mapping = objects.HostMapping.get_by_host(context, service_host)
+        with nova_context.target_cell(
+                context, mapping.cell_mapping) as cell_context:
+            return [_compute_host(node) for node in
+                    objects.ComputeNodeList.get_all_by_host(
+                        cell_context, service_host)]
+    except (exception.HostMappingNotFound, exception.ComputeHostNotFound):
+        return []
+
+
+def _compute_host(node: ty.Any) -> ComputeHost:
+    return ComputeHost(node.uuid, node.hypervisor_hostname, node.host)
+
+
+def facts(uuid: str) -> Facts | None:
+    """Capacity and allocations of a host, over its tree of providers.
+
+    Capacity is what placement lets be claimed: (total - reserved) * ratio.
+
+    :returns: None when placement does not know the host (yet)
+    """
+    capacity: dict[str, int] = collections.defaultdict(int)
+    taken: dict[str, dict[str, int]] = {}
+    providers = _get(f'/resource_providers?in_tree={uuid}')
+    for provider in (providers or {}).get('resource_providers', []):
+        _add_inventory(provider['uuid'], capacity)
+        _add_allocations(provider['uuid'], taken)
+    if not capacity:
+        return None
+    return Facts(dict(capacity), taken)
+
+
+def allocations(consumer: str) -> dict[str, ty.Any]:
+    """What placement holds for a consumer, by provider."""
+    answer = _get(f'/allocations/{consumer}') or {}
+    return ty.cast('dict[str, ty.Any]', answer.get('allocations', {}))
+
+
+def _add_inventory(provider: str, capacity: dict[str, int]) -> None:
+    answer = _get(f'/resource_providers/{provider}/inventories') or {}
+    for rc, inventory in answer.get('inventories', {}).items():
+        capacity[rc] += int((inventory['total'] - inventory['reserved']) *
+                            inventory['allocation_ratio'])
+
+
+def _add_allocations(provider: str, taken: dict[str, dict[str, int]],
+                     ) -> None:
+    answer = _get(f'/resource_providers/{provider}/allocations') or {}
+    for consumer, allocation in answer.get('allocations', {}).items():
+        amounts = taken.setdefault(consumer, {})
+        for rc, amount in allocation['resources'].items():
+            amounts[rc] = amounts.get(rc, 0) + amount
+
+
+def _get(url: str) -> dict[str, ty.Any] | None:
+    """Placement's answer; None when the thing asked for is not there."""
+    response = report.report_client_singleton().get(url, version=_PLACEMENT)
+    if response.status_code == 404:
+        return None
+    response.raise_for_status()
+    return ty.cast('dict[str, ty.Any]', response.json())

@@ -1,0 +1,96 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""RESERVED as one of Nova's states.
+
+A held server is a BuildRequest, and the instance in it carries a vm_state,
+which is free text. What the API shows for a vm_state, and what it looks for
+when asked ``?status=``, stands in one table; what it may answer, in the
+response schemas. RESERVED is added to both, in place.
+"""
+
+import typing as ty
+
+from nova.api.openstack import common
+from nova.api.openstack.compute.schemas import servers as schemas
+from nova.compute import task_states
+from nova.compute import vm_states
+from nova import exception
+from nova import objects
+
+__all__ = ['VM_STATE', 'install', 'mark', 'unmark']
+
+VM_STATE = 'reserved'
+STATUS = 'RESERVED'
+
+#: An enumeration of states is told by these members of it.
+_TELLING = frozenset({'VERIFY_RESIZE', 'SHELVED_OFFLOADED'})
+
+
+def install() -> int:
+    """Teach this process the state. Safe to call twice.
+
+    :returns: how many of the response schemas' lists of states know it
+    """
+    common._STATE_MAP[VM_STATE] = {'default': STATUS}
+    lists = list(_state_lists(vars(schemas), set()))
+    for states in lists:
+        if STATUS not in states:
+            states.append(STATUS)
+    return len(lists)
+
+
+def _state_lists(node: ty.Any, seen: set[int]) -> ty.Iterator[list[str]]:
+    """The lists of states anywhere below a schema, each once."""
+    if not isinstance(node, dict | list) or id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, list) and _TELLING <= {
+            one for one in node if isinstance(one, str)}:
+        yield node
+    for child in (node.values() if isinstance(node, dict) else node):
+        yield from _state_lists(child, seen)
+
+
+def mark(build_request: ty.Any) -> None:
+    """Show a server that is being created as RESERVED from now on."""
+    build_request.instance.vm_state = VM_STATE
+    build_request.instance.task_state = None
+    _save(build_request)
+
+
+def unmark(context: ty.Any, server_id: str) -> ty.Any:
+    """Show a held server as being built again.
+
+    :returns: its BuildRequest as it is now (it may have been renamed), or
+        None when it is gone or not waiting for a build any more
+    """
+    try:
+        build_request = objects.BuildRequest.get_by_instance_uuid(
+            context, server_id)
+        mapping = objects.InstanceMapping.get_by_instance_uuid(
+            context, server_id)
+        if mapping.cell_mapping is not None:
+            return None
+        build_request.instance.vm_state = vm_states.BUILDING
+        build_request.instance.task_state = task_states.SCHEDULING
+        _save(build_request)
+    except (exception.BuildRequestNotFound,
+            exception.InstanceMappingNotFound):
+        return None
+    return build_request
+
+
+def _save(build_request: ty.Any) -> None:
+    # A change inside the instance does not count as one of the request.
+    build_request.instance = build_request.instance
+    build_request.save()

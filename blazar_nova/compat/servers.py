@@ -1,0 +1,172 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers, as Nova has them: looked at, built, deleted."""
+
+import functools
+import typing as ty
+
+from nova.compute import api as compute_api
+from nova.compute import task_states
+from nova.compute import vm_states
+from nova import conductor
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from nova import utils
+from oslo_log import log as logging
+from oslo_utils import timeutils
+
+from blazar_core import lifecycle
+from blazar_nova.compat import calls
+from blazar_nova.compat import hosts
+from blazar_nova.compat import reserved
+
+__all__ = ['NovaCloud']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds after which a deletion that is under way is asked for again.
+_ASK_AGAIN = 60
+
+Seen = lifecycle.Seen
+State = lifecycle.ServerState
+
+
+class NovaCloud:
+    """What the core needs of a cloud, done with Nova.
+
+    For any process that has read nova.conf and has access to the API
+    database and the cells.
+    """
+
+    def send(self, call: str, server_ids: ty.Collection[str],
+             gate: ty.Callable[[], bool]) -> None:
+        """Cast a held call for those of its servers that still wait.
+
+        A second cast of the same server would orphan a running guest, so
+        the gate comes last and the cast is never repeated.
+        """
+        build = calls.load(call)
+        waiting = [(spec, request) for spec in build.request_spec
+                   if spec.instance_uuid in server_ids and
+                   (request := reserved.unmark(
+                       build.context.elevated(), spec.instance_uuid))]
+        build.request_spec = [spec for spec, _request in waiting]
+        build.build_requests = [request for _spec, request in waiting]
+        if waiting and gate():
+            build.send(conductor.ComputeTaskAPI())
+
+    def look(self, server_id: str) -> Seen:
+        """What Nova says of a server at this moment."""
+        context = nova_context.get_admin_context()
+        mapping = _mapping(context, server_id)
+        if mapping is not None and mapping.cell_mapping is None:
+            try:
+                request = objects.BuildRequest.get_by_instance_uuid(
+                    context, server_id)
+            except exception.BuildRequestNotFound:
+                # Either deleted, or it reached its cell this very moment.
+                mapping = _mapping(context, server_id)
+            else:
+                held = request.instance.vm_state == reserved.VM_STATE
+                return Seen(State.HELD if held else State.BUILDING)
+        if mapping is None or mapping.cell_mapping is None:
+            return Seen(State.GONE)
+        with nova_context.target_cell(
+                context, mapping.cell_mapping) as cell_context:
+            return _look_in_cell(cell_context, server_id)
+
+    def delete(self, server_id: str) -> None:
+        """Ask Nova to delete a server; nothing when it is gone."""
+        context = nova_context.get_admin_context()
+        try:
+            instance = self._compute_api.get(context, server_id)
+            if not _is_being_deleted(instance):
+                self._compute_api.delete(context, instance)
+        except (exception.InstanceNotFound, exception.InstanceInvalidState):
+            # Gone, or going: whoever asked looks again.
+            LOG.debug('Server %s is already being deleted', server_id)
+
+    @functools.cached_property
+    def _compute_api(self) -> ty.Any:
+        return compute_api.API()
+
+    def reserved_servers(self, older_than: int) -> list[str]:
+        """Servers shown as RESERVED for more than so many seconds."""
+        requests = objects.BuildRequestList.get_all(
+            nova_context.get_admin_context())
+        return [request.instance_uuid for request in requests
+                if request.instance.vm_state == reserved.VM_STATE and
+                timeutils.is_older_than(
+                    request.created_at.replace(tzinfo=None), older_than)]
+
+
+def _mapping(context: ty.Any, server_id: str) -> ty.Any:
+    try:
+        return objects.InstanceMapping.get_by_instance_uuid(
+            context, server_id)
+    except exception.InstanceMappingNotFound:
+        return None
+
+
+def _look_in_cell(context: ty.Any, server_id: str) -> Seen:
+    try:
+        instance = objects.Instance.get_by_uuid(
+            context, server_id, expected_attrs=[])
+    except exception.InstanceNotFound:
+        return _look_at_deleted(context, server_id)
+    if instance.vm_state == vm_states.ERROR:
+        fault = instance.fault.message if instance.fault else ''
+        return Seen(State.ERROR, _host_uuid(context, instance), fault)
+    building = instance.vm_state == vm_states.BUILDING
+    return Seen(State.BUILDING if building else State.RUNNING,
+                _host_uuid(context, instance))
+
+
+def _look_at_deleted(context: ty.Any, server_id: str) -> Seen:
+    """Gone when its allocations are; nova-compute deletes them last.
+
+    Allocations that stay for longer have leaked. They are no reason to wait:
+    the books see them as usage of the host.
+    """
+    with utils.temporary_mutation(context, read_deleted='yes'):
+        try:
+            instance = objects.Instance.get_by_uuid(
+                context, server_id, expected_attrs=[])
+        except exception.InstanceNotFound:
+            return Seen(State.GONE)
+    if instance.deleted_at is None or timeutils.is_older_than(
+            instance.deleted_at.replace(tzinfo=None), _ASK_AGAIN):
+        return Seen(State.GONE)
+    return Seen(State.LEAVING if hosts.allocations(server_id)
+                else State.GONE)
+
+
+def _host_uuid(context: ty.Any, instance: ty.Any) -> str | None:
+    """The compute node it is on; None when it is on none."""
+    if not instance.host or not instance.node:
+        return None
+    try:
+        node = objects.ComputeNode.get_by_host_and_nodename(
+            context, instance.host, instance.node)
+    except exception.ComputeHostNotFound:
+        return None
+    return ty.cast(str, node.uuid)
+
+
+def _is_being_deleted(instance: ty.Any) -> bool:
+    """Asked for not long ago; a message that was lost is sent again."""
+    return (instance.task_state == task_states.DELETING and
+            instance.updated_at is not None and
+            not timeutils.is_older_than(
+                instance.updated_at.replace(tzinfo=None), _ASK_AGAIN))

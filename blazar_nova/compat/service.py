@@ -1,0 +1,79 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A process of ours that speaks with Nova: configuration, messages."""
+
+import typing as ty
+
+import nova.conf
+from nova import config as nova_config
+from nova import context as nova_context
+from nova import objects
+from nova import rpc
+from oslo_log import log as logging
+import oslo_messaging
+
+__all__ = ['CONF', 'Handler', 'configure', 'notification_listener', 'notify']
+
+LOG = logging.getLogger(__name__)
+
+#: Nova's configuration; ours stands in the same files.
+CONF = nova.conf.CONF
+
+#: Told of an event's type and its payload.
+Handler: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
+
+
+def configure(argv: list[str], prog: str) -> None:
+    """Read nova.conf and set up what Nova's objects need."""
+    objects.register_all()
+    nova_config.parse_args(argv)
+    logging.setup(CONF, prog)
+    objects.Service.enable_min_version_cache()
+
+
+def notify(event_type: str, payload: dict[str, ty.Any]) -> None:
+    """Publish an event of a lease where Nova publishes its own.
+
+    What cannot be published is logged: it is news, and no reason to fail.
+    """
+    try:
+        rpc.NOTIFIER.prepare(publisher_id='blazar.lease').info(
+            nova_context.get_admin_context(), event_type, payload)
+    except Exception:
+        LOG.exception('Lease %s: %s could not be published',
+                      payload.get('id'), event_type)
+
+
+def notification_listener(topic: str, handler: Handler) -> ty.Any:
+    """Hands every notification of a topic to a function, from a thread.
+
+    Several processes that listen share the notifications among them.
+
+    :returns: what has ``start()``, ``stop()`` and ``wait()``
+    """
+    return oslo_messaging.get_notification_listener(
+        rpc.NOTIFICATION_TRANSPORT, [oslo_messaging.Target(topic=topic)],
+        [_Endpoint(handler)], executor='threading')
+
+
+class _Endpoint:
+    """All priorities alike: failures are published as errors."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    def info(self, context: ty.Any, publisher_id: str, event_type: str,
+             payload: dict[str, ty.Any], metadata: ty.Any) -> None:
+        self._handler(event_type, payload)
+
+    warn = error = audit = debug = critical = sample = info

@@ -1,0 +1,164 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Keeps the books true to Nova.
+
+What Nova's notifications tell is only that something may have changed, and
+where; what is true is then asked of Nova and placement. What no notification
+told is found by a comparison in full from time to time.
+"""
+
+import collections
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core import books
+from blazar_core import lifecycle
+from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova import wiring
+
+__all__ = ['Mirror']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds after which a server shown as RESERVED must have its lease.
+_ORPHAN_AGE = 600
+
+
+class Mirror:
+    """Compares the books with Nova, in small and in full.
+
+    :param freed: called when a server of a lease was found to be gone
+    """
+
+    def __init__(self, parts: wiring.Parts,
+                 freed: ty.Callable[[], None]) -> None:
+        self._parts = parts
+        self._freed = freed
+        self._hints: collections.OrderedDict[tuple[str, str], None] = (
+            collections.OrderedDict())
+        self._news = threading.Condition()
+        self._stopping = False
+
+    # -- hints -------------------------------------------------------------
+
+    def hint(self, server_id: str | None, service_host: str | None) -> None:
+        """Something may have happened to a server, on a host.
+
+        Returns at once; many hints at one thing are looked into once.
+        """
+        with self._news:
+            if server_id:
+                self._hints['server', server_id] = None
+            if service_host:
+                self._hints['host', service_host] = None
+            self._news.notify_all()
+
+    def run(self) -> None:
+        """Look into hints as they come, until :meth:`stop`."""
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._hints or self._stopping)
+                if self._stopping:
+                    return
+                (kind, name), _none = self._hints.popitem(last=False)
+            self._look_into(kind, name)
+
+    def catch_up(self) -> None:
+        """Look into all hints that are there, here and now."""
+        while self._hints:
+            with self._news:
+                (kind, name), _none = self._hints.popitem(last=False)
+            self._look_into(kind, name)
+
+    def stop(self) -> None:
+        """Look into no more hints."""
+        with self._news:
+            self._stopping = True
+            self._news.notify_all()
+
+    def _look_into(self, kind: str, name: str) -> None:
+        try:
+            if kind == 'server':
+                self.compare_server(name)
+            else:
+                for host in nova_hosts.on_service_host(name):
+                    self._compare_host(host)
+        except Exception:
+            # The next comparison in full finds it.
+            LOG.exception('What happened to %s %s could not be found out',
+                          kind, name)
+
+    # -- comparing -----------------------------------------------------------
+
+    def compare_server(self, server_id: str) -> None:
+        """Make the books true for a server, if it is a lease's."""
+        if not self._parts.leases.is_leased(server_id):
+            return
+        seen = self._parts.lifecycle.check(server_id)
+        if seen.state is lifecycle.ServerState.GONE:
+            self._freed()
+
+    def compare_all(self) -> None:
+        """Make the books true for every host and every leased server.
+
+        Hosts first: the books can only follow a server to a host they know.
+        """
+        self._compare_hosts()
+        for server_id in self._parts.lifecycle.unfinished():
+            self._look_into('server', server_id)
+        self._delete_orphans()
+
+    def _compare_hosts(self) -> None:
+        found, complete = nova_hosts.all_hosts()
+        for number, host in enumerate(found, 1):
+            self._compare_host(host)
+            if number % 100 == 0:
+                LOG.info('Compared %s of %s hosts', number, len(found))
+        if complete:
+            uuids = {host.uuid for host in found}
+            gone = self._parts.database.retried(self._retain, uuids)
+            if gone:
+                LOG.warning('Hosts that Nova does not have any more: %s',
+                            ', '.join(gone))
+
+    def _retain(self, uuids: set[str]) -> list[str]:
+        with self._parts.database.writer() as session:
+            return books.retain(session, uuids, self._parts.clock.now())
+
+    def _compare_host(self, host: nova_hosts.ComputeHost) -> None:
+        facts = nova_hosts.facts(host.uuid)
+        if facts is not None:
+            self._parts.database.retried(self._report, host, facts)
+
+    def _report(self, host: nova_hosts.ComputeHost, facts: nova_hosts.Facts,
+                ) -> None:
+        with self._parts.database.writer() as session:
+            if books.report(session, self._parts.clock.now(), host.uuid,
+                            host.name, host.service_host, facts.capacity,
+                            facts.allocations):
+                LOG.debug('Host %s: %s', host.name, facts)
+
+    def _delete_orphans(self) -> None:
+        """Servers shown as RESERVED that no lease holds.
+
+        nova-api died between marking them and writing down their lease: the
+        user got no answer, and nothing would ever build them.
+        """
+        for server_id in self._parts.cloud.reserved_servers(_ORPHAN_AGE):
+            if not self._parts.leases.is_leased(server_id):
+                LOG.warning('Server %s is RESERVED without a lease: nova-api '
+                            'died while it was being created. Deleting it.',
+                            server_id)
+                self._parts.cloud.delete(server_id)

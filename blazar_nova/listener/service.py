@@ -1,0 +1,116 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""blazar-listener: notifications in, due events out.
+
+Three things run side by side: the notifications of Nova become hints for the
+:mod:`mirror <blazar_nova.listener.mirror>`, the :mod:`engine
+<blazar_core.engine>` carries out due events, and from time to time the books
+are compared with Nova in full. Any number of listeners may run.
+"""
+
+import os
+import socket
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+
+from blazar_core import clock as clocks
+from blazar_core import engine
+from blazar_nova.compat import checks
+from blazar_nova.compat import service
+from blazar_nova.listener import mirror
+from blazar_nova import wiring
+
+__all__ = ['Listener']
+
+LOG = logging.getLogger(__name__)
+
+#: Events that say nothing of where servers are and what they take.
+_IGNORED = ('instance.update', 'instance.exists', 'compute.',
+            'scheduler.', 'libvirt.', 'metrics.', 'keypair.', 'flavor.',
+            'server_group.')
+
+
+class Listener:
+    """The daemon.
+
+    :raises ConfigurationError: when Nova or its configuration is not as it
+        has to be; it says which line to write
+    """
+
+    def __init__(self, conf: ty.Any, clock: clocks.Clock | None = None,
+                 ) -> None:
+        self.parts = wiring.assemble(conf, clock)
+        checks.refuse('blazar-listener', checks.nova_objects() +
+                      checks.notifications(conf))
+        self.engine = engine.Engine(
+            conf, self.parts.database, self.parts.clock,
+            self.parts.lifecycle, _name())
+        self.mirror = mirror.Mirror(self.parts, self.engine.hasten)
+        self._interval = conf.blazar.comparison_interval
+        self._messages = service.notification_listener(
+            conf.blazar.notification_topic, self.handle)
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (('mirror', self.mirror.run),
+                                 ('comparison', self._compare),
+                                 ('engine', self.engine.run))]
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        LOG.info('Started')
+        self._messages.start()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Take up nothing new."""
+        self._stopping.set()
+        self._messages.stop()
+        self.mirror.stop()
+        self.engine.stop()
+
+    def wait(self) -> None:
+        """Return when what was under way is done."""
+        self._messages.wait()
+        for thread in self._threads:
+            thread.join()
+
+    def handle(self, event_type: str, payload: dict[str, ty.Any]) -> None:
+        """A notification has come."""
+        if event_type.startswith('lease.'):
+            self.engine.wake()
+        elif not event_type.startswith(_IGNORED):
+            data = payload.get('nova_object.data', {})
+            self.mirror.hint(data.get('uuid') or data.get('instance_uuid'),
+                             data.get('host'))
+
+    def _compare(self) -> None:
+        clock = self.parts.clock
+        while not self._stopping.is_set():
+            try:
+                self.mirror.compare_all()
+            except Exception:
+                LOG.exception('The comparison with Nova failed; again in '
+                              '%s s', self._interval)
+            self.engine.wake()
+            clock.wait(self._stopping, clock.now() + self._interval)
+
+
+def _name() -> str:
+    """Unique among all listeners, and told apart by people."""
+    return f'{socket.gethostname()}:{os.getpid()}:' + (
+        uuidutils.generate_uuid()[:8])

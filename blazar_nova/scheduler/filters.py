@@ -1,0 +1,67 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The filter that keeps every promise of the books.
+
+It asks the books once for each request, about all hosts together.
+"""
+
+import math
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core import books
+from blazar_core import clock as clocks
+from blazar_nova.compat import checks
+from blazar_nova.compat import demand
+from blazar_nova.compat import plugins
+from blazar_nova.compat import service
+from blazar_nova.scheduler import marks
+from blazar_nova import wiring
+
+__all__ = ['BlazarFilter']
+
+LOG = logging.getLogger(__name__)
+
+
+class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
+    """Where a server may be placed without breaking a promise.
+
+    A leased server: on the host of its booking, and on any other where there
+    is room for it until its lease ends; the weigher prefers the former. Any
+    other server: where there is room for ever. It is the booking in the
+    books that lets a server in, never a hint, which anybody could write.
+    """
+
+    def __init__(self) -> None:
+        checks.refuse('nova-scheduler', checks.scheduler(service.CONF))
+        self._database = wiring.database(service.CONF)
+        self._clock = clocks.SystemClock()
+
+    def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
+                   spec_obj: ty.Any) -> list[ty.Any]:
+        hosts = list(filter_obj_list)
+        if not hosts or plugins.is_rebuild(spec_obj):
+            return hosts
+        with self._database.reader() as session:
+            booked, rooms = books.rooms_for(
+                session, spec_obj.instance_uuid,
+                demand.resources_of(spec_obj), self._clock.now())
+        marks.mark_booked(hosts, booked)
+        kept = [host for host in hosts
+                if marks.placed(host) < rooms.get(host.uuid, math.inf)]
+        if len(kept) < len(hosts):
+            LOG.info('Server %s: %s of %s hosts are promised to leases',
+                     spec_obj.instance_uuid, len(hosts) - len(kept),
+                     len(hosts))
+        return kept

@@ -1,0 +1,98 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How the parts are put together, from a configuration."""
+
+import dataclasses
+import typing as ty
+
+from blazar_core import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import migration
+from blazar_core import errors
+from blazar_core import leases
+from blazar_core import lifecycle
+from blazar_core import opts
+from blazar_core import params
+from blazar_core import vault
+from blazar_nova.compat import servers
+from blazar_nova.compat import service
+
+__all__ = ['Parts', 'assemble', 'check_defaults', 'database', 'defaults']
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a process of ours works with."""
+
+    conf: ty.Any
+    database: api.Database
+    clock: clocks.Clock
+    vault: vault.Vault
+    leases: leases.Leases
+    cloud: servers.NovaCloud
+    lifecycle: lifecycle.Lifecycle
+
+
+def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
+    """Build the parts.
+
+    :raises ConfigurationError: when a line is missing or wrong
+    """
+    clock = clock or clocks.SystemClock()
+    books = database(conf)
+    secrets = vault.Vault(conf.blazar.encryption_keys)
+    cloud = servers.NovaCloud()
+    return Parts(
+        conf, books, clock, secrets, leases.Leases(books, clock), cloud,
+        lifecycle.Lifecycle(books, clock, cloud, secrets.open,
+                            service.notify, conf.blazar.start_patience))
+
+
+def database(conf: ty.Any) -> api.Database:
+    """The books, if their schema is the one that this code wants.
+
+    :raises ConfigurationError: when it is not
+    """
+    opts.register_opts(conf)
+    books = api.Database(conf)
+    found, wanted = migration.version(books), migration.head()
+    # WSGI servers fork after this: no connection may be shared.
+    books.engine.dispose()
+    if found != wanted:
+        raise errors.ConfigurationError(
+            f'The database of [blazar_database] connection has the schema '
+            f'{found or "of an empty database"}, and {wanted} is wanted. '
+            f'Run: blazar-nova-manage db sync')
+    return books
+
+
+def defaults(conf: ty.Any) -> params.Defaults:
+    """What a request for a lease leaves out, from the configuration."""
+    group = conf.blazar
+    length = 60 * (group.reservation_length_minutes + 60 * (
+        group.reservation_length_hours + 24 * group.reservation_length_days))
+    return params.Defaults(start=group.reservation_start_date, length=length,
+                           minutes_before_end=group.minutes_before_end_lease)
+
+
+def check_defaults(made: params.Defaults, now: int) -> None:
+    """Make sure that ``reserved=True`` alone asks for a lease.
+
+    :raises ConfigurationError: when it does not
+    """
+    try:
+        params.lease_request({'reserved': True}, now, made)
+    except errors.InvalidLeaseParams as exc:
+        raise errors.ConfigurationError(
+            f'[blazar] reservation_start_date and reservation_length_days, '
+            f'_hours and _minutes make no lease: {exc}') from exc

@@ -1,0 +1,432 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A complete Nova in one process, without servers.
+
+Real: the compute API behind its own paste pipeline, conductor, scheduler,
+compute managers, placement, oslo.messaging (in memory), SQLite databases,
+and the versioned notifications on their way to a listener in this process.
+Stood in for: the hypervisor by Nova's fake driver; Glance, Neutron and
+Cinder by the fixtures of Nova's own functional tests; keystone by
+`TokenReader`.
+
+nova.conf and api-paste.ini are files, written as an operator writes them and
+read as Nova reads them: see `plugin_conf` and `switch_app`.
+"""
+
+import base64
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import sys
+import typing as ty
+from unittest import mock
+
+from cryptography import fernet
+import fixtures
+from nova.conf import CONF
+from nova import config as nova_config
+from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.main import api as main_db
+from nova.db import migration as nova_migration
+from nova import objects
+from nova import test as nova_test
+from nova.tests import fixtures as nova_fixtures
+from nova.tests.functional.api import client as nova_client
+from nova.tests.functional import fixtures as func_fixtures
+from nova.virt import driver as virt_driver
+from nova.virt import fake as fake_virt
+from oslo_db.sqlalchemy import enginefacade
+from oslo_db.sqlalchemy import test_fixtures as db_fixtures
+from oslo_utils.fixture import uuidsentinel as uuids
+
+__all__ = ['ApiClient', 'Capacity', 'Identity', 'NovaBox', 'TokenReader',
+           'plain_conf', 'plugin_conf', 'switch_app']
+
+PROJECT_ID: str = nova_fixtures.PROJECT_ID
+NOVA_APP = 'nova.api.openstack.compute:APIRouterV21.factory'
+BLAZAR_APP = 'blazar_nova.api.app:factory'
+
+#: Loggers that would bury what a failed test has to say.
+CHATTY = ('nova.api.openstack.requestlog', 'nova.manager', 'nova.service',
+          'nova.thread_pool_factory', 'placement.requestlog')
+
+
+# -- what an operator writes ------------------------------------------------
+
+def plain_conf(folder: str) -> str:
+    """nova.conf of the Nova in this process, without the plugin.
+
+    Ratios of 1 and nothing set aside, so that a host holds exactly what its
+    capacity says. Nova's quota of 10 servers is in the way of nearly every
+    test about capacity.
+
+    :param folder: where the SQLite files are
+    """
+    return f"""\
+[DEFAULT]
+transport_url = fake:/
+compute_driver = fake.FakeDriver
+initial_cpu_allocation_ratio = 1.0
+reserved_host_memory_mb = 0
+[api]
+response_validation = error
+[database]
+connection = sqlite:///{folder}/cell1.sqlite
+[api_database]
+connection = sqlite:///{folder}/api.sqlite
+[quota]
+driver = nova.quota.NoopQuotaDriver
+[wsgi]
+api_paste_config = {folder}/api-paste.ini
+"""
+
+
+def plugin_conf(database: str, keys: str) -> str:
+    """The lines an operator adds to nova.conf to turn the plugin on.
+
+    :param database: URL of the plugin's own database
+    :param keys: what `blazar-nova-manage key create` printed
+    """
+    filters = ','.join([
+        'ComputeFilter', 'ComputeCapabilitiesFilter',
+        'ImagePropertiesFilter', 'ServerGroupAntiAffinityFilter',
+        'ServerGroupAffinityFilter', 'BlazarFilter'])
+    return f"""\
+[filter_scheduler]
+available_filters = nova.scheduler.filters.all_filters
+available_filters = blazar_nova.scheduler.filters.BlazarFilter
+enabled_filters = {filters}
+weight_classes = nova.scheduler.weights.all_weighers,\
+blazar_nova.scheduler.weights.BlazarWeigher
+[notifications]
+notification_format = versioned
+versioned_notifications_topics = versioned_notifications,blazar_notifications
+[oslo_messaging_notifications]
+driver = messagingv2
+[blazar]
+encryption_keys = {keys}
+[blazar_database]
+connection = {database}
+"""
+
+
+def switch_app(paste: str) -> str:
+    """Nova's api-paste.ini with its one line changed, plugin on.
+
+    :raises ValueError: the line is not there exactly once
+    """
+    if paste.count(NOVA_APP) != 1:
+        raise ValueError(f'api-paste.ini should name {NOVA_APP} once')
+    return paste.replace(NOVA_APP, BLAZAR_APP)
+
+
+def nova_paste() -> str:
+    """The api-paste.ini that Nova's package installs below the prefix."""
+    with open(os.path.join(sys.prefix, 'etc', 'nova', 'api-paste.ini')) as f:
+        return f.read()
+
+
+# -- who is asking ----------------------------------------------------------
+
+class Identity(ty.NamedTuple):
+    """What a token says; the token is this, encoded."""
+
+    user: str = 'alice'
+    project: str = PROJECT_ID
+    roles: tuple[str, ...] = ('member', 'reader')
+
+    def token(self) -> str:
+        text = json.dumps([self.user, self.project, self.roles])
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    @classmethod
+    def of_token(cls, token: str) -> 'Identity | None':
+        """:returns: None if it is no token of ours"""
+        try:
+            user, project, roles = json.loads(base64.urlsafe_b64decode(token))
+            return cls(user, project, tuple(roles))
+        except ValueError:
+            return None
+
+
+ADMIN = Identity('admin', PROJECT_ID, ('admin', 'member', 'reader'))
+
+
+class TokenReader:
+    """Stands in for keystonemiddleware's auth_token: the same headers out."""
+
+    def __init__(self, app: ty.Callable[..., ty.Any]) -> None:
+        self.app = app
+
+    @classmethod
+    def filter_factory(cls, _conf: ty.Any, **_local: ty.Any) -> ty.Any:
+        return cls
+
+    def __call__(self, environ: dict[str, ty.Any],
+                 start_response: ty.Callable[..., ty.Any]) -> ty.Any:
+        who = Identity.of_token(environ.get('HTTP_X_AUTH_TOKEN', ''))
+        if who is None:
+            start_response('401 Unauthorized', [
+                ('Content-Type', 'application/json'),
+                ('WWW-Authenticate', 'Keystone uri="http://keystone"')])
+            return [b'{"error": {"code": 401, "title": "Unauthorized", '
+                    b'"message": "The request needs a token."}}']
+        environ.update({
+            'HTTP_X_IDENTITY_STATUS': 'Confirmed',
+            'HTTP_X_USER_ID': who.user, 'HTTP_X_USER_NAME': who.user,
+            'HTTP_X_PROJECT_ID': who.project,
+            'HTTP_X_PROJECT_NAME': who.project,
+            'HTTP_X_ROLES': ','.join(who.roles)})
+        return self.app(environ, start_response)
+
+
+class ApiClient(nova_client.TestOpenStackClient):
+    """Nova's test client, speaking for one identity at one microversion."""
+
+    def __init__(self, base_url: str, who: Identity,
+                 microversion: str | None = 'latest') -> None:
+        super().__init__(who.user, base_url, project_id=who.project,
+                         roles=list(who.roles))
+        self.who = who
+        self.microversion = microversion
+
+    def request(self, url: str, method: str = 'GET', body: ty.Any = None,
+                headers: dict[str, str] | None = None) -> ty.Any:
+        headers = dict(headers or {}, **{'X-Auth-Token': self.who.token()})
+        return super().request(url, method, body, headers)
+
+
+# -- databases --------------------------------------------------------------
+
+class WriteLock(nova_fixtures.DatabaseWriteLock):
+    """Serialises writers of Nova's and placement's SQLite files.
+
+    The plugin's own database is left alone: it must stand concurrent writers
+    as it does in a cloud, where nothing serialises them.
+    """
+
+    def _get_lock(self, db_url: ty.Any) -> ty.Any:
+        if 'blazar' in os.path.basename(db_url.database or ''):
+            return contextlib.nullcontext()
+        return super()._get_lock(db_url)
+
+
+class Databases(fixtures.Fixture):
+    """Nova's API database and cells, each a SQLite file in WAL mode.
+
+    Nova's own CellDatabases fixture swaps one global context manager under a
+    lock, which deadlocks when native threads ask at once; with a file for
+    each cell nothing has to be swapped. Migrations run once per process,
+    then every box copies the migrated files.
+    """
+
+    CELLS: ty.ClassVar[dict[str, str]] = {
+        'cell0': objects.CellMapping.CELL0_UUID, 'cell1': uuids.cell1}
+    _migrated: ty.ClassVar[dict[str, bytes]] = {}
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.cell_mappings: dict[str, objects.CellMapping] = {}
+
+    def _setUp(self) -> None:
+        self.useFixture(WriteLock())
+        for name in ('api', 'cell0', 'cell1'):
+            self._create(name)
+        for module in (api_db, main_db):
+            engine = enginefacade.transaction_context()
+            self.useFixture(db_fixtures.ReplaceEngineFacadeFixture(
+                module.context_manager, engine))
+            module.configure(CONF)
+            self.addCleanup(self._dispose, engine)
+        if not self._migrated:
+            self._migrate()
+        self._map_cells()
+
+    @staticmethod
+    def _dispose(engine: ty.Any) -> None:
+        engine.writer.get_engine().dispose()
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, f'{name}.sqlite')
+
+    def _create(self, name: str) -> None:
+        kind = 'api' if name == 'api' else 'main'
+        if kind in self._migrated:
+            with open(self._path(name), 'wb') as f:
+                f.write(self._migrated[kind])
+        else:
+            with contextlib.closing(sqlite3.connect(self._path(name))) as db:
+                db.execute('PRAGMA journal_mode=WAL')
+
+    def _migrate(self) -> None:
+        """Run the migrations, and keep what they made for the next box."""
+        nova_migration.db_sync(database='api')
+        nova_migration.db_sync(database='main')
+        for kind, name, module in (('api', 'api', api_db),
+                                   ('main', 'cell1', main_db)):
+            # Closing the last connection moves the WAL into the file.
+            module.get_engine().dispose()
+            with open(self._path(name), 'rb') as f:
+                self._migrated[kind] = f.read()
+        shutil.copy(self._path('cell1'), self._path('cell0'))
+
+    def _map_cells(self) -> None:
+        for name, uuid in self.CELLS.items():
+            self.cell_mappings[name] = objects.CellMapping(
+                context=nova_context.get_context(), uuid=uuid, name=name,
+                transport_url='fake:/' if name == 'cell1' else 'none:///',
+                database_connection=f'sqlite:///{self._path(name)}')
+            self.cell_mappings[name].create()
+
+
+# -- the box ----------------------------------------------------------------
+
+class Capacity(ty.NamedTuple):
+    """What a compute host offers."""
+
+    vcpus: int = 8
+    memory_mb: int = 16384
+    disk_gb: int = 200
+
+
+class NovaBox(nova_test.TestCase):
+    """The Nova itself; a test case because Nova's fixtures ask for one.
+
+    Class attributes are parameters: a subclass sets what it needs.
+    """
+
+    #: Whether the plugin is installed in this Nova.
+    plugin: bool = True
+    #: The compute hosts to begin with.
+    hosts: dict[str, Capacity] = {}
+    #: More lines of nova.conf, after all others.
+    more_conf: str = ''
+
+    #: What this box's nova.conf says to turn the plugin on.
+    operator_conf: str = ''
+
+    def setUp(self) -> None:
+        self.folder = self._make_folder()
+        self.conf_file = self._write_conf()
+        parse = nova_config.parse_args
+
+        def parse_file(argv: list[str], **kwargs: ty.Any) -> None:
+            kwargs['default_config_files'] = [self.conf_file]
+            parse(argv, **kwargs)
+
+        # Nova's harness reads no file; this Nova is configured by its file.
+        with mock.patch.object(nova_config, 'parse_args', parse_file):
+            super().setUp()
+        for name in CHATTY:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._setup_neighbours()
+        if self.plugin:
+            self._setup_plugin_database()
+        self.start_service('conductor')
+        self.scheduler = self.start_service('scheduler')
+        for host, capacity in self.hosts.items():
+            self.start_compute(host, capacity)
+        # After the computes, as deployments do it: API workers may look at
+        # the hosts while they start.
+        self._setup_api()
+
+    def _make_folder(self) -> str:
+        folder = fixtures.TempDir()
+        folder.setUp()
+        # Before useFixture() is possible, and gone only after everything
+        # that setUp() adds has been cleaned up.
+        self.addCleanup(folder.cleanUp)
+        return folder.path
+
+    def _write_conf(self) -> str:
+        """Write nova.conf and api-paste.ini; return the former's path."""
+        paste, conf = nova_paste(), plain_conf(self.folder)
+        if self.plugin:
+            paste = switch_app(paste)
+            self.operator_conf = plugin_conf(
+                f'sqlite:///{self.folder}/blazar.sqlite',
+                fernet.Fernet.generate_key().decode())
+            conf += self.operator_conf
+        with open(os.path.join(self.folder, 'api-paste.ini'), 'w') as f:
+            f.write(paste)
+        path = os.path.join(self.folder, 'nova.conf')
+        with open(path, 'w') as f:
+            f.write(conf + self.more_conf)
+        return path
+
+    def _setup_cells(self) -> None:
+        databases = self.useFixture(Databases(self.folder))
+        self.cell_mappings.update(databases.cell_mappings)
+
+    def _setup_neighbours(self) -> None:
+        """The services around Nova: placement is real."""
+        self.policy = self.useFixture(nova_fixtures.RealPolicyFixture())
+        self.neutron = self.useFixture(nova_fixtures.NeutronFixture(self))
+        self.glance = self.useFixture(nova_fixtures.GlanceFixture(self))
+        self.cinder = self.useFixture(nova_fixtures.CinderFixture(self))
+        self.placement_fixture = self.useFixture(
+            func_fixtures.PlacementFixture())
+        self.placement = self.placement_fixture.api
+        self.useFixture(nova_fixtures.AllServicesCurrent())
+
+    def _setup_plugin_database(self) -> None:
+        from blazar_core.db import api, migration
+        database = api.Database(CONF)
+        migration.upgrade(database)
+        database.engine.dispose()
+
+    def _setup_api(self) -> None:
+        self.useFixture(fixtures.MonkeyPatch(
+            'keystonemiddleware.auth_token.filter_factory',
+            TokenReader.filter_factory))
+        self.api_fixture = self.useFixture(
+            nova_fixtures.OSAPIFixture(stub_keystone=False))
+
+    def start_compute(self, host: str,
+                      capacity: Capacity = Capacity()) -> ty.Any:
+        """Start a nova-compute with a hypervisor of that capacity.
+
+        :returns: Nova's Service; its stop() makes it a host that is down
+        """
+        load = virt_driver.load_compute_driver
+
+        def load_sized(*args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+            driver = load(*args, **kwargs)
+            driver.vcpus, driver.memory_mb, driver.local_gb = capacity
+            driver.resources = fake_virt.Resources(*capacity)
+            return driver
+
+        with mock.patch.object(virt_driver, 'load_compute_driver',
+                               load_sized):
+            return self._start_compute(host)
+
+    def new_listener(self, clock: ty.Any = None) -> ty.Any:
+        """The plugin's daemon, in this process; not started.
+
+        :param clock: a blazar_core.clock.Clock, or None for the system's
+        """
+        from blazar_core import clock as core_clock
+        from blazar_nova.listener import service
+        return service.Listener(CONF, clock=clock or core_clock.SystemClock())
+
+    def client(self, who: Identity = ADMIN,
+               microversion: str | None = 'latest') -> ApiClient:
+        """A client of the compute API.
+
+        :param microversion: None sends none, which Nova reads as 2.1
+        """
+        return ApiClient(self.api_fixture.base_url, who, microversion)

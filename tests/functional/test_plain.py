@@ -1,0 +1,92 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The harness itself: an ordinary Nova, and what the tests rely on."""
+
+import requests
+
+from tests.functional import base
+from tests.functional import nova_box
+
+
+class PlainNovaTest(base.FunctionalTestCase):
+    """Nova without the plugin."""
+
+    plugin = False
+    more_conf = ('[notifications]\n'
+                 'notification_format = versioned\n'
+                 '[oslo_messaging_notifications]\n'
+                 'driver = messagingv2\n')
+
+    def test_an_ordinary_server_boots_and_goes(self):
+        server = self.boot_active('vm1')
+        self.assertEqual({server['id']: server['OS-EXT-SRV-ATTR:host']},
+                         self.guests())
+        self.assertEqual(
+            [{'VCPU': 1, 'MEMORY_MB': 512, 'DISK_GB': 1}],
+            list(self.allocations(server['id']).values()))
+        self.alice.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        self.assertEqual({}, self.guests())
+        self.assertEqual({}, self.allocations(server['id']))
+        # Nova keeps the mapping and the spec until the archive.
+        self.assertEqual({'api.build_requests': 0, 'cell0.instances': 0,
+                          'cell1.instances': 0, 'api.request_specs': 1,
+                          'api.instance_mappings': 1}, self.boot_rows())
+
+    def test_the_oldest_microversion_boots_too(self):
+        server = self.boot('vm1', client=self.api(microversion=None))
+        self.wait_for_status(server['id'], 'ACTIVE')
+
+    def test_a_host_holds_what_its_capacity_says(self):
+        self.boot_active('vm1', flavor='5')
+        self.start_compute('host3', nova_box.Capacity(vcpus=1))
+        self.boot_active('vm2', flavor='5')
+        server = self.boot('vm3', flavor='5')
+        self.wait_for_status(server['id'], 'ERROR')
+
+    def test_projects_do_not_see_each_other(self):
+        server = self.boot('vm1')
+        bob = self.api(project='0' * 32, user='bob')
+        self.refused(403, bob.get_server, server['id'])
+        self.refused(403, bob.get_services)
+        self.assertEqual([], bob.get_servers())
+
+    def test_who_has_no_token_is_told_so(self):
+        response = requests.get(self.alice.base_url + '/servers')
+        self.assertEqual(401, response.status_code)
+        self.assertIsNone(nova_box.Identity.of_token('no token'))
+
+    def test_notifications_reach_a_listener(self):
+        recorder = self.record('versioned_notifications')
+        server = self.boot_active('vm1')
+        (data,) = recorder.wait('instance.create.end')
+        self.assertEqual(server['id'], data['uuid'])
+
+
+class ConfigurationTest(base.FunctionalTestCase):
+    """What is written for the operator is what Nova reads."""
+
+    plugin = False
+
+    def test_one_line_of_api_paste_ini_changes(self):
+        before = nova_box.nova_paste().splitlines()
+        after = nova_box.switch_app(nova_box.nova_paste()).splitlines()
+        changed = [new for old, new in zip(before, after, strict=True)
+                   if old != new]
+        self.assertEqual(
+            ['paste.app_factory = blazar_nova.api.app:factory'], changed)
+        self.assertRaises(ValueError, nova_box.switch_app, 'nothing')
+
+    def test_nova_conf_is_a_file(self):
+        with open(self.conf_file) as f:
+            self.assertEqual(nova_box.plain_conf(self.folder), f.read())

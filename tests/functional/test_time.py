@@ -1,0 +1,421 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What happens to leases as time goes by: starts, ends, deletions."""
+
+import json
+import threading
+import typing as ty
+from unittest import mock
+
+from nova import conductor
+from nova import context as nova_context
+from nova import objects
+from oslo_utils import importutils
+
+from blazar_core import clock as clocks
+from blazar_core.db import models
+from blazar_nova.compat import servers
+
+from tests.functional import base
+from tests.functional import leased
+
+HOUR = 3600
+
+
+class LifeTest(leased.LeasedTestCase):
+    """One listener, driven by hand."""
+
+    def hold(self, name: str = 'vm1', length: int = HOUR, **kwargs: ty.Any,
+             ) -> str:
+        """Boot with a lease that starts in an hour; returns the server."""
+        server = self.boot(name, hints=self.lease_hints(
+            name, start_in=HOUR, length=length), **kwargs)
+        return ty.cast(str, server['id'])
+
+    def begin(self, server_id: str) -> None:
+        """Let the hour pass, and wait until the server runs."""
+        self.clock.advance(HOUR)
+        self.run_due()
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+
+    def test_a_lease_starts_and_ends_at_its_time(self):
+        server_id = self.hold()
+        self.clock.advance(HOUR - 1)
+        self.run_due()
+        self.assertEqual('RESERVED', self.admin.get_server(
+            server_id)['status'])
+        self.clock.advance(1)
+        self.run_due()
+        server = self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual({server_id: server['OS-EXT-SRV-ATTR:host']},
+                         self.guests())
+        self.assertEqual('STARTING', self.lease('vm1')['status'])
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+        self.assertEqual('active',
+                         self.lease('vm1')['reservations'][0]['status'])
+        self.clock.advance(HOUR - 1)
+        self.run_due()
+        self.assertEqual('ACTIVE', self.admin.get_server(
+            server_id)['status'])
+        self.clock.advance(1)
+        self.run_due()
+        self.wait_until_gone(server_id)
+        self.assertEqual({}, self.guests())
+        self.finish()
+        lease = self.lease('vm1')
+        self.assertEqual('TERMINATED', lease['status'])
+        self.assertEqual('deleted', lease['reservations'][0]['status'])
+        self.assertEqual({'DONE'}, {event['status']
+                                    for event in lease['events']})
+
+    def finish(self) -> None:
+        """Look again at what is being deleted, as often as it takes."""
+        def over() -> bool:
+            self.clock.advance(2)
+            self.run_due()
+            return self.lease('vm1')['status'] == 'TERMINATED'
+
+        self.wait_for(over, what='the lease is over')
+
+    def test_the_name_given_meanwhile_is_the_one_that_runs(self):
+        server_id = self.hold()
+        self.alice.put_server(server_id, {'server': {'name': 'renamed'}})
+        self.begin(server_id)
+        self.assertEqual('renamed', self.admin.get_server(server_id)['name'])
+
+    def test_what_a_boot_carries_reaches_the_guest_as_in_a_plain_boot(self):
+        more = {'metadata': {'a': 'b'}, 'user_data': 'IyEvYmluL3NoCg==',
+                'config_drive': True, 'tags': ['one', 'two'],
+                'description': 'a description', 'hostname': 'a-host'}
+        plain = self.boot_active('plain', **more)['id']
+        server_id = self.hold(**more)
+        self.begin(server_id)
+        self.assertEqual(self.record_of(plain), self.record_of(server_id))
+
+    def record_of(self, server_id: str) -> dict[str, ty.Any]:
+        """What Nova keeps of a server, without what differs by nature."""
+        context = nova_context.get_admin_context()
+        cell = objects.InstanceMapping.get_by_instance_uuid(
+            context, server_id).cell_mapping
+        with nova_context.target_cell(context, cell) as cell_context:
+            instance = objects.Instance.get_by_uuid(
+                cell_context, server_id,
+                expected_attrs=['metadata', 'system_metadata', 'tags',
+                                'flavor'])
+            kept = {name: getattr(instance, name) for name in (
+                'metadata', 'user_data', 'config_drive', 'hostname',
+                'display_description', 'project_id', 'user_id',
+                'image_ref', 'key_name', 'vm_state', 'task_state')}
+            kept['tags'] = sorted(tag.tag for tag in instance.tags)
+            kept['flavor'] = instance.flavor.flavorid
+            kept['system_metadata'] = sorted(instance.system_metadata)
+        return kept
+
+    def test_the_deletion_of_a_running_server_ends_its_lease(self):
+        recorder = self.record()
+        server_id = self.hold()
+        self.begin(server_id)
+        self.alice.delete_server(server_id)
+        recorder.wait('instance.delete.end')
+        self.listener.handle('instance.delete.end', {
+            'nova_object.data': {'uuid': server_id, 'host': 'host1'}})
+        self.listener.mirror.catch_up()
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+
+    def test_a_deletion_that_no_notification_told_is_found(self):
+        server_id = self.hold()
+        self.begin(server_id)
+        self.alice.delete_server(server_id)
+        self.wait_until_gone(server_id)
+        self.wait_for(lambda: not self.allocations(server_id))
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+        self.fill_books()
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+
+    def test_the_deletion_of_a_held_server_ends_its_lease_at_once(self):
+        server_id = self.hold()
+        self.alice.delete_server(server_id)
+        self.assertFalse(self.exists(server_id))
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+        self.clock.advance(HOUR)
+        self.assertEqual(0, self.run_due())
+
+    def test_one_of_several_held_servers_may_go_before_the_start(self):
+        first = self.hold(count=3)
+        ids = self.lease('vm1')['reservations'][0]['servers']
+        self.assertEqual(3, len(ids))
+        self.alice.delete_server(first)
+        self.clock.advance(HOUR)
+        self.run_due()
+        rest = set(ids) - {first}
+        for server_id in rest:
+            self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual(rest, set(self.guests()))
+
+    def test_capacity_returns_only_when_the_server_is_gone(self):
+        server_id = self.hold(flavor='5', length=HOUR)
+        self.begin(server_id)
+        self.boot_active('other', flavor='5')
+        self.fill_books()
+        self.clock.advance(HOUR)
+        driver = self.computes[
+            self.admin.get_server(server_id)['OS-EXT-SRV-ATTR:host']
+        ].manager.driver
+        going, go = threading.Event(), threading.Event()
+        destroy = driver.destroy
+
+        def slowly(*args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+            going.set()
+            go.wait(30)
+            return destroy(*args, **kwargs)
+
+        driver.destroy = slowly
+        self.run_due()
+        self.assertTrue(going.wait(30))
+        self.assertEqual('TERMINATING', self.lease('vm1')['status'])
+        message = self.refused(409, self.boot, 'next', flavor='5',
+                               hints=leased.RESERVE)
+        self.assertIn('next_start', message)
+        go.set()
+        self.finish()
+        self.fill_books()
+        self.boot_active('next', flavor='5', hints=leased.RESERVE)
+
+    def test_a_lease_waits_for_the_one_before_it_to_leave(self):
+        """Back to back on the same hosts, which are full both times."""
+        first = self.hold(flavor='5', count=2)
+        second = self.boot('vm2', flavor='5', count=2, hints=self.lease_hints(
+            'vm2', start_in=2 * HOUR))['id']
+        self.begin(first)
+        self.clock.advance(HOUR)
+        # The start of one and the end of the other are due together.
+        self.assertGreaterEqual(self.run_due(), 2)
+
+        def started() -> bool:
+            self.clock.advance(2)
+            self.run_due()
+            return self.lease('vm2')['status'] == 'STARTING'
+
+        self.wait_for(started, what='vm2 started')
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+        self.wait_for_status(second, 'ACTIVE')
+
+    def test_a_build_that_fails_fails_its_lease_and_frees_its_room(self):
+        server_id = self.hold(flavor='5', count=2)
+        # Somebody forces his server on a host that is promised.
+        self.boot_active('intruder', availability_zone='nova:host1',
+                         client=self.admin)
+        self.clock.advance(HOUR)
+        self.run_due()
+        for one in self.lease('vm1')['reservations'][0]['servers']:
+            self.wait_for_status(one, 'ERROR')
+        self.fill_books()
+        lease = self.lease('vm1')
+        self.assertEqual('ERROR', lease['status'])
+        self.assertIn('No valid host', lease['status_reason'])
+        self.boot_active('other', flavor='5', hints=leased.RESERVE)
+        # Its end still comes, and takes the servers in ERROR with it.
+        self.clock.advance(HOUR)
+        self.run_due()
+        self.finish()
+        self.assertFalse(self.exists(server_id))
+
+    def test_events_are_told_at_their_times(self):
+        recorder = self.record()
+        self.boot('vm1', hints=self.lease_hints(
+            'vm1', start_in=HOUR, length=2 * HOUR,
+            before_end=self.at(2 * HOUR), events=[
+                {'event_type': 'remind', 'event_date': self.at(HOUR + 60)}]))
+        for seconds, event in ((HOUR, 'start_lease'), (60, 'remind'),
+                               (HOUR - 60, 'before_end_lease')):
+            self.assertEqual([], recorder.told(f'lease.event.{event}'))
+            self.clock.advance(seconds)
+            self.run_due()
+            (told,) = recorder.wait(f'lease.event.{event}')
+            self.assertEqual('vm1', told['name'])
+
+
+class WakeTest(leased.LeasedTestCase):
+    """The held call is sent exactly once."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.casts: list[tuple[str, ...]] = []
+        real = conductor.ComputeTaskAPI.schedule_and_build_instances
+
+        def counted(api: ty.Any, context: ty.Any, **kwargs: ty.Any) -> None:
+            self.casts.append(tuple(
+                spec.instance_uuid for spec in kwargs['request_spec']))
+            real(api, context, **kwargs)
+
+        self.stub_out('nova.conductor.api.ComputeTaskAPI.'
+                      'schedule_and_build_instances', counted)
+        self.server_id = self.boot('vm1', hints=self.lease_hints(
+            'vm1', start_in=HOUR))['id']
+
+    def wake_from(self, count: int) -> None:
+        """Start the same lease from so many listeners at the same time."""
+        self.clock.advance(HOUR)
+        lease_id = self.lease('vm1')['id']
+        listeners = [self.new_listener(self.clock) for _ in range(count)]
+        ready = threading.Barrier(count)
+        unmark = servers.reserved.unmark
+
+        def together(*args: ty.Any) -> ty.Any:
+            woken = unmark(*args)
+            ready.wait(30)
+            return woken
+
+        self.stub_out('blazar_nova.compat.reserved.unmark', together)
+        threads = [threading.Thread(target=one.parts.lifecycle.start,
+                                    args=(lease_id,)) for one in listeners]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    def test_two_that_wake_one_server_at_once_make_one_guest(self):
+        self.wake_from(2)
+        self.wait_for_status(self.server_id, 'ACTIVE')
+        self.assertEqual([(self.server_id,)], self.casts)
+        self.assertEqual([self.server_id], list(self.guests()))
+
+    def test_without_the_gate_they_would_send_it_twice(self):
+        """The test above can fail."""
+        self.stub_out('blazar_core.lifecycle.Lifecycle._may_send',
+                      lambda _self, _lease_id: True)
+        self.wake_from(2)
+        self.assertEqual([(self.server_id,)] * 2, self.casts)
+
+    def test_a_worker_that_died_before_the_gate_is_replaced(self):
+        def die(*_args: ty.Any) -> bool:
+            raise SystemExit
+
+        self.clock.advance(HOUR)
+        with self.stubbed('blazar_core.lifecycle.Lifecycle._may_send', die):
+            self.assertRaises(SystemExit, self.run_due)
+        self.assertEqual([], self.casts)
+        self.assertEqual('PENDING', self.lease('vm1')['status'])
+        other = self.new_listener(self.clock)
+        self.clock.advance(59)
+        other.engine.run_due()
+        self.assertEqual([], self.casts)
+        self.clock.advance(1)
+        other.engine.run_due()
+        self.wait_for_status(self.server_id, 'ACTIVE')
+        self.assertEqual([(self.server_id,)], self.casts)
+
+    def stubbed(self, name: str, value: ty.Any) -> ty.Any:
+        return mock.patch(name, value)
+
+
+class DeletionAroundTheStartTest(leased.LeasedTestCase):
+    """A RESERVED server is deleted just before, while, just after it starts.
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.server_id = self.boot('vm1', hints=self.lease_hints(
+            'vm1', start_in=HOUR))['id']
+        self.clock.advance(HOUR)
+
+    def assert_nothing_is_left(self) -> None:
+        self.wait_until_gone(self.server_id)
+        self.wait_for(lambda: not self.guests(), what='no guest')
+        self.wait_for(lambda: not self.allocations(self.server_id),
+                      what='no allocation')
+        self.assertEqual(0, self.boot_rows()['api.build_requests'])
+        self.fill_books()
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+        with self.listener.parts.database.reader() as session:
+            self.assertEqual(0, session.query(models.Booking).count())
+            self.assertEqual(0, session.query(models.HeldBuild).count())
+
+    def delete_at(self, name: str) -> None:
+        """Delete the server right before a step of its start."""
+        module, attribute = name.rsplit('.', 1)
+        owner = importutils.import_class(module) if (
+            module[module.rindex('.') + 1].isupper()) else (
+                importutils.import_module(module))
+        real = getattr(owner, attribute)
+        deleted: list[bool] = []
+
+        def after(*args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+            if not deleted:
+                deleted.append(True)
+                self.alice.delete_server(self.server_id)
+            return real(*args, **kwargs)
+
+        self.stub_out(name, after)
+        self.run_due()
+        self.wait_for(lambda: deleted, what=f'{name} was reached')
+
+    def test_a_moment_before(self):
+        self.delete_at('blazar_core.lifecycle.Lifecycle.start')
+        self.assert_nothing_is_left()
+
+    def test_before_it_is_shown_as_building(self):
+        self.delete_at('blazar_nova.compat.reserved.unmark')
+        self.assert_nothing_is_left()
+
+    def test_between_that_and_the_gate(self):
+        self.delete_at('blazar_core.lifecycle.Lifecycle._may_send')
+        self.assert_nothing_is_left()
+
+    def test_between_the_gate_and_the_cast(self):
+        self.delete_at('blazar_nova.compat.calls.BuildCall.send')
+        self.assert_nothing_is_left()
+
+    def test_while_it_is_being_scheduled(self):
+        self.delete_at('nova.scheduler.manager.SchedulerManager.'
+                       '_select_destinations')
+        self.assert_nothing_is_left()
+
+    def test_when_it_runs(self):
+        self.run_due()
+        self.wait_for_status(self.server_id, 'ACTIVE')
+        self.alice.delete_server(self.server_id)
+        self.assert_nothing_is_left()
+
+
+class DaemonTest(base.FunctionalTestCase):
+    """The daemon itself, with its threads and real time."""
+
+    def test_a_lease_of_seconds_comes_and_goes_by_itself(self):
+        recorder = self.record()
+        listener = self.start_listener()
+        self.wait_for(lambda: listener.parts.leases.hosts_of_services(
+            ['host1', 'host2']), what='the books know the hosts')
+        began = listener.parts.clock.now()
+        hints = {'reserved': 'True', 'lease_params': json.dumps({
+            'name': 'vm1', 'start': clocks.minute(began + 3),
+            'end': clocks.minute(began + 7)})}
+        server_id = self.boot('vm1', hints=hints)['id']
+        self.assertEqual('RESERVED',
+                         self.alice.get_server(server_id)['status'])
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.wait_for(lambda: self.status(listener) == 'ACTIVE')
+        self.wait_until_gone(server_id)
+        self.wait_for(lambda: self.status(listener) == 'TERMINATED')
+        told = [event for event, _payload in recorder.events
+                if event.startswith('lease.')]
+        self.assertEqual(['lease.create', 'lease.event.before_end_lease',
+                          'lease.event.start_lease',
+                          'lease.event.end_lease'], sorted(
+            told, key=lambda event: event != 'lease.create'))
+
+    def status(self, listener: ty.Any) -> str:
+        (lease,) = listener.parts.leases.all()
+        return ty.cast(str, lease['status'])

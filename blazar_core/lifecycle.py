@@ -212,15 +212,20 @@ class Lifecycle:
 
     # -- what is seen of the servers ---------------------------------------
 
-    def observe(self, server_id: str, seen: Seen) -> None:
-        """Make the books true for a server, given what was seen of it."""
+    def observe(self, server_id: str, seen: Seen) -> list[str]:
+        """Make the books true for a server, given what was seen of it.
+
+        :returns: the service hosts whose usage the books may have wrong
+            now, because a booking came or left
+        """
+        if seen.state is ServerState.RUNNING or seen.host is not None and (
+                seen.state is ServerState.BUILDING):
+            return self._database.retried(self._stands, server_id, seen)
         if seen.state is ServerState.GONE:
             self._database.retried(self._gone, server_id)
-        elif seen.state is ServerState.RUNNING or seen.host is not None and (
-                seen.state is ServerState.BUILDING):
-            self._database.retried(self._stands, server_id, seen)
         elif seen.state is ServerState.ERROR:
             self._database.retried(self._failed, server_id, seen)
+        return []
 
     def _gone(self, server_id: str) -> None:
         """Give the room back; the last server takes its lease with it."""
@@ -255,16 +260,17 @@ class Lifecycle:
         LOG.info('Lease %s is over', lease_id)
         self._notify('lease.event.end_lease', described)
 
-    def _stands(self, server_id: str, seen: Seen) -> None:
+    def _stands(self, server_id: str, seen: Seen) -> list[str]:
         """A server has a host: its booking follows it to where it is."""
         with self._database.writer() as session:
             booking = _booking_of(session, server_id)
             if booking is None:
-                return
+                return []
             lease = _locked(session, booking.reservation.lease_id)
-            self._follow(session, lease, booking, seen.host)
+            stale = self._follow(session, lease, booking, seen.host)
             if seen.state is ServerState.RUNNING:
                 self._runs(lease, booking)
+            return stale
 
     def _runs(self, lease: models.Lease, booking: models.Booking) -> None:
         """A server runs; with the last one, its lease does."""
@@ -279,22 +285,24 @@ class Lifecycle:
             LOG.info('Lease %s is ACTIVE', lease.id)
 
     def _follow(self, session: orm.Session, lease: models.Lease,
-                booking: models.Booking, host: str | None) -> None:
+                booking: models.Booking, host: str | None) -> list[str]:
         """Move a booking to the host its server is on, whatever is there.
 
         It is Nova that decides where a server stands; the guard is moved so
         that nobody decides about the two hosts with the old picture.
         """
-        if host is None:
-            return
-        host_id = session.scalars(sa.select(models.Host.id).where(
-            models.Host.uuid == host)).one_or_none()
-        if host_id is None or host_id == booking.host_id:
-            return
-        books.disturb(session, [host_id, booking.host_id])
+        hosts = {row.id: row for row in session.scalars(
+            sa.select(models.Host).where(sa.or_(
+                models.Host.uuid == host,
+                models.Host.id == booking.host_id)))}
+        new = [row for row in hosts.values() if row.uuid == host]
+        if not new or new[0].id == booking.host_id:
+            return []
+        books.disturb(session, hosts)
         LOG.info('Lease %s: server %s stands on host %s, its booking follows',
-                 lease.id, booking.server_id, host)
-        booking.host_id = host_id
+                 lease.id, booking.server_id, new[0].name)
+        booking.host_id = new[0].id
+        return [row.service_host for row in hosts.values()]
 
     def _failed(self, server_id: str, seen: Seen) -> None:
         """A server could not be built: its room goes back, the lease fails.
@@ -352,11 +360,13 @@ class Lifecycle:
                 sa.select(models.Booking.server_id).order_by(
                     models.Booking.id)))
 
-    def check(self, server_id: str) -> Seen:
-        """Look at a server and make the books true for it."""
+    def check(self, server_id: str) -> tuple[Seen, list[str]]:
+        """Look at a server and make the books true for it.
+
+        :returns: what was seen, and what :meth:`observe` returned
+        """
         seen = self._cloud.look(server_id)
-        self.observe(server_id, seen)
-        return seen
+        return seen, self.observe(server_id, seen)
 
     def _enter(self, lease: models.Lease, status: str) -> None:
         states.LEASE.check(lease.status, status)

@@ -100,14 +100,17 @@ class Database:
             exception_checker=_is_disturbance)(work)
         try:
             return ty.cast(R, wrapped(*args, **kwargs))
-        except (LostRace, db_exception.DBDeadlock) as exc:
+        except (LostRace, db_exception.DBDeadlock,
+                db_exception.DBDuplicateEntry) as exc:
             raise errors.BooksBusy(
                 'Too many leases are being booked at this moment; try again '
                 'in a few seconds.') from exc
 
 
 def _is_disturbance(exc: BaseException) -> bool:
-    if isinstance(exc, LostRace):
+    # A duplicate is a row that somebody else has just written: the next run
+    # finds it.
+    if isinstance(exc, LostRace | db_exception.DBDuplicateEntry):
         return True
     # oslo.db has no class for SQLite's "database is locked".
     return isinstance(exc, db_exception.DBError) and (

@@ -17,7 +17,6 @@ import typing as ty
 
 from oslo_log import log as logging
 from oslo_utils import excutils
-import webob.exc
 
 from blazar_core import errors
 from blazar_core import leases
@@ -26,6 +25,7 @@ from blazar_core import params
 from blazar_nova.api import boot as boots
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
+from blazar_nova.compat import router
 from blazar_nova.compat import service
 from blazar_nova import wiring
 
@@ -55,10 +55,10 @@ class Admission:
         except errors.Refused as exc:
             boot.refusal = exc.refusal
             call.undo()
-            raise webob.exc.HTTPConflict(explanation=str(exc)) from exc
+            raise router.conflict(str(exc)) from exc
         except errors.BooksBusy as exc:
             call.undo()
-            raise webob.exc.HTTPConflict(explanation=str(exc)) from exc
+            raise router.conflict(str(exc)) from exc
         except Exception:
             with excutils.save_and_reraise_exception():
                 call.undo()

@@ -30,6 +30,7 @@ from blazar_core import clock as clocks
 from blazar_core import errors
 from blazar_core import params
 from blazar_nova.api import boot as boots
+from blazar_nova.compat import router
 from blazar_nova import wiring
 
 __all__ = ['LeaseMiddleware']
@@ -45,8 +46,6 @@ _SERVER = re.compile(
 
 #: Where hints may stand in the body of a boot. Nova reads the first it finds.
 _HINT_KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
-
-_FAULTS = {400: 'badRequest', 409: 'conflictingRequest'}
 
 
 class LeaseMiddleware:
@@ -89,7 +88,7 @@ class LeaseMiddleware:
             asked = params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
         except errors.InvalidLeaseParams as exc:
-            return _fault(400, str(exc))
+            return router.fault(environ, 400, str(exc)) or self._app
         if asked is None:
             return self._app
         with boots.underway(boots.Boot(asked)) as boot:
@@ -140,7 +139,7 @@ class LeaseMiddleware:
         if held is None or not (
                 context.is_admin or held['project_id'] == context.project_id):
             return None
-        return _fault(409, (
+        return router.fault(environ, 409, (
             f'Server {server_id} is RESERVED: it is held by lease '
             f'{held["name"]} ({held["lease_id"]}) and will be built at '
             f'{held["start_date"]} UTC. Until then it can be shown, renamed '
@@ -181,14 +180,6 @@ def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:
             hints = body[key]
             return hints if isinstance(hints, dict) else None
     return None
-
-
-def _fault(code: int, sentence: str) -> webob.Response:
-    """An error in the form that Nova's API gives it."""
-    return webob.Response(
-        status=code, content_type='application/json', charset='UTF-8',
-        text=jsonutils.dumps(
-            {_FAULTS[code]: {'code': code, 'message': sentence}}))
 
 
 def _add_refusal(response: webob.Response, boot: boots.Boot) -> None:

@@ -10,15 +10,38 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Nova's API application."""
+"""Nova's API application, and answers in its manner."""
 
 import typing as ty
 
 from nova.api.openstack import compute
+from nova.api.openstack import wsgi
+from nova import exception
+import webob.exc
 
-__all__ = ['build']
+__all__ = ['build', 'conflict', 'fault']
 
 
 def build(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     """What Nova's own line in api-paste.ini would build."""
     return compute.APIRouterV21.factory(global_config, **local_config)
+
+
+def conflict(sentence: str) -> Exception:
+    """What may be raised anywhere within Nova's ``create()``: a 409."""
+    return webob.exc.HTTPConflict(explanation=sentence)
+
+
+def fault(environ: dict[str, ty.Any], code: int, sentence: str) -> ty.Any:
+    """An error as Nova answers one, headers and all.
+
+    :returns: a WSGI application; None when the request asks for a
+        microversion that there is none of, which Nova itself answers
+    """
+    request = wsgi.Request(environ)
+    try:
+        request.set_api_version_request()
+    except (exception.InvalidGlobalAPIVersion,
+            exception.InvalidAPIVersionString):
+        return None
+    return wsgi.Fault(webob.exc.status_map[code](explanation=sentence))

@@ -77,8 +77,10 @@ class Mirror:
 
     def catch_up(self) -> None:
         """Look into all hints that are there, here and now."""
-        while self._hints:
+        while True:
             with self._news:
+                if not self._hints:
+                    return
                 (kind, name), _none = self._hints.popitem(last=False)
             self._look_into(kind, name)
 
@@ -106,7 +108,9 @@ class Mirror:
         """Make the books true for a server, if it is a lease's."""
         if not self._parts.leases.is_leased(server_id):
             return
-        seen = self._parts.lifecycle.check(server_id)
+        seen, stale = self._parts.lifecycle.check(server_id)
+        for service_host in stale:
+            self.hint(None, service_host)
         if seen.state is lifecycle.ServerState.GONE:
             self._freed()
 
@@ -118,6 +122,7 @@ class Mirror:
         self._compare_hosts()
         for server_id in self._parts.lifecycle.unfinished():
             self._look_into('server', server_id)
+        self.catch_up()
         self._delete_orphans()
 
     def _compare_hosts(self) -> None:

@@ -1,0 +1,189 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Expressions over the properties of hosts.
+
+As users of reservations write them, a JSON array in prefix notation::
+
+    ["and", [">=", "$vcpus", "8"], ["in", "$gpu", "a100", "h100"]]
+
+``and`` and ``or`` take one or more expressions. The others take a property,
+named with a dollar sign, and what it is compared with: ``=`` (or ``==``),
+``!=``, ``<``, ``>``, ``<=``, ``>=`` one value, ``in`` one or more. Where both
+sides are numbers they compare as numbers, else as text: ``"9"`` is less than
+``"10"``, and ``"node9"`` is not less than ``"node10"``. A host without the
+property matches no comparison with it. An empty string or array is no
+condition: every host matches.
+"""
+
+import dataclasses
+import json
+import operator
+import typing as ty
+
+from blazar_core import errors
+
+__all__ = ['Properties', 'matches', 'parse']
+
+Value: ty.TypeAlias = str | int | float | bool
+Properties: ty.TypeAlias = ty.Mapping[str, Value]
+
+#: How deep expressions may be nested, and how long one may be, in bytes.
+MAX_DEPTH = 20
+MAX_BYTES = 16 * 1024
+
+_EXAMPLE = '["and", [">=", "$vcpus", "8"], ["=", "$gpu", "True"]]'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """One property against one or more values."""
+
+    operator: str
+    name: str
+    values: tuple[Value, ...]
+
+    def matches(self, properties: Properties) -> bool:
+        if self.name not in properties:
+            return False
+        return any(_COMPARE[self.operator](*_alike(
+            properties[self.name], value)) for value in self.values)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Combination:
+    """Several expressions, of which all or one must match."""
+
+    operator: str
+    parts: 'tuple[Expression, ...]'
+
+    def matches(self, properties: Properties) -> bool:
+        return _COMBINE[self.operator](
+            part.matches(properties) for part in self.parts)
+
+
+Expression: ty.TypeAlias = Comparison | Combination
+
+_COMPARE: dict[str, ty.Callable[[ty.Any, ty.Any], bool]] = {
+    '=': operator.eq, '==': operator.eq, '!=': operator.ne,
+    '<': operator.lt, '>': operator.gt, '<=': operator.le,
+    '>=': operator.ge, 'in': operator.eq,
+}
+_COMBINE: dict[str, ty.Callable[[ty.Iterable[bool]], bool]] = {
+    'and': all, 'or': any,
+}
+
+
+def parse(text: object) -> Expression | None:
+    """The expression in a JSON string, or in what JSON made of it.
+
+    :returns: None when it is no condition
+    :raises InvalidLeaseParams: when it is no expression; says what to write
+    """
+    if isinstance(text, str):
+        text = _load(text)
+    if text is None or text == []:
+        return None
+    return _expression(text, 1)
+
+
+def matches(expression: Expression | None, properties: Properties) -> bool:
+    """Whether a host with these properties is what was asked for."""
+    return expression is None or expression.matches(properties)
+
+
+def _load(text: str) -> object:
+    if len(text.encode(errors='replace')) > MAX_BYTES:
+        raise errors.InvalidLeaseParams(
+            f'The property expression is longer than {MAX_BYTES} bytes. '
+            f'Write a shorter one.')
+    if not text.strip():
+        return None
+    try:
+        return ty.cast(object, json.loads(text))
+    except (ValueError, RecursionError) as exc:
+        raise errors.InvalidLeaseParams(
+            f'The property expression is not JSON ({exc}). Write for '
+            f'example {_EXAMPLE}.') from exc
+
+
+def _expression(node: object, depth: int) -> Expression:
+    if depth > MAX_DEPTH:
+        raise errors.InvalidLeaseParams(
+            f'The property expression is nested deeper than {MAX_DEPTH} '
+            f'levels. Write a flatter one.')
+    if not isinstance(node, list) or not node or not isinstance(node[0], str):
+        raise errors.InvalidLeaseParams(
+            f'A property expression is an array that begins with an '
+            f'operator, and {json.dumps(node)[:80]} is none. Write for '
+            f'example {_EXAMPLE}.')
+    if node[0] in _COMBINE:
+        return _combination(node[0], node[1:], depth)
+    if node[0] in _COMPARE:
+        return _comparison(node[0], node[1:])
+    raise errors.InvalidLeaseParams(
+        f'"{node[0][:80]}" is no operator of property expressions. Write '
+        f'one of {", ".join([*_COMBINE, *_COMPARE])}.')
+
+
+def _combination(name: str, parts: list[object], depth: int) -> Combination:
+    if not parts:
+        raise errors.InvalidLeaseParams(
+            f'"{name}" needs one or more expressions. Write for example '
+            f'{_EXAMPLE}.')
+    return Combination(name, tuple(
+        _expression(part, depth + 1) for part in parts))
+
+
+def _comparison(name: str, operands: list[object]) -> Comparison:
+    many = name == 'in'
+    if len(operands) < 2 or len(operands) > 2 and not many:
+        raise errors.InvalidLeaseParams(
+            f'"{name}" needs a property and {"values" if many else "a value"}'
+            f'. Write for example ["{name}", "$vcpus", "8"].')
+    prop, *rest = operands
+    if not isinstance(prop, str) or not prop.startswith('$') or prop == '$':
+        raise errors.InvalidLeaseParams(
+            f'The first operand of "{name}" must be a property such as '
+            f'"$vcpus", not {json.dumps(prop)[:80]}.')
+    values = rest[0] if many and isinstance(rest[0], list) else rest
+    return Comparison(name, prop[1:], tuple(_value(one) for one in values))
+
+
+def _value(value: object) -> Value:
+    if not isinstance(value, str | int | float):
+        raise errors.InvalidLeaseParams(
+            f'A property compares with a text or a number, not with '
+            f'{json.dumps(value)[:80]}.')
+    return value
+
+
+def _alike(left: Value, right: Value) -> tuple[ty.Any, ty.Any]:
+    """Both as numbers if they are, else both as text."""
+    numbers = _number(left), _number(right)
+    if None not in numbers:
+        return numbers
+    return str(left), str(right)
+
+
+def _number(value: Value) -> float | int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return value
+    for convert in (int, float):
+        try:
+            number = convert(value)
+        except ValueError:
+            continue
+        return None if number != number else number
+    return None

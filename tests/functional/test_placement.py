@@ -1,0 +1,247 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Where servers go: to what was promised to them, and to nothing else."""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.db import models
+
+from tests.functional import leased
+from tests.functional import nova_box
+
+HOUR = 3600
+
+
+class PlacementTestCase(leased.LeasedTestCase):
+    """Knows where the bookings are."""
+
+    def booked(self) -> dict[str, str]:
+        """The host that each leased server has its booking on."""
+        with self.listener.parts.database.reader() as session:
+            return dict(session.execute(sa.select(
+                models.Booking.server_id, models.Host.name).join(
+                models.Host, models.Host.id == models.Booking.host_id)).all())
+
+
+class PromiseTest(PlacementTestCase):
+    """What is promised is kept for whom it was promised to."""
+
+    def refused_by_the_scheduler(self, name: str, **kwargs: ty.Any) -> None:
+        """Boot something without a lease that must not be placed."""
+        server = self.boot(name, **kwargs)
+        self.wait_for_status(server['id'], 'ERROR')
+        fault = self.admin.get_server(server['id'])['fault']['message']
+        self.assertIn('No valid host', fault)
+
+    def test_a_boot_without_a_lease_does_not_eat_a_promise(self):
+        self.boot('vm1', flavor='5', count=2,
+                  hints=self.lease_hints('vm1', start_in=HOUR))
+        self.refused_by_the_scheduler('plain')
+
+    def test_it_is_let_in_where_it_fits_beside_the_promise(self):
+        self.boot('vm1', flavor='4', hints=self.lease_hints(
+            'vm1', start_in=HOUR))
+        self.boot('vm2', flavor='5', hints=self.lease_hints(
+            'vm2', start_in=HOUR))
+        # Half of one host is left: 4 VCPUs and 8192 MB.
+        self.refused_by_the_scheduler('too big', flavor='5')
+        self.boot_active('fits', flavor='4')
+        self.fill_books()
+        self.refused_by_the_scheduler('full')
+
+    def test_it_is_let_in_when_the_lease_is_over(self):
+        held = self.boot('vm1', flavor='5', count=2, hints=self.lease_hints(
+            'vm1', start_in=HOUR))
+        self.refused_by_the_scheduler('plain')
+        for server in self.lease('vm1')['reservations'][0]['servers']:
+            self.alice.delete_server(server)
+        self.assertFalse(self.exists(held['id']))
+        self.boot_active('now', flavor='5')
+
+    def test_several_at_once_count_together(self):
+        self.boot('vm1', flavor='4', count=2, min_count=2,
+                  hints=self.lease_hints('vm1', start_in=HOUR))
+        where = self.booked()
+        self.assertEqual(1, len(set(where.values())), where)
+        # One host is free; the other has room for one of these.
+        self.boot('vm2', flavor='4', hints=self.lease_hints(
+            'vm2', start_in=HOUR))
+        self.refused_by_the_scheduler('two', flavor='4', count=2)
+        self.boot_active('one', flavor='4')
+
+    def test_a_short_lease_may_use_what_is_promised_for_later(self):
+        self.boot('vm1', flavor='5', count=2,
+                  hints=self.lease_hints('vm1', start_in=2 * HOUR))
+        self.boot_active('short', flavor='5', hints=self.lease_hints(
+            'short', length=HOUR))
+        message = self.refused(409, self.boot, 'long', flavor='5',
+                               hints=self.lease_hints('long', length=3 * HOUR))
+        self.assertIn('next_start', message)
+
+    def test_a_hint_does_not_let_anybody_in(self):
+        self.boot('vm1', flavor='5', count=2,
+                  hints=self.lease_hints('vm1', start_in=HOUR))
+        lease = self.lease('vm1')
+        reservation = lease['reservations'][0]
+        for hints in ({'reserved': 'False', 'lease_params': '{}'},
+                      {'lease_id': lease['id']},
+                      {'reservation_id': reservation['id']},
+                      {'group_of_lease': reservation['servers'][0]}):
+            self.refused_by_the_scheduler('forged', hints=hints)
+
+    def test_moves_of_others_respect_promises_too(self):
+        plain = self.boot_active('plain')
+        here = plain['OS-EXT-SRV-ATTR:host']
+        self.fill_books()
+        self.boot('vm1', flavor='5', hints=self.lease_hints(
+            'vm1', start_in=HOUR))
+        (booked,) = self.booked().values()
+        self.assertNotEqual(here, booked)
+        self.admin.post_server_action(plain['id'], {'migrate': None})
+        self.wait_for(lambda: self.failed_moves(plain['id']),
+                      what='the migration was refused')
+        self.assertEqual(here, self.admin.get_server(
+            plain['id'])['OS-EXT-SRV-ATTR:host'])
+
+    def failed_moves(self, server_id: str) -> bool:
+        """Whether a migration of the server was tried and failed."""
+        return any(one['action'] == 'migrate' and self.admin.api_get(
+            f'/servers/{server_id}/os-instance-actions/{one["request_id"]}'
+        ).body['instanceAction']['message'] == 'Error'
+            for one in self.admin.get_instance_actions(server_id))
+
+
+class LeasedPlacementTest(PlacementTestCase):
+    """A leased server goes where its booking is, or its booking follows."""
+
+    hosts = {'host1': nova_box.Capacity(), 'host2': nova_box.Capacity(),
+             'host3': nova_box.Capacity()}
+
+    def begin(self) -> str:
+        """Hold a server for an hour; returns its id and the booked host."""
+        server_id = self.boot('vm1', hints=self.lease_hints(
+            'vm1', start_in=HOUR, length=10 * HOUR))['id']
+        return ty.cast(str, server_id)
+
+    def start(self, server_id: str) -> dict[str, ty.Any]:
+        self.clock.advance(HOUR)
+        self.run_due()
+        return self.wait_for_status(server_id, 'ACTIVE')
+
+    def disable(self, host: str) -> None:
+        (service,) = [one for one in self.admin.get_services(
+            host=host, binary='nova-compute')]
+        self.admin.put_service(service['id'], {'status': 'disabled'})
+
+    def test_it_goes_to_its_booked_host(self):
+        server_id = self.begin()
+        booked = self.booked()[server_id]
+        # Nova's own weighers spread: they prefer the empty hosts.
+        self.boot_active('busy', availability_zone=f'nova:{booked}',
+                         client=self.admin)
+        server = self.start(server_id)
+        self.assertEqual(booked, server['OS-EXT-SRV-ATTR:host'])
+
+    def test_where_nova_refuses_that_one_the_booking_follows(self):
+        server_id = self.begin()
+        booked = self.booked()[server_id]
+        self.disable(booked)
+        server = self.start(server_id)
+        self.assertNotEqual(booked, server['OS-EXT-SRV-ATTR:host'])
+        self.fill_books()
+        self.assertEqual(server['OS-EXT-SRV-ATTR:host'],
+                         self.booked()[server_id])
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+
+    def test_it_does_not_go_where_another_promise_would_break(self):
+        server_id = self.begin()
+        booked = self.booked()[server_id]
+        self.boot('others', flavor='5', count=2, hints=self.lease_hints(
+            'others', start_in=2 * HOUR))
+        self.disable(booked)
+        self.clock.advance(HOUR)
+        self.run_due()
+        self.wait_for_status(server_id, 'ERROR')
+        self.fill_books()
+        self.assertEqual('ERROR', self.lease('vm1')['status'])
+
+    def test_it_is_followed_when_it_moves_later(self):
+        server_id = self.begin()
+        before = self.start(server_id)['OS-EXT-SRV-ATTR:host']
+        self.fill_books()
+        self.admin.post_server_action(server_id, {'os-migrateLive': {
+            'host': None, 'block_migration': 'auto'}})
+        self.wait_for(lambda: self.admin.get_server(server_id)[
+            'OS-EXT-SRV-ATTR:host'] != before, what='it has moved')
+        after = self.wait_for_status(
+            server_id, 'ACTIVE')['OS-EXT-SRV-ATTR:host']
+        self.fill_books()
+        self.assertEqual(after, self.booked()[server_id])
+
+    def test_its_booking_grows_with_it(self):
+        server_id = self.begin()
+        self.start(server_id)
+        self.fill_books()
+        self.alice.post_server_action(
+            server_id, {'resize': {'flavorRef': '4'}})
+        self.wait_for_status(server_id, 'VERIFY_RESIZE')
+        self.alice.post_server_action(server_id, {'confirmResize': None})
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        with self.listener.parts.database.reader() as session:
+            booking = session.scalars(sa.select(models.Booking)).one()
+            self.assertEqual(
+                {'VCPU': 4, 'MEMORY_MB': 8192, 'DISK_GB': 80},
+                booking.resources)
+            usages = list(session.scalars(sa.select(models.Host.usage)))
+        self.assertEqual([{}, {}, {}], usages)
+
+    def test_the_servers_of_one_lease_may_change_places(self):
+        """Nova refuses one of the booked hosts: both still find room."""
+        self.boot('vm1', flavor='5', count=2, hints=self.lease_hints(
+            'vm1', start_in=HOUR))
+        booked = self.booked()
+        self.disable(sorted(booked.values())[0])
+        self.clock.advance(HOUR)
+        self.run_due()
+        for server_id in booked:
+            self.wait_for_status(server_id, 'ACTIVE')
+
+    def test_one_lookup_answers_for_all_hosts(self):
+        self.boot('vm1', flavor='5', hints=self.lease_hints(
+            'vm1', start_in=HOUR))
+        statements = self.statements_of(lambda: self.boot_active('plain'))
+        # The booking of this server (there is none), the hosts, the
+        # bookings: whatever the number of hosts.
+        self.assertEqual(3, len(statements), statements)
+
+    def statements_of(self, work: ty.Callable[[], ty.Any]) -> list[str]:
+        """The SELECTs that the scheduler's filter sends meanwhile."""
+        manager = self.scheduler.manager.host_manager
+        (ours,) = [one for one in manager.enabled_filters
+                   if type(one).__name__ == 'BlazarFilter']
+        statements: list[str] = []
+        engine = ours._database.engine
+
+        def note(_connection: ty.Any, _cursor: ty.Any, statement: str,
+                 *_rest: ty.Any) -> None:
+            if statement.startswith('SELECT'):
+                statements.append(statement)
+
+        sa.event.listen(engine, 'before_cursor_execute', note)
+        self.addCleanup(sa.event.remove, engine, 'before_cursor_execute',
+                        note)
+        work()
+        return statements

@@ -1,0 +1,112 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Property expressions."""
+
+import json
+import operator
+
+import hypothesis
+from hypothesis import strategies as st
+import testtools
+
+from blazar_core import errors
+from blazar_core import properties
+
+HOST = {'vcpus': 9, 'memory_mb': '16384', 'gpu': 'True', 'arch': 'x86_64',
+        'load': 0.5, 'ssd': True}
+
+#: Names of operators and what they mean, for the oracle.
+MEANING = {'=': operator.eq, '==': operator.eq, '!=': operator.ne,
+           '<': operator.lt, '>': operator.gt, '<=': operator.le,
+           '>=': operator.ge}
+
+
+def says(expression: object) -> bool:
+    return properties.matches(properties.parse(expression), HOST)
+
+
+class ExpressionTest(testtools.TestCase):
+
+    def test_each_operator(self):
+        for expression, expected in (
+                (['=', '$arch', 'x86_64'], True),
+                (['==', '$arch', 'aarch64'], False),
+                (['!=', '$arch', 'aarch64'], True),
+                (['<', '$vcpus', '10'], True),
+                (['>', '$vcpus', '10'], False),
+                (['<=', '$vcpus', 9], True),
+                (['>=', '$memory_mb', 16384.5], False),
+                (['in', '$arch', 'aarch64', 'x86_64'], True),
+                (['in', '$arch', ['aarch64', 'ppc64']], False),
+                (['=', '$gpu', 'True'], True),
+                (['=', '$ssd', 'True'], True),
+                (['<', '$load', '1'], True),
+                (['and', ['=', '$gpu', 'True'], ['>', '$vcpus', '8']], True),
+                (['or', ['=', '$gpu', 'no'], ['>', '$vcpus', '99']], False)):
+            self.assertEqual(expected, says(json.dumps(expression)),
+                             expression)
+            self.assertEqual(expected, says(expression), expression)
+
+    def test_numbers_compare_as_numbers_and_text_as_text(self):
+        self.assertFalse(says(['>=', '$vcpus', '10']))
+        self.assertTrue(says(['=', '$vcpus', '9.0']))
+        self.assertTrue(says(['>', '$arch', '9']))
+
+    def test_what_a_host_does_not_have_matches_nothing(self):
+        for name in MEANING:
+            self.assertFalse(says([name, '$unknown', '1']), name)
+
+    def test_nothing_is_no_condition(self):
+        for nothing in ('', ' ', '[]', [], None):
+            self.assertTrue(says(nothing))
+
+    def test_what_is_no_expression_is_answered_with_a_sentence(self):
+        for text, part in (
+                ('[', 'not JSON'), ('"text"', 'begins with an operator'),
+                ('{}', 'begins with an operator'),
+                ('[1]', 'begins with an operator'),
+                ('["xor", ["=", "$a", "1"]]', '"xor" is no operator'),
+                ('["and"]', '"and" needs one or more'),
+                ('["=", "$a"]', '"=" needs a property and a value'),
+                ('["=", "$a", "1", "2"]', '"=" needs a property'),
+                ('["in", "$a"]', '"in" needs a property and values'),
+                ('["=", "a", "1"]', 'must be a property such as "$vcpus"'),
+                ('["=", "$", "1"]', 'must be a property'),
+                ('["=", "$a", null]', 'text or a number'),
+                ('["=", "$a", {"b": 1}]', 'text or a number'),
+                ('[' * 5000, 'not JSON'),
+                ('["and", ' * 25 + '["=", "$a", "1"]' + ']' * 25, 'deeper'),
+                ('["=", "$a", "' + 'x' * 20000 + '"]', 'longer than')):
+            error = self.assertRaises(
+                errors.InvalidLeaseParams, properties.parse, text)
+            self.assertIn(part, str(error), text[:50])
+
+    @hypothesis.given(st.sampled_from(sorted(MEANING)),
+                      st.integers(-100, 100), st.integers(-100, 100))
+    def test_comparisons_of_numbers_however_written(self, name, left, right):
+        expected = MEANING[name](left, right)
+        for one in (left, str(left), float(left)):
+            for other in (right, str(right), f'{right}.0'):
+                self.assertEqual(expected, properties.matches(
+                    properties.parse([name, '$n', other]), {'n': one}))
+
+    @hypothesis.given(st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+    def test_any_json_is_an_expression_or_an_error(self, anything):
+        try:
+            parsed = properties.parse(anything)
+        except errors.InvalidLeaseParams as exc:
+            self.assertTrue(str(exc).isprintable() or exc)
+        else:
+            self.assertIn(properties.matches(parsed, HOST), (True, False))

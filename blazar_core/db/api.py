@@ -13,6 +13,7 @@
 """The connection to the books' own database."""
 
 import contextlib
+import contextvars
 import typing as ty
 
 from oslo_config import cfg
@@ -64,6 +65,7 @@ class Database:
                 'mysql+pymysql://blazar:PASSWORD@controller/blazar')
         self._facade = enginefacade.transaction_context()
         self._facade.configure(sqlite_fk=True, **options)
+        self._facade.append_on_engine_create(_lock_sqlite_early)
         self._retries = conf.blazar.admission_retries
 
     @property
@@ -77,11 +79,15 @@ class Database:
             'contextlib.AbstractContextManager[orm.Session]',
             self._facade.reader.using(_Context()))
 
-    def writer(self) -> contextlib.AbstractContextManager[orm.Session]:
+    @contextlib.contextmanager
+    def writer(self) -> ty.Iterator[orm.Session]:
         """A session that commits when its block ends without an error."""
-        return ty.cast(
-            'contextlib.AbstractContextManager[orm.Session]',
-            self._facade.writer.using(_Context()))
+        token = _writes.set(True)
+        try:
+            with self._facade.writer.using(_Context()) as session:
+                yield session
+        finally:
+            _writes.reset(token)
 
     def retried(self, work: ty.Callable[P, R], *args: P.args,
                 **kwargs: P.kwargs) -> R:
@@ -96,12 +102,13 @@ class Database:
         wrapped = oslo_db_api.wrap_db_retry(
             retry_interval=0.01, max_retry_interval=0.5,
             inc_retry_interval=True, jitter=True,
-            max_retries=self._retries, retry_on_deadlock=True,
+            max_retries=self._retries,
             exception_checker=_is_disturbance)(work)
         try:
             return ty.cast(R, wrapped(*args, **kwargs))
-        except (LostRace, db_exception.DBDeadlock,
-                db_exception.DBDuplicateEntry) as exc:
+        except Exception as exc:
+            if not _is_disturbance(exc):
+                raise
             raise errors.BooksBusy(
                 'Too many leases are being booked at this moment; try again '
                 'in a few seconds.') from exc
@@ -110,8 +117,33 @@ class Database:
 def _is_disturbance(exc: BaseException) -> bool:
     # A duplicate is a row that somebody else has just written: the next run
     # finds it.
-    if isinstance(exc, LostRace | db_exception.DBDuplicateEntry):
+    if isinstance(exc, LostRace | db_exception.DBDeadlock |
+                  db_exception.DBDuplicateEntry):
         return True
-    # oslo.db has no class for SQLite's "database is locked".
-    return isinstance(exc, db_exception.DBError) and (
+    # oslo.db lets SQLite's errors through as SQLAlchemy has them.
+    return isinstance(exc, sa.exc.OperationalError) and (
         'database is locked' in str(exc))
+
+
+#: Whether the transaction that this thread begins is one that writes.
+_writes: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    'writes', default=False)
+
+
+def _lock_sqlite_early(engine: sa.Engine) -> None:
+    """Let writers of a SQLite file queue up instead of failing.
+
+    A transaction that reads before it writes cannot write any more when
+    another one has written meanwhile, however long it would wait. One that
+    says at its beginning that it will write, waits.
+    """
+    if engine.dialect.name != 'sqlite':
+        return
+
+    # oslo.db sends the BEGIN itself, as a statement like all others.
+    @sa.event.listens_for(engine, 'before_cursor_execute', retval=True)
+    def _begin(_connection: ty.Any, _cursor: ty.Any, statement: str,
+               parameters: ty.Any, *_rest: ty.Any) -> tuple[str, ty.Any]:
+        if statement == 'BEGIN' and _writes.get():
+            statement = 'BEGIN IMMEDIATE'
+        return statement, parameters

@@ -41,7 +41,7 @@ Environ: ty.TypeAlias = dict[str, ty.Any]
 
 _BOOT = re.compile(r'(?:/[^/]+)?/(?:servers|os-volumes_boot)/?')
 _SERVER = re.compile(
-    r'(?:/[^/]+)?/servers/'
+    r'(?:/[^/]+)?/(?:servers|os-volumes_boot)/'
     r'([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(/.*)?')
 
 #: Where hints may stand in the body of a boot. Nova reads the first it finds.

@@ -258,22 +258,24 @@ class Engine:
         attempts = claim.attempts + 1
         if attempts > self._max_retries and (
                 claim.event_type != states.EventType.END):
-            self._write(claim, status='ERROR', attempts=attempts)
-            self._lifecycle.give_up(claim.lease_id, claim.event_type)
+            if self._write(claim, status='ERROR', attempts=attempts):
+                self._lifecycle.give_up(claim.lease_id, claim.event_type)
             return
         pause = min(300, 2 ** min(attempts, 10))
         self._write(claim, status='UNDONE', attempts=attempts,
                     due=self._clock.now() + pause)
 
-    def _write(self, claim: _Claim, **values: ty.Any) -> None:
-        """Settle an event, if it is still this worker's."""
+    def _write(self, claim: _Claim, **values: ty.Any) -> bool:
+        """Settle an event, if it is still this worker's; says whether."""
         with self._database.writer() as session:
-            session.execute(
+            settled = session.execute(
                 sa.update(models.Event)
                 .where(models.Event.id == claim.event_id,
                        models.Event.claimed_by == self._name,
                        models.Event.status == 'IN_PROGRESS')
                 .values(claimed_by=None, claimed_until=0, **values))
+            return ty.cast(
+                'sa.CursorResult[ty.Any]', settled).rowcount == 1
 
 
 def _is_free(now: int) -> sa.ColumnElement[bool]:

@@ -187,16 +187,27 @@ class Lifecycle:
     def end(self, lease_id: str) -> Outcome:
         """Delete the servers of a lease; done when they are gone."""
         servers = self._database.retried(self._begin_end, lease_id)
-        waiting = 0
-        for server_id in servers:
+        waiting = [server_id for server_id in servers
+                   if not self._is_gone(lease_id, server_id)]
+        if waiting:
+            return Later(AGAIN, 'not gone yet: ' + ', '.join(waiting))
+        self._database.retried(self._finish_if_empty, lease_id)
+        return None
+
+    def _is_gone(self, lease_id: str, server_id: str) -> bool:
+        """Ask for the end of a server, and look whether it has come.
+
+        One that cannot be deleted does not keep the others of its lease.
+        """
+        try:
             self._cloud.delete(server_id)
             seen = self._cloud.look(server_id)
             self.observe(server_id, seen)
-            waiting += seen.state is not ServerState.GONE
-        if waiting:
-            return Later(AGAIN, f'{waiting} of its servers are not gone yet')
-        self._database.retried(self._finish_if_empty, lease_id)
-        return None
+        except Exception:
+            LOG.exception('Lease %s: server %s could not be deleted',
+                          lease_id, server_id)
+            return False
+        return seen.state is ServerState.GONE
 
     def _begin_end(self, lease_id: str) -> list[str]:
         """No start after this; returns the servers that have to go."""

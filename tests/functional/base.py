@@ -118,7 +118,8 @@ class FunctionalTestCase(nova_box.NovaBox):
         return self.client(who, microversion)
 
     def boot(self, name: str, hints: ty.Any = None, flavor: str = '1',
-             count: int | None = None, client: nova_box.ApiClient | None = None,
+             count: int | None = None,
+             client: nova_box.ApiClient | None = None,
              hints_key: str = 'os:scheduler_hints', **server: ty.Any
              ) -> dict[str, ty.Any]:
         """POST a server; by default without networks, as alice.

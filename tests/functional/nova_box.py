@@ -384,7 +384,8 @@ class NovaBox(nova_test.TestCase):
         self.useFixture(nova_fixtures.AllServicesCurrent())
 
     def _setup_plugin_database(self) -> None:
-        from blazar_core.db import api, migration
+        from blazar_core.db import api
+        from blazar_core.db import migration
         database = api.Database(CONF)
         migration.upgrade(database)
         database.engine.dispose()

@@ -409,6 +409,7 @@ class DaemonTest(base.FunctionalTestCase):
         self.wait_for(lambda: self.status(listener) == 'ACTIVE')
         self.wait_until_gone(server_id)
         self.wait_for(lambda: self.status(listener) == 'TERMINATED')
+        recorder.wait('lease.event.end_lease')
         told = [event for event, _payload in recorder.events
                 if event.startswith('lease.')]
         self.assertEqual(['lease.create', 'lease.event.before_end_lease',

@@ -1,0 +1,420 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The tour of ./tools/demo: leases on a real Nova, by the real client.
+
+It checks what it shows. The exit status is 0 when all was as it should be,
+1 when something was not (the summary says what), 2 when Nova did not start.
+"""
+
+import time
+
+BEGUN = time.monotonic()
+
+import argparse  # noqa: E402
+import collections.abc  # noqa: E402
+import datetime  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import shlex  # noqa: E402
+import signal  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+import textwrap  # noqa: E402
+import threading  # noqa: E402
+import traceback  # noqa: E402
+import typing as ty  # noqa: E402
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: Seconds after BEGUN at which the tour gives up whatever it is doing.
+LIMIT = 85
+#: Seconds between two looks at something that is waited for.
+LOOK = 0.25
+
+#: Options that stay on one line with what follows them.
+WITH_VALUE = ('--hint', '--image', '--flavor', '--config-file', '-c')
+
+#: What is shown of the wide table of leases.
+LEASE_COLUMNS = ('Name', 'Status', 'Start (UTC)', 'End (UTC)')
+
+Command = ty.Literal['openstack', 'blazar-nova-manage']
+
+
+def say(text: str = '') -> None:
+    print(text, flush=True)
+
+
+def date(seconds: float) -> str:
+    """As lease_params takes it, UTC."""
+    return datetime.datetime.fromtimestamp(
+        seconds, datetime.UTC).strftime('%Y-%m-%d %H:%M:%S')
+
+
+def quoted(word: str) -> str:
+    """A word of a command as one writes it for the shell."""
+    name, equals, value = word.partition('=')
+    if equals and shlex.quote(name) == name:
+        return f'{name}={shlex.quote(value)}'
+    return shlex.quote(word)
+
+
+def as_typed(words: collections.abc.Sequence[str]) -> str:
+    """The command as somebody would type it, in lines of 79 columns."""
+    parts: list[str] = []
+    for word in words:
+        if parts and parts[-1] in WITH_VALUE:
+            parts[-1] += ' ' + quoted(word)
+        else:
+            parts.append(quoted(word))
+    lines = ['$']
+    for part in parts:
+        if len(lines[-1]) + len(part) > 76:
+            lines[-1] += ' \\'
+            lines.append('   ')
+        lines[-1] += ' ' + part
+    return '\n'.join(lines)
+
+
+def show(output: str) -> None:
+    """Show what a command wrote: its long lines wrapped, tables narrowed."""
+    lines = output.strip().splitlines()
+    cells = [[cell.strip() for cell in line.strip('|').split('|')]
+             for line in lines if line.startswith('|')]
+    if cells and set(LEASE_COLUMNS) <= set(cells[0]):
+        lines = table([[row[cells[0].index(column)]
+                        for column in LEASE_COLUMNS] for row in cells])
+        lines.append('(without the columns of ids and reasons)')
+    for line in lines:
+        is_text = line[:1] not in '+|' and line.strip()
+        say(textwrap.fill(line, 79) if is_text else line)
+
+
+def table(rows: list[list[str]]) -> list[str]:
+    """Rows, the first of which has the titles, as the clients draw them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = '+' + ''.join('-' * (width + 2) + '+' for width in widths)
+    drawn = ['|' + ''.join(f' {cell:{width}} |' for cell, width in
+                           zip(row, widths, strict=True)) for row in rows]
+    return [rule, drawn[0], rule, *drawn[1:], rule]
+
+
+class Waiting:
+    """Shows what is waited for: one line that changes, or some lines."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.since = self.shown = time.monotonic()
+        self.terminal = sys.stdout.isatty()
+
+    def show(self) -> None:
+        now = time.monotonic()
+        text = f'  ... waiting for {self.what}: {now - self.since:.0f} s'
+        if self.terminal:
+            print(f'\r{text}', end='', flush=True)
+        elif now - self.shown >= 5:
+            self.shown = now
+            say(text)
+
+    def done(self) -> float:
+        """:returns: the seconds it took"""
+        if self.terminal:
+            print('\r\033[K', end='')
+        took = time.monotonic() - self.since
+        say(f'  ... {self.what}: {took:.1f} s')
+        return took
+
+
+class Tour:
+    """Shows commands, runs them, and notes what was not as it should be."""
+
+    def __init__(self, cloud: ty.Any) -> None:
+        self.cloud = cloud
+        self.admin = cloud.client()
+        self.member = cloud.member()
+        self.results: list[tuple[bool, str]] = []
+        self.environ = {**os.environ, **cloud.exports(),
+                        'PYTHONWARNINGS': 'ignore', 'COLUMNS': '79'}
+
+    def check(self, right: bool, what: str) -> None:
+        self.results.append((bool(right), what))
+        say(f'  [{"as it should be" if right else "WRONG"}] {what}')
+
+    def left(self) -> float:
+        """Seconds until the tour has to be over."""
+        return BEGUN + LIMIT - time.monotonic()
+
+    def run(self, command: Command, *words: str) -> tuple[int, str]:
+        """Run a command as it is shown.
+
+        :returns: its exit status, and what it wrote
+        """
+        say(as_typed([command, *words]))
+        path = os.path.join(os.path.dirname(sys.executable), command)
+        try:
+            done = subprocess.run(
+                [path, *words], env=self.environ, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                timeout=max(self.left(), 1))
+        except subprocess.TimeoutExpired:
+            say('  (did not end in time)')
+            return -1, ''
+        show(done.stdout)
+        return done.returncode, done.stdout
+
+    def openstack(self, *words: str) -> tuple[int, str]:
+        return self.run('openstack', *words)
+
+    def boot(self, name: str, flavor: str,
+             lease: dict[str, str] | None = None) -> tuple[int, str]:
+        hints = [] if lease is None else [
+            '--hint', 'reserved=True',
+            '--hint', f'lease_params={json.dumps(lease)}']
+        return self.openstack(
+            'server', 'create', '--image', 'cirros', '--flavor', flavor,
+            '--no-network', *hints, name, '-c', 'name', '-c', 'status')
+
+    def servers(self) -> tuple[int, str]:
+        """Show the table of the servers."""
+        return self.openstack('server', 'list', '-c', 'Name', '-c', 'Status',
+                              '-c', 'Flavor')
+
+    def leases(self, **expected: str) -> None:
+        """Show the table of the leases, and check their statuses."""
+        _, text = self.run('blazar-nova-manage', '--config-file',
+                           self.cloud.conf_file, 'lease', 'list')
+        rows = [[cell.strip() for cell in line.split('|')]
+                for line in text.splitlines()]
+        self.check(
+            all(any({name, status} <= set(row) for row in rows)
+                for name, status in expected.items()),
+            'in the books ' + ' and '.join(
+                f'the {name} lease is {status}'
+                for name, status in expected.items()))
+
+    def status(self, name: str) -> str:
+        found = self.member.get_servers(search_opts={'name': f'^{name}$'})
+        return found[0]['status'] if found else 'gone'
+
+    def wait(self, name: str, *statuses: str, about: str = '') -> str:
+        """Wait until a server has one of the statuses, or is in ERROR.
+
+        :returns: the status that it has then, or has when time is up
+        """
+        waiting = Waiting(f'{name} to be {statuses[0]}{about}')
+        statuses += ('ERROR',)
+        pause = threading.Event()
+        while ((status := self.status(name)) not in statuses
+               and self.left() > 0):
+            waiting.show()
+            pause.wait(LOOK)
+        waiting.done()
+        return status
+
+    def host(self, name: str) -> str | None:
+        """Where a server is, as an admin sees it."""
+        (server,) = self.admin.get_servers(search_opts={'name': f'^{name}$'})
+        return ty.cast('str | None', server['OS-EXT-SRV-ATTR:host'])
+
+
+class Leases(Tour):
+    """The steps, in their order."""
+
+    #: Seconds that the lease of the second step lasts.
+    LENGTH = 15
+
+    def walk(self) -> None:
+        self.show_configuration()
+        self.lease_now()
+        self.lease_later()
+        self.boots_without_lease()
+        self.lease_refused()
+        self.lease_starts()
+        self.lease_ends()
+
+    def show_configuration(self) -> None:
+        say('\n== What the operator wrote\n\nadded to nova.conf:')
+        say(textwrap.indent(self.cloud.operator_conf, '    '))
+        say('changed in api-paste.ini:')
+        for line in self.cloud.paste_changes():
+            say(f'    {line}')
+        say('\nTwo hosts of 4 VCPUs; of the flavors, a medium one takes half '
+            'of a host,\na large one all of it.')
+        begun = time.monotonic()
+        self.openstack('flavor', 'list', '-c', 'Name', '-c', 'VCPUs',
+                       '-c', 'RAM')
+        # What a command costs on this machine decides how much later
+        # 'later' is: six of them are typed before that lease starts.
+        self.ahead = max(20, round(9 * (time.monotonic() - begun)))
+
+    def lease_now(self) -> None:
+        say('\n== A lease from now on')
+        self.boot('vm-now', 'm1.medium', {'name': 'first', 'start': 'now',
+                                          'duration': '1h'})
+        self.check(self.wait('vm-now', 'ACTIVE') == 'ACTIVE',
+                   'vm-now runs at once')
+
+    def lease_later(self) -> None:
+        say(f'\n== A lease that starts in {self.ahead} seconds and lasts '
+            f'{self.LENGTH}')
+        self.start = int(time.time()) + self.ahead
+        self.end = self.start + self.LENGTH
+        self.boot('vm-later', 'm1.large', {
+            'name': 'second', 'start': date(self.start),
+            'duration': f'{self.LENGTH}s'})
+        _, text = self.servers()
+        self.check('RESERVED' in text, 'vm-later is RESERVED')
+        # This client's --status knows no states but its own.
+        found = self.member.get_servers(search_opts={'status': 'RESERVED'})
+        self.check([server['name'] for server in found] == ['vm-later'],
+                   'GET /servers?status=RESERVED finds it')
+        self.check(self.host('vm-later') is None, 'it takes no host yet')
+        self.leases(first='ACTIVE', second='PENDING')
+
+    def boots_without_lease(self) -> None:
+        say('\n== Without a lease: not where the capacity is promised ...')
+        self.boot('vm-large', 'm1.large')
+        self.boot('vm-medium', 'm1.medium')
+        self.check(self.wait('vm-large', 'ERROR', 'ACTIVE') == 'ERROR',
+                   'vm-large finds no host: the free one is promised')
+        self.openstack('server', 'show', 'vm-large', '-c', 'status',
+                       '-c', 'fault', '-f', 'yaml')
+        say('\n== ... and let in where it fits')
+        self.check(self.wait('vm-medium', 'ACTIVE') == 'ACTIVE',
+                   'vm-medium runs')
+        self.check(self.host('vm-medium') == self.host('vm-now'),
+                   'it runs beside vm-now, not on the promised host')
+
+    def lease_refused(self) -> None:
+        say('\n== A lease that cannot be kept is refused, and told when')
+        code, text = self.boot('vm-never', 'm1.large', {
+            'name': 'third', 'start': 'now', 'duration': '1h'})
+        self.check(code != 0 and '409' in text, 'it is answered with 409')
+        self.check('next_start' in text and date(self.end) in text,
+                   'its next_start is the end of the lease in the way')
+        self.check(self.status('vm-never') == 'gone', 'no server is left')
+
+    def lease_starts(self) -> None:
+        say('\n== The lease starts')
+        early = self.status('vm-later')
+        if time.time() < self.start - 1:
+            self.check(early == 'RESERVED', 'until then it was RESERVED')
+        status = self.wait('vm-later', 'ACTIVE', 'gone',
+                           about=f' (from {date(self.start)})')
+        self.check(status == 'ACTIVE', 'vm-later runs')
+        self.check(time.time() >= self.start, 'not before its lease started')
+        self.servers()
+        self.leases(second='ACTIVE')
+
+    def lease_ends(self) -> None:
+        say('\n== The lease ends')
+        status = self.wait('vm-later', 'gone',
+                           about=f' (at {date(self.end)})')
+        self.check(status == 'gone', 'vm-later is gone')
+        self.check(time.time() >= self.end, 'not before its lease ended')
+        self.boot('vm-large-again', 'm1.large')
+        self.check(
+            self.wait('vm-large-again', 'ACTIVE') == 'ACTIVE',
+            'its capacity is free for others')
+        self.servers()
+        self.leases(second='TERMINATED')
+
+
+def summarize(tour: Tour) -> bool:
+    """:returns: whether all was as it should be"""
+    wrong = [what for right, what in tour.results if not right]
+    say(f'\n== {len(tour.results) - len(wrong)} of {len(tour.results)} '
+        f'as it should be, after {time.monotonic() - BEGUN:.0f} s')
+    for what in wrong:
+        say(f'  WRONG: {what}')
+    return not wrong
+
+
+def keep(cloud: ty.Any) -> None:
+    """Leave the cloud running until Ctrl-C."""
+    say('\nIt goes on running. In another shell:\n')
+    for name, value in cloud.exports().items():
+        say(f'    export {name}={value}')
+    say(f'    export PATH={os.path.dirname(sys.executable)}:$PATH')
+    say(f'''
+    openstack server list
+    openstack server delete vm-large-again      (makes room for yours)
+    openstack --os-username admin hypervisor list
+    blazar-nova-manage --config-file {cloud.conf_file} lease list
+
+Nova's log is {cloud.log_file}. Ctrl-C ends it.''')
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()
+
+
+def open_cloud() -> ty.Any:
+    say('Starting Nova: API, conductor, scheduler, two computes, placement '
+        '...')
+    import demo_cloud
+    cloud = demo_cloud.Cloud()
+    cloud.open()
+    say(f'It runs after {time.monotonic() - BEGUN:.1f} s; its files are in '
+        f'{cloud.folder}')
+    return cloud
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog='tools/demo', description='Shows leases on a real Nova, in one '
+        'process, through the openstack client.')
+    parser.add_argument('--keep', action='store_true',
+                        help='leave it running at the end, for other shells')
+    wanted = parser.parse_args()
+    sys.argv[1:] = []
+    sys.path.insert(0, ROOT)
+    try:
+        cloud = open_cloud()
+    except Exception:
+        # Nova's excepthook would only log it.
+        traceback.print_exc(file=sys.stdout)
+        return 2
+    tour = Leases(cloud)
+    try:
+        tour.walk()
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+        tour.check(False, 'the tour came to its end')
+    right = summarize(tour)
+    if wanted.keep:
+        keep(cloud)
+    elif not right:
+        say(f'Nova\'s log is {cloud.log_file}')
+    cloud.close(keep_folder=not right)
+    return 0 if right else 1
+
+
+def run() -> ty.NoReturn:
+    """main(), and then the end, whatever happened.
+
+    Threads of Nova's that are still busy would keep the process for ever.
+    """
+    status = 1
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read this has seen enough.
+        pass
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+if __name__ == '__main__':
+    run()

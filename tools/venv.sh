@@ -1,0 +1,140 @@
+# shellcheck shell=bash
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+#
+# Sourced by the commands beside it. `use_venv` makes .venv in the top folder
+# of the repository, with everything of constraints.txt that running and
+# testing need, or finds that it has been made before; it sets VENV.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=$ROOT/.venv
+# What the packages installed in .venv depend on.
+INPUTS=(constraints.txt requirements.txt test-requirements.txt setup.cfg
+    setup.py pyproject.toml)
+IS_NEW='import sys; sys.exit(sys.version_info < (3, 11))'
+
+say() {
+    printf '%s\n' "$*" >&2
+}
+
+die() {
+    say "$@"
+    exit 1
+}
+
+# The first Python of at least 3.11; PYTHON=... names one.
+find_python() {
+    local name
+    for name in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if "$name" -c "$IS_NEW" >/dev/null 2>&1; then
+            command -v "$name"
+            return
+        fi
+    done
+    die "Python 3.11 or later is needed, and ${PYTHON:-python3} is none." \
+        "On Debian 12 or Ubuntu 24.04: apt-get install python3 python3-venv"
+}
+
+can_make_venv() {
+    "$1" -c 'import ensurepip, venv; ensurepip.version()' >/dev/null 2>&1
+}
+
+# Debian and Ubuntu have the part of Python that makes environments in a
+# package of its own.
+need_venv_module() {
+    local python=$1 package
+    can_make_venv "$python" && return
+    package=$("$python" -c \
+        'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+    if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+        die "$python cannot make virtual environments. On Debian or" \
+            "Ubuntu, run this and try again: sudo apt-get install $package"
+    fi
+    say "Installing $package ..."
+    export DEBIAN_FRONTEND=noninteractive
+    { apt-get update && apt-get install -y --no-install-recommends \
+        "$package"; } >/dev/null || true
+    can_make_venv "$python" || die "apt-get could not install $package."
+}
+
+# What identifies an environment that still does: where it stands (its
+# scripts name their folder), its Python, and what was to be installed.
+place_stamp() {
+    printf '%s %s\n' "$VENV" "$("$1" -V)"
+}
+
+input_stamp() {
+    (cd "$ROOT" && sha256sum -- "${INPUTS[@]}")
+}
+
+# Reads pip's output, and shows how far it is.
+show_pip() {
+    local line count=0 shown=$SECONDS
+    while IFS= read -r line; do
+        case $line in
+            Collecting*) count=$((count + 1)) ;;
+            Installing\ collected*)
+                say "  all there; unpacking them, half a minute ..." ;;
+        esac
+        if ((SECONDS >= shown + 3)); then
+            shown=$SECONDS
+            say "  $count packages so far, ${SECONDS} s ..."
+        fi
+    done
+}
+
+# pbr asks git for the version. A tarball has no git to ask, and neither has
+# a machine without git or a folder that belongs to somebody else.
+need_version() {
+    [[ -e $ROOT/PKG-INFO ]] && return
+    git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 && return
+    export PBR_VERSION=${PBR_VERSION:-0.0.1}
+}
+
+run_pip() {
+    cd "$ROOT" || return
+    # The constraints hold for what builds a package as well.
+    PIP_CONSTRAINT=$ROOT/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+        "$VENV/bin/python" -m pip install -c constraints.txt \
+        -r requirements.txt -r test-requirements.txt -e .
+}
+
+install_packages() {
+    local log=$VENV/pip.log
+    need_version
+    if ! run_pip 2>&1 | tee "$log" | show_pip; then
+        tail -n 20 "$log" >&2
+        die "The packages could not be installed; all that pip said: $log"
+    fi
+}
+
+use_venv() {
+    local python lock place
+    python=$(find_python) || exit 1
+    # One at a time, when two commands are started together.
+    exec {lock}<"$ROOT"
+    flock "$lock"
+    place=$(place_stamp "$python")
+    if [[ $(cat "$VENV/place" 2>/dev/null) != "$place" ]]; then
+        need_venv_module "$python"
+        say "Making $VENV with $("$python" -V) ..."
+        "$python" -m venv --clear "$VENV" || die "$VENV could not be made."
+        echo "$place" >"$VENV/place"
+    fi
+    if [[ $(cat "$VENV/inputs" 2>/dev/null) != "$(input_stamp)" ]]; then
+        say "Installing the packages of constraints.txt (a minute or so) ..."
+        install_packages
+        input_stamp >"$VENV/inputs"
+        say "Installed in $SECONDS s."
+    fi
+    exec {lock}<&-
+}

@@ -49,7 +49,7 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     admit = admission.Admission(parts)
     with hold.intercepting(admit):
         app = router.build(global_config, **local_config)
-    checks.refuse('nova-api', checks.notifications(service.CONF) +
-                  checks.router(app))
+    checks.refuse('nova-api', checks.scheduler(service.CONF) +
+                  checks.notifications(service.CONF) + checks.router(app))
     LOG.info('Leases are on')
     return middleware.LeaseMiddleware(app, parts)

@@ -47,6 +47,7 @@ _FIELDS = {
     'ComputeNode': ('uuid', 'hypervisor_hostname', 'host'),
 }
 
+FILTER = 'BlazarFilter'
 WEIGHER = 'blazar_nova.scheduler.weights.BlazarWeigher'
 
 
@@ -120,9 +121,15 @@ def notifications(conf: ty.Any) -> list[str]:
 
 
 def scheduler(conf: ty.Any) -> list[str]:
-    """The weigher stands beside the filter."""
-    classes = conf.filter_scheduler.weight_classes
-    if WEIGHER in classes:
-        return []
-    return ['Write in nova.conf [filter_scheduler]: weight_classes = ' +
-            ','.join([*classes, WEIGHER])]
+    """The filter keeps the promises, the weigher stands beside it."""
+    problems = []
+    group = conf.filter_scheduler
+    if FILTER not in group.enabled_filters:
+        problems.append('Write in nova.conf [filter_scheduler]: '
+                        'enabled_filters = ' + ','.join(
+                            [*group.enabled_filters, FILTER]))
+    if WEIGHER not in group.weight_classes:
+        problems.append('Write in nova.conf [filter_scheduler]: '
+                        'weight_classes = ' + ','.join(
+                            [*group.weight_classes, WEIGHER]))
+    return problems

@@ -1,0 +1,404 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The held build: a server whose lease starts later is RESERVED."""
+
+import base64
+from concurrent import futures
+import json
+import logging
+import os
+import threading
+
+import fixtures
+from nova.api.openstack import api_version_request
+from nova.tests.fixtures import cinder
+
+from tests.functional import base
+from tests.functional import leased
+from tests.functional import nova_box
+
+VOLUME = cinder.CinderFixture.IMAGE_BACKED_VOL
+#: A boot from it needs no image.
+FROM_VOLUME = {'imageRef': '', 'block_device_mapping_v2': [{
+    'uuid': VOLUME, 'source_type': 'volume', 'destination_type': 'volume',
+    'boot_index': 0}]}
+
+
+def microversions():
+    """Every microversion that this Nova has, the oldest first."""
+    latest = api_version_request.max_api_version().get_string()
+    return [f'2.{minor}' for minor in range(1, int(latest[2:]) + 1)]
+
+
+class ReservedTest(leased.LeasedTestCase):
+    """RESERVED is a state like Nova's own."""
+
+    def ids(self, client, query):
+        response = client.api_request(query)
+        self.assertEqual(200, response.status_code,
+                         f'{client.microversion} {query}: {response.text}')
+        return [server['id'] for server in response.json()['servers']]
+
+    def check_reserved(self, client, server_id):
+        """Show, list and list by state agree that it is RESERVED."""
+        response = client.api_request(f'/servers/{server_id}')
+        self.assertEqual(200, response.status_code,
+                         f'{client.microversion}: {response.text}')
+        self.assertEqual('RESERVED', response.json()['server']['status'])
+        (server,) = client.api_request('/servers/detail').json()['servers']
+        self.assertEqual(('RESERVED', server_id),
+                         (server['status'], server['id']))
+        for query, ids in (('/servers', [server_id]),
+                           ('/servers?status=RESERVED', [server_id]),
+                           ('/servers/detail?status=RESERVED', [server_id]),
+                           ('/servers?status=BUILD', []),
+                           ('/servers/detail?status=ACTIVE', [])):
+            self.assertEqual(ids, self.ids(client, query),
+                             f'{client.microversion} {query}')
+
+    def test_at_every_microversion(self):
+        server = self.hold()
+        tried = microversions()
+        self.assertGreater(len(tried), 90)
+        for microversion in tried:
+            client = self.api(microversion=microversion)
+            got = client.api_request(f'/servers/{server["id"]}')
+            self.assertEqual(200, got.status_code,
+                             f'{microversion}: {got.text}')
+            self.assertEqual('RESERVED', got.json()['server']['status'])
+            (listed,) = client.api_request(
+                '/servers/detail').json()['servers']
+            self.assertEqual('RESERVED', listed['status'])
+            self.assertEqual([server['id']], self.ids(
+                client, '/servers?status=RESERVED'))
+            renamed = client.api_request(
+                f'/servers/{server["id"]}', method='PUT',
+                body=json.dumps({'server': {'name': microversion}}))
+            self.assertEqual(200, renamed.status_code,
+                             f'{microversion}: {renamed.text}')
+            renamed = renamed.json()['server']
+            self.assertEqual((microversion, 'RESERVED'), (
+                renamed['name'], renamed.get('status', 'RESERVED')))
+
+    def test_in_every_list(self):
+        server = self.hold()
+        for microversion in (None, '2.1', '2.73', 'latest'):
+            self.check_reserved(
+                self.api(microversion=microversion), server['id'])
+            # An admin is shown more: host, state of the VM ...
+            got = self.client(microversion=microversion).get_server(
+                server['id'])
+            self.assertEqual(('RESERVED', 'reserved', None), (
+                got['status'], got['OS-EXT-STS:vm_state'],
+                got['OS-EXT-STS:task_state']))
+
+    def test_at_every_endpoint(self):
+        v21 = self.alice.base_url
+        v2 = v21.replace('/v2.1', '/v2')
+        for url, microversion in (
+                (v2, None), (f'{v2}/{nova_box.PROJECT_ID}', None),
+                (f'{v21}/{nova_box.PROJECT_ID}', None),
+                (f'{v21}/{nova_box.PROJECT_ID}', 'latest')):
+            client = self.api(microversion=microversion)
+            client.base_url = url
+            server = self.hold(client=client)
+            self.check_reserved(client, server['id'])
+            self.refused(409, client.post_server_action, server['id'],
+                         {'os-stop': None})
+            client.delete_server(server['id'])
+            self.assertEqual({}, self.bookings(), url)
+
+    def test_lists_tell_the_states_apart(self):
+        active = self.boot_active('vm1')['id']
+        held = [self.hold(f'vm{number}')['id'] for number in (2, 3, 4)]
+        for query, ids in (('status=RESERVED', held),
+                           ('status=reserved', held),
+                           ('status=ACTIVE', [active]),
+                           ('status=BUILD', []),
+                           ('status=ERROR', []),
+                           ('status=RESERVED&status=ACTIVE', [*held, active]),
+                           ('status=RESERVED&name=vm3', [held[1]]),
+                           ('', [*held, active])):
+            self.assertEqual(
+                sorted(ids), sorted(self.ids(self.alice, f'/servers?{query}')),
+                query)
+        # Page by page, too.
+        seen, marker = [], ''
+        while page := self.ids(self.alice, '/servers/detail?limit=2&'
+                               f'status=RESERVED{marker}'):
+            seen += page
+            marker = f'&marker={page[-1]}'
+        self.assertEqual(sorted(held), sorted(seen))
+
+    def test_only_its_project_sees_it(self):
+        server = self.hold()
+        bob = self.api(project='0' * 32, user='bob')
+        self.assertEqual([], self.ids(bob, '/servers?status=RESERVED'))
+        self.assertEqual([server['id']], self.ids(
+            self.admin, '/servers?all_tenants=1&status=RESERVED'))
+
+
+class HeldTest(leased.LeasedTestCase):
+    """What a held server has and has not."""
+
+    def test_it_has_no_host_no_allocation_and_no_guest(self):
+        recorder = self.record('versioned_notifications')
+        server = self.hold(networks=[
+            {'uuid': self.neutron.network_1['id']}], flavor='5')
+        got = self.admin.get_server(server['id'])
+        self.assertIsNone(got['OS-EXT-SRV-ATTR:host'])
+        self.assertIsNone(got['OS-EXT-SRV-ATTR:hypervisor_hostname'])
+        self.assertEqual({}, got['addresses'])
+        self.assertEqual({}, self.allocations(server['id']))
+        self.assertEqual({}, self.guests())
+        self.assertEqual(0, self.boot_rows()['cell1.instances'])
+        self.assertEqual(0, self.boot_rows()['cell0.instances'])
+        # Nothing of it is on its way either: this one is built behind it.
+        self.boot_active('vm2', flavor='4', hints=self.lease_hints())
+        ports = self.neutron.list_ports(is_admin=True)['ports']
+        self.assertNotIn(server['id'],
+                         [port.get('device_id') for port in ports])
+        self.assertNotIn(server['id'], [
+            data.get('uuid') for _event, data in recorder.events])
+
+    def test_it_can_be_renamed(self):
+        server = self.hold(metadata={'colour': 'blue'}, description='mine')
+        for microversion in ('2.1', 'latest'):
+            client = self.api(microversion=microversion)
+            client.put_server(server['id'], {
+                'server': {'name': f'new-{microversion}'}})
+            got = self.alice.get_server(server['id'])
+            self.assertEqual((f'new-{microversion}', 'RESERVED'),
+                             (got['name'], got['status']))
+        self.clock.advance(3600)
+        self.run_due()
+        got = self.wait_for_status(server['id'], 'ACTIVE')
+        # That it is another name is all that the rename has done.
+        self.assertEqual(('new-latest', 'mine', {'colour': 'blue'}), (
+            got['name'], got['description'], got['metadata']))
+        self.assertEqual([server['id']], list(self.guests()))
+
+    def test_the_rest_of_what_rename_can_change(self):
+        server = self.hold()
+        for change in ({'description': 'other'},
+                       {'accessIPv4': '192.0.2.7'},
+                       {'OS-DCF:diskConfig': 'MANUAL'},
+                       {'hostname': 'other'}):
+            response = self.alice.api_request(
+                f'/servers/{server["id"]}', method='PUT',
+                body=json.dumps({'server': change}))
+            self.assertEqual(200, response.status_code, response.text)
+        got = self.alice.get_server(server['id'])
+        self.assertEqual(('other', '192.0.2.7', 'RESERVED'), (
+            got['description'], got['accessIPv4'], got['status']))
+
+    def test_it_can_be_deleted(self):
+        before = self.book_rows()
+        for number, microversion in enumerate(('2.1', 'latest')):
+            server = self.hold(f'vm{number}', flavor='5', count=2)
+            # No room is left, so what comes next shows what was given back.
+            client = self.api(microversion=microversion)
+            for server in self.alice.get_servers():
+                client.delete_server(server['id'])
+                self.assertFalse(self.exists(server['id']))
+                self.refused(404, client.delete_server, server['id'])
+            self.assertEqual('TERMINATED', self.lease(f'vm{number}')['status'])
+        rows = self.book_rows()
+        self.assertEqual((2, 0, 0), (
+            rows['leases'], rows['bookings'], rows['held_builds']))
+        self.assertEqual(0, before['leases'])
+        self.assertEqual(0, self.boot_rows()['api.build_requests'])
+        # Its events do nothing any more.
+        self.clock.advance(7200)
+        self.run_due()
+        self.assertEqual({}, self.guests())
+
+    def test_one_of_several_can_be_deleted(self):
+        self.hold('vm', count=3)
+        first, *others = (server['id'] for server in self.alice.get_servers())
+        self.alice.delete_server(first)
+        lease = self.lease('vm')
+        self.assertEqual('PENDING', lease['status'])
+        self.assertEqual(sorted(others),
+                         sorted(lease['reservations'][0]['servers']))
+        self.clock.advance(3600)
+        self.run_due()
+        for server_id in others:
+            self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual(sorted(others), sorted(self.guests()))
+        self.assertFalse(self.exists(first))
+
+    def test_two_who_delete_it_at_once(self):
+        for number in range(5):
+            server = self.hold(f'vm{number}', flavor='5', count=1)
+            both = threading.Barrier(2)
+
+            def delete():
+                client = self.api()
+                both.wait(10)
+                return client.api_request(f'/servers/{server["id"]}',
+                                          method='DELETE').status_code
+
+            with futures.ThreadPoolExecutor(2) as pool:
+                codes = [one.result() for one in [
+                    pool.submit(delete), pool.submit(delete)]]
+            self.assertIn(204, codes)
+            self.assertLessEqual(set(codes), {204, 404})
+            self.assertEqual('TERMINATED', self.lease(f'vm{number}')['status'])
+        self.assertEqual(0, self.book_rows()['bookings'])
+
+    def test_two_who_want_the_last_room_at_once(self):
+        self.hold('first', flavor='5')
+        both = threading.Barrier(2)
+
+        def boot(name):
+            body = {'server': {
+                'name': name, 'imageRef': base.IMAGE, 'flavorRef': '5',
+                'networks': 'none'},
+                'os:scheduler_hints': self.lease_hints(name, 3600)}
+            client = self.api()
+            both.wait(10)
+            return client.api_request('/servers', method='POST',
+                                      body=json.dumps(body)).status_code
+
+        with futures.ThreadPoolExecutor(2) as pool:
+            codes = [one.result() for one in [
+                pool.submit(boot, 'one'), pool.submit(boot, 'other')]]
+        self.assertEqual([202, 409], sorted(codes))
+        self.assertEqual(2, self.book_rows()['bookings'])
+        self.assertEqual(2, self.boot_rows()['api.build_requests'])
+        self.assertEqual({'host1', 'host2'}, set(self.bookings().values()))
+
+    def test_its_volume_stays_reserved_until_it_is_deleted(self):
+        for name in ('vm1', 'vm2'):
+            server = self.hold(name, **FROM_VOLUME)
+            (attachment,) = self.cinder.volume_to_attachment[VOLUME].values()
+            self.assertEqual(server['id'], attachment['instance_uuid'])
+            self.alice.delete_server(server['id'])
+            self.assertEqual({}, self.cinder.volume_to_attachment[VOLUME])
+        server = self.hold('vm3', **FROM_VOLUME)
+        self.clock.advance(3600)
+        self.run_due()
+        got = self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual([VOLUME], [
+            volume['id']
+            for volume in got['os-extended-volumes:volumes_attached']])
+
+
+class NowTest(leased.LeasedTestCase):
+    """A boot whose lease starts now goes straight on."""
+
+    def test_it_is_built_at_once(self):
+        server = self.boot('vm1', hints=self.lease_hints('vm1'))
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(0, self.book_rows()['held_builds'])
+        self.assertEqual(self.bookings(), self.guests())
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+
+    def test_it_is_never_reserved(self):
+        # Nobody takes the build from the conductor, so it stays as it was.
+        self.stub_out('nova.conductor.rpcapi.ComputeTaskAPI.'
+                      'schedule_and_build_instances',
+                      lambda *args, **kwargs: None)
+        server = self.boot('vm1', hints=self.lease_hints('vm1'))
+        self.assertEqual('BUILD', self.alice.get_server(
+            server['id'])['status'])
+        self.assertEqual('STARTING', self.lease('vm1')['status'])
+
+    def test_nothing_is_left_when_the_build_cannot_be_sent(self):
+        def fail(*_args, **_kwargs):
+            raise RuntimeError('the message bus is away')
+
+        self.stub_out('nova.conductor.rpcapi.ComputeTaskAPI.'
+                      'schedule_and_build_instances', fail)
+        self.refused(500, self.boot, 'vm1', hints=self.lease_hints('vm1'))
+        self.assertEqual({0}, set(self.boot_rows().values()))
+        self.assertEqual({0}, set(self.book_rows().values()))
+
+
+class SecretsTest(leased.LeasedTestCase):
+    """What must not be read where it is kept."""
+
+    PASSWORD = 'correct-horse-battery'
+    FILE = b'staple that nobody may read'
+
+    def hold_with_secrets(self):
+        """At the last microversion that injects files."""
+        return self.hold(
+            client=self.api(microversion='2.56'), networks='none',
+            adminPass=self.PASSWORD, personality=[{
+                'path': '/etc/secret',
+                'contents': base64.b64encode(self.FILE).decode()}])
+
+    def secrets(self):
+        return {b'password': self.PASSWORD.encode(), b'file': self.FILE,
+                b'encoded': base64.b64encode(self.FILE),
+                b'password64': base64.b64encode(self.PASSWORD.encode()),
+                b'token': nova_box.Identity().token().encode()}
+
+    def test_database_and_notifications_do_not_have_them(self):
+        published = []
+        self.stub_out('blazar_nova.compat.service.notify',
+                      lambda event, lease: published.append((event, lease)))
+        self.hold_with_secrets()
+        self.assertEqual(1, self.book_rows()['held_builds'])
+        names = [name for name in os.listdir(self.folder)
+                 if name.startswith('blazar')]
+        self.assertIn('blazar.sqlite', names)
+        for name in names:
+            with open(os.path.join(self.folder, name), 'rb') as f:
+                kept = f.read()
+            for what, secret in self.secrets().items():
+                self.assertNotIn(secret, kept, f'{what} in {name}')
+        self.assertEqual(['lease.create'], [event for event, _ in published])
+        for what, secret in self.secrets().items():
+            self.assertNotIn(secret.decode(), repr(published), what)
+
+    def test_the_server_gets_them_and_the_log_does_not(self):
+        # At DEBUG, Nova's own API writes the body of every request.
+        logs = [self.useFixture(fixtures.FakeLogger(
+            name=name, level=level, nuke_handlers=False))
+            for name, level in (('', logging.INFO),
+                                ('blazar_core', logging.DEBUG),
+                                ('blazar_nova', logging.DEBUG))]
+        spawned = self.record_spawn()
+        server = self.hold_with_secrets()
+        self.clock.advance(3600)
+        self.run_due()
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual({'password': self.PASSWORD,
+                          'files': [('/etc/secret', self.FILE)]}, spawned)
+        self.assertIn('sending its build', logs[1].output)
+        for what, secret in self.secrets().items():
+            for log in logs:
+                self.assertNotIn(secret.decode(), log.output, what)
+
+    def record_spawn(self):
+        """What the hypervisors are given, once they are."""
+        spawned = {}
+        for compute in self.computes.values():
+            driver = compute.manager.driver
+            spawn = driver.spawn
+
+            def remember(context, instance, image, files, password, *args,
+                         spawn=spawn, **kwargs):
+                spawned.update(password=password, files=[
+                    (path, contents if isinstance(contents, bytes)
+                     else contents.encode()) for path, contents in files])
+                return spawn(context, instance, image, files, password,
+                             *args, **kwargs)
+
+            self.useFixture(fixtures.MockPatchObject(
+                driver, 'spawn', remember))
+        return spawned

@@ -1,0 +1,389 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Hints: every way to ask for a lease, and what it makes."""
+
+import datetime
+import json
+
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from blazar_core import clock as clocks
+
+from tests.functional import base
+from tests.functional import leased
+
+#: Seconds.
+HOUR, DAY = 3600, 86400
+
+
+def instant(text):
+    """Seconds since the epoch of a date as leases are described."""
+    return int(datetime.datetime.strptime(text + '+0000',
+                                          '%Y-%m-%dT%H:%M:%S.%f%z'
+                                          ).timestamp())
+
+
+class HintsTestCase(leased.LeasedTestCase):
+
+    def window(self, name):
+        """Start and end of a lease, in seconds since the epoch."""
+        lease = self.lease(name)
+        return instant(lease['start_date']), instant(lease['end_date'])
+
+    def asks(self, name='vm1', **params):
+        """Boot with just these lease_params; :returns: the server."""
+        return self.boot(name, hints={
+            'reserved': 'True',
+            'lease_params': json.dumps({'name': name, **params})})
+
+
+class KeysTest(HintsTestCase):
+    """Where hints may stand."""
+
+    KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
+
+    def test_both_keys_at_old_and_new_microversions(self):
+        names = []
+        for number, key in enumerate(self.KEYS):
+            for microversion in ('2.1', 'latest'):
+                names.append(f'vm{number}-{microversion}')
+                server = self.hold(names[-1], hints_key=key, client=self.api(
+                    microversion=microversion))
+                self.assertEqual('RESERVED', self.alice.get_server(
+                    server['id'])['status'])
+                self.assertEqual(
+                    [server['id']],
+                    self.lease(names[-1])['reservations'][0]['servers'])
+                self.assertEqual(
+                    {key: [value] for key, value in self.lease_hints(
+                        names[-1], 3600).items()},
+                    self.alice.get_server(server['id'])['scheduler_hints'])
+
+    def test_of_both_the_first_wins(self):
+        for first, status in (('lease', 'RESERVED'), ('none', 'ACTIVE')):
+            hints = {'lease': self.lease_hints(first, 3600), 'none': {}}
+            other = ({'lease', 'none'} - {first}).pop()
+            body = {'server': {
+                'name': first, 'imageRef': base.IMAGE,
+                'flavorRef': '1', 'networks': 'none'}}
+            for keys in (self.KEYS, self.KEYS[::-1]):
+                # The order in the body does not count.
+                for key in keys:
+                    body.pop(key, None)
+                for key in keys:
+                    body[key] = hints[
+                        first if key == self.KEYS[0] else other]
+                server = self.alice.post_server(body)
+                self.wait_for_status(server['id'], status)
+        self.assertEqual(2, len(self.leases()))
+
+
+class ReservedHintTest(HintsTestCase):
+    """``reserved``, with and without ``lease_params``."""
+
+    def test_alone_it_means_now_for_the_default_length(self):
+        before = clocks.SystemClock().now()
+        servers = [self.boot(f'vm{number}', hints={'reserved': value})
+                   for number, value in enumerate(
+                       ('True', True, ['yes']))]
+        after = clocks.SystemClock().now()
+        for lease in self.leases():
+            start = instant(lease['start_date'])
+            self.assertTrue(before <= start <= after, lease)
+            self.assertEqual(30 * DAY, instant(lease['end_date']) - start)
+            self.assertEqual(f'lease-{lease["id"][:8]}', lease['name'])
+            (reminder,) = (event for event in lease['events']
+                           if event['event_type'] == 'before_end_lease')
+            self.assertEqual(HOUR, instant(lease['end_date']) -
+                             instant(reminder['time']))
+        self.assertEqual(3, len(self.leases()))
+        for server in servers:
+            self.wait_for_status(server['id'], 'ACTIVE')
+
+    def test_false_and_other_hints_are_an_ordinary_boot(self):
+        for number, value in enumerate(('False', False)):
+            server = self.boot(f'vm{number}', hints={
+                'reserved': value, 'lease_params': 'not even read'})
+            self.wait_for_status(server['id'], 'ACTIVE')
+        for number, hints in enumerate(({}, {'colour': 'blue'},
+                                        {'reservedly': 'True'})):
+            self.boot_active(f'vm{number}', hints=hints)
+        self.assertEqual({0}, set(self.book_rows().values()))
+
+
+class DefaultsTest(HintsTestCase):
+    """What a request leaves out is the operator's choice."""
+
+    more_conf = """\
+[blazar]
+reservation_start_date = 2031-02-03 04:05
+reservation_length_days = 1
+reservation_length_hours = 2
+reservation_length_minutes = 3
+minutes_before_end_lease = 15
+"""
+    #: 2031-02-03 04:05 UTC
+    START = 1927857900
+
+    def test_start_and_length(self):
+        self.asks(duration='2h')
+        self.assertEqual((self.START, self.START + 2 * HOUR),
+                         self.window('vm1'))
+        server = self.boot('vm1', hints=leased.RESERVE)
+        self.assertEqual('RESERVED',
+                         self.alice.get_server(server['id'])['status'])
+        (lease,) = (one for one in self.leases() if one['name'] != 'vm1')
+        end = self.START + DAY + 2 * HOUR + 180
+        self.assertEqual((self.START, end), self.window(lease['id']))
+        self.assertIn(('before_end_lease', clocks.iso(end - 900)), [
+            (event['event_type'], event['time'])
+            for event in lease['events']])
+
+
+class DatesTest(HintsTestCase):
+    """The forms of dates and durations."""
+
+    #: 2030-12-01 16:07 UTC
+    START = 1922371620
+
+    def test_every_form(self):
+        forms = ['2030-12-01 16:07', '2030-12-1 16:07', '2030-12-01 16:07:00',
+                 '2030-12-01 16:07Z', '2030-12-01T16:07:00Z',
+                 '2030-12-01T16:07:00.000000', '2030-12-01T18:07:00+02:00',
+                 '2030-12-01T11:07:00-0500', '2030-12-02T00:07+08']
+        for number, form in enumerate(forms):
+            self.asks(f'vm{number}', start=form, end='2030-12-01 16:08:30')
+            self.assertEqual((self.START, self.START + 90),
+                             self.window(f'vm{number}'), form)
+        for number, (form, seconds) in enumerate((
+                ({'end': '2030-12-1 18:07'}, 2 * HOUR),
+                ({'end': '2030-12-01T18:07:05+00:00'}, 2 * HOUR + 5),
+                ({'duration': '2h'}, 2 * HOUR),
+                ({'duration': '3d'}, 3 * DAY),
+                ({'duration': '1d12h'}, DAY + 12 * HOUR),
+                ({'duration': '90m'}, 5400))):
+            self.asks(f'end{number}', start='2030-12-01 16:07', **form)
+            self.assertEqual((self.START, self.START + seconds),
+                             self.window(f'end{number}'), form)
+
+    def test_now_is_the_moment_of_the_request(self):
+        clock = clocks.SystemClock()
+        minute = clocks.minute(clock.now() // 60 * 60)
+        for number, start in enumerate(({'start': 'now'}, {},
+                                        {'start': minute})):
+            before = clock.now()
+            server = self.asks(f'vm{number}', duration='2h', **start)
+            after = clock.now()
+            if before // 60 != after // 60:
+                continue  # The minute changed: it names no present any more.
+            start, end = self.window(f'vm{number}')
+            self.assertTrue(before <= start <= after)
+            self.assertEqual(2 * HOUR, end - start)
+            self.assertNotEqual('RESERVED', self.alice.get_server(
+                server['id'])['status'])
+
+
+class ParamsTest(HintsTestCase):
+    """The other keys of lease_params."""
+
+    def events(self, name):
+        return {event['event_type']: instant(event['time']) - self.began
+                for event in self.lease(name)['events']}
+
+    def test_name_before_end_events_and_on_end(self):
+        self.boot('vm1', hints=self.lease_hints(
+            '  Größe 5 ', 3600, before_end=self.at(5000), on_end='delete',
+            events=[{'event_type': 'remind', 'event_date': self.at(4000)},
+                    {'event_type': 'remind.2', 'event_date': self.at(4100)}]))
+        self.assertEqual({'start_lease': 3600, 'end_lease': 7200,
+                          'before_end_lease': 5000, 'remind': 4000,
+                          'remind.2': 4100}, self.events('Größe 5'))
+
+    def test_names_and_owners(self):
+        for name in ('x' * 255, 'twice', 'twice'):
+            self.hold(name)
+        self.assertEqual(['twice', 'twice', 'x' * 255], sorted(
+            lease['name'] for lease in self.leases()))
+        bob = self.api(project='0' * 32, user='bob')
+        self.hold('vm1', client=bob)
+        lease = self.lease('vm1')
+        self.assertEqual(('0' * 32, 'bob'),
+                         (lease['project_id'], lease['user_id']))
+        # 16 KiB are not too much.
+        params = {'name': 'long', 'start': self.at(3600), 'duration': '2h'}
+        text = json.dumps(params)
+        self.boot('vm1', hints={'reserved': 'True', 'lease_params':
+                                text + ' ' * (16384 - len(text))})
+        self.assertEqual('PENDING', self.lease('long')['status'])
+
+
+class CountsTest(HintsTestCase):
+    """--min and --max."""
+
+    def check(self, count):
+        """One lease, a booking for each server, all of them RESERVED."""
+        ids = sorted(server['id'] for server in self.alice.get_servers(
+            search_opts={'status': 'RESERVED'}))
+        self.assertEqual(count, len(ids))
+        (lease,) = self.leases()
+        (reservation,) = lease['reservations']
+        self.assertEqual(count, reservation['amount'])
+        self.assertEqual(ids, sorted(reservation['servers']))
+        self.assertEqual(ids, sorted(self.bookings()))
+        return ids
+
+    def test_one_lease_with_a_booking_for_each(self):
+        self.hold('vm', flavor='4', count=4)
+        ids = self.check(4)
+        # Two of them fit on a host.
+        self.assertEqual(['host1', 'host1', 'host2', 'host2'],
+                         sorted(self.bookings().values()))
+        self.clock.advance(3600)
+        self.run_due()
+        for server_id in ids:
+            self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual(self.bookings(), self.guests())
+
+    def test_with_a_reservation_id_as_the_answer(self):
+        for microversion in ('2.1', 'latest'):
+            body = {'server': {
+                'name': 'vm', 'imageRef': base.IMAGE, 'flavorRef': '1',
+                'min_count': 2, 'max_count': 2,
+                'return_reservation_id': True},
+                'os:scheduler_hints': self.lease_hints('vm', 3600)}
+            if microversion != '2.1':
+                body['server']['networks'] = 'none'
+            client = self.api(microversion=microversion)
+            answer = client.api_post('/servers', body).body
+            self.assertEqual(['reservation_id'], list(answer))
+            listed = self.admin.get_servers(search_opts={
+                'reservation_id': answer['reservation_id']})
+            self.assertEqual(self.check(2),
+                             sorted(server['id'] for server in listed))
+            for server in listed:
+                self.alice.delete_server(server['id'])
+            with self.listener.parts.database.writer() as session:
+                for table in ('events', 'reservations', 'leases'):
+                    session.connection().exec_driver_sql(
+                        f'DELETE FROM {table}')
+
+    def test_a_max_above_the_min_asks_for_the_max(self):
+        self.hold('vm', min_count=1, max_count=3)
+        self.check(3)
+        # From now on, too.
+        self.boot('now', hints=self.lease_hints('now'), flavor='5',
+                  min_count=1, max_count=2)
+        lease = self.lease('now')
+        ids = lease['reservations'][0]['servers']
+        self.assertEqual(2, len(ids))
+        for server_id in ids:
+            self.wait_for_status(server_id, 'ACTIVE')
+        bookings = self.bookings()
+        self.assertEqual({one: bookings[one] for one in ids}, self.guests())
+
+
+class OtherHintsTest(HintsTestCase):
+    """Hints of Nova's own beside ours."""
+
+    def test_they_reach_nova(self):
+        server = self.boot('vm1', hints={
+            **self.lease_hints('vm1', 3600),
+            'different_host': [uuids.another], 'colour': 'blue'})
+        self.clock.advance(3600)
+        self.run_due()
+        got = self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(['blue'], got['scheduler_hints']['colour'])
+
+    def group(self, policy, **rules):
+        return self.alice.post_server_groups(
+            {'name': policy, 'policy': policy,
+             **({'rules': rules} if rules else {})})['id']
+
+    def members(self, group):
+        return sorted(self.alice.get_server_group(group)['members'])
+
+    def hold_in(self, group, name='vm', **kwargs):
+        return self.boot(name, hints={
+            **self.lease_hints(name, 3600), 'group': group}, **kwargs)
+
+    def test_affinity_keeps_them_on_one_host(self):
+        # The other host, where only one has room, would be filled first.
+        for name, flavor in (('four', '4'), ('two', '3')):
+            self.hold(name, flavor=flavor, client=self.admin, host='host1')
+        group = self.group('affinity')
+        self.hold_in(group, count=2, flavor='3')
+        self.hold_in(group, 'later', flavor='3')
+        self.assertEqual(3, len(self.members(group)))
+        self.assertEqual({'host2'}, {
+            self.bookings()[server] for server in self.members(group)})
+        self.start_and_compare(5)
+
+    def test_affinity_that_no_host_can_keep(self):
+        group = self.group('affinity')
+        self.assertIn('fits_now: 2 of 3', self.refused(
+            409, self.hold_in, group, count=3, flavor='4'))
+        self.assertEqual([], self.members(group))
+        self.hold_in(group, count=2, flavor='4')
+        # There is another host, but not for this group.
+        self.assertIn('fits_now: 0 of 1', self.refused(
+            409, self.hold_in, group, 'later'))
+        self.assertEqual(sorted(self.bookings()), self.members(group))
+
+    def test_anti_affinity_keeps_them_apart(self):
+        group = self.group('anti-affinity')
+        self.hold_in(group)
+        self.hold_in(group, 'later')
+        self.assertEqual({'host1', 'host2'}, set(self.bookings().values()))
+        self.assertIn('fits_now: 0 of 1', self.refused(
+            409, self.hold_in, group, 'third'))
+        self.assertEqual(sorted(self.bookings()), self.members(group))
+        self.start_and_compare(2)
+        # In one boot, too.
+        group = self.group('anti-affinity')
+        self.assertIn('fits_now: 2 of 3', self.refused(
+            409, self.hold_in, group, count=3))
+        self.assertEqual([], self.members(group))
+        self.hold_in(group, 'both', count=2)
+        self.assertEqual({'host1', 'host2'}, {
+            self.bookings()[server] for server in self.members(group)})
+
+    def test_anti_affinity_with_several_to_a_host(self):
+        group = self.group('anti-affinity', max_server_per_host=2)
+        self.assertIn('fits_now: 4 of 5', self.refused(
+            409, self.hold_in, group, count=5))
+        self.hold_in(group, count=4)
+        self.assertEqual(['host1', 'host1', 'host2', 'host2'],
+                         sorted(self.bookings().values()))
+        self.start_and_compare(4)
+
+    def test_groups_with_a_server_without_a_lease(self):
+        for policy, same in (('anti-affinity', False), ('affinity', True)):
+            group = self.group(policy)
+            other = self.boot_active('plain', hints={'group': group})
+            server = self.hold_in(group)
+            self.assertEqual(same, other['OS-EXT-SRV-ATTR:host'] ==
+                             self.bookings()[server['id']])
+
+    def test_soft_policies_do_not_refuse(self):
+        for policy in ('soft-affinity', 'soft-anti-affinity'):
+            group = self.group(policy)
+            self.hold_in(group, policy, count=3, flavor='3')
+            self.assertEqual(3, len(self.members(group)))
+
+    def start_and_compare(self, count):
+        self.clock.advance(3600)
+        self.run_due()
+        for server_id in self.bookings():
+            self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual(count, len(self.guests()))
+        self.assertEqual(self.bookings(), self.guests())

@@ -1,0 +1,245 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Start-up: what is not as it must be is named, and nothing starts."""
+
+import contextlib
+import io
+import os
+import sqlite3
+import types
+from unittest import mock
+
+import fixtures
+from nova.api import wsgi
+from nova import conductor
+from nova import objects
+from nova.scheduler import host_manager
+
+from blazar_core import errors
+from blazar_nova.cmd import listener as listener_command
+from tests.functional import base
+
+
+class StartupTestCase(base.FunctionalTestCase):
+
+    hosts = {}  # Nothing is booted here.
+
+    def refusal(self, start):
+        """The message with which something refuses to start."""
+        return str(self.assertRaises(errors.ConfigurationError, start))
+
+    def start_api(self):
+        """As a WSGI server does it, by api-paste.ini."""
+        return wsgi.Loader().load_app('osapi_compute')
+
+    def start_scheduler(self):
+        """What nova-scheduler makes first; it loads the filters."""
+        return host_manager.HostManager()
+
+    def everything(self):
+        return [self.start_api, self.start_scheduler, self.new_listener]
+
+    def check_refused(self, words, *starts):
+        for start in starts:
+            self.assertIn(words, self.refusal(start), start.__name__)
+
+
+class ConfigurationTest(StartupTestCase):
+    """What an operator forgot or mistyped; the line to write is named."""
+
+    def test_as_documented_everything_starts(self):
+        for start in self.everything():
+            start()
+        manager = self.start_scheduler()
+        self.assertIn('BlazarFilter', [
+            type(one).__name__ for one in manager.enabled_filters])
+        self.assertIn('BlazarWeigher', [
+            type(one).__name__ for one in manager.weighers])
+
+    def test_notifications(self):
+        self.flags(group='notifications', notification_format='unversioned')
+        self.check_refused(
+            'Write in nova.conf [notifications]: notification_format = '
+            'versioned', self.start_api, self.new_listener)
+        self.flags(group='notifications', notification_format='both')
+        self.start_api()
+        # The topic.
+        self.flags(group='notifications',
+                   versioned_notifications_topics=['versioned_notifications'])
+        self.check_refused(
+            'Write in nova.conf [notifications]: '
+            'versioned_notifications_topics = '
+            'versioned_notifications,blazar_notifications',
+            self.start_api, self.new_listener)
+        # A topic of another name is as good, if both say so.
+        self.flags(group='blazar', notification_topic='ours')
+        self.flags(group='notifications',
+                   versioned_notifications_topics=['ours'])
+        self.start_api()
+        # The driver.
+        for drivers in ([], ['log'], ['noop']):
+            self.flags(group='oslo_messaging_notifications', driver=drivers)
+            self.check_refused(
+                'Write in nova.conf [oslo_messaging_notifications]: '
+                'driver = messagingv2', self.start_api, self.new_listener)
+        self.flags(group='oslo_messaging_notifications',
+                   driver=['log', 'messaging'])
+        self.start_api()
+
+    def test_all_that_is_wrong_is_said_at_once(self):
+        self.flags(group='notifications', notification_format='unversioned')
+        self.flags(group='oslo_messaging_notifications', driver=[])
+        message = self.refusal(self.start_api)
+        self.assertIn('notification_format = versioned', message)
+        self.assertIn('driver = messagingv2', message)
+        self.assertIn('nova-api does not start with leases', message)
+        self.assertIn('blazar-listener does not start with leases',
+                      self.refusal(self.new_listener))
+
+    def test_keys(self):
+        for keys, words in (
+                ([], 'encryption_keys = KEY'),
+                (['not a key'], '"blazar-nova-manage key create" prints one'),
+                (['x' * 44], '"blazar-nova-manage key create" prints one')):
+            self.flags(group='blazar', encryption_keys=keys)
+            self.check_refused(words, self.start_api, self.new_listener)
+            # The filter opens nothing, and needs no key.
+            self.start_scheduler()
+            for key in keys:
+                self.assertNotIn(key, self.refusal(self.start_api))
+
+    def test_the_database(self):
+        self.flags(group='blazar_database', connection=None)
+        self.check_refused(
+            '[blazar_database] connection is not set. Write the URL',
+            *self.everything())
+        # One without a schema.
+        self.flags(group='blazar_database',
+                   connection=f'sqlite:///{self.folder}/new.sqlite')
+        self.check_refused('Run: blazar-nova-manage db sync',
+                           *self.everything())
+
+    def test_a_database_of_another_version(self):
+        path = os.path.join(self.folder, 'blazar.sqlite')
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("UPDATE alembic_version SET version_num = 'other'")
+            db.commit()
+        self.check_refused('has the schema other, and ', *self.everything())
+
+    def test_the_weigher(self):
+        self.flags(group='filter_scheduler',
+                   weight_classes=['nova.scheduler.weights.all_weighers'])
+        self.check_refused(
+            'Write in nova.conf [filter_scheduler]: weight_classes = '
+            'nova.scheduler.weights.all_weighers,'
+            'blazar_nova.scheduler.weights.BlazarWeigher',
+            self.start_scheduler, self.start_api)
+
+    def test_the_filter(self):
+        self.flags(group='filter_scheduler',
+                   enabled_filters=['ComputeFilter'])
+        # The scheduler does not load it then, and cannot tell.
+        self.check_refused(
+            'Write in nova.conf [filter_scheduler]: enabled_filters = '
+            'ComputeFilter,BlazarFilter', self.start_api)
+
+    def test_defaults_that_make_no_lease(self):
+        self.flags(group='blazar', reservation_length_days=0)
+        self.check_refused('reservation_length_days', self.start_api)
+        self.flags(group='blazar', reservation_length_days=30,
+                   reservation_start_date='tomorrow')
+        message = self.refusal(self.start_api)
+        self.assertIn('[blazar] reservation_start_date', message)
+        self.assertIn('Required format', message)
+
+    def test_the_daemon_says_so_and_ends(self):
+        self.flags(group='notifications', notification_format='unversioned')
+        said = io.StringIO()
+        with (contextlib.redirect_stderr(said),
+              mock.patch('blazar_nova.compat.service.configure'),
+              mock.patch('blazar_nova.listener.service.Listener.start',
+                         side_effect=AssertionError('it has started'))):
+            self.assertEqual(1, listener_command.main())
+        self.assertIn('notification_format = versioned', said.getvalue())
+
+
+class MismatchTest(StartupTestCase):
+    """Another Nova than the one that was expected."""
+
+    def check_mismatch(self, words, *starts):
+        self.check_refused(words, *(starts or [self.start_api]))
+
+    def test_another_signature_of_the_held_call(self):
+        def schedule_and_build_instances(self, context, build_requests,
+                                         something_new):
+            pass
+
+        with mock.patch.object(
+                conductor.ComputeTaskAPI, 'schedule_and_build_instances',
+                schedule_and_build_instances):
+            for start in (self.start_api, self.new_listener):
+                message = self.refusal(start)
+                self.assertIn('was expected to take (self, context, '
+                              'build_requests, request_spec,', message)
+                self.assertIn('but takes (self, context, build_requests, '
+                              'something_new)', message)
+
+    def test_objects_without_a_field(self):
+        for name, field in (('BuildRequest', 'instance'),
+                            ('InstanceMapping', 'cell_mapping'),
+                            ('RequestSpec', 'instance_group'),
+                            ('Instance', 'vm_state')):
+            cls = getattr(objects, name)
+            fields = {key: value for key, value in cls.fields.items()
+                      if key != field}
+            with mock.patch.object(cls, 'fields', fields):
+                self.check_mismatch(
+                    f'nova.objects.{name} was expected to have {field}.',
+                    self.start_api, self.new_listener)
+
+    def test_another_idea_of_states(self):
+        with fixtures.MonkeyPatch('blazar_nova.compat.reserved.schemas',
+                                  types.SimpleNamespace(other={})):
+            self.check_mismatch('the lists of server states in Nova\'s '
+                                'response schemas were not found')
+        # Another table of states.
+        with fixtures.MonkeyPatch(
+                'nova.api.openstack.common.status_from_state',
+                lambda *_args: 'UNKNOWN'):
+            self.check_mismatch('does not show the state reserved as '
+                                'RESERVED')
+        # A state of Nova's own.
+        with mock.patch('nova.compute.vm_states.RESERVED', 'reserved',
+                        create=True):
+            self.check_mismatch('Nova has a state named reserved of its own')
+
+    def test_controllers_that_do_not_ask(self):
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.hold.intercepting',
+                lambda _interceptor: contextlib.nullcontext()):
+            self.check_mismatch('ServersController builds servers without '
+                                'asking for leases')
+        # No controllers at all.
+        with fixtures.MonkeyPatch('blazar_nova.compat.hold._controllers',
+                                  lambda _router: iter(())):
+            self.check_mismatch('no controller with a compute_api')
+
+    def test_nothing_of_novas_stays_replaced(self):
+        # Only what the factory builds is wired, not what is built later.
+        before = conductor.ComputeTaskAPI
+        self.start_api()
+        self.assertIs(before, conductor.ComputeTaskAPI)
+        with fixtures.MonkeyPatch('blazar_nova.compat.router.build',
+                                  mock.Mock(side_effect=ValueError)):
+            self.assertRaises(ValueError, self.start_api)
+        self.assertIs(before, conductor.ComputeTaskAPI)

@@ -12,6 +12,7 @@
 
 """Every option of the project, in nova.conf's groups of our own."""
 
+import copy
 import typing as ty
 
 from oslo_config import cfg
@@ -100,9 +101,10 @@ OPTS: list[cfg.Opt] = [
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Make the options known to a configuration. Safe to call twice."""
-    conf.register_group(GROUP)
+    # oslo.config keeps what is set in the group itself: each gets its own.
+    conf.register_group(copy.deepcopy(GROUP))
     conf.register_opts(OPTS, group=GROUP)
-    conf.register_group(DATABASE_GROUP)
+    conf.register_group(copy.deepcopy(DATABASE_GROUP))
     conf.register_opts(db_options.database_opts, group=DATABASE_GROUP)
 
 

@@ -1,0 +1,401 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Databases for tests: SQLite, and a MariaDB and a PostgreSQL of our own.
+
+The servers are the ones that a distribution packages. They are started when
+the first test of a process wants them, speak on a Unix socket in a temporary
+folder of theirs, and end with the process, however it ends. Every test gets
+a database of its own. Where a server is not installed, its tests are skipped
+with a sentence that names the package.
+
+    class TestIt(base.DatabaseTestCase):       # tests/unit/base.py
+        scenarios = databases.SCENARIOS
+
+or ``self.useFixture(databases.Books('mariadb')).database``.
+"""
+
+import atexit
+import functools
+import glob
+import importlib.util
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import typing as ty
+import unittest
+import urllib.parse
+
+import fixtures
+from oslo_config import cfg
+import sqlalchemy as sa
+
+from blazar_core.db import api
+from blazar_core.db import migration
+from blazar_core.db import models
+from blazar_core import opts
+
+__all__ = ['Books', 'SCENARIOS', 'SERVERS', 'configuration', 'server']
+
+#: What a test of SQL is multiplied by.
+SCENARIOS = [(kind, {'kind': kind}) for kind in (
+    'sqlite', 'mariadb', 'postgresql')]
+#: Those whose writers meet; SQLite's wait for each other. ``snapshot`` is
+#: MariaDB as it behaves from 11.6 on, where innodb_snapshot_isolation is on
+#: unless told otherwise.
+SERVERS = [(kind, {'kind': kind}) for kind in (
+    'mariadb', 'snapshot', 'postgresql')]
+
+#: Seconds that a server may take to answer for the first time.
+_PATIENCE = 60
+#: Folders of servers outlive a test, and so must not stand in its own.
+_TEMPORARY = tempfile.gettempdir()
+#: Starts a server, ends it when its own input ends - this process has closed
+#: it or is dead - and tidies up.
+_KEEPER = '''
+"$@" </dev/null &
+read -r _
+kill -"$SIGNAL" $!
+wait
+rm -rf "$FOLDER"
+'''
+
+
+class Server:
+    """A database server of this process.
+
+    :raises unittest.SkipTest: when it cannot be had here
+    """
+
+    package: str
+    driver: str
+    signal = 'KILL'
+    #: Who has to run it if we are root; None: root may.
+    user: str | None = None
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec(self.driver) is None:
+            raise unittest.SkipTest(
+                f'The Python package {self.driver} is not installed.')
+        self.binaries = self._find()
+        if self.binaries is None:
+            raise unittest.SkipTest(
+                f'The package {self.package} is not installed.')
+        self._numbers = itertools.count(1)
+        self.folder = tempfile.mkdtemp(prefix='blazar-', dir=_TEMPORARY)
+        self._as_user: dict[str, ty.Any] = {}
+        if self.user and os.geteuid() == 0:
+            shutil.chown(self.folder, self.user, self.user)
+            self._as_user = {'user': self.user, 'group': self.user,
+                             'extra_groups': []}
+        self._log = os.path.join(self.folder, 'log')
+        self._run(self._install())
+        self._keep()
+
+    def _find(self) -> dict[str, str] | None:
+        """The paths of the binaries, if they are installed."""
+        raise NotImplementedError
+
+    def _install(self) -> list[str]:
+        """The command that fills the data folder."""
+        raise NotImplementedError
+
+    def _serve(self) -> list[str]:
+        """The command that serves it, in the foreground."""
+        raise NotImplementedError
+
+    def url(self, name: str) -> str:
+        """The URL of a database on this server."""
+        raise NotImplementedError
+
+    def create(self) -> str:
+        """Make a database with the schema in it; returns its name."""
+        raise NotImplementedError
+
+    def drop(self, name: str) -> None:
+        """Remove a database, whoever is still connected to it."""
+        self.execute(f'DROP DATABASE {name}')
+
+    def execute(self, *statements: str) -> None:
+        """Run statements outside of a transaction, as the administrator."""
+        with self._administrator.connect() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+
+    @functools.cached_property
+    def _administrator(self) -> sa.Engine:
+        return sa.create_engine(
+            self.url(''), isolation_level='AUTOCOMMIT',
+            poolclass=sa.pool.NullPool)
+
+    def _name(self) -> str:
+        return f'books_{next(self._numbers)}'
+
+    def _run(self, command: list[str]) -> None:
+        done = subprocess.run(
+            command, cwd=self.folder, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            **self._as_user)
+        if done.returncode:
+            raise RuntimeError(f'{command} failed: {done.stdout[-2000:]}')
+
+    def _keep(self) -> None:
+        """Start it, and wait until it answers."""
+        with open(self._log, 'wb') as log:
+            self._keeper = subprocess.Popen(
+                ['sh', '-c', _KEEPER, 'keeper', *self._serve()],
+                cwd='/', stdin=subprocess.PIPE, stdout=log, stderr=log,
+                env={**os.environ, 'SIGNAL': self.signal,
+                     'FOLDER': self.folder},
+                # What interrupts the tests must not interrupt the keeper.
+                start_new_session=True, **self._as_user)
+        atexit.register(self.stop)
+        deadline = time.monotonic() + _PATIENCE
+        while not self._answers():
+            if time.monotonic() > deadline:
+                with open(self._log, errors='replace') as log_file:
+                    raise RuntimeError(
+                        f'{self.package} does not answer after {_PATIENCE} '
+                        f's: {log_file.read()[-2000:]}')
+
+    def _answers(self) -> bool:
+        try:
+            self.execute('SELECT 1')
+        except sa.exc.OperationalError:
+            # Not a sleep: the keeper ends, or nothing happens for a moment.
+            try:
+                self._keeper.wait(0.05)
+            except subprocess.TimeoutExpired:
+                pass
+            return False
+        return True
+
+    def stop(self) -> None:
+        """End the server and remove its folder."""
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait(_PATIENCE)
+
+
+class Mariadb(Server):
+    """MariaDB."""
+
+    package = 'mariadb-server'
+    driver = 'pymysql'
+
+    def _find(self) -> dict[str, str] | None:
+        path = f'{os.environ.get("PATH", "")}:/usr/sbin:/usr/local/sbin'
+        found = {name: shutil.which(name, path=path)
+                 for name in ('mariadbd', 'mariadb-install-db')}
+        return ty.cast('dict[str, str]', found) if all(
+            found.values()) else None
+
+    @property
+    def _common(self) -> list[str]:
+        # It refuses to run as root unless it is told to.
+        root = ['--user=root'] if os.geteuid() == 0 else []
+        return ['--no-defaults', *root, f'--datadir={self.folder}/data',
+                '--innodb-flush-method=nosync', '--innodb-log-file-size=16M']
+
+    def _install(self) -> list[str]:
+        assert self.binaries is not None
+        return [self.binaries['mariadb-install-db'], *self._common,
+                '--auth-root-authentication-method=normal', '--skip-test-db']
+
+    def _serve(self) -> list[str]:
+        assert self.binaries is not None
+        return [self.binaries['mariadbd'], *self._common,
+                f'--socket={self.folder}/socket', '--skip-networking',
+                f'--pid-file={self.folder}/pid', '--max-connections=300',
+                '--innodb-flush-log-at-trx-commit=0',
+                '--innodb-buffer-pool-size=64M', '--performance-schema=off']
+
+    def url(self, name: str, **options: str) -> str:
+        query = urllib.parse.urlencode(
+            {'unix_socket': f'{self.folder}/socket', 'charset': 'utf8mb4',
+             **options})
+        return f'mysql+pymysql://root@localhost/{name}?{query}'
+
+    def create(self) -> str:
+        if self._emptied:
+            return self._emptied.pop()
+        name = self._name()
+        self.execute(f'CREATE DATABASE {name}')
+        migration.upgrade(api.Database(configuration(self.url(name))))
+        return name
+
+    @functools.cached_property
+    def _emptied(self) -> list[str]:
+        """Databases whose tables are empty: making tables takes long."""
+        return []
+
+    def drop(self, name: str) -> None:
+        """Empty it for the next test, if its schema is what it was."""
+        tables = [table.name for table in reversed(
+            models.Base.metadata.sorted_tables)]
+        found = sa.inspect(self._administrator).get_table_names(name)
+        if sorted(found) != sorted([*tables, 'alembic_version']):
+            super().drop(name)
+            return
+        self.execute(*(f'DELETE FROM {name}.{table}' for table in tables))
+        self._emptied.append(name)
+
+
+class Postgresql(Server):
+    """PostgreSQL; every database is a copy of one that was migrated."""
+
+    package = 'postgresql'
+    driver = 'psycopg2'
+    #: Ends the children too, at once.
+    signal = 'QUIT'
+    user = 'postgres'
+
+    def _find(self) -> dict[str, str] | None:
+        folders = sorted(glob.glob('/usr/lib/postgresql/*/bin'),
+                         key=lambda path: float(path.split('/')[-2]))
+        path = ':'.join([*reversed(folders), os.environ.get('PATH', '')])
+        found = {name: shutil.which(name, path=path)
+                 for name in ('initdb', 'postgres')}
+        return ty.cast('dict[str, str]', found) if all(
+            found.values()) else None
+
+    def _install(self) -> list[str]:
+        assert self.binaries is not None
+        return [self.binaries['initdb'], '-D', f'{self.folder}/data',
+                '-U', 'blazar', '--auth=trust', '--no-sync',
+                '--encoding=UTF8', '--locale=C']
+
+    def _serve(self) -> list[str]:
+        assert self.binaries is not None
+        settings = ['listen_addresses=', 'fsync=off', 'max_connections=300',
+                    'synchronous_commit=off', 'full_page_writes=off',
+                    f'unix_socket_directories={self.folder}']
+        return [self.binaries['postgres'], '-D', f'{self.folder}/data',
+                *(word for setting in settings for word in ('-c', setting))]
+
+    def url(self, name: str) -> str:
+        return (f'postgresql+psycopg2://blazar@/{name or "postgres"}?host='
+                f'{urllib.parse.quote(self.folder)}')
+
+    def create(self) -> str:
+        name = self._name()
+        self.execute(f'CREATE DATABASE {name} TEMPLATE {self._migrated}')
+        return name
+
+    @functools.cached_property
+    def _migrated(self) -> str:
+        self.execute('CREATE DATABASE migrated')
+        database = api.Database(configuration(self.url('migrated')))
+        migration.upgrade(database)
+        database.engine.dispose()
+        return 'migrated'
+
+    def drop(self, name: str) -> None:
+        self.execute(f'DROP DATABASE {name} WITH (FORCE)')
+
+
+_SERVERS: dict[str, type[Server]] = {
+    'mariadb': Mariadb, 'snapshot': Mariadb, 'postgresql': Postgresql}
+
+
+@functools.cache
+def _started(server_class: type[Server]) -> Server | str:
+    try:
+        return server_class()
+    except unittest.SkipTest as skip:
+        return str(skip)
+
+
+def server(kind: str) -> Server:
+    """The server of this process, started if need be.
+
+    :raises unittest.SkipTest: when it is not installed
+    """
+    found = _started(_SERVERS[kind])
+    if isinstance(found, str):
+        raise unittest.SkipTest(found)
+    return found
+
+
+def configuration(url: str, **values: ty.Any) -> cfg.ConfigOpts:
+    """A configuration of its own.
+
+    :param values: of options in the group [blazar]
+    """
+    conf = cfg.ConfigOpts()
+    conf([], project='blazar-test', default_config_files=[],
+         default_config_dirs=[])
+    opts.register_opts(conf)
+    conf.set_override('connection', url, 'blazar_database')
+    # What is written need not survive a power failure.
+    conf.set_override('sqlite_synchronous', False, 'blazar_database')
+    for name, value in values.items():
+        conf.set_override(name, value, 'blazar')
+    return conf
+
+
+class Books(fixtures.Fixture):
+    """A database of its own, with the schema in it.
+
+    :ivar url: for other processes
+    :ivar conf: a configuration that names it
+    :ivar database: a connection to it
+    :param kind: ``sqlite``, ``mariadb``, ``snapshot`` or ``postgresql``
+    :param values: of options in the group [blazar]
+    """
+
+    def __init__(self, kind: str, **values: ty.Any) -> None:
+        super().__init__()
+        self.kind = kind
+        self._values = values
+
+    def _setUp(self) -> None:
+        self.url = self._sqlite() if self.kind == 'sqlite' else self._served()
+        self.conf = configuration(self.url, **self._values)
+        self.database = self.connect()
+
+    def connect(self) -> api.Database:
+        """One more connection to it, as another process would have."""
+        database = api.Database(self.conf)
+        self.addCleanup(lambda: database.engine.dispose())
+        return database
+
+    def _sqlite(self) -> str:
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'books.sqlite')
+        shutil.copyfile(_migrated_file(), path)
+        return f'sqlite:///{path}'
+
+    def _served(self) -> str:
+        there = server(self.kind)
+        name = there.create()
+        self.addCleanup(there.drop, name)
+        if self.kind != 'snapshot':
+            return there.url(name)
+        assert isinstance(there, Mariadb)
+        return there.url(
+            name, init_command='SET SESSION innodb_snapshot_isolation = ON')
+
+
+@functools.cache
+def _migrated_file() -> str:
+    """An SQLite file that has the schema."""
+    folder = tempfile.mkdtemp(prefix='blazar-', dir=_TEMPORARY)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = os.path.join(folder, 'migrated.sqlite')
+    database = api.Database(configuration(f'sqlite:///{path}'))
+    migration.upgrade(database)
+    database.engine.dispose()
+    return path

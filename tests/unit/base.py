@@ -1,0 +1,238 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What unit tests share: a database, a fake cloud, rows to begin with."""
+
+import collections
+import threading
+import time
+import typing as ty
+
+from oslo_utils import uuidutils
+from oslotest import base
+import sqlalchemy as sa
+
+from blazar_core import clock as clocks
+from blazar_core.db import models
+from blazar_core import engine
+from blazar_core import leases
+from blazar_core import lifecycle
+from blazar_core import model
+from blazar_core import params
+from blazar_core import vault
+from tests import databases
+
+__all__ = ['DatabaseTestCase', 'FakeCloud', 'LeaseTestCase', 'NOW',
+           'TestCase']
+
+#: 2027-01-15 08:00 UTC, where a ManualClock begins.
+NOW = 1_800_000_000
+
+State = lifecycle.ServerState
+
+
+class TestCase(base.BaseTestCase):
+    """A test that may have to wait for a thread."""
+
+    def wait_for(self, condition: ty.Callable[[], ty.Any], what: str,
+                 timeout: float = 20) -> ty.Any:
+        """Wait until a condition holds; returns what it returned."""
+        deadline = time.monotonic() + timeout
+        pause = threading.Event()
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                self.fail(f'Waited {timeout} s in vain for {what}')
+            pause.wait(0.01)
+        return value
+
+    def in_thread(self, work: ty.Callable[[], ty.Any]) -> threading.Thread:
+        """Start something that ends before the test does."""
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self.addCleanup(thread.join, 20)
+        return thread
+
+
+class FakeCloud:
+    """A cloud that does as it is told.
+
+    :ivar servers: what is seen of each server; those not here are gone
+    :ivar sent: the calls that were sent, with their servers
+    :ivar deleted: the servers whose end was asked for, in order
+    :ivar stubborn: servers that do not go when they are deleted
+    :ivar broken: raised instead of what is asked for
+    """
+
+    def __init__(self) -> None:
+        self.servers: dict[str, lifecycle.Seen] = {}
+        self.sent: list[tuple[str, list[str]]] = []
+        self.deleted: list[str] = []
+        self.stubborn: set[str] = set()
+        self.broken: dict[str, Exception] = {}
+
+    def send(self, call: str, server_ids: ty.Collection[str],
+             gate: ty.Callable[[], bool]) -> None:
+        self._break('send')
+        if gate():
+            self.sent.append((call, list(server_ids)))
+            for server_id in server_ids:
+                self.servers[server_id] = lifecycle.Seen(State.BUILDING)
+
+    def look(self, server_id: str) -> lifecycle.Seen:
+        self._break('look')
+        return self.servers.get(server_id, lifecycle.Seen(State.GONE))
+
+    def delete(self, server_id: str) -> None:
+        self._break('delete')
+        self._break(server_id)
+        self.deleted.append(server_id)
+        if server_id not in self.stubborn:
+            self.servers.pop(server_id, None)
+
+    def _break(self, what: str) -> None:
+        if what in self.broken:
+            raise self.broken[what]
+
+
+class DatabaseTestCase(TestCase):
+    """A test on a database of its own, of each kind.
+
+    A module of such tests says ``load_tests =
+    testscenarios.load_tests_apply_scenarios``.
+    """
+
+    scenarios = databases.SCENARIOS
+    kind = 'sqlite'
+    #: Options in the group [blazar].
+    options: ty.ClassVar[dict[str, ty.Any]] = {}
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.books = self.useFixture(
+            databases.Books(self.kind, **self.options))
+        self.database = self.books.database
+        self.clock = clocks.ManualClock(NOW)
+
+    def host(self, name: str, usage: model.Resources | None = None,
+             **capacity: int) -> str:
+        """Write a host down; returns its uuid."""
+        uuid = uuidutils.generate_uuid()
+        with self.database.writer() as session:
+            session.add(models.Host(
+                uuid=uuid, name=name, service_host=name, capacity=capacity,
+                usage=usage or {}, generation=0, updated_at=NOW))
+        return uuid
+
+    def scalars(self, column: ty.Any, *where: ty.Any) -> list[ty.Any]:
+        """The values of a column."""
+        with self.database.reader() as session:
+            return list(session.scalars(sa.select(column).where(*where)))
+
+    def count_rows(self) -> collections.Counter[str]:
+        """How many rows the tables have; those without any are left out."""
+        with self.database.reader() as session:
+            return +collections.Counter({
+                table.name: session.scalar(
+                    sa.select(sa.func.count()).select_from(table))
+                for table in models.Base.metadata.sorted_tables})
+
+    def host_of(self, server_id: str) -> str | None:
+        """The name of the host a server is booked on; None: on none."""
+        names = self.scalars(
+            models.Host.name, models.Host.id == models.Booking.host_id,
+            models.Booking.server_id == server_id)
+        return names[0] if names else None
+
+    def generation(self, name: str) -> int:
+        """The generation of a host."""
+        return ty.cast(int, self.scalars(
+            models.Host.generation, models.Host.name == name)[0])
+
+
+class LeaseTestCase(DatabaseTestCase):
+    """The parts of the core put together, with a fake cloud."""
+
+    patience = 300
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.cloud = FakeCloud()
+        self.notified: list[tuple[str, str]] = []
+        self.vault = vault.Vault([vault.new_key()])
+        self.leases = leases.Leases(self.database, self.clock)
+        self.lifecycle = lifecycle.Lifecycle(
+            self.database, self.clock, self.cloud, self.vault.open,
+            lambda event, lease: self.notified.append((event, lease['id'])),
+            self.patience)
+
+    def new_engine(self, name: str = 'first', **options: ty.Any,
+                   ) -> engine.Engine:
+        """A worker on the same database, by a connection of its own."""
+        for option, value in options.items():
+            self.books.conf.set_override(option, value, 'blazar')
+        return engine.Engine(self.books.conf, self.books.connect(),
+                             self.clock, self.lifecycle, name)
+
+    def request(self, start: int = 0, end: int = 100, **values: ty.Any,
+                ) -> params.LeaseRequest:
+        """What a boot asks for; times are seconds from NOW."""
+        return params.LeaseRequest(**{
+            'name': 'lease', 'window': model.Window(NOW + start, NOW + end),
+            'before_end': None, 'events': (), 'on_end': 'delete',
+            'starts_now': start == 0, **values})
+
+    def new_lease(self, start: int = 0, end: int = 100, count: int = 1,
+                  project: str = 'project', request: ty.Any = None,
+                  resources: model.Resources | None = None,
+                  **demand: ty.Any) -> leases.NewLease:
+        """A lease that is wanted for ``count`` servers of 1 VCPU."""
+        return leases.NewLease(
+            project, 'user', request or self.request(start, end),
+            model.Demand(resources or {'VCPU': 1}, count, **demand),
+            tuple(uuidutils.generate_uuid() for _number in range(count)))
+
+    def lease(self, start: int = 0, end: int = 100, *, call: str = 'call',
+              **wanted: ty.Any) -> dict[str, ty.Any]:
+        """Admit a lease; it is held when it starts later."""
+        sealed = self.vault.seal(call) if start > 0 else None
+        return self.leases.create(
+            self.new_lease(start, end, **wanted), sealed)
+
+    def running_lease(self, start: int = 0, end: int = 100,
+                      **wanted: ty.Any) -> dict[str, ty.Any]:
+        """A lease whose servers run where they are booked."""
+        lease = self.lease(start, end, **wanted)
+        for server_id in servers_of(lease):
+            self.cloud.servers[server_id] = lifecycle.Seen(
+                State.RUNNING, self.uuid_of(self.host_of(server_id)))
+            self.lifecycle.check(server_id)
+        return lease
+
+    def uuid_of(self, name: str | None) -> str | None:
+        """The uuid of a host."""
+        uuids = self.scalars(models.Host.uuid, models.Host.name == name)
+        return uuids[0] if uuids else None
+
+    def status(self, lease: dict[str, ty.Any]) -> str:
+        """The state a lease is in."""
+        return ty.cast(str, self.leases.get(lease['id'])['status'])
+
+    def events_of(self, lease: dict[str, ty.Any]) -> dict[str, str]:
+        """The state of each of its events, by type."""
+        return {event['event_type']: event['status']
+                for event in self.leases.get(lease['id'])['events']}
+
+
+def servers_of(lease: dict[str, ty.Any]) -> list[str]:
+    """The servers of a lease."""
+    return [server_id for reservation in lease['reservations']
+            for server_id in reservation['servers']]

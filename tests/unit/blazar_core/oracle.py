@@ -1,0 +1,127 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What is true of hosts and bookings, found by trying everything.
+
+Nothing of the project is imported here, and nothing is clever: an instant is
+a whole second, every one of them is looked at, and every way to put servers
+on hosts is tried.
+"""
+
+import collections
+import itertools
+import typing as ty
+
+Amounts: ty.TypeAlias = ty.Mapping[str, int]
+
+
+class Host(ty.NamedTuple):
+    capacity: Amounts
+    usage: Amounts
+
+
+class Booking(ty.NamedTuple):
+    """On the host of that number (None: on none), from start until end."""
+
+    host: int | None
+    start: int
+    end: int
+    resources: Amounts
+
+
+class Demand(ty.NamedTuple):
+    """``affinity`` is none, affinity or anti-affinity; ``allowed`` are the
+    numbers of the hosts that may be used."""
+
+    resources: Amounts
+    count: int
+    affinity: str
+    per_host: int
+    allowed: ty.Collection[int]
+
+
+def used(host: int, bookings: ty.Iterable[Booking], instant: int, rc: str,
+         ) -> int:
+    """What is booked on a host at one instant."""
+    return sum(booking.resources.get(rc, 0) for booking in bookings
+               if booking.host == host and
+               booking.start <= instant < booking.end)
+
+
+def has_room(host: int, hosts: ty.Sequence[Host],
+             bookings: ty.Sequence[Booking], need: Amounts, times: int,
+             start: int, end: int) -> bool:
+    """Whether so many times ``need`` fits at every instant."""
+    capacity, usage = hosts[host]
+    for rc, amount in need.items():
+        if not amount or rc == 'DISK_GB' and rc not in capacity:
+            continue
+        for instant in range(start, end):
+            level = usage.get(rc, 0) + used(host, bookings, instant, rc)
+            if level + amount * times > capacity.get(rc, 0):
+                return False
+    return True
+
+
+def fits(picked: ty.Sequence[int], hosts: ty.Sequence[Host],
+         bookings: ty.Sequence[Booking], demand: Demand, start: int, end: int,
+         ) -> bool:
+    """Whether servers may stand on the hosts of these numbers."""
+    shares = collections.Counter(picked)
+    if demand.affinity == 'affinity' and len(shares) > 1:
+        return False
+    if demand.affinity == 'anti-affinity' and any(
+            share > demand.per_host for share in shares.values()):
+        return False
+    return all(host in demand.allowed and
+               has_room(host, hosts, bookings, demand.resources, share,
+                        start, end)
+               for host, share in shares.items())
+
+
+def most(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
+         demand: Demand, start: int, end: int) -> int:
+    """How many of a demand's servers can be placed."""
+    for count in range(demand.count, 0, -1):
+        if any(fits(picked, hosts, bookings, demand, start, end)
+               for picked in itertools.combinations_with_replacement(
+                   range(len(hosts)), count)):
+            return count
+    return 0
+
+
+def earliest(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
+             demand: Demand, start: int, end: int) -> int | None:
+    """The first later start at which all of a demand can be placed.
+
+    After the last booking nothing changes any more.
+    """
+    for later in range(start + 1, max(
+            [booking.end for booking in bookings], default=0) + 1):
+        if most(hosts, bookings, demand, later,
+                later + end - start) == demand.count:
+            return later
+    return None
+
+
+def overbooked(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
+               ) -> list[tuple[int, str, int]]:
+    """Every host, class and instant at which too much is promised."""
+    return [(number, rc, instant)
+            for number, host in enumerate(hosts)
+            for rc in sorted(host.capacity)
+            for instant in range(min((one.start for one in bookings),
+                                     default=0),
+                                 max((one.end for one in bookings),
+                                     default=0))
+            if host.usage.get(rc, 0) + used(number, bookings, instant, rc) >
+            host.capacity[rc]]

@@ -1,0 +1,162 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A process that races: it books, starts a lease, or carries out events.
+
+It reads tasks as lines of JSON and answers each with one. A task is prepared
+when it comes - connections are made, and what has to be taken out is taken
+out - and is carried out when the line "go" follows, at the instant that it
+names. Which guards are taken out is said by ``without``.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+import typing as ty
+from unittest import mock
+
+import sqlalchemy as sa
+
+from blazar_core import clock as clocks
+from blazar_core import engine
+from blazar_core import errors
+from blazar_core import leases
+from blazar_core import lifecycle
+from blazar_core import model
+from blazar_core import params
+from blazar_core.db import api
+from blazar_core.db import models
+from tests import databases
+
+
+def seize(self: engine.Engine, event_id: str, now: int) -> bool:
+    """Claim an event, whoever has it."""
+    with self._database.writer() as session:
+        session.execute(
+            sa.update(models.Event).where(models.Event.id == event_id)
+            .values(status='IN_PROGRESS', claimed_by=self._name,
+                    claimed_until=now + 60))
+    return True
+
+
+#: What can be taken out: where it is, and what stands there then.
+GUARDS = {
+    'generation': ('blazar_core.books.take', lambda session, hosts: None),
+    'gate': ('blazar_core.lifecycle.Lifecycle._may_send',
+             lambda self, lease_id: True),
+    'claim': ('blazar_core.engine.Engine._claim', seize),
+}
+
+Answer: ty.TypeAlias = dict[str, ty.Any]
+
+
+class FileCloud:
+    """A cloud of many processes: what is sent is a line in a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def send(self, call: str, server_ids: ty.Collection[str],
+             gate: ty.Callable[[], bool]) -> None:
+        if gate():
+            self.write(call)
+
+    def write(self, line: str) -> None:
+        with open(self._path, 'a') as file:
+            file.write(f'{line}\n')
+
+    def look(self, server_id: str) -> lifecycle.Seen:
+        return lifecycle.Seen(lifecycle.ServerState.BUILDING)
+
+    def delete(self, server_id: str) -> None:
+        self.write(f'delete {server_id}')
+
+
+class Racer:
+    """One task, prepared."""
+
+    def __init__(self, task: dict[str, ty.Any]) -> None:
+        self.task = task
+        self.conf = databases.configuration(
+            task['url'], **task.get('options', {}))
+        self.database = api.Database(self.conf)
+        self.clock = clocks.ManualClock(task['now'])
+        self.leases = leases.Leases(self.database, self.clock)
+        with self.database.reader() as session:
+            session.connection()
+
+    def run(self) -> ty.Any:
+        return getattr(self, self.task['do'])()
+
+    def create(self) -> list[Answer]:
+        """Make leases one after the other; says how each went."""
+        return [self._create(**wanted) for wanted in self.task['leases']]
+
+    def _create(self, server_ids: list[str], start: int, end: int,
+                resources: dict[str, int], affinity: str = 'none',
+                withdraw: bool = False) -> Answer:
+        request = params.LeaseRequest(
+            name='race', window=model.Window(start, end), before_end=None,
+            events=(), on_end='delete', starts_now=True)
+        demand = model.Demand(
+            resources, len(server_ids), model.Affinity(affinity))
+        try:
+            lease = self.leases.create(leases.NewLease(
+                'project', 'user', request, demand, tuple(server_ids)), None)
+        except errors.Refused as exc:
+            return {'refused': exc.refusal.next_start}
+        except errors.BooksBusy:
+            return {'busy': True}
+        if withdraw:
+            self.leases.withdraw(lease['id'])
+        return {'admitted': lease['id']}
+
+    def start(self) -> None:
+        self._lifecycle().start(self.task['lease_id'])
+
+    def carry_out(self) -> int:
+        return engine.Engine(
+            self.conf, self.database, self.clock, self._lifecycle(),
+            f'racer {os.getpid()}').run_due()
+
+    def _lifecycle(self) -> lifecycle.Lifecycle:
+        cloud = FileCloud(self.task['path'])
+        return lifecycle.Lifecycle(
+            self.database, self.clock, cloud, lambda sealed: sealed,
+            lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0)
+
+
+def main() -> None:
+    # Nobody reads it, and a full pipe would stop us.
+    logging.disable()
+    for line in sys.stdin:
+        task = json.loads(line)
+        with contextlib.ExitStack() as stack:
+            for guard in task.get('without', ()):
+                where, instead = GUARDS[guard]
+                stack.enter_context(mock.patch(where, instead))
+            racer = Racer(task)
+            print('ready', flush=True)
+            go = float(sys.stdin.readline())
+            # All of them run by then, instead of waking one by one.
+            while time.time() < go:
+                pass
+            answer = racer.run()
+            racer.database.engine.dispose()
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == '__main__':
+    main()

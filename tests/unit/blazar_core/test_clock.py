@@ -1,0 +1,95 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import threading
+import time
+
+import fixtures
+
+from blazar_core import clock
+from tests.unit import base
+
+NOW = base.NOW
+
+
+class TestSystemClock(base.TestCase):
+
+    def test_it_shows_whole_seconds_that_have_passed(self):
+        before = time.time()
+        now = clock.SystemClock().now()
+        self.assertIsInstance(now, int)
+        self.assertTrue(before - 1 < now <= time.time())
+
+    def test_waiting_ends_when_the_event_is_set(self):
+        event = threading.Event()
+        thread = self.in_thread(lambda: clock.SystemClock().wait(
+            event, int(time.time()) + 10_000))
+        self.assertTrue(thread.is_alive())
+        event.set()
+        thread.join(20)
+        self.assertFalse(thread.is_alive())
+
+    def test_waiting_ends_when_the_time_has_come(self):
+        event = threading.Event()
+        until = int(time.time()) + 1
+        clock.SystemClock().wait(event, until)
+        # The machine's timers may be a trifle early.
+        self.assertGreater(time.time(), until - 0.05)
+
+    def test_there_is_no_waiting_for_the_past(self):
+        before = time.monotonic()
+        clock.SystemClock().wait(threading.Event(), 0)
+        self.assertLess(time.monotonic() - before, 10)
+
+
+class TestManualClock(base.TestCase):
+
+    def test_it_moves_only_when_it_is_told_to(self):
+        manual = clock.ManualClock(5)
+        self.assertEqual(5, manual.now())
+        self.assertEqual(12, manual.advance(7))
+        self.assertEqual(12, manual.now())
+
+    def test_waiting_ends_when_it_shows_the_time(self):
+        manual = clock.ManualClock(0)
+        thread = self.in_thread(
+            lambda: manual.wait(threading.Event(), 10))
+        manual.advance(9)
+        self.assertTrue(thread.is_alive())
+        manual.advance(1)
+        thread.join(20)
+        self.assertFalse(thread.is_alive())
+
+    def test_waiting_ends_when_the_event_is_set(self):
+        manual, event = clock.ManualClock(0), threading.Event()
+        thread = self.in_thread(lambda: manual.wait(event, 10))
+        event.set()
+        thread.join(20)
+        self.assertFalse(thread.is_alive())
+        self.assertEqual(0, manual.now())
+
+
+class TestDates(base.TestCase):
+
+    def test_a_date_of_the_api_has_microseconds(self):
+        self.assertEqual('2027-01-15T08:00:00.000000', clock.iso(NOW))
+
+    def test_a_date_for_users_has_seconds_only_where_there_are_any(self):
+        self.assertEqual('2027-01-15 08:00', clock.minute(NOW))
+        self.assertEqual('2027-01-15 08:00:07', clock.minute(NOW + 7))
+
+    def test_dates_are_utc_wherever_the_machine_stands(self):
+        self.addCleanup(time.tzset)
+        self.useFixture(fixtures.EnvironmentVariable('TZ', 'Asia/Tokyo'))
+        time.tzset()
+        self.assertEqual('2027-01-15T08:00:00.000000', clock.iso(NOW))
+        self.assertEqual('2027-01-15 08:00', clock.minute(NOW))

@@ -1,0 +1,302 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import os
+
+from alembic import autogenerate
+from alembic.runtime import migration as runtime
+import fixtures
+from oslo_db import exception as db_exception
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+import testscenarios
+
+from blazar_core import errors
+from blazar_core.db import api
+from blazar_core.db import migration
+from blazar_core.db import models
+from tests import databases
+from tests.unit import base
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+
+class TestMigration(base.DatabaseTestCase):
+
+    def empty(self):
+        """Take everything out of the database."""
+        metadata = sa.MetaData()
+        metadata.reflect(self.database.engine)
+        metadata.drop_all(self.database.engine)
+
+    def test_an_empty_database_has_no_version(self):
+        self.empty()
+        self.assertIsNone(migration.version(self.database))
+
+    def test_an_upgrade_leads_to_the_version_this_code_wants(self):
+        self.empty()
+        migration.upgrade(self.database)
+        self.assertEqual(migration.head(), migration.version(self.database))
+        self.assertEqual(
+            sorted([*models.Base.metadata.tables, 'alembic_version']),
+            sorted(sa.inspect(self.database.engine).get_table_names()))
+
+    def test_an_upgrade_may_run_twice_and_keeps_what_is_there(self):
+        self.host('one', VCPU=1)
+        migration.upgrade(self.database)
+        self.assertEqual(migration.head(), migration.version(self.database))
+        self.assertEqual(['one'], self.scalars(models.Host.name))
+
+    def test_the_tables_are_what_the_models_say(self):
+        with self.database.engine.connect() as connection:
+            context = runtime.MigrationContext.configure(
+                connection, opts={'compare_type': True,
+                                  'compare_server_default': True})
+            self.assertEqual([], autogenerate.compare_metadata(
+                context, models.Base.metadata))
+
+    def test_ids_count_up_without_being_told(self):
+        for name in ('one', 'two'):
+            self.host(name)
+        one, two = self.scalars(models.Host.id)
+        self.assertNotEqual(one, two)
+
+    def test_foreign_keys_are_kept(self):
+        event = models.Event(
+            id='a', lease_id='unheard of', event_type='', time=0, due=0,
+            status='UNDONE', attempts=0, claimed_until=0)
+        self.assertRaises(
+            db_exception.DBReferenceError, self.write, event)
+
+    def test_a_server_has_one_booking(self):
+        self.lease_of('server')
+        self.assertRaises(
+            db_exception.DBDuplicateEntry, self.lease_of, 'server')
+
+    def test_times_beyond_2038_fit(self):
+        self.lease_of('server', 253_402_300_799)
+        self.assertEqual([253_402_300_799],
+                         self.scalars(models.Booking.end_date))
+
+    def lease_of(self, server_id, end=1):
+        lease_id = uuidutils.generate_uuid()
+        lease = models.Lease(
+            id=lease_id, name='', project_id='', user_id='', start_date=0,
+            end_date=end, on_end='', status='', created_at=0, updated_at=0)
+        lease.reservations = [models.Reservation(
+            id=lease_id, resource_type='', amount=1, resources={}, status='',
+            created_at=0, updated_at=0)]
+        lease.reservations[0].bookings = [models.Booking(
+            server_id=server_id, start_date=0, end_date=end, resources={},
+            running=False)]
+        self.write(lease)
+
+    def write(self, row):
+        with self.database.writer() as session:
+            session.add(row)
+
+
+class TestDatabase(base.DatabaseTestCase):
+
+    def test_what_fails_leaves_nothing(self):
+        def fail():
+            with self.database.writer() as session:
+                session.add(models.Host(
+                    uuid='a', name='', service_host='', capacity={},
+                    usage={}, generation=0, updated_at=0))
+                session.flush()
+                raise ZeroDivisionError
+
+        self.assertRaises(ZeroDivisionError, fail)
+        self.assertEqual({}, self.count_rows())
+
+    def test_what_was_read_stays_usable(self):
+        self.host('one', VCPU=3)
+        with self.database.reader() as session:
+            row = session.scalars(sa.select(models.Host)).one()
+        self.assertEqual({'VCPU': 3}, row.capacity)
+
+    def test_transactions_side_by_side_are_not_one(self):
+        """Not even in one thread."""
+        self.host('one')
+        with self.database.reader() as outer, (
+                self.database.reader()) as inner:
+            self.assertIsNot(outer, inner)
+            self.assertIsNot(outer.connection().connection.driver_connection,
+                             inner.connection().connection.driver_connection)
+
+
+class TestTransactionsThatMeet(base.DatabaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def test_a_row_that_another_changed_meanwhile_is_read_again(self):
+        """The second run sees it, and decides on that."""
+        self.host('one', VCPU=1)
+        other = self.books.connect()
+        seen = []
+
+        def work():
+            with self.database.writer() as session:
+                row = session.scalars(sa.select(models.Host)).one()
+                seen.append(row.generation)
+                if len(seen) == 1:
+                    with other.writer() as disturber:
+                        disturber.execute(sa.update(models.Host).values(
+                            generation=7))
+                done = session.execute(
+                    sa.update(models.Host)
+                    .where(models.Host.generation == seen[-1])
+                    .values(generation=seen[-1] + 1))
+                if done.rowcount != 1:
+                    raise api.LostRace(row.id)
+
+        self.database.retried(work)
+        self.assertEqual([0, 7], seen)
+        self.assertEqual(8, self.generation('one'))
+
+    def test_a_row_that_another_wrote_first_is_found_by_the_next_run(self):
+        other = self.books.connect()
+        row = {'uuid': 'a', 'name': 'one', 'service_host': '',
+               'capacity': {}, 'usage': {}, 'generation': 0, 'updated_at': 0}
+        runs = []
+
+        def work():
+            with self.database.writer() as session:
+                runs.append(None)
+                if session.scalars(sa.select(models.Host)).first():
+                    return 'found'
+                with other.writer() as first:
+                    first.add(models.Host(**row))
+                session.add(models.Host(**row))
+                session.flush()
+            return 'written'
+
+        self.assertEqual('found', self.database.retried(work))
+        self.assertEqual(2, len(runs))
+
+
+class TestRetried(base.TestCase):
+    """Which errors a transaction is run again for."""
+
+    def setUp(self):
+        super().setUp()
+        self.database = self.useFixture(
+            databases.Books('sqlite', admission_retries=2)).database
+        self.tries = 0
+
+    def work_that_raises(self, *raised):
+        """Raises one after the other, and then returns."""
+        left = list(raised)
+
+        def work(answer):
+            self.tries += 1
+            if left:
+                raise left.pop(0)
+            return answer
+
+        return work
+
+    def test_a_disturbance_is_met_by_running_it_again(self):
+        locked = sa.exc.OperationalError(
+            'UPDATE', {}, Exception('database is locked'))
+        for disturbance in (
+                api.LostRace(1), db_exception.DBDeadlock(),
+                db_exception.DBDuplicateEntry(), locked):
+            self.tries = 0
+            self.assertEqual('answer', self.database.retried(
+                self.work_that_raises(disturbance, disturbance), 'answer'))
+            self.assertEqual(3, self.tries, repr(disturbance))
+
+    def test_when_the_retries_are_used_up_the_books_are_busy(self):
+        locked = sa.exc.OperationalError(
+            'UPDATE', {}, Exception('database is locked'))
+        for disturbance in (api.LostRace(1), db_exception.DBDeadlock(),
+                            locked):
+            self.tries = 0
+            self.assertRaises(
+                errors.BooksBusy, self.database.retried,
+                self.work_that_raises(*[disturbance] * 3), 'answer')
+            self.assertEqual(3, self.tries, repr(disturbance))
+
+    def test_any_other_error_comes_through_at_once(self):
+        for error in (ZeroDivisionError(),
+                      errors.NotFound('no such lease'),
+                      db_exception.DBError(Exception('no such table'))):
+            self.tries = 0
+            self.assertRaises(type(error), self.database.retried,
+                              self.work_that_raises(error), 'answer')
+            self.assertEqual(1, self.tries, repr(error))
+
+
+class TestConfiguration(base.TestCase):
+
+    def test_without_a_connection_it_says_what_to_write(self):
+        refused = self.assertRaises(
+            errors.ConfigurationError, api.Database,
+            databases.configuration(None))
+        self.assertIn('[blazar_database] connection', str(refused))
+        self.assertIn('connection = mysql+pymysql://', str(refused))
+
+    def test_it_does_not_connect_before_it_is_used(self):
+        """WSGI servers fork in between."""
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'db')
+        database = api.Database(databases.configuration(f'sqlite:///{path}'))
+        self.assertFalse(os.path.exists(path))
+        self.assertIsNone(migration.version(database))
+        self.assertTrue(os.path.exists(path))
+
+
+class TestSqlite(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.books = self.useFixture(databases.Books('sqlite'))
+        self.writing = self.enterContext(self.books.database.writer())
+        self.write(self.writing)
+
+    def write(self, session):
+        session.add(models.Host(
+            uuid=uuidutils.generate_uuid(), name='', service_host='',
+            capacity={}, usage={}, generation=0, updated_at=0))
+        session.flush()
+
+    def count(self, session):
+        return session.scalar(sa.select(sa.func.count(models.Host.id)))
+
+    def in_another_process(self, context, work):
+        """Begin a transaction there; what it finds comes to the list."""
+        found = []
+        database = self.books.connect()
+
+        def run():
+            with getattr(database, context)() as session:
+                found.append(work(session))
+
+        return self.in_thread(run), found
+
+    def test_a_reader_does_not_wait_for_a_writer(self):
+        thread, found = self.in_another_process('reader', self.count)
+        thread.join(20)
+        self.assertEqual([0], found)
+
+    def test_a_writer_waits_and_finds_what_the_other_has_written(self):
+        def work(session):
+            count = self.count(session)
+            self.write(session)
+            return count
+
+        thread, found = self.in_another_process('writer', work)
+        self.assertEqual([], found)
+        self.writing.commit()
+        thread.join(20)
+        self.assertEqual([1], found)

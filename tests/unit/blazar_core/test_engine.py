@@ -1,0 +1,492 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import collections
+import contextlib
+import threading
+
+from oslo_utils import uuidutils
+import testscenarios
+
+from blazar_core import clock as clocks
+from blazar_core import engine
+from blazar_core import lifecycle
+from blazar_core.db import models
+from tests import databases
+from tests.unit import base
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+NOW = base.NOW
+
+
+class Actions:
+    """A lifecycle that does as it is told, and keeps what it was asked.
+
+    :ivar done: the actions, as (what, lease), when they ended
+    :ivar running: those under way
+    :ivar doors: by lease; its action waits until its door is open
+    :ivar answers: by lease; what its actions answer or raise, one by one
+    """
+
+    def __init__(self):
+        self.done = []
+        self.begun = collections.Counter()
+        self.running = []
+        self.most = 0
+        self.given_up = []
+        self.doors = {}
+        self.answers = collections.defaultdict(list)
+        self._lock = threading.Lock()
+
+    def start(self, lease_id):
+        return self._act('start_lease', lease_id)
+
+    def end(self, lease_id):
+        return self._act('end_lease', lease_id)
+
+    def announce(self, lease_id, event_type):
+        return self._act(event_type, lease_id)
+
+    def give_up(self, lease_id, event_type):
+        self.given_up.append((event_type, lease_id))
+
+    def _act(self, what, lease_id):
+        with self._lock:
+            self.begun[what, lease_id] += 1
+            self.running.append((what, lease_id))
+            self.most = max(self.most, len(self.running))
+        try:
+            if lease_id in self.doors:
+                assert self.doors[lease_id].wait(20)
+            answers = self.answers[lease_id]
+            answer = answers.pop(0) if answers else None
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+        finally:
+            with self._lock:
+                self.running.remove((what, lease_id))
+                self.done.append((what, lease_id))
+
+
+class WatchedClock(clocks.ManualClock):
+    """A clock that keeps until when it was waited for."""
+
+    def __init__(self, now):
+        super().__init__(now)
+        self.waits = []
+
+    def wait(self, event, until):
+        self.waits.append(until)
+        super().wait(event, until)
+
+
+class EngineTestCase(base.DatabaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.clock = WatchedClock(NOW)
+        self.actions = Actions()
+        self.addCleanup(self.open_doors)
+
+    def open_doors(self):
+        for door in self.actions.doors.values():
+            door.set()
+
+    def shut(self, lease_id):
+        """The actions of a lease wait until the door is set."""
+        door = self.actions.doors[lease_id] = threading.Event()
+        return door
+
+    def engine(self, name='first', **options):
+        for option, value in options.items():
+            self.books.conf.set_override(option, value, 'blazar')
+        return engine.Engine(self.books.conf, self.books.connect(),
+                             self.clock, self.actions, name)
+
+    def started(self, name='first', **options):
+        """An engine that runs in a thread until the test ends."""
+        worker = self.engine(name, **options)
+        thread = self.in_thread(worker.run)
+        self.addCleanup(worker.stop)
+        self.addCleanup(self.open_doors)
+        worker.thread = thread
+        return worker
+
+    def event(self, lease_id, due=0, event_type='mine', **values):
+        """Write down an event that is due at so many seconds from NOW."""
+        event_id = uuidutils.generate_uuid()
+        with self.database.writer() as session:
+            if session.get(models.Lease, lease_id) is None:
+                session.add(models.Lease(
+                    id=lease_id, name='', project_id='', user_id='',
+                    start_date=NOW, end_date=NOW + 1, on_end='',
+                    status='ACTIVE', created_at=0, updated_at=0))
+                session.flush()
+            session.add(models.Event(**{
+                'id': event_id, 'lease_id': lease_id, 'time': NOW + due,
+                'event_type': event_type, 'due': NOW + due,
+                'status': 'UNDONE', 'attempts': 0, 'claimed_until': 0,
+                **values}))
+        return event_id
+
+    def row(self, event_id):
+        row, = self.scalars(models.Event, models.Event.id == event_id)
+        return row
+
+    def done(self):
+        """The leases whose actions have ended, in this order."""
+        return [lease_id for _what, lease_id in self.actions.done]
+
+
+class TestRunDue(EngineTestCase):
+
+    def test_what_is_due_is_done_in_the_order_of_its_time(self):
+        for lease_id, due in (('c', -1), ('b', -2), ('d', 0), ('a', -3)):
+            self.event(lease_id, due)
+        self.event('e', 1)
+        self.assertEqual(4, self.engine().run_due())
+        self.assertEqual(['a', 'b', 'c', 'd'], self.done())
+
+    def test_it_is_done_once(self):
+        event_id = self.event('a')
+        worker = self.engine()
+        self.assertEqual([1, 0], [worker.run_due(), worker.run_due()])
+        self.assertEqual('DONE', self.row(event_id).status)
+        self.assertIsNone(self.row(event_id).claimed_by)
+
+    def test_each_kind_of_event_has_its_action(self):
+        for number, kind in enumerate((
+                'start_lease', 'before_end_lease', 'mine', 'end_lease')):
+            self.event('a', number - 10, kind)
+        self.engine().run_due()
+        self.assertEqual(
+            ['start_lease', 'before_end_lease', 'mine', 'end_lease'],
+            [what for what, _lease_id in self.actions.done])
+
+    def test_more_than_one_batch_is_done(self):
+        with self.database.writer() as session:
+            session.add(models.Lease(
+                id='a', name='', project_id='', user_id='', start_date=NOW,
+                end_date=NOW + 1, on_end='', status='ACTIVE', created_at=0,
+                updated_at=0))
+            session.flush()
+            session.add_all(models.Event(
+                id=str(number), lease_id='a', event_type='mine', time=NOW,
+                due=NOW, status='UNDONE', attempts=0, claimed_until=0)
+                for number in range(engine._BATCH + 5))
+        self.assertEqual(engine._BATCH + 5, self.engine().run_due())
+
+    def test_what_is_put_off_is_done_again_after_that_time(self):
+        event_id = self.event('a')
+        self.actions.answers['a'] = [lifecycle.Later(7, 'not yet')]
+        worker = self.engine()
+        self.assertEqual(1, worker.run_due())
+        row = self.row(event_id)
+        self.assertEqual(('UNDONE', NOW + 7, 0, NOW), (
+            row.status, row.due, row.attempts, row.time))
+        self.clock.advance(6)
+        self.assertEqual(0, worker.run_due())
+        self.clock.advance(1)
+        self.assertEqual(1, worker.run_due())
+        self.assertEqual('DONE', self.row(event_id).status)
+
+    def test_what_is_put_off_is_done_at_once_when_it_is_hastened(self):
+        self.event('a')
+        self.actions.answers['a'] = [lifecycle.Later(1000, 'not yet')]
+        worker = self.engine()
+        worker.run_due()
+        worker.hasten()
+        self.assertEqual(1, worker.run_due())
+
+    def test_neither_the_future_nor_a_failure_is_hastened(self):
+        future, failed = self.event('future', 10), self.event('failed')
+        self.actions.answers['failed'] = [RuntimeError()]
+        worker = self.engine()
+        worker.run_due()
+        due = self.row(failed).due
+        worker.hasten()
+        self.assertEqual((NOW + 10, due), (
+            self.row(future).due, self.row(failed).due))
+
+
+class TestFailures(EngineTestCase):
+
+    def fail_until_given_up(self, event_type, times):
+        """Let an action fail so many times; returns the pauses."""
+        event_id = self.event('a', 0, event_type)
+        self.actions.answers['a'] = [RuntimeError(n) for n in range(times)]
+        worker = self.engine()
+        pauses = []
+        for _time in range(times):
+            self.assertEqual(1, worker.run_due())
+            row = self.row(event_id)
+            if row.status != 'UNDONE':
+                break
+            pauses.append(row.due - self.clock.now())
+            self.clock.advance(pauses[-1] - 1)
+            self.assertEqual(0, worker.run_due())
+            self.clock.advance(1)
+        return event_id, pauses
+
+    def test_an_action_that_fails_is_tried_again_after_growing_pauses(self):
+        self.books.conf.set_override('event_max_retries', 4, 'blazar')
+        event_id, pauses = self.fail_until_given_up('start_lease', 9)
+        self.assertEqual([2, 4, 8, 16], pauses)
+        self.assertEqual(('ERROR', 5, None), (
+            self.row(event_id).status, self.row(event_id).attempts,
+            self.row(event_id).claimed_by))
+        self.assertEqual([('start_lease', 'a')], self.actions.given_up)
+        self.clock.advance(10_000)
+        self.assertEqual(0, self.engine().run_due())
+
+    def test_an_announcement_is_given_up_too(self):
+        self.books.conf.set_override('event_max_retries', 0, 'blazar')
+        self.fail_until_given_up('before_end_lease', 3)
+        self.assertEqual([('before_end_lease', 'a')], self.actions.given_up)
+
+    def test_the_end_of_a_lease_is_never_given_up(self):
+        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        event_id, pauses = self.fail_until_given_up('end_lease', 15)
+        self.assertEqual([], self.actions.given_up)
+        self.assertEqual([2, 4, 8, 16, 32, 64, 128, 256] + [300] * 7, pauses)
+        self.assertEqual(1, self.engine().run_due())
+        self.assertEqual('DONE', self.row(event_id).status)
+
+    def test_an_action_may_succeed_at_the_last_try(self):
+        self.books.conf.set_override('event_max_retries', 2, 'blazar')
+        event_id, _pauses = self.fail_until_given_up('start_lease', 2)
+        self.engine().run_due()
+        self.assertEqual('DONE', self.row(event_id).status)
+        self.assertEqual([], self.actions.given_up)
+
+    def test_one_failure_does_not_keep_the_others(self):
+        self.event('bad', -1)
+        self.event('good', 0)
+        self.actions.answers['bad'] = [RuntimeError()]
+        self.assertEqual(2, self.engine().run_due())
+        self.assertEqual(['bad', 'good'], self.done())
+
+
+class TestClaims(EngineTestCase):
+
+    def test_two_workers_never_carry_out_the_same_event(self):
+        leases = [f'lease-{number}' for number in range(20)]
+        for lease_id in leases:
+            self.event(lease_id)
+        barrier = threading.Barrier(2)
+
+        def run(worker):
+            barrier.wait(20)
+            worker.run_due()
+
+        threads = [self.in_thread(lambda worker=worker: run(worker))
+                   for worker in (self.engine('first'),
+                                  self.engine('second'))]
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual(
+            collections.Counter(('mine', lease_id) for lease_id in leases),
+            self.actions.begun)
+
+    def test_both_may_find_an_event_and_one_gets_it(self):
+        event_id = self.event('a')
+        first, second = self.engine('first'), self.engine('second')
+        self.assertTrue(first._claim(event_id, NOW))
+        self.assertFalse(second._claim(event_id, NOW))
+        self.assertFalse(first._claim(event_id, NOW))
+        self.assertEqual('first', self.row(event_id).claimed_by)
+
+    def test_the_claim_of_a_dead_worker_falls_free(self):
+        event_id = self.event('a')
+        dead = self.engine('dead', claim_seconds=60)
+        self.assertEqual(1, len(dead._claim_due(1)))
+        alive = self.engine('alive')
+        self.clock.advance(59)
+        self.assertEqual(0, alive.run_due())
+        self.clock.advance(1)
+        self.assertEqual(1, alive.run_due())
+        self.assertEqual('DONE', self.row(event_id).status)
+
+    def test_a_stale_worker_does_not_overwrite_who_came_after(self):
+        """It was given up for dead, and comes back with an outcome."""
+        for outcome in (None, lifecycle.Later(5, ''), RuntimeError()):
+            event_id = self.event('a')
+            stale = self.engine('stale', claim_seconds=60)
+            claim, = stale._claim_due(1)
+            self.clock.advance(60)
+            alive = self.engine('alive')
+            self.assertEqual(1, len(alive._claim_due(1)))
+            self.actions.answers['a'] = [outcome]
+            stale._carry_out(claim)
+            row = self.row(event_id)
+            self.assertEqual(
+                ('IN_PROGRESS', 'alive', 0),
+                (row.status, row.claimed_by, row.attempts), outcome)
+            self.assertEqual([], self.actions.given_up)
+            self.finish(event_id)
+
+    def test_a_stale_worker_does_not_undo_what_is_done(self):
+        event_id = self.event('a')
+        stale = self.engine('stale')
+        claim, = stale._claim_due(1)
+        self.clock.advance(60)
+        self.engine('alive').run_due()
+        self.actions.answers['a'] = [lifecycle.Later(5, '')]
+        stale._carry_out(claim)
+        self.assertEqual('DONE', self.row(event_id).status)
+
+    def test_a_stale_worker_gives_nothing_up(self):
+        event_id = self.event('a', 0, 'start_lease')
+        self.books.conf.set_override('event_max_retries', 0, 'blazar')
+        stale = self.engine('stale')
+        claim, = stale._claim_due(1)
+        self.clock.advance(60)
+        self.engine('alive').run_due()
+        self.actions.answers['a'] = [RuntimeError()]
+        stale._carry_out(claim)
+        self.assertEqual('DONE', self.row(event_id).status)
+        self.assertEqual([], self.actions.given_up)
+
+    def finish(self, event_id):
+        with self.database.writer() as session:
+            session.delete(session.get(models.Event, event_id))
+
+
+class TestRun(EngineTestCase):
+    """The thread of the daemon."""
+
+    def test_it_sleeps_until_the_next_event_is_due(self):
+        self.event('a', 100)
+        self.started(longest_sleep=1000)
+        self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
+        self.assertEqual([NOW + 100], self.clock.waits)
+        self.clock.advance(99)
+        self.assertEqual([], self.done())
+        self.clock.advance(1)
+        self.wait_for(self.done, 'the event')
+        self.wait_for(lambda: self.clock.waits[1:], 'the engine to go on')
+        # It did not look before its time.
+        self.assertEqual(NOW + 100, self.clock.waits[0])
+        self.assertGreaterEqual(self.clock.waits[1], NOW + 101)
+
+    def test_with_nothing_to_do_it_looks_again_after_the_longest_sleep(self):
+        self.started(longest_sleep=10)
+        self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
+        self.assertEqual([NOW + 10], self.clock.waits)
+        self.event('a')
+        self.clock.advance(10)
+        self.wait_for(self.done, 'the event that nobody told it of')
+
+    def test_it_wakes_when_it_is_told_that_something_has_changed(self):
+        worker = self.started(longest_sleep=1000)
+        self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
+        self.event('a')
+        worker.wake()
+        self.wait_for(self.done, 'the event')
+        self.assertEqual(NOW, self.clock.now())
+
+    def test_it_ends_when_it_is_told_to_and_finishes_what_it_began(self):
+        self.event('a')
+        door = self.shut('a')
+        worker = self.started()
+        self.wait_for(lambda: self.actions.running, 'the action')
+        worker.stop()
+        self.assertTrue(worker.thread.is_alive())
+        door.set()
+        worker.thread.join(20)
+        self.assertFalse(worker.thread.is_alive())
+        self.assertEqual(['DONE'], self.scalars(models.Event.status))
+
+    def test_one_slow_action_delays_no_other(self):
+        self.event('slow', -1)
+        self.event('fast')
+        self.shut('slow')
+        self.started()
+        self.wait_for(lambda: self.done() == ['fast'], 'the fast one')
+        self.assertEqual([('mine', 'slow')], self.actions.running)
+
+    def test_no_more_actions_run_at_once_than_there_are_workers(self):
+        for number in range(5):
+            self.event(f'lease-{number}', number - 10)
+            self.shut(f'lease-{number}')
+        self.started(workers=2)
+        self.wait_for(lambda: len(self.actions.running) == 2, 'two actions')
+        self.wait_for(lambda: self.clock.waits, 'the engine to wait')
+        self.assertEqual(3, len(self.scalars(
+            models.Event.id, models.Event.status == 'UNDONE')))
+        self.open_doors()
+        self.wait_for(lambda: len(self.done()) == 5, 'all of them')
+        self.assertEqual(2, self.actions.most)
+
+    def test_the_claim_on_a_slow_action_is_extended(self):
+        event_id = self.event('slow')
+        self.shut('slow')
+        self.started(claim_seconds=60, longest_sleep=1000)
+        self.wait_for(lambda: self.actions.running, 'the action')
+        for _time in range(6):
+            self.wait_for(
+                lambda: self.clock.waits[-1:] == [self.clock.now() + 20],
+                'the engine to sleep for a third of its claim')
+            self.clock.advance(20)
+            self.wait_for(
+                lambda: self.row(event_id).claimed_until ==
+                self.clock.now() + 60, 'a longer claim')
+        self.assertEqual(0, self.engine('second').run_due())
+        self.open_doors()
+        self.wait_for(lambda: self.row(event_id).status == 'DONE', 'its end')
+        self.assertEqual({('mine', 'slow'): 1}, self.actions.begun)
+
+    def test_two_engines_share_the_work_and_do_nothing_twice(self):
+        for number in range(20):
+            self.event(f'lease-{number}', number % 3)
+        self.started('first', workers=2)
+        self.started('second', workers=2)
+        self.clock.advance(3)
+        self.wait_for(lambda: len(self.done()) == 20, 'all events')
+        self.wait_for(lambda: set(self.scalars(models.Event.status)) ==
+                      {'DONE'}, 'all to be written down')
+        self.assertEqual({1}, set(self.actions.begun.values()))
+
+    def test_an_outcome_that_cannot_be_written_down_is_tried_again(self):
+        event_id = self.event('a')
+        worker = self.engine(claim_seconds=60)
+        write = worker._write
+        worker._write = lambda claim, **values: 1 / 0
+        self.assertEqual(1, worker.run_due())
+        self.assertEqual('IN_PROGRESS', self.row(event_id).status)
+        worker._write = write
+        self.clock.advance(60)
+        self.assertEqual(1, worker.run_due())
+        self.assertEqual('DONE', self.row(event_id).status)
+
+    def test_a_database_that_fails_for_a_moment_does_not_end_it(self):
+        worker = self.started(longest_sleep=10)
+        self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
+        failures = []
+        reader = worker._database.reader
+
+        @contextlib.contextmanager
+        def broken():
+            failures.append(None)
+            raise RuntimeError('the database is gone')
+            yield
+
+        worker._database.reader = broken
+        worker.wake()
+        self.wait_for(lambda: failures, 'the failure')
+        worker._database.reader = reader
+        self.event('a')
+        self.wait_for(lambda: self.clock.advance(1) and self.done(),
+                      'an event after the failure')
+        self.assertTrue(worker.thread.is_alive())

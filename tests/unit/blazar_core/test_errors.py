@@ -1,0 +1,42 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import inspect
+import re
+
+from oslotest import base
+
+from blazar_core import errors
+from blazar_core import model
+
+
+class TestErrors(base.BaseTestCase):
+
+    def classes(self):
+        return {name: value for name, value in vars(errors).items()
+                if inspect.isclass(value) and
+                value.__module__ == errors.__name__}
+
+    def test_all_of_them_are_named_and_grow_on_one_tree(self):
+        self.assertEqual(sorted(self.classes()), sorted(errors.__all__))
+        for name, error in self.classes().items():
+            self.assertTrue(issubclass(error, errors.BlazarError), name)
+
+    def test_the_drawing_at_the_top_shows_each_of_them(self):
+        drawn = re.findall(r'^ +(?:\+-- )?([A-Z]\w+)', errors.__doc__, re.M)
+        self.assertEqual(sorted(errors.__all__), sorted(drawn))
+
+    def test_a_refused_one_carries_why_and_says_it(self):
+        refusal = model.Refusal(model.Reason.NO_HOST, 2, 0, None)
+        refused = errors.Refused(refusal)
+        self.assertEqual(refusal.sentence(), str(refused))
+        self.assertIs(refusal, refused.refusal)

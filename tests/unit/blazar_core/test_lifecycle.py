@@ -1,0 +1,540 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import fixtures
+import testscenarios
+
+from blazar_core import errors
+from blazar_core import lifecycle
+from blazar_core import model
+from blazar_core.db import models
+from tests.unit import base
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+NOW = base.NOW
+Seen = lifecycle.Seen
+State = base.State
+
+
+class LifecycleTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.one = self.host('one', VCPU=2)
+
+    def see(self, server_id, state, host=None, fault=''):
+        """Something is seen of a server in the cloud."""
+        return self.lifecycle.observe(server_id, Seen(state, host, fault))
+
+    def events_told(self):
+        return [event for event, _lease_id in self.notified]
+
+    def room(self):
+        """How many servers of 1 VCPU would get a lease now, for long."""
+        try:
+            self.leases.withdraw(self.lease(0, 10_000, count=99)['id'])
+        except errors.Refused as exc:
+            return exc.refusal.fits_now
+
+    def booking(self, server_id):
+        row, = self.scalars(
+            models.Booking, models.Booking.server_id == server_id)
+        return row
+
+
+class TestStart(LifecycleTestCase):
+
+    def test_the_held_call_is_sent_opened_with_its_servers(self):
+        lease = self.lease(50, 100, count=2, call='the call')
+        self.clock.advance(50)
+        self.assertIsNone(self.lifecycle.start(lease['id']))
+        (call, server_ids), = self.cloud.sent
+        self.assertEqual('the call', call)
+        self.assertEqual(sorted(base.servers_of(lease)), sorted(server_ids))
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual([('lease.event.start_lease', lease['id'])],
+                         self.notified)
+        held, = self.scalars(models.HeldBuild)
+        self.assertEqual(('sent', NOW + 50), (held.state, held.sent_at))
+
+    def test_it_is_sent_once_however_often_it_is_started(self):
+        lease = self.lease(50, 100)
+        for _time in range(3):
+            self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual(1, len(self.notified))
+
+    def test_two_who_are_at_it_together_send_it_once(self):
+        """Both have found it held; the gate lets one of them through."""
+        lease = self.lease(50, 100)
+        gates = []
+        self.cloud.send = lambda call, server_ids, gate: gates.append(gate)
+        self.lifecycle.start(lease['id'])
+        self.lifecycle.start(lease['id'])
+        self.assertEqual([True, False, False],
+                         [gates[0](), gates[1](), gates[0]()])
+
+    def test_a_worker_that_died_before_the_gate_has_sent_nothing(self):
+        lease = self.lease(50, 100)
+        self.cloud.broken['send'] = RuntimeError('died')
+        self.assertRaises(RuntimeError, self.lifecycle.start, lease['id'])
+        self.assertEqual('PENDING', self.status(lease))
+        self.cloud.broken.clear()
+        self.lifecycle.start(lease['id'])
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_the_gate_is_closed_once_the_lease_was_ended(self):
+        lease = self.lease(50, 100)
+        gates = []
+        self.cloud.send = lambda call, server_ids, gate: gates.append(gate)
+        self.lifecycle.start(lease['id'])
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.cloud.servers = dict.fromkeys(
+            base.servers_of(lease), Seen(State.HELD))
+        self.lifecycle.end(lease['id'])
+        self.assertFalse(gates[0]())
+        self.assertEqual('TERMINATING', self.status(lease))
+
+    def test_a_lease_that_was_ended_is_not_started(self):
+        lease = self.lease(50, 100)
+        self.lifecycle.end(lease['id'])
+        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_a_lease_whose_time_is_over_is_not_started_any_more(self):
+        lease = self.lease(50, 100)
+        self.clock.advance(100)
+        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_servers_that_the_user_deleted_are_not_sent(self):
+        lease = self.lease(50, 100, count=2)
+        deleted, kept = base.servers_of(lease)
+        self.see(deleted, State.GONE)
+        self.lifecycle.start(lease['id'])
+        self.assertEqual([('call', [kept])], self.cloud.sent)
+
+
+class TestWaitingForTheHost(LifecycleTestCase):
+
+    patience = 30
+
+    def setUp(self):
+        super().setUp()
+        self.before = self.running_lease(0, 100, count=2)
+        self.after = self.lease(100, 200)
+        self.clock.advance(100)
+
+    def assert_put_off(self):
+        self.assertIsInstance(
+            self.lifecycle.start(self.after['id']), lifecycle.Later)
+        self.assertEqual([], self.cloud.sent)
+
+    def test_a_start_is_put_off_while_its_host_is_not_empty(self):
+        self.assert_put_off()
+        first, second = base.servers_of(self.before)
+        self.see(first, State.GONE)
+        self.assert_put_off()
+        self.see(second, State.GONE)
+        self.assertIsNone(self.lifecycle.start(self.after['id']))
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_its_patience_ends(self):
+        self.clock.advance(29)
+        self.assert_put_off()
+        self.clock.advance(1)
+        self.assertIsNone(self.lifecycle.start(self.after['id']))
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_a_full_host_of_others_is_not_waited_for(self):
+        self.host('two', VCPU=1)
+        elsewhere = self.lease(0, 50)
+        self.assertEqual('two', self.host_of(*base.servers_of(elsewhere)))
+        later = self.lease(50, 100)
+        self.assertEqual('two', self.host_of(*base.servers_of(later)))
+        self.assertIsNone(self.lifecycle.start(later['id']))
+
+    def test_servers_whose_time_is_not_over_are_not_waited_for(self):
+        for server_id in base.servers_of(self.before):
+            self.see(server_id, State.GONE)
+        self.running_lease(0, 300)
+        self.assertIsNone(self.lifecycle.start(self.after['id']))
+
+
+class TestObserve(LifecycleTestCase):
+
+    def test_a_lease_is_active_when_all_of_its_servers_run(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.RUNNING, self.one)
+        self.assertEqual('STARTING', self.status(lease))
+        self.see(second, State.RUNNING, self.one)
+        self.assertEqual('ACTIVE', self.status(lease))
+        reservation, = self.leases.get(lease['id'])['reservations']
+        self.assertEqual('active', reservation['status'])
+
+    def test_seeing_the_same_again_changes_nothing(self):
+        lease = self.running_lease()
+        generation = self.generation('one')
+        self.see(*base.servers_of(lease), State.RUNNING, self.one)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(generation, self.generation('one'))
+
+    def test_a_held_server_or_one_without_a_host_says_nothing(self):
+        lease = self.lease(50, 100)
+        server_id, = base.servers_of(lease)
+        before = self.leases.get(lease['id'])
+        for state in (State.HELD, State.BUILDING):
+            self.assertEqual([], self.see(server_id, state))
+        self.assertEqual(before, self.leases.get(lease['id']))
+        self.assertEqual('one', self.host_of(server_id))
+
+    def test_a_server_without_a_lease_is_nobodys_business(self):
+        for state in State:
+            self.assertEqual([], self.see('unheard of', state, self.one))
+        self.assertEqual({'hosts': 1}, self.count_rows())
+
+    def test_a_booking_follows_its_server_to_another_host(self):
+        lease = self.lease(0, 100)
+        two = self.host('two', VCPU=2)
+        server_id, = base.servers_of(lease)
+        self.assertEqual(
+            ['one', 'two'], sorted(self.see(server_id, State.BUILDING, two)))
+        self.assertEqual('two', self.host_of(server_id))
+        self.assertFalse(self.booking(server_id).running)
+        self.assertEqual([], self.see(server_id, State.RUNNING, two))
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_a_booking_follows_even_where_there_is_no_room(self):
+        two = self.host('two', usage={'VCPU': 1}, VCPU=1)
+        server_id, = base.servers_of(self.lease(0, 100))
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual('two', self.host_of(server_id))
+
+    def test_a_booking_stays_where_it_is_if_the_host_is_not_known(self):
+        server_id, = base.servers_of(self.lease(0, 100))
+        self.assertEqual(
+            [], self.see(server_id, State.RUNNING, 'unheard of'))
+        self.assertEqual('one', self.host_of(server_id))
+        self.assertTrue(self.booking(server_id).running)
+
+    def test_check_looks_and_makes_the_books_true(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        seen = self.cloud.servers[server_id] = Seen(State.RUNNING, self.one)
+        self.assertEqual((seen, []), self.lifecycle.check(server_id))
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_the_servers_of_leases_that_are_not_over_are_unfinished(self):
+        over = self.running_lease()
+        running = self.running_lease()
+        self.see(*base.servers_of(over), State.GONE)
+        held = self.lease(50, 100)
+        self.assertEqual(
+            sorted(base.servers_of(running) + base.servers_of(held)),
+            sorted(self.lifecycle.unfinished()))
+
+
+class TestFailure(LifecycleTestCase):
+
+    def test_a_server_that_cannot_be_built_gives_back_its_room(self):
+        lease = self.lease(0, 100, count=2)
+        self.assertEqual(0, self.room())
+        server_id = base.servers_of(lease)[0]
+        self.see(server_id, State.ERROR, fault='No valid host')
+        self.assertEqual(1, self.room())
+        self.assertIsNone(self.host_of(server_id))
+
+    def test_its_lease_fails_and_says_why(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.see(server_id, State.ERROR, fault='No valid host')
+        described = self.leases.get(lease['id'])
+        self.assertEqual('ERROR', described['status'])
+        for part in (server_id, 'No valid host'):
+            self.assertIn(part, described['status_reason'])
+        self.assertEqual('error', described['reservations'][0]['status'])
+        self.assertEqual([('lease.update', lease['id'])], self.notified)
+
+    def test_a_failure_that_is_seen_again_is_told_once(self):
+        lease = self.lease(0, 100)
+        for _time in range(2):
+            self.see(*base.servers_of(lease), State.ERROR)
+        self.assertEqual(1, len(self.notified))
+
+    def test_a_server_that_ran_before_has_a_fault_of_its_own(self):
+        lease = self.running_lease()
+        self.see(*base.servers_of(lease), State.ERROR, self.one)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual('one', self.host_of(*base.servers_of(lease)))
+
+    def test_one_failure_does_not_end_the_other_servers(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.ERROR)
+        self.see(second, State.RUNNING, self.one)
+        self.assertEqual('ERROR', self.status(lease))
+        self.assertEqual('one', self.host_of(second))
+        self.assertTrue(self.leases.is_leased(first))
+
+    def test_a_lease_that_failed_comes_to_its_end_too(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.cloud.servers[server_id] = Seen(State.ERROR)
+        self.lifecycle.check(server_id)
+        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([server_id], self.cloud.deleted)
+
+    def test_a_lease_that_could_not_be_sent_fails_and_gives_back_room(self):
+        lease = self.lease(50, 100, count=2)
+        self.assertEqual(0, self.room())
+        self.lifecycle.give_up(lease['id'], 'start_lease')
+        described = self.leases.get(lease['id'])
+        self.assertEqual('ERROR', described['status'])
+        self.assertIn('could not be sent', described['status_reason'])
+        self.assertEqual('error', described['reservations'][0]['status'])
+        self.assertEqual(2, self.room())
+        self.assertEqual([('lease.update', lease['id'])], self.notified)
+        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.assertEqual(1, len(self.notified))
+
+    def test_a_lease_that_was_given_up_is_not_sent_any_more(self):
+        lease = self.lease(50, 100)
+        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_a_lease_that_has_started_cannot_be_given_up(self):
+        lease = self.running_lease()
+        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_an_announcement_that_failed_does_not_fail_its_lease(self):
+        lease = self.lease(50, 100)
+        self.lifecycle.give_up(lease['id'], 'before_end_lease')
+        self.assertEqual('PENDING', self.status(lease))
+
+
+class TestEnd(LifecycleTestCase):
+
+    def test_the_servers_are_deleted_and_the_lease_is_over(self):
+        lease = self.running_lease(count=2)
+        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertEqual(sorted(base.servers_of(lease)),
+                         sorted(self.cloud.deleted))
+        described = self.leases.get(lease['id'])
+        self.assertEqual('TERMINATED', described['status'])
+        reservation, = described['reservations']
+        self.assertEqual(('deleted', []), (
+            reservation['status'], reservation['servers']))
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'DONE'},
+                         self.events_of(lease))
+        self.assertEqual([('lease.event.end_lease', lease['id'])],
+                         self.notified)
+        self.assertEqual(2, self.room())
+
+    def test_room_comes_back_only_when_a_server_is_gone(self):
+        lease = self.running_lease(0, 10_000, count=2)
+        first, second = base.servers_of(lease)
+        self.cloud.stubborn.update([first, second])
+        self.assertIsInstance(
+            self.lifecycle.end(lease['id']), lifecycle.Later)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertEqual(0, self.room())
+        self.assertEqual([], self.notified)
+        self.cloud.stubborn.discard(first)
+        later = self.lifecycle.end(lease['id'])
+        self.assertIn(second, later.why)
+        self.assertNotIn(first, later.why)
+        self.assertEqual(1, self.room())
+        self.cloud.stubborn.clear()
+        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(2, self.room())
+
+    def test_an_end_may_come_twice(self):
+        lease = self.running_lease()
+        for _time in range(2):
+            self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertEqual(1, len(self.cloud.deleted))
+        self.assertEqual(['lease.event.end_lease'], self.events_told())
+
+    def test_the_end_of_a_held_lease_forgets_its_secrets(self):
+        lease = self.lease(50, 100)
+        self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.HELD)
+        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_one_server_that_cannot_be_deleted_does_not_keep_the_others(self):
+        for number in range(3):
+            lease = self.running_lease(0, 10_000, count=2)
+            broken = base.servers_of(lease)[number % 2]
+            self.cloud.broken = {broken: RuntimeError('its cell is down')}
+            later = self.lifecycle.end(lease['id'])
+            self.assertIn(broken, later.why)
+            self.assertEqual('TERMINATING', self.status(lease))
+            self.assertEqual(1, self.room())
+            self.cloud.broken = {}
+            self.assertIsNone(self.lifecycle.end(lease['id']))
+            self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_a_lease_ends_with_the_last_server_that_the_user_deletes(self):
+        lease = self.running_lease(0, 10_000, count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.GONE)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(1, self.room())
+        self.see(second, State.GONE)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(2, self.room())
+        self.assertEqual([], self.cloud.deleted)
+        self.assertEqual(['lease.event.end_lease'], self.events_told())
+
+    def test_a_held_lease_ends_with_its_servers_too(self):
+        lease = self.lease(50, 100)
+        self.see(*base.servers_of(lease), State.GONE)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'DONE'},
+                         self.events_of(lease))
+
+    def test_a_server_that_is_gone_is_gone_only_once(self):
+        lease = self.running_lease(count=2)
+        server_id = base.servers_of(lease)[0]
+        self.see(server_id, State.GONE)
+        generation = self.generation('one')
+        self.see(server_id, State.GONE)
+        self.assertEqual(generation, self.generation('one'))
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_who_decides_sees_the_room_of_a_server_that_went(self):
+        lease = self.running_lease()
+        generation = self.generation('one')
+        self.see(*base.servers_of(lease), State.GONE)
+        self.assertEqual(generation + 1, self.generation('one'))
+
+    def test_a_server_that_still_runs_does_not_make_an_ending_lease_active(
+            self):
+        lease = self.running_lease()
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.end(lease['id'])
+        self.see(*base.servers_of(lease), State.RUNNING, self.one)
+        self.assertEqual('TERMINATING', self.status(lease))
+
+    def test_a_server_whose_build_fails_at_the_end_does_not_stop_it(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.cloud.servers[server_id] = Seen(State.ERROR)
+        self.cloud.stubborn.add(server_id)
+        self.lifecycle.end(lease['id'])
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.cloud.stubborn.clear()
+        self.lifecycle.end(lease['id'])
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_an_overstaying_server_keeps_others_from_its_room(self):
+        lease = self.running_lease(0, 100, count=2)
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.clock.advance(200)
+        self.lifecycle.end(lease['id'])
+        refused = self.assertRaises(errors.Refused, self.lease, 200, 300)
+        self.assertEqual(
+            model.Refusal(model.Reason.NO_ROOM, 1, 0, NOW + 260),
+            refused.refusal)
+
+
+class TestAnnounce(LifecycleTestCase):
+
+    def test_the_world_is_told_of_an_event(self):
+        lease = self.running_lease()
+        self.assertIsNone(
+            self.lifecycle.announce(lease['id'], 'before_end_lease'))
+        self.assertEqual([('lease.event.before_end_lease', lease['id'])],
+                         self.notified)
+
+    def test_of_a_lease_that_is_over_nothing_is_told(self):
+        lease = self.running_lease()
+        self.lifecycle.end(lease['id'])
+        self.notified.clear()
+        self.assertIsNone(
+            self.lifecycle.announce(lease['id'], 'before_end_lease'))
+        self.assertEqual([], self.notified)
+
+
+class TestCrashes(LifecycleTestCase):
+    """Every action is cut off after each of its transactions in turn, and
+    done again by another worker."""
+
+    class Crash(BaseException):
+        """The process is gone."""
+
+    def cut_off(self, action, after):
+        """Run an action until it has committed so many times.
+
+        :returns: whether it ended by itself
+        """
+        done = []
+        retried = type(self.database).retried
+
+        def counted(database, work, *args, **kwargs):
+            if len(done) == after:
+                raise self.Crash
+            done.append(work)
+            return retried(database, work, *args, **kwargs)
+
+        with fixtures.MonkeyPatch(
+                'blazar_core.db.api.Database.retried', counted):
+            try:
+                action()
+            except self.Crash:
+                return False
+            return True
+
+    def test_an_end_that_was_cut_off_anywhere_is_finished(self):
+        cuts = 0
+        finished = False
+        while not finished:
+            lease = self.running_lease(0, 10_000, count=2)
+            finished = self.cut_off(
+                lambda: self.lifecycle.end(lease['id']), cuts)
+            self.lifecycle.end(lease['id'])
+            self.assertEqual('TERMINATED', self.status(lease), cuts)
+            self.assertEqual(2, self.room(), cuts)
+            cuts += 1
+        self.assertGreater(cuts, 4)
+
+    def test_a_start_that_was_cut_off_anywhere_is_sent_once(self):
+        cuts = 0
+        finished = False
+        while not finished:
+            lease = self.lease(50, 100)
+            self.cloud.sent.clear()
+            finished = self.cut_off(
+                lambda: self.lifecycle.start(lease['id']), cuts)
+            self.lifecycle.start(lease['id'])
+            self.assertEqual(1, len(self.cloud.sent), cuts)
+            self.lifecycle.end(lease['id'])
+            cuts += 1
+        self.assertGreater(cuts, 1)
+
+    def test_a_lease_whose_last_server_went_unfinished_still_ends(self):
+        """Cut off between the last server and the lease."""
+        lease = self.running_lease()
+        self.assertFalse(self.cut_off(
+            lambda: self.see(*base.servers_of(lease), State.GONE), 1))
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.lifecycle.end(lease['id'])
+        self.assertEqual('TERMINATED', self.status(lease))

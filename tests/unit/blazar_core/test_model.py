@@ -1,0 +1,121 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import dataclasses
+import datetime
+
+import hypothesis
+from hypothesis import strategies as st
+from oslotest import base
+
+from blazar_core import clock
+from blazar_core import model
+from blazar_core import params
+from tests.unit import base as unit_base
+
+NOW = unit_base.NOW
+Window = model.Window
+
+times = st.integers(0, 12)
+windows = st.builds(lambda start, length: Window(start, start + length),
+                    times, st.integers(1, 6))
+
+
+def host(**values):
+    return model.Host(**{
+        'id': 1, 'uuid': 'uuid', 'name': 'one', 'service_host': 'compute',
+        'capacity': {}, 'usage': {}, 'generation': 0, **values})
+
+
+class TestWindow(base.BaseTestCase):
+
+    @hypothesis.settings(derandomize=True, deadline=None, database=None)
+    @hypothesis.given(windows, windows)
+    def test_windows_overlap_when_they_share_an_instant(self, one, other):
+        shared = set(range(one.start, one.end)) & set(
+            range(other.start, other.end))
+        self.assertEqual(bool(shared), one.overlaps(other))
+
+    def test_a_window_must_not_be_empty(self):
+        for end in (5, 4):
+            self.assertRaises(ValueError, Window, 5, end)
+
+    def test_a_window_that_is_moved_keeps_its_length(self):
+        self.assertEqual(Window(7, 10), Window(2, 5).moved_to(7))
+
+    def test_a_value_cannot_be_changed(self):
+        self.assertRaises(dataclasses.FrozenInstanceError, setattr,
+                          Window(1, 2), 'end', 3)
+
+    def test_for_ever_is_the_last_second_that_a_date_can_show(self):
+        self.assertEqual('9999-12-31T23:59:59.000000',
+                         clock.iso(model.FOREVER))
+
+
+class TestDemand(base.BaseTestCase):
+
+    def test_a_demand_may_use_any_host_unless_it_says_which(self):
+        self.assertTrue(model.Demand({}).allows(host()))
+        for demand, allowed in (
+                (model.Demand({}, hosts=frozenset(['uuid'])), True),
+                (model.Demand({}, hosts=frozenset(['other'])), False),
+                (model.Demand({}, avoid=frozenset(['uuid'])), False),
+                (model.Demand({}, avoid=frozenset(['other'])), True),
+                (model.Demand({}, hosts=frozenset(['uuid']),
+                              avoid=frozenset(['uuid'])), False)):
+            self.assertEqual(allowed, demand.allows(host()), demand)
+
+    def test_how_many_servers_may_share_a_host(self):
+        for affinity, most in ((model.Affinity.NONE, 5),
+                               (model.Affinity.SAME, 5),
+                               (model.Affinity.DIFFERENT, 2)):
+            self.assertEqual(most, model.Demand(
+                {}, 5, affinity, per_host=2).most_per_host())
+
+
+class TestHost(base.BaseTestCase):
+
+    def test_what_is_free_is_capacity_less_open_ended_usage(self):
+        self.assertEqual(
+            {'VCPU': 3, 'DISK_GB': 9, 'CUSTOM_GPU': -1},
+            host(capacity={'VCPU': 4, 'DISK_GB': 9, 'CUSTOM_GPU': 1},
+                 usage={'VCPU': 1, 'CUSTOM_GPU': 2, 'GONE': 7}).free())
+
+
+class TestRefusal(base.BaseTestCase):
+
+    def test_the_reasons_are_a_promise(self):
+        self.assertEqual(
+            {'no_room', 'no_host', 'too_big'},
+            {reason.value for reason in model.Reason})
+
+    def test_every_reason_has_its_sentence(self):
+        sentences = {model.Refusal(reason, 3, 1, None).sentence()
+                     for reason in model.Reason}
+        self.assertEqual(3, len(sentences))
+        for sentence in sentences:
+            self.assertIn('next_start: none. fits_now: 1 of 3.', sentence)
+
+    def test_it_names_the_start_that_would_do(self):
+        sentence = model.Refusal(
+            model.Reason.NO_ROOM, 3, 1, NOW + 7).sentence()
+        self.assertIn('next_start: 2027-01-15T08:00:07.000000', sentence)
+        self.assertIn('fits_now: 1 of 3.', sentence)
+
+    def test_what_it_says_to_write_can_be_written(self):
+        for start in (NOW, NOW + 7):
+            sentence = model.Refusal(
+                model.Reason.NO_ROOM, 3, 1, start).sentence()
+            written = sentence.split('"start": "')[1].split('"')[0]
+            self.assertEqual(start, params.parse_date(written, NOW))
+            self.assertEqual(start, int(datetime.datetime.fromisoformat(
+                written + '+00:00').timestamp()))

@@ -1,0 +1,85 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+from oslo_config import cfg
+from oslotest import base
+
+from blazar_core import opts
+
+
+class TestOpts(base.BaseTestCase):
+
+    def conf(self):
+        conf = cfg.ConfigOpts()
+        conf([], project='blazar-test', default_config_files=[],
+             default_config_dirs=[])
+        opts.register_opts(conf)
+        return conf
+
+    def test_every_option_has_help_in_a_sentence(self):
+        for group, options in opts.list_opts():
+            self.assertTrue(group.help)
+            for option in options:
+                self.assertTrue(option.help, option.name)
+        for option in opts.OPTS:
+            self.assertRegex(option.help, r'^[A-Z](?s:.*)\.$', option.name)
+
+    def test_the_defaults(self):
+        self.assertEqual(
+            {'reservation_start_date': 'now', 'reservation_length_days': 30,
+             'reservation_length_hours': 0, 'reservation_length_minutes': 0,
+             'minutes_before_end_lease': 60, 'encryption_keys': [],
+             'notification_topic': 'blazar_notifications',
+             'comparison_interval': 300, 'longest_sleep': 10, 'workers': 8,
+             'claim_seconds': 60, 'start_patience': 300,
+             'event_max_retries': 5, 'admission_retries': 20},
+            dict(self.conf().blazar.items()))
+
+    def test_every_default_is_a_value_that_could_be_written(self):
+        conf = self.conf()
+        for option in opts.OPTS:
+            conf.set_override(option.name, option.default, 'blazar')
+        self.assertEqual(len(opts.OPTS), len(conf.blazar))
+
+    def test_no_database_is_named_unless_the_operator_names_one(self):
+        self.assertIsNone(self.conf().blazar_database.connection)
+
+    def test_secrets_do_not_reach_the_log(self):
+        secret = {option.name: option.secret for _group, options in
+                  opts.list_opts() for option in options}
+        self.assertTrue(secret['encryption_keys'])
+        self.assertTrue(secret['connection'])
+
+    def test_they_may_be_registered_twice(self):
+        conf = self.conf()
+        opts.register_opts(conf)
+        self.assertEqual(8, conf.blazar.workers)
+
+    def test_configurations_do_not_share_what_is_set(self):
+        one, other = self.conf(), self.conf()
+        one.set_override('workers', 2, 'blazar')
+        one.set_override('connection', 'sqlite://', 'blazar_database')
+        self.assertEqual(8, other.blazar.workers)
+        self.assertIsNone(other.blazar_database.connection)
+
+    def test_values_that_cannot_work_are_refused(self):
+        conf = self.conf()
+        for name in ('workers', 'longest_sleep', 'comparison_interval',
+                     'claim_seconds'):
+            self.assertRaises(ValueError, conf.set_override, name, 0,
+                              'blazar')
+        for name in ('admission_retries', 'event_max_retries',
+                     'start_patience', 'minutes_before_end_lease',
+                     'reservation_length_days'):
+            conf.set_override(name, 0, 'blazar')
+            self.assertRaises(ValueError, conf.set_override, name, -1,
+                              'blazar')

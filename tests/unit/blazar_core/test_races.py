@@ -1,0 +1,284 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Races for real: many processes at once on each database.
+
+Every guard has a test that takes it out and sees what it prevents.
+"""
+
+import atexit
+import collections
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+
+import fixtures
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+import testscenarios
+
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import oracle
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+NOW = base.NOW
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *['..'] * 3))
+#: How many race, and how often it is tried to see something go wrong.
+RACERS = 8
+ROUNDS = 60
+#: Seconds from the word until they run: the slowest has read it by then.
+HEAD_START = 0.01
+
+
+class Racers:
+    """The processes; they serve one race after the other."""
+
+    def __init__(self, count):
+        self.processes = [subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-m',
+             'tests.unit.blazar_core.racer'],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=ROOT) for _number in range(count)]
+        atexit.register(self.stop)
+
+    def race(self, tasks):
+        """Let each process carry out a task, all at the same time."""
+        racing = self.processes[:len(tasks)]
+        for process, task in zip(racing, tasks, strict=True):
+            self.tell(process, json.dumps(task))
+        for process in racing:
+            assert self.hear(process) == 'ready'
+        go = time.time() + HEAD_START
+        for process in racing:
+            self.tell(process, str(go))
+        return [json.loads(self.hear(process)) for process in racing]
+
+    def tell(self, process, line):
+        process.stdin.write(f'{line}\n')
+        process.stdin.flush()
+
+    def hear(self, process):
+        line = process.stdout.readline()
+        assert line, 'A racer has died; its traceback is on stderr.'
+        return line.strip()
+
+    def stop(self):
+        for process in self.processes:
+            process.stdin.close()
+        for process in self.processes:
+            process.wait(20)
+
+
+@functools.cache
+def racers():
+    return Racers(RACERS)
+
+
+class RaceTestCase(base.LeaseTestCase):
+
+    scenarios = [databases.SCENARIOS[0], *databases.SERVERS]
+
+    def race(self, count, without=(), options=None, **task):
+        """What so many processes answer that do the same at once.
+
+        Values of a task that are functions are called for each process.
+        """
+        return racers().race([{
+            'url': self.books.url, 'now': NOW, 'without': without,
+            'options': options or {}, **{
+                key: value() if callable(value) else value
+                for key, value in task.items()}}
+            for _number in range(count)])
+
+    def wanted(self, start=0, end=10, count=1, vcpus=1, **values):
+        """A lease for a racer to ask for."""
+        return {'start': NOW + start, 'end': NOW + end,
+                'resources': {'VCPU': vcpus}, 'server_ids': [
+                    uuidutils.generate_uuid() for _server in range(count)],
+                **values}
+
+    def hosts_and_bookings(self):
+        """What the tables say, read without the code that is tested."""
+        with self.books.connect().engine.connect() as connection:
+            hosts = connection.execute(sa.text(
+                'SELECT id, capacity, hosts.usage FROM hosts ORDER BY id')
+            ).all()
+            bookings = connection.execute(sa.text(
+                'SELECT host_id, start_date, end_date, resources '
+                'FROM bookings WHERE host_id IS NOT NULL')).all()
+        numbers = {host.id: number for number, host in enumerate(hosts)}
+        return ([oracle.Host(decoded(capacity), decoded(usage))
+                 for _id, capacity, usage in hosts],
+                [oracle.Booking(numbers[host_id], start, end,
+                                decoded(resources))
+                 for host_id, start, end, resources in bookings])
+
+    def overbooked(self):
+        return oracle.overbooked(*self.hosts_and_bookings())
+
+    def clear(self):
+        """Take the leases out of the tables."""
+        with self.database.writer() as session:
+            for table in ('bookings', 'reservations', 'events', 'leases'):
+                session.execute(sa.text(f'DELETE FROM {table}'))
+
+
+def decoded(value):
+    """JSON, which only some drivers decode by themselves."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def outcomes(answers):
+    """How many were admitted, refused and told to come back."""
+    return +collections.Counter(
+        outcome for each in answers for one in each for outcome in one)
+
+
+class TestBooking(RaceTestCase):
+
+    def test_as_many_leases_are_admitted_as_there_is_room_for(self):
+        self.host('one', VCPU=4)
+        answers = self.race(
+            RACERS, do='create', leases=lambda: [self.wanted()])
+        self.assertEqual([], self.overbooked())
+        self.assertEqual({'admitted': 4, 'refused': 4}, outcomes(answers))
+        self.assertEqual({NOW + 10}, {
+            one['refused'] for each in answers for one in each
+            if 'refused' in one})
+        self.assertEqual({'hosts': 1, 'leases': 4, 'reservations': 4,
+                          'events': 8, 'bookings': 4}, self.count_rows())
+
+    def test_leases_on_two_hosts_at_once_do_not_stand_in_a_ring(self):
+        for name in ('one', 'two'):
+            self.host(name, VCPU=3)
+        answers = self.race(RACERS, do='create', leases=lambda: [self.wanted(
+            count=2, affinity='anti-affinity')])
+        self.assertEqual([], self.overbooked())
+        self.assertEqual({'admitted': 3, 'refused': 5}, outcomes(answers))
+
+    def test_all_room_is_found_while_others_look_for_it(self):
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=4)
+        answers = self.race(RACERS, do='create', leases=lambda: [
+            self.wanted() for _lease in range(2)])
+        self.assertEqual([], self.overbooked())
+        self.assertEqual({'admitted': 12, 'refused': 4}, outcomes(answers))
+
+    def test_whatever_is_booked_and_withdrawn_nothing_is_overbooked(self):
+        for name in ('one', 'two'):
+            self.host(name, usage={'VCPU': 1}, VCPU=4)
+        chance = random.Random(self.kind)
+
+        def some():
+            leases = []
+            for _lease in range(4):
+                start = chance.randrange(20)
+                leases.append(self.wanted(
+                    start, start + chance.randrange(1, 10),
+                    chance.randrange(1, 3), chance.randrange(1, 3),
+                    withdraw=chance.random() < 0.3))
+            return leases
+
+        answers = outcomes(self.race(RACERS, do='create', leases=some))
+        self.assertEqual([], self.overbooked())
+        self.assertGreater(answers['admitted'], 4)
+        self.assertEqual(32, answers.total())
+        self.assertEqual(0, answers['busy'])
+
+
+class TestBookingWithoutTheGuard(RaceTestCase):
+
+    #: The writers of SQLite wait for each other, guard or not.
+    scenarios = databases.SERVERS
+
+    def test_without_generations_a_host_is_overbooked(self):
+        self.host('one', VCPU=4)
+        for _round in range(ROUNDS):
+            self.race(RACERS, without=['generation'], do='create',
+                      leases=lambda: [self.wanted()])
+            if self.overbooked():
+                return
+            self.clear()
+        self.fail(f'{ROUNDS} races without the guard, and no overbooking: '
+                  'these races prove nothing.')
+
+
+class TestStarting(RaceTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'cloud')
+
+    def held(self, call):
+        return self.leases.create(
+            self.new_lease(request=self.request(-1, 100)), call)
+
+    def lines(self):
+        """What reached the cloud, and how often."""
+        with open(self.path) as file:
+            return collections.Counter(file.read().split('\n')[:-1])
+
+    def start(self, lease, **options):
+        self.race(2, do='start', path=self.path, lease_id=lease['id'],
+                  **options)
+
+    def test_two_who_start_a_lease_at_once_send_it_once(self):
+        for number in range(10):
+            self.start(self.held(f'call {number}'))
+        lines = self.lines()
+        self.assertEqual([1] * 10, [
+            lines[f'call {number}'] for number in range(10)])
+        self.assertEqual({1}, set(lines.values()))
+
+    def test_without_the_gate_it_is_sent_twice(self):
+        self.start(self.held('call'), without=['gate'])
+        self.assertEqual({'call': 2}, self.lines())
+
+    def carry_out(self, **options):
+        """How many events each of a few workers carried out."""
+        return self.race(4, do='carry_out', path=self.path, **options)
+
+    def test_workers_side_by_side_carry_out_every_event_once(self):
+        leases = [self.held(f'call {number}') for number in range(20)]
+        self.assertEqual(20, sum(self.carry_out()))
+        self.assertEqual({
+            **{f'call {number}': 1 for number in range(20)},
+            **{f'lease.event.start_lease {lease["id"]}': 1
+               for lease in leases}}, self.lines())
+
+    def test_without_claims_the_gate_still_sends_every_call_once(self):
+        """Whether several workers carry out an event is then luck, so that
+        it is tried until it is seen."""
+        for number in range(ROUNDS):
+            calls = {f'call {number} {one}' for one in range(5)}
+            for call in calls:
+                self.held(call)
+            carried_out = sum(self.carry_out(without=['claim']))
+            lines = self.lines()
+            self.assertEqual({1}, {lines[call] for call in calls})
+            if carried_out > 5:
+                return
+            self.clear_held()
+        self.fail('No event was carried out twice without claims.')
+
+    def clear_held(self):
+        with self.database.writer() as session:
+            session.execute(sa.text('DELETE FROM held_builds'))
+        self.clear()

@@ -1,0 +1,109 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+from oslotest import base
+
+from blazar_core import errors
+from blazar_core import states
+from blazar_core.db import models
+
+MACHINES = (states.LEASE, states.RESERVATION, states.EVENT)
+
+
+def reachable(machine, state):
+    """The states that can come after one, in any number of steps."""
+    found, new = set(), {state}
+    while new:
+        found |= new
+        new = {after for one in new for after in machine.steps[one]} - found
+    return found - {state}
+
+
+class TestMachine(base.BaseTestCase):
+
+    machine = states.Machine('toy', {'ON': ['OFF', 'BROKEN'], 'OFF': ['ON'],
+                                     'BROKEN': []})
+
+    def test_a_step_in_the_table_is_allowed(self):
+        self.machine.check('ON', 'OFF')
+        self.machine.check('OFF', 'ON')
+
+    def test_to_stay_is_always_allowed(self):
+        for state in self.machine.steps:
+            self.machine.check(state, state)
+
+    def test_any_other_step_is_refused_with_what_would_be_allowed(self):
+        refused = self.assertRaises(
+            errors.InvalidTransition, self.machine.check, 'OFF', 'BROKEN')
+        self.assertEqual('A toy cannot go from OFF to BROKEN; from OFF it '
+                         'can go to ON.', str(refused))
+        refused = self.assertRaises(
+            errors.InvalidTransition, self.machine.check, 'BROKEN', 'ON')
+        self.assertIn('nothing', str(refused))
+
+    def test_what_nothing_follows_is_final(self):
+        self.assertEqual(['BROKEN'], self.machine.final())
+
+
+class TestTables(base.BaseTestCase):
+
+    def test_every_step_leads_to_a_state_of_the_table(self):
+        for machine in MACHINES:
+            for state, after in machine.steps.items():
+                self.assertLessEqual(
+                    set(after), set(machine.steps), (machine.name, state))
+                self.assertNotIn(state, after)
+
+    def test_every_state_comes_to_an_end(self):
+        for machine in MACHINES:
+            final = set(machine.final())
+            self.assertEqual(1, len(final), machine.name)
+            for state in set(machine.steps) - final:
+                self.assertLessEqual(
+                    final, reachable(machine, state), (machine.name, state))
+
+    def test_every_state_can_be_reached_from_the_first(self):
+        for machine in MACHINES:
+            first = next(iter(machine.steps))
+            self.assertEqual(set(machine.steps) - {first},
+                             reachable(machine, first), machine.name)
+
+    def test_a_lease_never_goes_back(self):
+        for earlier, later in (('STARTING', 'PENDING'),
+                               ('ACTIVE', 'PENDING'), ('ACTIVE', 'STARTING'),
+                               ('TERMINATING', 'ACTIVE'),
+                               ('TERMINATING', 'STARTING'),
+                               ('TERMINATED', 'ACTIVE'),
+                               ('ERROR', 'ACTIVE')):
+            self.assertRaises(errors.InvalidTransition, states.LEASE.check,
+                              earlier, later)
+
+    def test_every_lease_can_be_ended(self):
+        for state in states.LEASE.steps:
+            if state != 'TERMINATED':
+                states.LEASE.check(state, 'TERMINATING')
+                states.LEASE.check(state, 'TERMINATED')
+
+    def test_an_event_is_done_by_the_one_who_works_on_it(self):
+        states.EVENT.check('UNDONE', 'IN_PROGRESS')
+        for outcome in ('DONE', 'UNDONE', 'ERROR'):
+            states.EVENT.check('IN_PROGRESS', outcome)
+        self.assertRaises(errors.InvalidTransition, states.EVENT.check,
+                          'DONE', 'UNDONE')
+
+    def test_every_state_fits_its_column(self):
+        for machine, table in zip(
+                MACHINES, (models.Lease, models.Reservation, models.Event),
+                strict=True):
+            width = table.__table__.c.status.type.length
+            for state in machine.steps:
+                self.assertLessEqual(len(state), width, state)

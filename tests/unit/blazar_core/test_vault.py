@@ -1,0 +1,91 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+from cryptography import fernet
+from oslotest import base
+
+from blazar_core import errors
+from blazar_core import vault
+
+SECRET = 'admin_pass=hunter2 ünïcode \U0001f511'
+
+
+class TestVault(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.old, self.new = vault.new_key(), vault.new_key()
+
+    def test_what_is_sealed_opens_again(self):
+        one = vault.Vault([self.old])
+        self.assertEqual(SECRET, one.open(one.seal(SECRET)))
+
+    def test_what_is_sealed_shows_nothing_and_never_looks_the_same(self):
+        one = vault.Vault([self.old])
+        first, second = one.seal(SECRET), one.seal(SECRET)
+        self.assertNotIn('hunter2', first)
+        self.assertNotEqual(first, second)
+
+    def test_keys_are_different_and_of_the_right_kind(self):
+        self.assertNotEqual(self.old, self.new)
+        fernet.Fernet(self.old)
+
+    def test_the_first_key_seals(self):
+        sealed = vault.Vault([self.new, self.old]).seal(SECRET)
+        self.assertEqual(SECRET, vault.Vault([self.new]).open(sealed))
+        self.assertRaises(
+            errors.VaultError, vault.Vault([self.old]).open, sealed)
+
+    def test_every_key_opens(self):
+        sealed = vault.Vault([self.old]).seal(SECRET)
+        self.assertEqual(
+            SECRET, vault.Vault([self.new, self.old]).open(sealed))
+
+    def test_what_is_resealed_needs_the_old_key_no_more(self):
+        sealed = vault.Vault([self.old]).seal(SECRET)
+        again = vault.Vault([self.new, self.old]).reseal(sealed)
+        self.assertEqual(SECRET, vault.Vault([self.new]).open(again))
+
+    def test_with_a_wrong_key_it_stays_shut_and_says_what_to_do(self):
+        sealed = vault.Vault([self.old]).seal(SECRET)
+        for act in ('open', 'reseal'):
+            shut = self.assertRaises(
+                errors.VaultError, getattr(vault.Vault([self.new]), act),
+                sealed)
+            self.assertIn('encryption_keys', str(shut))
+            self.assertNotIn(self.new, str(shut))
+
+    def test_what_was_tampered_with_stays_shut(self):
+        one = vault.Vault([self.old])
+        sealed = one.seal(SECRET)
+        middle = len(sealed) // 2
+        other = 'A' if sealed[middle] != 'A' else 'B'
+        for bad in (sealed[:middle] + other + sealed[middle + 1:],
+                    sealed[:-4], '', 'not sealed at all'):
+            self.assertRaises(errors.VaultError, one.open, bad)
+
+    def test_without_a_key_it_says_what_to_write(self):
+        refused = self.assertRaises(
+            errors.ConfigurationError, vault.Vault, [])
+        self.assertIn('blazar-nova-manage key create', str(refused))
+        self.assertIn('encryption_keys =', str(refused))
+
+    def test_a_malformed_key_is_refused_and_not_shown(self):
+        for bad in ('hunter2', self.old[:-2], self.old[1:], ''):
+            refused = self.assertRaises(
+                errors.ConfigurationError, vault.Vault, [self.old, bad])
+            self.assertIn('encryption_keys', str(refused))
+            self.assertNotIn('hunter2', str(refused))
+
+    def test_spaces_around_a_key_do_not_matter(self):
+        sealed = vault.Vault([f' {self.old} ']).seal(SECRET)
+        self.assertEqual(SECRET, vault.Vault([self.old]).open(sealed))

@@ -1,0 +1,146 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Which part may import what; read from the source, not from memory."""
+
+import ast
+import os
+import typing as ty
+
+import fixtures
+from oslotest import base
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
+
+
+def sources(*folders: str) -> list[str]:
+    """The Python files in folders, by their path from the root."""
+    found = [os.path.relpath(os.path.join(path, name), ROOT)
+             for folder in folders
+             for path, _folders, names in os.walk(os.path.join(ROOT, folder))
+             for name in names if name.endswith('.py')]
+    return sorted(found)
+
+
+def parsed(path: str) -> ast.Module:
+    with open(os.path.join(ROOT, path)) as file:
+        return ast.parse(file.read(), path)
+
+
+def imports(path: str) -> ty.Iterator[str]:
+    """The full names of what a file imports, wherever in it that stands."""
+    package = path.removesuffix('.py').split('/')[:-1]
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[:len(package) - node.level + 1] if (
+                node.level) else []
+            module = '.'.join([*above, *filter(None, [node.module])])
+            yield from (f'{module}.{alias.name}' for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(
+                node.args[0], ast.Constant) and name_of(node.func) in (
+                    '__import__', 'import_module', 'import_class',
+                    'import_object', 'try_import'):
+            yield str(node.args[0].value)
+
+
+def name_of(function: ast.expr) -> str:
+    """What is called: the last part of its name."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ''
+
+
+def is_in(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f'{package}.')
+               for package in packages)
+
+
+class TestLayers(base.BaseTestCase):
+
+    def assert_none(self, paths: ty.Iterable[str], *forbidden: str) -> None:
+        """No file imports anything of these packages."""
+        paths = list(paths)
+        self.assertGreater(len(paths), 3)
+        self.assertEqual([], [
+            f'{path} imports {name}' for path in paths
+            for name in imports(path) if is_in(name, *forbidden)])
+
+    def test_the_core_knows_neither_nova_nor_the_message_bus(self):
+        self.assert_none(sources('blazar_core'), 'nova', 'blazar_nova',
+                         'oslo_messaging', 'placement', 'os_client_config',
+                         'novaclient', 'keystoneauth1', 'openstack')
+
+    def test_only_compat_knows_nova(self):
+        self.assert_none(
+            [path for path in sources('blazar_nova')
+             if not path.startswith('blazar_nova/compat/')], 'nova')
+        self.assertTrue(any(
+            is_in(name, 'nova') for path in sources('blazar_nova/compat')
+            for name in imports(path)))
+
+    def test_nothing_runs_on_anything_but_native_threads(self):
+        self.assert_none(sources('blazar_core', 'blazar_nova', 'tests'),
+                         'eventlet', 'asyncio', 'greenlet', 'gevent',
+                         'trio')
+
+    def test_unit_tests_of_the_core_know_the_core_only(self):
+        self.assert_none(
+            sources('tests/unit/blazar_core') + ['tests/unit/base.py',
+                                                 'tests/databases.py'],
+            'nova', 'blazar_nova', 'oslo_messaging')
+
+    def test_the_oracle_shares_no_code_with_what_it_judges(self):
+        self.assertEqual(
+            ['collections', 'itertools', 'typing'],
+            sorted(imports('tests/unit/blazar_core/oracle.py')))
+
+    def test_the_core_takes_the_time_from_the_clock_that_it_is_given(self):
+        for path in sources('blazar_core'):
+            if path != 'blazar_core/clock.py':
+                self.assertNotIn('time', set(imports(path)), path)
+
+    def test_no_test_sleeps(self):
+        self.assertEqual([], [
+            f'{path}:{node.lineno}' for path in sources('tests')
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.Call) and name_of(node.func) == 'sleep'])
+
+
+class TestTheReaderOfImports(base.BaseTestCase):
+    """It would be of no use if it overlooked some."""
+
+    def found(self, source: str) -> list[str]:
+        folder = self.useFixture(fixtures.TempDir()).path
+        with open(os.path.join(folder, 'it.py'), 'w') as file:
+            file.write(source)
+        return list(imports(os.path.join(folder, 'it.py')))
+
+    def test_it_finds_them_wherever_they_stand(self):
+        for source in ('import nova', 'import nova.conf as c',
+                       'from nova import conf', 'from nova.conf import CONF',
+                       'def f():\n    from nova import conf',
+                       'try:\n    import nova\nexcept ImportError:\n    pass',
+                       'importlib.import_module("nova.conf")',
+                       '__import__("nova")',
+                       'if TYPE_CHECKING:\n    import nova.objects'):
+            self.assertTrue(
+                any(is_in(name, 'nova') for name in self.found(source)),
+                source)
+
+    def test_it_does_not_take_a_part_of_a_name_for_the_whole(self):
+        for source in ('import novaclient', 'from blazar import nova',
+                       'import blazar_nova'):
+            self.assertFalse(
+                any(is_in(name, 'nova') for name in self.found(source)),
+                source)

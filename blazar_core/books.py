@@ -10,22 +10,29 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Admission: who gets which part of which host over which window.
+"""Deciding: what is written into the books, and by which rule.
 
-The rule, for every instant t of the wanted window::
+The rule, for every instant t of a booking's window::
 
-    open_ended_usage(host) + booked(host, t) + wanted <= capacity(host)
+    open_ended_usage(host) + booked(host, t) <= capacity(host)
 
-Reading is free; deciding is guarded. A decision reads the hosts (and with
-them their generations) *before* it reads their bookings, and then takes each
-chosen host with ``UPDATE ... WHERE generation = :seen``. Whoever decided
-about one of these hosts in between has moved its generation, so that the
-update finds no row, the whole transaction is rolled back and run again: it
-is always the later one who loses, and nothing of his is left.
+Every decision is a list of edits of bookings (:func:`amend`): one comes, one
+goes, or one becomes another. A lease that is made, prolonged, moved, resized
+or ended, and a server that changes its host, are all that. A decision is all
+or nothing, and it is guarded: it reads its hosts, and with them their
+generations, no later than their bookings, and then takes each host with
+``UPDATE ... WHERE generation = :seen``. Whoever decided about one of these
+hosts in between has moved its generation, so that the update finds no row,
+the whole transaction is rolled back and run again: it is always the later
+one who loses, and nothing of his is left.
+
+Each decision leaves behind what it changed (:class:`models.Change`), for
+those who keep the books in memory.
 
 The functions take a session, so that a caller can decide and write what
-belongs to the decision in one transaction. What they cost is linear in the
-bookings that end after the wanted start.
+belongs to the decision in one transaction. A decision costs one SELECT, one
+UPDATE for each host, and one INSERT each of bookings and of changes; the
+rule is linear in the bookings that overlap it on its hosts.
 """
 
 import collections
@@ -37,19 +44,24 @@ from sqlalchemy import orm
 
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core import errors
 from blazar_core import model
 
 __all__ = [
-    'Place',
-    'booking_row',
-    'choose',
-    'disturb',
+    'Edit',
+    'Full',
+    'Host',
+    'NewBooking',
+    'OVERDUE',
+    'SHARED',
+    'amend',
+    'decide',
+    'host_of',
+    'in_the_way',
+    'new_of',
     'report',
     'retain',
-    'rooms_for',
-    'shelf',
-    'take',
+    'trim',
+    'write',
 ]
 
 #: Seconds that a server which should be gone by now is expected to need yet.
@@ -57,230 +69,269 @@ OVERDUE = 60
 
 #: Classes that a host may offer through a shared provider: where it reports
 #: none of its own, Nova judges alone.
-_SHARED = frozenset({'DISK_GB'})
+SHARED = frozenset({'DISK_GB'})
+
+
+class Full(api.LostRace):
+    """The rule does not hold for what was to come on a host.
+
+    For who chose the host from what he had in memory, somebody was faster.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """A host and the bookings on it that matter for a question."""
+class NewBooking:
+    """What a booking is to be. Without a host it takes no room."""
 
-    host: model.Host
-    bookings: tuple[model.Booking, ...]
-
-    def room(self, demand: model.Demand, window: model.Window) -> int:
-        """How many of the demand's servers fit, at most what it may use."""
-        free = self.host.free()
-        peak = _peaks(self.bookings, window)
-        rooms = [(free.get(rc, 0) - peak.get(rc, 0)) // need
-                 for rc, need in demand.resources.items()
-                 if need and (rc in free or rc not in _SHARED)]
-        return max(0, min([*rooms, demand.most_per_host()]))
+    reservation_id: str
+    host_id: int | None
+    server_id: str | None
+    window: model.Window
+    resources: model.Resources
+    running: bool = False
 
 
-def _peaks(bookings: ty.Iterable[model.Booking], window: model.Window,
-           ) -> dict[str, int]:
-    """The most that is booked at any instant of a window, by class."""
-    steps: list[tuple[int, int, str]] = []
-    for booking in bookings:
-        if booking.window.overlaps(window):
-            for rc, amount in booking.resources.items():
-                steps.append((booking.window.start, amount, rc))
-                steps.append((booking.window.end, -amount, rc))
-    # At one instant what ends goes before what starts: windows are half-open.
-    steps.sort()
-    level: dict[str, int] = collections.defaultdict(int)
-    peak: dict[str, int] = {}
-    for _when, amount, rc in steps:
-        level[rc] += amount
-        peak[rc] = max(peak.get(rc, 0), level[rc])
-    return peak
+class Edit(ty.NamedTuple):
+    """A booking as it is (None: it comes) and as it is to be (None: goes)."""
+
+    row: models.Booking | None
+    new: NewBooking | None
 
 
-def choose(session: orm.Session, demand: model.Demand, window: model.Window,
-           now: int, last: ty.Container[int] = ()) -> list[model.Host]:
-    """One host for each server of a demand; decides nothing yet.
+def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
+    """A booking as it is, but for what is named."""
+    same = NewBooking(row.reservation_id, row.host_id, row.server_id,
+                      model.Window(row.start_date, row.end_date),
+                      row.resources, row.running)
+    return dataclasses.replace(same, **changed)
 
-    :param last: ids of hosts to be taken only when no others will do
-    :raises Refused: when they do not all fit
+
+def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
+          force: bool = False) -> None:
+    """Make all of these edits, or none.
+
+    Where less is booked than before, nothing is asked; where more is, the
+    rule must hold.
+
+    :param force: for what is a fact already and no wish: the rule is not
+        asked, but the guard is still moved
+    :raises Full: when the rule does not hold on a host
+    :raises LostRace: when somebody else decided about a host meanwhile
     """
-    places = [place for place in shelf(session, window.start, now)
-              if demand.allows(place.host)]
-    rooms = [(place, place.room(demand, window)) for place in places]
-    picked = _pick(rooms, demand, last)
-    if picked is None:
-        raise errors.Refused(_refusal(places, rooms, demand, window))
-    return picked
+    decide(session, now, edits, force)
+    write(session, edits)
 
 
-def _pick(rooms: ty.Sequence[tuple[Place, int]], demand: model.Demand,
-          last: ty.Container[int]) -> list[model.Host] | None:
-    """The strategy: fill the fullest hosts first, so that others stay whole.
+def decide(session: orm.Session, now: int, edits: ty.Sequence[Edit],
+           force: bool = False) -> None:
+    """The first half of :func:`amend`: win the right to make the edits.
+
+    For who has rows of his own to write before :func:`write`, and should
+    not have written them when he loses.
     """
-    order = sorted(rooms, key=lambda item: (
-        item[0].host.id in last, item[1], item[0].host.id))
-    if demand.affinity is model.Affinity.SAME:
-        order = [item for item in order if item[1] >= demand.count][:1]
-    picked: list[model.Host] = []
-    for place, room in order:
-        picked += [place.host] * min(room, demand.count - len(picked))
-    return picked if len(picked) == demand.count else None
+    changes = _changes(edits)
+    hosts, others = _read(session, changes, edits, now,
+                          with_bookings=not force)
+    if not force:
+        for host in hosts:
+            _check(host, now, others[host.id], changes[host.id])
+    _take(session, now, hosts, changes)
 
 
-def _fits(rooms: ty.Iterable[int], demand: model.Demand) -> int:
-    """How many servers fit, given the room of each host."""
-    if demand.affinity is model.Affinity.SAME:
-        return min(demand.count, max(rooms, default=0))
-    return min(demand.count, sum(rooms))
+class _Change(ty.NamedTuple):
+    """So much more (sign 1) or less (sign -1) on a host over a window."""
+
+    window: model.Window
+    resources: model.Resources
+    sign: int
+    running: bool
+
+    def counts(self, now: int) -> model.Window:
+        """The window over which it counts."""
+        return stay(self.window.start, self.window.end, self.running, now)
 
 
-def _refusal(places: ty.Sequence[Place],
-             rooms: ty.Iterable[tuple[Place, int]],
-             demand: model.Demand, window: model.Window) -> model.Refusal:
-    fits_now = _fits((room for _place, room in rooms), demand)
-    next_start = _next_start(places, demand, window)
-    if next_start is not None:
-        reason = model.Reason.NO_ROOM
-    elif places:
-        reason = model.Reason.TOO_BIG
+def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
+    """What edits do to each host."""
+    changes: dict[int, list[_Change]] = collections.defaultdict(list)
+    for row, new in edits:
+        if row is not None and row.host_id is not None:
+            changes[row.host_id].append(_Change(
+                model.Window(row.start_date, row.end_date), row.resources,
+                -1, row.running))
+        if new is not None and new.host_id is not None:
+            changes[new.host_id].append(
+                _Change(new.window, new.resources, 1, new.running))
+    return changes
+
+
+def _read(session: orm.Session, changes: ty.Mapping[int, list[_Change]],
+          edits: ty.Iterable[Edit], now: int, with_bookings: bool,
+          ) -> tuple[list[model.Host], dict[int, list[_Change]]]:
+    """The hosts of a decision, in the order of their ids, and what others
+    have booked there. One statement: no generation is read after a booking.
+    """
+    wanted = [change.window for of_host in changes.values()
+              for change in of_host if change.sign > 0]
+    if wanted and with_bookings:
+        query, times = _WITH_BOOKINGS, {
+            'since': min(one.start for one in wanted),
+            'until': max(one.end for one in wanted)}
     else:
-        reason = model.Reason.NO_HOST
-    return model.Refusal(reason, demand.count, fits_now, next_start)
+        query, times = _ALONE, {}
+    own = {row.id for row, _new in edits if row is not None}
+    hosts: dict[int, model.Host] = {}
+    others: dict[int, list[_Change]] = collections.defaultdict(list)
+    for row in session.connection().execute(
+            query, {'hosts': sorted(changes), **times}):
+        if row.id not in hosts:
+            hosts[row.id] = host_of(row)
+        if len(row) > len(_HOST) and row.booking_id not in (None, *own):
+            others[row.id].append(_Change(
+                model.Window(row.start_date, row.end_date), row.resources, 1,
+                row.running))
+    return list(hosts.values()), others
 
 
-def _next_start(places: ty.Sequence[Place], demand: model.Demand,
-                window: model.Window) -> int | None:
-    """The earliest start after the wanted one at which all of it fits.
+_HOSTS = models.Host.__table__
+_BOOKINGS = models.Booking.__table__
+_CHANGES = models.Change.__table__
 
-    Room only ever grows at the end of a booking, so those are the candidates.
-    """
-    for start in sorted({booking.window.end for place in places
-                         for booking in place.bookings
-                         if booking.window.end > window.start}):
-        moved = window.moved_to(start)
-        rooms = (place.room(demand, moved) for place in places)
-        if _fits(rooms, demand) == demand.count:
-            return start
-    return None
-
-
-def shelf(session: orm.Session, since: int, now: int) -> list[Place]:
-    """Every host with its bookings that end after ``since``.
-
-    Hosts are read first: see the top of this module.
-    """
-    hosts = [_host(row) for row in session.scalars(
-        sa.select(models.Host).order_by(models.Host.id))]
-    bookings = collections.defaultdict(list)
-    for row in session.execute(_BOOKING.where(
-            models.Booking.host_id.is_not(None),
-            sa.or_(models.Booking.end_date > since,
-                   models.Booking.running))):
-        bookings[row.host_id].append(_booking(row, now))
-    return [Place(host, tuple(bookings[host.id])) for host in hosts]
+_HOST = (_HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
+         _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
+         _HOSTS.c.properties)
+_ALONE = sa.select(*_HOST).where(_HOSTS.c.id.in_(
+    sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
+_WITH_BOOKINGS = _ALONE.add_columns(
+    _BOOKINGS.c.id.label('booking_id'), _BOOKINGS.c.start_date,
+    _BOOKINGS.c.end_date, _BOOKINGS.c.resources, _BOOKINGS.c.running,
+).outerjoin(_BOOKINGS, sa.and_(
+    _BOOKINGS.c.host_id == _HOSTS.c.id,
+    _BOOKINGS.c.start_date < sa.bindparam('until'),
+    sa.or_(_BOOKINGS.c.end_date > sa.bindparam('since'),
+           _BOOKINGS.c.running)))
+_TAKE = sa.update(_HOSTS).where(
+    _HOSTS.c.id == sa.bindparam('host'),
+    _HOSTS.c.generation == sa.bindparam('seen'),
+).values(generation=sa.bindparam('next'))
 
 
-_BOOKING = sa.select(
-    models.Booking.id, models.Booking.reservation_id, models.Booking.host_id,
-    models.Booking.server_id, models.Booking.start_date,
-    models.Booking.end_date, models.Booking.resources, models.Booking.running)
-
-
-def _host(row: models.Host) -> model.Host:
+def host_of(row: ty.Any) -> model.Host:
+    """A host from what was read of it."""
     return model.Host(row.id, row.uuid, row.name, row.service_host,
-                      row.capacity, row.usage, row.generation)
+                      row.capacity, row.usage, row.generation,
+                      row.properties)
 
 
-def _booking(row: ty.Any, now: int) -> model.Booking:
-    """A booking as it counts: a server that overstays keeps its room."""
-    end = row.end_date
-    if row.running and end <= now:
-        end = now + OVERDUE
-    return model.Booking(row.id, row.reservation_id, row.host_id,
-                         row.server_id, model.Window(row.start_date, end),
-                         row.resources, row.running)
+def stay(start: int, end: int, running: bool, now: int) -> model.Window:
+    """The window of a booking as it counts.
 
-
-def booking_row(reservation_id: str, window: model.Window,
-                resources: model.Resources, server_id: str, host: model.Host,
-                ) -> models.Booking:
-    """The row of a booking; whoever adds it has taken the host."""
-    return models.Booking(
-        reservation_id=reservation_id, host_id=host.id, server_id=server_id,
-        start_date=window.start, end_date=window.end,
-        resources=dict(resources), running=False)
-
-
-def take(session: orm.Session, hosts: ty.Iterable[model.Host]) -> None:
-    """Claim the right to decide about hosts, as they were read.
-
-    They are taken in the order of their ids by everybody, so that two who
-    want the same ones do not wait for each other in a ring.
-
-    :raises LostRace: when the generation of one is no longer the one read
+    A server that overstays keeps its room until it is really gone.
     """
-    seen = {host.id: host.generation for host in hosts}
-    for host_id, generation in sorted(seen.items()):
-        taken = session.execute(
-            sa.update(models.Host)
-            .where(models.Host.id == host_id,
-                   models.Host.generation == generation)
-            .values(generation=models.Host.generation + 1),
-            execution_options={'synchronize_session': False})
-        if ty.cast('sa.CursorResult[ty.Any]', taken).rowcount != 1:
-            raise api.LostRace(host_id)
+    return model.Window(start, now + OVERDUE if running and end <= now
+                        else end)
 
 
-def disturb(session: orm.Session, host_ids: ty.Iterable[int | None]) -> None:
-    """Make everybody who is deciding about these hosts look again."""
-    for host_id in sorted({one for one in host_ids if one is not None}):
-        session.execute(
-            sa.update(models.Host).where(models.Host.id == host_id)
-            .values(generation=models.Host.generation + 1),
-            execution_options={'synchronize_session': False})
+def _check(host: model.Host, now: int, others: ty.Iterable[_Change],
+           changes: ty.Sequence[_Change]) -> None:
+    """The rule, at every instant at which a host gets more than before.
 
-
-def rooms_for(session: orm.Session, server_id: str,
-              resources: model.Resources, now: int,
-              ) -> tuple[str | None, dict[str, int]]:
-    """Where a server, and those that come with it, may be placed now.
-
-    A server with a booking may go to its booked host, and to any host where
-    the rule holds until its booking ends; the others only where it holds for
-    ever. The servers of one reservation that are not placed yet may change
-    places: what is booked for them stands in the way of others, not in
-    theirs. Hosts without a booking of somebody else are not judged: there is
-    no promise that could be broken, and Nova knows better what fits.
-
-    :returns: the uuid of the booked host, if there is one, and for each host
-        (by uuid) that is judged, how many such servers may go there
+    :raises Full: when it does not hold
     """
-    mine = session.execute(_BOOKING.where(
-        models.Booking.server_id == server_id)).first()
-    window = model.Window(now, model.FOREVER)
-    if mine is not None:
-        window = model.Window(now, max(mine.end_date, now + OVERDUE))
-    demand = model.Demand(resources, count=_MANY)
-    booked_host = None
-    judged = {}
-    for place in shelf(session, now, now):
-        if mine is not None and place.host.id == mine.host_id:
-            booked_host = place.host.uuid
-        own = [one for one in place.bookings if mine is not None and (
-            one.server_id == server_id or not one.running and
-            one.reservation_id == mine.reservation_id)]
-        others = tuple(one for one in place.bookings if one not in own)
-        if any(one.window.overlaps(window) for one in others):
-            room = Place(place.host, others).room(demand, window)
-            judged[place.host.uuid] = max(room, len(own))
-    return booked_host, judged
+    steps: dict[int, list[tuple[str, int, int]]] = collections.defaultdict(
+        list)
+    for change in others:
+        window = change.counts(now)
+        for rc, amount in change.resources.items():
+            steps[window.start].append((rc, amount, 0))
+            steps[window.end].append((rc, -amount, 0))
+    for change in changes:
+        window = change.counts(now)
+        for rc, amount in change.resources.items():
+            more = change.sign * amount
+            steps[window.start].append((rc, max(more, 0), more))
+            steps[window.end].append((rc, -max(more, 0), -more))
+    free = host.free()
+    after: dict[str, int] = collections.defaultdict(int)
+    gain: dict[str, int] = collections.defaultdict(int)
+    for when in sorted(steps):
+        for rc, booked, more in steps[when]:
+            after[rc] += booked
+            gain[rc] += more
+        for rc, more in gain.items():
+            if more > 0 and after[rc] > free.get(rc, 0) and (
+                    rc in free or rc not in SHARED):
+                raise Full(host.id)
 
 
-#: More servers than any request has.
-_MANY = 2 ** 31
+def _take(session: orm.Session, now: int, hosts: ty.Iterable[model.Host],
+          changes: ty.Mapping[int, ty.Sequence[_Change]]) -> None:
+    """Claim the right to decide about hosts, and say what was decided.
+
+    Everybody takes hosts in the order of their ids, so that two who want
+    the same ones do not wait for each other in a ring.
+
+    :raises LostRace: when a generation is no longer the one read
+    """
+    rows: list[dict[str, ty.Any]] = []
+    for host in hosts:
+        taken = session.connection().execute(_TAKE, {
+            'host': host.id, 'seen': host.generation,
+            'next': host.generation + 1})
+        if taken.rowcount != 1:
+            raise api.LostRace(host.id)
+        rows += [{
+            'host_id': host.id, 'generation': host.generation + 1,
+            'created_at': now, 'start_date': change.window.start,
+            'end_date': change.window.end, 'sign': change.sign,
+            'resources': dict(change.resources),
+        } for change in changes.get(host.id, ())] or [{
+            'host_id': host.id, 'generation': host.generation + 1,
+            'created_at': now, 'start_date': None, 'end_date': None,
+            'sign': 0, 'resources': None}]
+    if rows:
+        session.connection().execute(_CHANGES.insert(), rows)
 
 
-def report(session: orm.Session, now: int, uuid: str, name: str,
-           service_host: str, capacity: model.Resources,
+def write(session: orm.Session, edits: ty.Iterable[Edit]) -> None:
+    """The second half of :func:`amend`: make the rows what they are to be."""
+    coming = []
+    for row, new in edits:
+        if new is None:
+            if row is not None:
+                session.delete(row)
+            continue
+        values = {
+            'reservation_id': new.reservation_id, 'host_id': new.host_id,
+            'server_id': new.server_id, 'start_date': new.window.start,
+            'end_date': new.window.end, 'resources': dict(new.resources),
+            'running': new.running}
+        if row is None:
+            coming.append(values)
+        else:
+            for name, value in values.items():
+                setattr(row, name, value)
+    if coming:
+        session.connection().execute(_BOOKINGS.insert(), coming)
+
+
+def in_the_way(session: orm.Session, window: model.Window, most: int = 10,
+               ) -> list[str]:
+    """The leases that have bookings in a window, earliest end first."""
+    return list(session.scalars(
+        sa.select(models.Reservation.lease_id, sa.func.min(
+            models.Booking.end_date))
+        .join(models.Booking)
+        .where(models.Booking.host_id.is_not(None),
+               models.Booking.end_date > window.start,
+               models.Booking.start_date < window.end)
+        .group_by(models.Reservation.lease_id)
+        .order_by(sa.func.min(models.Booking.end_date)).limit(most)))
+
+
+# -- hosts -------------------------------------------------------------------
+
+def report(session: orm.Session, now: int, host: model.HostFacts,
            allocations: ty.Mapping[str, model.Resources]) -> bool:
     """Write down what a host has and what runs there.
 
@@ -293,31 +344,42 @@ def report(session: orm.Session, now: int, uuid: str, name: str,
     :raises LostRace: when somebody decided about the host meanwhile
     """
     row = session.scalars(sa.select(models.Host).where(
-        models.Host.uuid == uuid)).one_or_none()
+        models.Host.uuid == host.uuid)).one_or_none()
     if row is None:
-        session.add(models.Host(
-            uuid=uuid, name=name, service_host=service_host,
-            capacity=dict(capacity), generation=0, updated_at=now,
-            usage=_sum(allocations.values())))
+        _add_host(session, now, host, allocations)
         return True
+    seen = host_of(row)
     leased = {booking.server_id: booking for booking in session.scalars(
-        sa.select(models.Booking).where(models.Booking.host_id == row.id))}
+        sa.select(models.Booking).where(models.Booking.host_id == row.id,
+                                        models.Booking.server_id.is_not(None)))}
     usage = _sum(amounts for consumer, amounts in allocations.items()
                  if consumer not in leased)
-    resized = [(booking, dict(allocations[booking.server_id]))
-               for booking in leased.values() if booking.running
-               and booking.resources != allocations.get(
-                   booking.server_id, booking.resources)]
-    new = (name, service_host, dict(capacity), usage)
-    if new == (row.name, row.service_host, row.capacity, row.usage) and (
-            not resized):
-        return False
-    take(session, [_host(row)])
-    for booking, amounts in resized:
-        booking.resources = amounts
-    row.name, row.service_host, row.capacity, row.usage = new
-    row.updated_at = now
-    return True
+    resized = [Edit(booking, new_of(
+        booking, resources=dict(allocations[ty.cast(str, server_id)])))
+        for server_id, booking in leased.items() if booking.running and
+        booking.resources != allocations.get(ty.cast(str, server_id),
+                                             booking.resources)]
+    values = {**dataclasses.asdict(host), 'usage': usage}
+    changed = any(getattr(row, name) != value
+                  for name, value in values.items())
+    if resized:
+        amend(session, now, resized, force=True)
+        seen = seen.at(seen.generation + 1)
+    if changed:
+        _take(session, now, [seen], {})
+        for name, value in values.items():
+            setattr(row, name, value)
+        row.updated_at = now
+    return changed or bool(resized)
+
+
+def _add_host(session: orm.Session, now: int, host: model.HostFacts,
+              allocations: ty.Mapping[str, model.Resources]) -> None:
+    row = models.Host(**dataclasses.asdict(host), generation=0,
+                      usage=_sum(allocations.values()), updated_at=now)
+    session.add(row)
+    session.flush()
+    _take(session, now, [host_of(row)], {})
 
 
 def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
@@ -325,15 +387,22 @@ def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
     """Take the capacity from hosts that Nova does not have any more.
 
     :returns: their names
+    :raises LostRace: when somebody decided about one of them meanwhile
     """
-    gone = []
-    for row in session.scalars(sa.select(models.Host).where(
-            models.Host.uuid.not_in(uuids)).order_by(models.Host.id)):
-        if row.capacity:
-            take(session, [_host(row)])
-            row.capacity, row.updated_at = {}, now
-            gone.append(row.name)
-    return gone
+    gone = [row for row in session.scalars(sa.select(models.Host).where(
+        models.Host.uuid.not_in(uuids)).order_by(models.Host.id))
+        if row.capacity]
+    _take(session, now, [host_of(row) for row in gone], {})
+    for row in gone:
+        row.capacity, row.updated_at = {}, now
+    return [row.name for row in gone]
+
+
+def trim(session: orm.Session, before: int) -> int:
+    """Forget changes from before an instant; returns how many."""
+    deleted = session.execute(sa.delete(models.Change).where(
+        models.Change.created_at < before))
+    return ty.cast('sa.CursorResult[ty.Any]', deleted).rowcount
 
 
 def _sum(amounts: ty.Iterable[model.Resources]) -> dict[str, int]:

@@ -33,6 +33,7 @@ import sqlalchemy as sa
 from blazar_core import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core import errors
 from blazar_core import lifecycle as life
 from blazar_core import states
 
@@ -216,6 +217,9 @@ class Engine:
         """Run the action of an event and write down how it went."""
         try:
             outcome = self._action(claim)()
+        except errors.NotFound:
+            # Its lease was withdrawn, and the event with it.
+            settle = functools.partial(self._settled, claim, None)
         except Exception:
             LOG.exception('Lease %s: %s failed', claim.lease_id,
                           claim.event_type)
@@ -235,9 +239,13 @@ class Engine:
 
     def _action(self, claim: _Claim) -> ty.Callable[[], life.Outcome]:
         if claim.event_type == states.EventType.START:
-            return functools.partial(self._lifecycle.start, claim.lease_id)
+            return functools.partial(self._lifecycle.start, claim.lease_id,
+                                     when_due=True)
         if claim.event_type == states.EventType.END:
-            return functools.partial(self._lifecycle.end, claim.lease_id)
+            return functools.partial(self._lifecycle.end, claim.lease_id,
+                                     when_due=True)
+        if claim.event_type == states.EventType.EXPIRE:
+            return functools.partial(self._lifecycle.expire, claim.lease_id)
         return functools.partial(self._lifecycle.announce, claim.lease_id,
                                  claim.event_type)
 
@@ -253,11 +261,12 @@ class Engine:
     def _failed(self, claim: _Claim) -> None:
         """Again after a pause that doubles, or not at all any more.
 
-        The end of a lease is never given up: its capacity would be lost.
+        The end of a lease or an offer is never given up: its capacity would
+        be lost.
         """
         attempts = claim.attempts + 1
-        if attempts > self._max_retries and (
-                claim.event_type != states.EventType.END):
+        if attempts > self._max_retries and claim.event_type not in (
+                states.EventType.END, states.EventType.EXPIRE):
             if self._write(claim, status='ERROR', attempts=attempts):
                 self._lifecycle.give_up(claim.lease_id, claim.event_type)
             return

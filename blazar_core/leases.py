@@ -13,6 +13,7 @@
 """Leases: how they are made, found, and told to others."""
 
 import dataclasses
+import types
 import typing as ty
 
 from oslo_log import log as logging
@@ -20,6 +21,7 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core import admission as admissions
 from blazar_core import books
 from blazar_core import clock as clocks
 from blazar_core.db import api
@@ -29,7 +31,8 @@ from blazar_core import model
 from blazar_core import params
 from blazar_core import states
 
-__all__ = ['Leases', 'NewLease', 'describe', 'RESOURCE_TYPE']
+__all__ = ['Leases', 'NewLease', 'RESOURCE_TYPE', 'describe', 'listed',
+           'reseal']
 
 LOG = logging.getLogger(__name__)
 
@@ -51,9 +54,11 @@ class NewLease:
 class Leases:
     """The leases in the books."""
 
-    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission) -> None:
         self._database = database
         self._clock = clock
+        self._admission = admission
 
     def create(self, new: NewLease, sealed: str | None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or nothing is written.
@@ -64,46 +69,232 @@ class Leases:
         :raises Refused: when there is no room; says why and when
         :raises BooksBusy: when too many others book at the same moment
         """
-        lost: set[int] = set()
-
-        def attempt() -> dict[str, ty.Any]:
-            try:
-                with self._database.writer() as session:
-                    return self._create(session, new, sealed, lost)
-            except api.LostRace as race:
-                # Somebody else is busy there: look elsewhere first.
-                lost.add(race.host_id)
-                raise
-
-        lease = self._database.retried(attempt)
+        lease = self._admit(new, lambda session, host_ids: self._create(
+            session, new, sealed, host_ids))
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
                  lease['id'], lease['name'], new.project_id, lease['status'],
                  lease['start_date'], lease['end_date'],
                  ', '.join(new.server_ids))
         return lease
 
+    def _admit(self, new: NewLease, write: ty.Callable[
+            [orm.Session, ty.Sequence[int]], dict[str, ty.Any]],
+    ) -> dict[str, ty.Any]:
+        """Find hosts and write, until nobody else is faster."""
+        lost: set[int] = set()
+
+        def attempt() -> dict[str, ty.Any]:
+            host_ids = self._admission.pick(
+                new.demand, new.request.window, last=lost)
+            try:
+                with self._database.writer() as session:
+                    return write(session, host_ids)
+            except api.LostRace as race:
+                # Somebody else is busy there: look elsewhere first.
+                lost.add(race.host_id)
+                raise
+
+        return self._database.retried(attempt)
+
     def _create(self, session: orm.Session, new: NewLease,
-                sealed: str | None, lost: ty.Container[int],
+                sealed: str | None, host_ids: ty.Sequence[int],
                 ) -> dict[str, ty.Any]:
-        now = self._clock.now()
-        window = new.request.window
-        hosts = books.choose(session, new.demand, window, now, last=lost)
-        lease = _lease_row(new, now, started=sealed is None)
-        reservation = lease.reservations[0]
-        # The hosts first: who loses the race should lose it at once.
-        books.take(session, hosts)
-        session.add(lease)
-        session.flush()
-        session.add_all(
-            books.booking_row(reservation.id, window, new.demand.resources,
-                              server_id, host)
-            for server_id, host in zip(new.server_ids, hosts, strict=True))
+        rows = _rows(new, self._clock.now(), started=sealed is None)
         if sealed is not None:
-            session.add(models.HeldBuild(
-                lease_id=lease.id, state=models.HeldBuild.HELD,
-                sealed=sealed, created_at=now))
-        session.flush()
-        return describe(lease)
+            rows.held = [{
+                'lease_id': rows.lease['id'], 'state': models.HeldBuild.HELD,
+                'sealed': sealed, 'created_at': rows.lease['created_at']}]
+        return self._book(session, rows, new, host_ids)
+
+    def _book(self, session: orm.Session, rows: '_Rows', new: NewLease,
+              host_ids: ty.Sequence[int]) -> dict[str, ty.Any]:
+        """Write a lease and its bookings."""
+        servers = new.server_ids or (None,) * new.demand.count
+        edits = [books.Edit(None, books.NewBooking(
+            rows.reservation['id'], host_id, server_id, new.request.window,
+            new.demand.resources))
+            for server_id, host_id in zip(servers, host_ids, strict=True)]
+        books.decide(session, self._clock.now(), edits)
+        rows.insert(session)
+        books.write(session, edits)
+        return rows.describe(servers)
+
+    # -- changing ------------------------------------------------------------
+
+    def update(self, lease_id: str, start: int | None = None,
+               end: int | None = None,
+               resources: model.Resources | None = None,
+               elsewhere: model.Demand | None = None) -> dict[str, ty.Any]:
+        """Prolong, shorten, move or resize a lease: all of it, or nothing.
+
+        Only a lease that has not started can be moved or resized.
+
+        :param elsewhere: what its hosts must be like, if a lease that has
+            not started may get other ones; None: it keeps those it has
+        :returns: the lease as it is then
+        :raises NotFound: when there is none of that id
+        :raises InvalidLeaseParams: when that cannot be done to it; says why
+        :raises Refused: when there is no room
+        """
+        return self._database.retried(
+            self._update, lease_id, start, end, resources, elsewhere)
+
+    def _update(self, lease_id: str, start: int | None, end: int | None,
+                resources: model.Resources | None,
+                elsewhere: model.Demand | None) -> dict[str, ty.Any]:
+        try:
+            return self._rewrite(lease_id, start, end, resources, {})
+        except books.Full as full:
+            with self._database.reader() as session:
+                lease = _existing(session, lease_id)
+                window = self._new_window(lease, start, end, resources)
+                rows = _bookings(lease)
+                elsewhere = elsewhere or self._where_it_is(session, rows,
+                                                           resources)
+            if lease.status in _BEGUN:
+                # What runs stays where it is, and has started already.
+                raise errors.Refused(model.Refusal(
+                    model.Reason.NO_ROOM, len(rows), 0, None)) from full
+        host_ids = self._admission.pick(elsewhere, window, instead_of=rows)
+        if len(host_ids) != len(rows):
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease_id} has {len(rows)} servers.')
+        return self._rewrite(lease_id, start, end, resources, {
+            row.id: host_id for row, host_id in zip(rows, host_ids)})
+
+    def _where_it_is(self, session: orm.Session,
+                     rows: ty.Sequence[models.Booking],
+                     resources: model.Resources | None) -> model.Demand:
+        """The demand of a lease that keeps to the hosts it has."""
+        hosts = session.scalars(sa.select(models.Host.uuid).where(
+            models.Host.id.in_({row.host_id for row in rows})))
+        return model.Demand(resources or rows[0].resources, len(rows),
+                            hosts=frozenset(hosts))
+
+    def _new_window(self, lease: models.Lease, start: int | None,
+                    end: int | None, resources: model.Resources | None,
+                    ) -> model.Window:
+        """The window that a lease would get.
+
+        :raises InvalidLeaseParams: when it cannot get that
+        """
+        now = self._clock.now()
+        begun = lease.status in _BEGUN
+        if not begun and lease.status not in ('PENDING', 'OFFERED'):
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease.id} is {lease.status}: it cannot be changed '
+                f'any more.')
+        if begun and (start not in (None, lease.start_date) or resources):
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease.id} has started: only its end can be changed.')
+        start = lease.start_date if start is None else start
+        end = lease.end_date if end is None else end
+        if end <= max(start, now) or not begun and start < now:
+            raise errors.InvalidLeaseParams(
+                'End date must be later than start date, and neither may lie '
+                f'in the past: from {clocks.minute(start)} to '
+                f'{clocks.minute(end)}, now it is {clocks.minute(now)} UTC.')
+        return model.Window(start, end)
+
+    def _rewrite(self, lease_id: str, start: int | None, end: int | None,
+                 resources: model.Resources | None,
+                 moved: ty.Mapping[int, int]) -> dict[str, ty.Any]:
+        """Give a lease another window, amounts and hosts.
+
+        :param moved: by booking, the host it gets; empty: where it is
+        :raises Full: when there is no room for that on a host
+        :raises LostRace: when it has other bookings meanwhile than ``moved``
+        """
+        with self._database.writer() as session:
+            lease = _existing(session, lease_id)
+            window = self._new_window(lease, start, end, resources)
+            rows = _bookings(lease)
+            if moved and (lease.status in _BEGUN or moved.keys() != {
+                    row.id for row in rows}):
+                raise api.LostRace(-1)
+            books.amend(session, self._clock.now(), [books.Edit(
+                row, books.new_of(
+                    row, window=window,
+                    host_id=moved.get(row.id, row.host_id),
+                    resources=resources or row.resources)) for row in rows])
+            for reservation in lease.reservations:
+                reservation.resources = dict(
+                    resources or reservation.resources)
+            _redate(lease, window, self._clock.now())
+            session.flush()
+            return describe(lease)
+
+    def rebind(self, server_id: str, host_id: int) -> None:
+        """Give the booking of a server another host, if there is room.
+
+        :raises NotFound: when the server has no booking
+        :raises Refused: when there is no room
+        """
+        self._database.retried(self._rebind, server_id, host_id)
+
+    def _rebind(self, server_id: str, host_id: int) -> None:
+        with self._database.writer() as session:
+            row = session.scalars(sa.select(models.Booking).where(
+                models.Booking.server_id == server_id)).one_or_none()
+            if row is None:
+                raise errors.NotFound(
+                    f'Server {server_id} belongs to no lease.')
+            try:
+                books.amend(session, self._clock.now(), [books.Edit(
+                    row, books.new_of(row, host_id=host_id))])
+            except books.Full as full:
+                raise errors.Refused(model.Refusal(
+                    model.Reason.NO_ROOM, 1, 0, None)) from full
+
+    # -- offers --------------------------------------------------------------
+
+    def offer(self, new: NewLease, seconds: int) -> dict[str, ty.Any]:
+        """Hold room for a lease for so many seconds, to be accepted.
+
+        :returns: the lease, OFFERED
+        :raises Refused: when there is no room
+        """
+        # Nobody's servers yet: they would keep it from expiring.
+        offered = dataclasses.replace(new, server_ids=())
+        return self._admit(offered, lambda session, host_ids: self._offer(
+            session, offered, seconds, host_ids))
+
+    def _offer(self, session: orm.Session, new: NewLease, seconds: int,
+               host_ids: ty.Sequence[int]) -> dict[str, ty.Any]:
+        now = self._clock.now()
+        rows = _rows(new, now, started=False)
+        rows.lease['status'] = 'OFFERED'
+        rows.events = [_event(rows.lease['id'], states.EventType.EXPIRE,
+                              now + seconds, started=False)]
+        return self._book(session, rows, new, host_ids)
+
+    def accept(self, lease_id: str, request: params.LeaseRequest,
+               ) -> dict[str, ty.Any]:
+        """Make a lease of an offer.
+
+        :raises NotFound: when there is no such offer (any more)
+        """
+        return self._database.retried(self._accept, lease_id, request)
+
+    def _accept(self, lease_id: str, request: params.LeaseRequest,
+                ) -> dict[str, ty.Any]:
+        with self._database.writer() as session:
+            lease = _existing(session, lease_id)
+            if lease.status != 'OFFERED':
+                raise errors.NotFound(
+                    f'Offer {lease_id} could not be found; it may have '
+                    f'expired. Ask for another one.')
+            states.LEASE.check(lease.status, 'PENDING')
+            lease.status = 'PENDING'
+            lease.updated_at = self._clock.now()
+            for event in lease.events:
+                event.status = 'DONE'
+            session.add_all(models.Event(**_event(
+                lease.id, event_type, time, started=False))
+                for event_type, time in _events(request))
+            session.flush()
+            session.expire(lease, ['events'])
+            return describe(lease)
 
     def withdraw(self, lease_id: str) -> None:
         """Take a lease out of the books whose servers were never asked for.
@@ -117,11 +308,8 @@ class Leases:
             lease = session.get(models.Lease, lease_id)
             if lease is None:
                 return
-            for reservation in lease.reservations:
-                books.disturb(session, [
-                    booking.host_id for booking in reservation.bookings])
-                for booking in reservation.bookings:
-                    session.delete(booking)
+            books.amend(session, self._clock.now(), [
+                books.Edit(booking, None) for booking in _bookings(lease)])
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
             session.flush()
@@ -199,51 +387,124 @@ class Leases:
                 raise errors.NotFound(f'Lease {lease_id} could not be found.')
             return describe(lease)
 
-    def reseal(self, again: ty.Callable[[str], str]) -> int:
-        """Seal what is held again, with another key; returns how many."""
-        with self._database.reader() as session:
-            held = list(session.scalars(sa.select(models.HeldBuild.lease_id)))
-        for lease_id in held:
-            self._database.retried(self._reseal, lease_id, again)
-        return len(held)
+    def all(self) -> list[dict[str, ty.Any]]:
+        """All leases by start, oldest first."""
+        return listed(self._database)
 
-    def _reseal(self, lease_id: str, again: ty.Callable[[str], str]) -> None:
-        with self._database.writer() as session:
+
+def listed(database: api.Database) -> list[dict[str, ty.Any]]:
+    """All leases by start, oldest first."""
+    query = sa.select(models.Lease).options(
+        orm.selectinload(models.Lease.events),
+        orm.selectinload(models.Lease.reservations).selectinload(
+            models.Reservation.bookings))
+    with database.reader() as session:
+        return [describe(lease) for lease in session.scalars(
+            query.order_by(models.Lease.start_date, models.Lease.id))]
+
+
+def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
+    """Seal what is held again, with another key; returns how many."""
+    def one(lease_id: str) -> None:
+        with database.writer() as session:
             row = session.get(models.HeldBuild, lease_id,
                               with_for_update=True)
             if row is not None:
                 row.sealed = again(row.sealed)
 
-    def all(self, project_id: str | None = None) -> list[dict[str, ty.Any]]:
-        """Leases by start, oldest first; of one project or of all."""
-        query = sa.select(models.Lease).options(
-            orm.selectinload(models.Lease.events),
-            orm.selectinload(models.Lease.reservations).selectinload(
-                models.Reservation.bookings))
-        if project_id is not None:
-            query = query.where(models.Lease.project_id == project_id)
-        with self._database.reader() as session:
-            return [describe(lease) for lease in session.scalars(
-                query.order_by(models.Lease.start_date, models.Lease.id))]
+    with database.reader() as session:
+        held = list(session.scalars(sa.select(models.HeldBuild.lease_id)))
+    for lease_id in held:
+        database.retried(one, lease_id)
+    return len(held)
 
 
-def _lease_row(new: NewLease, now: int, started: bool) -> models.Lease:
-    """The rows of a lease, its reservation and its events, not yet added."""
+#: The states of a lease whose servers are being built or run.
+_BEGUN = ('STARTING', 'ACTIVE')
+
+
+def _bookings(lease: models.Lease) -> list[models.Booking]:
+    return [row for reservation in lease.reservations
+            for row in reservation.bookings]
+
+
+def _existing(session: orm.Session, lease_id: str) -> models.Lease:
+    lease = session.get(models.Lease, lease_id, with_for_update=True,
+                        populate_existing=True)
+    if lease is None:
+        raise errors.NotFound(f'Lease {lease_id} could not be found.')
+    return lease
+
+
+def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
+    """Move a lease and its events; the user's own stay where they are."""
+    moved = {states.EventType.START: window.start - lease.start_date,
+             states.EventType.BEFORE_END: window.end - lease.end_date,
+             states.EventType.END: window.end - lease.end_date}
+    for event in list(lease.events):
+        if event.event_type not in moved:
+            continue
+        time = event.time + moved[event.event_type]
+        if event.status != 'DONE':
+            event.time = event.due = time
+        elif event.event_type == states.EventType.BEFORE_END and time > now:
+            # It was told of an end that is none any more.
+            lease.events.append(models.Event(**_event(
+                lease.id, event.event_type, time, started=False)))
+    if lease.before_end_date is not None:
+        lease.before_end_date += window.end - lease.end_date
+    lease.start_date, lease.end_date = window.start, window.end
+    lease.updated_at = now
+
+
+@dataclasses.dataclass
+class _Rows:
+    """The rows of a lease that is to be."""
+
+    lease: dict[str, ty.Any]
+    reservation: dict[str, ty.Any]
+    events: list[dict[str, ty.Any]]
+    held: list[dict[str, ty.Any]] = dataclasses.field(default_factory=list)
+
+    def insert(self, session: orm.Session) -> None:
+        """Write them."""
+        for table, rows in ((models.Lease, [self.lease]),
+                            (models.Reservation, [self.reservation]),
+                            (models.Event, self.events),
+                            (models.HeldBuild, self.held)):
+            if rows:
+                session.connection().execute(table.__table__.insert(), rows)
+
+    def describe(self, servers: ty.Sequence[str | None],
+                 ) -> dict[str, ty.Any]:
+        """What :func:`describe` will say of them."""
+        as_row = types.SimpleNamespace
+        return describe(as_row(
+            **self.lease,
+            events=[as_row(**event) for event in sorted(
+                self.events, key=lambda event: (event['time'], event['id']))],
+            reservations=[as_row(**self.reservation, bookings=[
+                as_row(server_id=server_id) for server_id in servers])]))
+
+
+def _rows(new: NewLease, now: int, started: bool) -> _Rows:
+    """What is to be written of a lease."""
     request = new.request
     lease_id = uuidutils.generate_uuid()
-    reservation = models.Reservation(
-        id=uuidutils.generate_uuid(), resource_type=RESOURCE_TYPE,
-        amount=new.demand.count, resources=dict(new.demand.resources),
-        status='pending', created_at=now, updated_at=now)
-    return models.Lease(
-        id=lease_id, name=request.name or f'lease-{lease_id[:8]}',
-        project_id=new.project_id, user_id=new.user_id,
-        start_date=request.window.start, end_date=request.window.end,
-        before_end_date=request.before_end, on_end=request.on_end,
-        status='STARTING' if started else 'PENDING', status_reason='',
-        created_at=now, updated_at=now, reservations=[reservation],
-        events=[_event_row(event_type, time, started)
-                for event_type, time in _events(request)])
+    return _Rows({
+        'id': lease_id, 'name': request.name or f'lease-{lease_id[:8]}',
+        'project_id': new.project_id, 'user_id': new.user_id,
+        'start_date': request.window.start, 'end_date': request.window.end,
+        'before_end_date': request.before_end, 'on_end': request.on_end,
+        'status': 'STARTING' if started else 'PENDING', 'status_reason': '',
+        'created_at': now, 'updated_at': now,
+    }, {
+        'id': uuidutils.generate_uuid(), 'lease_id': lease_id,
+        'resource_type': RESOURCE_TYPE, 'amount': new.demand.count,
+        'resources': dict(new.demand.resources), 'status': 'pending',
+        'created_at': now, 'updated_at': now,
+    }, [_event(lease_id, event_type, time, started)
+        for event_type, time in _events(request)])
 
 
 def _events(request: params.LeaseRequest) -> list[tuple[str, int]]:
@@ -255,16 +516,17 @@ def _events(request: params.LeaseRequest) -> list[tuple[str, int]]:
     return events
 
 
-def _event_row(event_type: str, time: int, started: bool) -> models.Event:
+def _event(lease_id: str, event_type: str, time: int, started: bool,
+           ) -> dict[str, ty.Any]:
     done = started and event_type == states.EventType.START
-    return models.Event(
-        id=uuidutils.generate_uuid(), event_type=event_type, time=time,
-        due=time, status='DONE' if done else 'UNDONE', attempts=0,
-        claimed_until=0)
+    return {'id': uuidutils.generate_uuid(), 'lease_id': lease_id,
+            'event_type': event_type, 'time': time, 'due': time,
+            'status': 'DONE' if done else 'UNDONE', 'attempts': 0,
+            'claimed_by': None, 'claimed_until': 0}
 
 
-def describe(lease: models.Lease) -> dict[str, ty.Any]:
-    """A lease in the API's words; no secrets in it."""
+def describe(lease: ty.Any) -> dict[str, ty.Any]:
+    """A row of a lease in the API's words; no secrets in it."""
     return {
         'id': lease.id, 'name': lease.name, 'status': lease.status,
         'status_reason': lease.status_reason,
@@ -282,8 +544,7 @@ def describe(lease: models.Lease) -> dict[str, ty.Any]:
     }
 
 
-def _describe_reservation(reservation: models.Reservation,
-                          ) -> dict[str, ty.Any]:
+def _describe_reservation(reservation: ty.Any) -> dict[str, ty.Any]:
     return {
         'id': reservation.id, 'lease_id': reservation.lease_id,
         'resource_type': reservation.resource_type,

@@ -32,6 +32,7 @@ from blazar_core import books
 from blazar_core import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core import errors
 from blazar_core import leases
 from blazar_core import states
 
@@ -122,22 +123,49 @@ class Lifecycle:
 
     # -- events ----------------------------------------------------------
 
-    def start(self, lease_id: str) -> Outcome:
-        """Send the held call of a lease, exactly once."""
+    def start(self, lease_id: str, when_due: bool = False) -> Outcome:
+        """Send the held call of a lease, exactly once.
+
+        :param when_due: put it off when the lease was moved meanwhile
+        """
         with self._database.reader() as session:
-            lease = session.get_one(models.Lease, lease_id)
+            lease = _found(session, lease_id)
             held = session.get(models.HeldBuild, lease_id)
-            if lease.status != 'PENDING' or held is None or (
-                    held.state != models.HeldBuild.HELD or
-                    lease.end_date <= self._clock.now()):
+            now = self._clock.now()
+            if lease.status != 'PENDING' or lease.end_date <= now:
+                return None
+            if when_due and lease.start_date > now:
+                return Later(lease.start_date - now, 'it was moved')
+            if held is None:
+                return self._begin(lease_id)
+            if held.state != models.HeldBuild.HELD:
                 return None
             if self._waits_for_host(session, lease):
                 return Later(AGAIN, 'its host is not empty yet')
             sealed = held.sealed
-            servers = [booking.server_id for booking in _bookings(lease)]
+            servers = _servers(lease)
         self._cloud.send(self._opens(sealed), servers,
                          lambda: self._may_send(lease_id))
         return None
+
+    def _begin(self, lease_id: str) -> Outcome:
+        """A lease without servers of its own to build is there at once."""
+        described = self._database.retried(self._activate, lease_id)
+        if described is not None:
+            self._notify('lease.event.start_lease', described)
+        return None
+
+    def _activate(self, lease_id: str) -> Lease | None:
+        with self._database.writer() as session:
+            lease = _locked(session, lease_id)
+            if lease.status != 'PENDING' or session.get(
+                    models.HeldBuild, lease_id) is not None:
+                return None
+            for status in ('STARTING', 'ACTIVE'):
+                self._enter(lease, status)
+            for reservation in lease.reservations:
+                reservation.status = 'active'
+            return leases.describe(lease)
 
     def _waits_for_host(self, session: orm.Session, lease: models.Lease,
                         ) -> bool:
@@ -184,9 +212,25 @@ class Lifecycle:
             self._notify(f'lease.event.{event_type}', described)
         return None
 
-    def end(self, lease_id: str) -> Outcome:
-        """Delete the servers of a lease; done when they are gone."""
-        servers = self._database.retried(self._begin_end, lease_id)
+    def expire(self, lease_id: str) -> Outcome:
+        """An offer that nobody accepted in time is over."""
+        self._database.retried(self._expire, lease_id)
+        return None
+
+    def _expire(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            lease = _locked(session, lease_id)
+            if lease.status == 'OFFERED':
+                self._finish(session, lease)
+
+    def end(self, lease_id: str, when_due: bool = False) -> Outcome:
+        """Delete the servers of a lease; done when they are gone.
+
+        :param when_due: put it off when the lease was prolonged meanwhile
+        """
+        servers = self._database.retried(self._begin_end, lease_id, when_due)
+        if isinstance(servers, Later):
+            return servers
         waiting = [server_id for server_id in servers
                    if not self._is_gone(lease_id, server_id)]
         if waiting:
@@ -209,17 +253,22 @@ class Lifecycle:
             return False
         return seen.state is ServerState.GONE
 
-    def _begin_end(self, lease_id: str) -> list[str]:
+    def _begin_end(self, lease_id: str, when_due: bool,
+                   ) -> list[str] | Later:
         """No start after this; returns the servers that have to go."""
+        now = self._clock.now()
         with self._database.writer() as session:
             lease = _locked(session, lease_id)
             if lease.status == 'TERMINATED':
                 return []
+            if when_due and lease.status != 'TERMINATING' and (
+                    lease.end_date > now):
+                return Later(lease.end_date - now, 'it was prolonged')
             if lease.status != 'TERMINATING':
                 self._enter(lease, 'TERMINATING')
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
-            return [booking.server_id for booking in _bookings(lease)]
+            return _servers(lease)
 
     # -- what is seen of the servers ---------------------------------------
 
@@ -229,6 +278,13 @@ class Lifecycle:
         :returns: the service hosts whose usage the books may have wrong
             now, because a booking came or left
         """
+        try:
+            return self._observe(server_id, seen)
+        except errors.NotFound:
+            # Its lease was withdrawn in between.
+            return []
+
+    def _observe(self, server_id: str, seen: Seen) -> list[str]:
         if seen.state is ServerState.RUNNING or seen.host is not None and (
                 seen.state is ServerState.BUILDING):
             return self._database.retried(self._stands, server_id, seen)
@@ -245,8 +301,8 @@ class Lifecycle:
             if booking is None:
                 return
             lease = _locked(session, booking.reservation.lease_id)
-            books.disturb(session, [booking.host_id])
-            session.delete(booking)
+            books.amend(session, self._clock.now(),
+                        [books.Edit(booking, None)])
             lease_id = lease.id
         LOG.info('Lease %s: server %s is gone', lease_id, server_id)
         self._database.retried(self._finish_if_empty, lease_id)
@@ -255,21 +311,27 @@ class Lifecycle:
         """A lease without servers is over."""
         with self._database.writer() as session:
             lease = _locked(session, lease_id)
-            if lease.status == 'TERMINATED' or _bookings(lease):
+            if lease.status == 'TERMINATED' or _servers(lease):
                 return
-            self._enter(lease, 'TERMINATED')
-            for reservation in lease.reservations:
-                states.RESERVATION.check(reservation.status, 'deleted')
-                reservation.status = 'deleted'
-                reservation.updated_at = self._clock.now()
-            for event in lease.events:
-                event.status = 'DONE'
-            session.execute(sa.delete(models.HeldBuild).where(
-                models.HeldBuild.lease_id == lease_id))
-            session.flush()
-            described = leases.describe(lease)
+            described = self._finish(session, lease)
         LOG.info('Lease %s is over', lease_id)
         self._notify('lease.event.end_lease', described)
+
+    def _finish(self, session: orm.Session, lease: models.Lease) -> Lease:
+        """Nothing of a lease is left but its record."""
+        books.amend(session, self._clock.now(), [
+            books.Edit(booking, None) for booking in _bookings(lease)])
+        self._enter(lease, 'TERMINATED')
+        for reservation in lease.reservations:
+            states.RESERVATION.check(reservation.status, 'deleted')
+            reservation.status = 'deleted'
+            reservation.updated_at = self._clock.now()
+        for event in lease.events:
+            event.status = 'DONE'
+        session.execute(sa.delete(models.HeldBuild).where(
+            models.HeldBuild.lease_id == lease.id))
+        session.flush()
+        return leases.describe(lease)
 
     def _stands(self, server_id: str, seen: Seen) -> list[str]:
         """A server has a host: its booking follows it to where it is."""
@@ -299,8 +361,7 @@ class Lifecycle:
                 booking: models.Booking, host: str | None) -> list[str]:
         """Move a booking to the host its server is on, whatever is there.
 
-        It is Nova that decides where a server stands; the guard is moved so
-        that nobody decides about the two hosts with the old picture.
+        It is Nova that decides where a server stands: the rule is not asked.
         """
         hosts = {row.id: row for row in session.scalars(
             sa.select(models.Host).where(sa.or_(
@@ -309,10 +370,10 @@ class Lifecycle:
         new = [row for row in hosts.values() if row.uuid == host]
         if not new or new[0].id == booking.host_id:
             return []
-        books.disturb(session, hosts)
         LOG.info('Lease %s: server %s stands on host %s, its booking follows',
                  lease.id, booking.server_id, new[0].name)
-        booking.host_id = new[0].id
+        books.amend(session, self._clock.now(), [books.Edit(
+            booking, books.new_of(booking, host_id=new[0].id))], force=True)
         return [row.service_host for row in hosts.values()]
 
     def _failed(self, server_id: str, seen: Seen) -> None:
@@ -326,8 +387,7 @@ class Lifecycle:
                     booking.host_id is None):
                 return
             lease = _locked(session, booking.reservation.lease_id)
-            books.disturb(session, [booking.host_id])
-            booking.host_id = None
+            self._give_room_back(session, [booking])
             booking.reservation.status = 'error'
             if lease.status != 'TERMINATING':
                 self._enter(lease, 'ERROR')
@@ -338,6 +398,13 @@ class Lifecycle:
         LOG.warning('Lease %s: server %s could not be built: %s',
                     described['id'], server_id, seen.fault)
         self._notify('lease.update', described)
+
+    def _give_room_back(self, session: orm.Session,
+                        bookings: ty.Iterable[models.Booking]) -> None:
+        """The bookings stay, and tie their servers to their lease."""
+        books.amend(session, self._clock.now(), [
+            books.Edit(booking, books.new_of(booking, host_id=None))
+            for booking in bookings])
 
     def give_up(self, lease_id: str, event_type: str) -> None:
         """An event failed for good; a lease that cannot start has failed."""
@@ -355,10 +422,7 @@ class Lifecycle:
                 'The build of its servers could not be sent to Nova.')
             for reservation in lease.reservations:
                 reservation.status = 'error'
-            bookings = _bookings(lease)
-            books.disturb(session, [one.host_id for one in bookings])
-            for booking in bookings:
-                booking.host_id = None
+            self._give_room_back(session, _bookings(lease))
             described = leases.describe(lease)
         self._notify('lease.update', described)
 
@@ -368,8 +432,9 @@ class Lifecycle:
         """The servers of all leases that are not over."""
         with self._database.reader() as session:
             return list(session.scalars(
-                sa.select(models.Booking.server_id).order_by(
-                    models.Booking.id)))
+                sa.select(models.Booking.server_id)
+                .where(models.Booking.server_id.is_not(None))
+                .order_by(models.Booking.id)))
 
     def check(self, server_id: str) -> tuple[Seen, list[str]]:
         """Look at a server and make the books true for it.
@@ -386,18 +451,35 @@ class Lifecycle:
 
     def _described(self, lease_id: str) -> Lease:
         with self._database.reader() as session:
-            return leases.describe(session.get_one(models.Lease, lease_id))
+            return leases.describe(_found(session, lease_id))
 
 
 def _locked(session: orm.Session, lease_id: str) -> models.Lease:
     """A lease that nobody else changes until the transaction ends."""
-    return session.get_one(models.Lease, lease_id, with_for_update=True,
-                           populate_existing=True)
+    return _found(session, lease_id, with_for_update=True,
+                  populate_existing=True)
+
+
+def _found(session: orm.Session, lease_id: str, **options: ty.Any,
+           ) -> models.Lease:
+    """A lease.
+
+    :raises NotFound: when it was withdrawn
+    """
+    lease = session.get(models.Lease, lease_id, **options)
+    if lease is None:
+        raise errors.NotFound(f'Lease {lease_id} could not be found.')
+    return lease
 
 
 def _bookings(lease: models.Lease) -> list[models.Booking]:
     return [booking for reservation in lease.reservations
             for booking in reservation.bookings]
+
+
+def _servers(lease: models.Lease) -> list[str]:
+    return [booking.server_id for booking in _bookings(lease)
+            if booking.server_id is not None]
 
 
 def _booking_of(session: orm.Session, server_id: str,

@@ -31,13 +31,14 @@ import enum
 import typing as ty
 
 from blazar_core import clock
+from blazar_core import properties
 
 __all__ = [
     'Affinity',
-    'Booking',
     'Demand',
     'FOREVER',
     'Host',
+    'HostFacts',
     'Reason',
     'Refusal',
     'Resources',
@@ -88,7 +89,8 @@ class Demand:
 
     ``hosts`` limits the choice to these host ids (None: any); ``avoid`` are
     hosts on which none of them may stand; ``per_host`` is how many of them
-    may share a host under :attr:`Affinity.DIFFERENT`.
+    may share a host under :attr:`Affinity.DIFFERENT`; ``properties`` is what
+    a host must be like (:mod:`blazar_core.properties`).
     """
 
     resources: Resources
@@ -97,6 +99,7 @@ class Demand:
     per_host: int = 1
     hosts: frozenset[str] | None = None
     avoid: frozenset[str] = frozenset()
+    properties: 'properties.Expression | None' = None
 
     def most_per_host(self) -> int:
         """How many of its servers may stand on one host."""
@@ -107,7 +110,8 @@ class Demand:
     def allows(self, host: 'Host') -> bool:
         """True when the host is among those the demand may use."""
         return (self.hosts is None or host.uuid in self.hosts) and (
-            host.uuid not in self.avoid)
+            host.uuid not in self.avoid) and properties.matches(
+                self.properties, host.properties)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,6 +129,12 @@ class Host:
     capacity: Resources
     usage: Resources
     generation: int
+    properties: ty.Mapping[str, ty.Any] = dataclasses.field(
+        default_factory=dict)
+
+    def at(self, generation: int) -> 'Host':
+        """The same host, at another generation."""
+        return dataclasses.replace(self, generation=generation)
 
     def free(self) -> dict[str, int]:
         """Capacity less open-ended usage, per resource class."""
@@ -133,16 +143,15 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Booking:
-    """``resources`` of one host, promised over a window to one server."""
+class HostFacts:
+    """What a cloud says of a host, but for what runs there."""
 
-    id: int
-    reservation_id: str
-    host_id: int
-    server_id: str
-    window: Window
-    resources: Resources
-    running: bool
+    uuid: str
+    name: str
+    service_host: str
+    capacity: Resources
+    properties: ty.Mapping[str, ty.Any] = dataclasses.field(
+        default_factory=dict)
 
 
 class Reason(enum.Enum):

@@ -92,6 +92,11 @@ OPTS: list[cfg.Opt] = [
              'bus did not answer) is tried again, with growing pauses, '
              'before it goes to ERROR. The end of a lease is tried for '
              'ever.'),
+    cfg.BoolOpt(
+        'randomize_host_selection', default=False,
+        help='Book hosts at random among those that have room. By default '
+             'leases that end together are packed on the same hosts, so that '
+             'whole hosts fall free.'),
     cfg.IntOpt(
         'admission_retries', default=20, min=0,
         help='How often an admission is tried again when another one took '

@@ -46,11 +46,12 @@ class Machine:
         return [state for state, after in self.steps.items() if not after]
 
 
-#: PENDING: booked, its time has not come. STARTING: its servers are being
+#: OFFERED: booked for some minutes, to be accepted. PENDING: booked, its time has not come. STARTING: its servers are being
 #: built. ACTIVE: they run. TERMINATING: its time is over or it was ended, its
 #: servers are going. TERMINATED: they are gone and the capacity is free.
 #: ERROR: something failed (status_reason says what); its end still comes.
 LEASE = Machine('lease', {
+    'OFFERED': ['PENDING', 'TERMINATED'],
     'PENDING': ['STARTING', 'TERMINATING', 'TERMINATED', 'ERROR'],
     'STARTING': ['ACTIVE', 'TERMINATING', 'TERMINATED', 'ERROR'],
     'ACTIVE': ['TERMINATING', 'TERMINATED', 'ERROR'],
@@ -78,5 +79,6 @@ class EventType:
     """The events that every lease has; others are the user's own."""
 
     START = 'start_lease'
+    EXPIRE = 'expire_offer'
     BEFORE_END = 'before_end_lease'
     END = 'end_lease'

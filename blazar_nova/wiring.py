@@ -15,6 +15,7 @@
 import dataclasses
 import typing as ty
 
+from blazar_core import admission as admissions
 from blazar_core import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import migration
@@ -27,7 +28,8 @@ from blazar_core import vault
 from blazar_nova.compat import servers
 from blazar_nova.compat import service
 
-__all__ = ['Parts', 'assemble', 'check_defaults', 'database', 'defaults']
+__all__ = ['Parts', 'admission', 'assemble',
+           'check_defaults', 'database', 'defaults']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     secrets = vault.Vault(conf.blazar.encryption_keys)
     cloud = servers.NovaCloud()
     return Parts(
-        conf, books, clock, secrets, leases.Leases(books, clock), cloud,
+        conf, books, clock, secrets,
+        leases.Leases(books, clock, admission(conf, books, clock)), cloud,
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
                             service.notify, conf.blazar.start_patience))
 
@@ -74,6 +77,14 @@ def database(conf: ty.Any) -> api.Database:
             f'{found or "of an empty database"}, and {wanted} is wanted. '
             f'Run: blazar-nova-manage db sync')
     return books
+
+
+def admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
+              ) -> admissions.Admission:
+    """What finds room, by the strategy that is configured."""
+    return admissions.Admission(
+        books, clock, admissions.spread
+        if conf.blazar.randomize_host_selection else admissions.pack)
 
 
 def defaults(conf: ty.Any) -> params.Defaults:

@@ -206,7 +206,9 @@ class Mariadb(Server):
     def _common(self) -> list[str]:
         # It refuses to run as root unless it is told to.
         root = ['--user=root'] if os.geteuid() == 0 else []
+        # A server that starts removes the temporary tables of others.
         return ['--no-defaults', *root, f'--datadir={self.folder}/data',
+                f'--tmpdir={self.folder}',
                 '--innodb-flush-method=nosync', '--innodb-log-file-size=16M']
 
     def _install(self) -> list[str]:

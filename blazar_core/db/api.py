@@ -66,6 +66,7 @@ class Database:
         self._facade = enginefacade.transaction_context()
         self._facade.configure(sqlite_fk=True, **options)
         self._facade.append_on_engine_create(_lock_sqlite_early)
+        self._facade.append_on_engine_create(_read_repeatably)
         self._retries = conf.blazar.admission_retries
 
     @property
@@ -74,7 +75,10 @@ class Database:
         return ty.cast(sa.Engine, self._facade.writer.get_engine())
 
     def reader(self) -> contextlib.AbstractContextManager[orm.Session]:
-        """A session that reads; what it returns stays usable after it."""
+        """A session that reads; what it returns stays usable after it.
+
+        Its statements all see the same state of the database.
+        """
         return ty.cast(
             'contextlib.AbstractContextManager[orm.Session]',
             self._facade.reader.using(_Context()))
@@ -120,14 +124,39 @@ def _is_disturbance(exc: BaseException) -> bool:
     if isinstance(exc, LostRace | db_exception.DBDeadlock |
                   db_exception.DBDuplicateEntry):
         return True
-    # oslo.db lets SQLite's errors through as SQLAlchemy has them.
-    return isinstance(exc, sa.exc.OperationalError) and (
-        'database is locked' in str(exc))
+    # oslo.db has no classes for these: SQLite's, and PostgreSQL's for a
+    # transaction that would change what another one has changed meanwhile.
+    return isinstance(exc, sa.exc.OperationalError |
+                      db_exception.DBError) and any(
+        words in str(exc) for words in (
+            'database is locked', 'could not serialize access'))
 
 
 #: Whether the transaction that this thread begins is one that writes.
 _writes: contextvars.ContextVar[bool] = contextvars.ContextVar(
     'writes', default=False)
+
+
+def _read_repeatably(engine: sa.Engine) -> None:
+    """Let all statements of a transaction see one state of the database.
+
+    A decision reads bookings and generations by several statements. Where
+    each of them saw another state (PostgreSQL's default), a booking that
+    somebody changed in between would be written over.
+    """
+    level = {
+        'mysql': 'SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ',
+        'postgresql': 'SET SESSION CHARACTERISTICS AS TRANSACTION '
+                      'ISOLATION LEVEL REPEATABLE READ',
+    }.get(engine.dialect.name)
+    if level is None:
+        return
+
+    @sa.event.listens_for(engine, 'connect')
+    def _connected(connection: ty.Any, _record: ty.Any) -> None:
+        with contextlib.closing(connection.cursor()) as cursor:
+            cursor.execute(level)
+        connection.commit()
 
 
 def _lock_sqlite_early(engine: sa.Engine) -> None:

@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy import orm
 
-__all__ = ['Base', 'Booking', 'Event', 'HeldBuild', 'Host', 'Lease',
-           'Reservation']
+__all__ = ['Base', 'Booking', 'Change', 'Event', 'HeldBuild', 'Host',
+           'Lease', 'Reservation']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -32,7 +32,14 @@ _Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
 
 
 class Base(orm.DeclarativeBase):
-    """Root of the tables."""
+    """Root of the tables.
+
+    Where many rows pass or time matters, statements use ``__table__``:
+    SQLAlchemy then leaves out what it does for objects, which costs several
+    times as much as the statement itself.
+    """
+
+    __table__: ty.ClassVar[sa.Table]
 
 
 class Lease(Base):
@@ -127,6 +134,8 @@ class Host(Base):
         sa.String(255), index=True)
     capacity: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     usage: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    properties: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(
+        sa.JSON, default=dict)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
@@ -151,7 +160,7 @@ class Booking(Base):
         sa.ForeignKey('reservations.id'))
     host_id: orm.Mapped[int | None] = orm.mapped_column(
         sa.ForeignKey('hosts.id'))
-    server_id: orm.Mapped[str] = orm.mapped_column(
+    server_id: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(36), unique=True)
     start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
@@ -160,6 +169,30 @@ class Booking(Base):
 
     reservation: orm.Mapped[Reservation] = orm.relationship(
         back_populates='bookings')
+
+
+class Change(Base):
+    """One booking that came (sign 1) or went (sign -1) on a host.
+
+    Written in the transaction that moved the host's generation to
+    ``generation``; a generation has one row or more, and none is left out.
+    A row without dates says that the host itself is another than it was.
+    Rows are kept for a while, for the processes that hold the books in
+    memory (:mod:`blazar_core.index`).
+    """
+
+    __tablename__ = 'changes'
+    __table_args__ = (
+        sa.Index('changes_host_idx', 'host_id', 'generation'),)
+
+    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
+    host_id: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    start_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    end_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    resources: orm.Mapped[dict[str, int] | None] = orm.mapped_column(sa.JSON)
+    sign: orm.Mapped[int] = orm.mapped_column(sa.SmallInteger)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 
 class HeldBuild(Base):

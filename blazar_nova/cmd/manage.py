@@ -19,7 +19,6 @@ import typing as ty
 from oslo_config import cfg
 import prettytable
 
-from blazar_core import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core import errors
@@ -98,8 +97,7 @@ def _key_create(_conf: cfg.ConfigOpts) -> None:
 
 def _key_rotate(conf: cfg.ConfigOpts) -> None:
     secrets = vault.Vault(conf.blazar.encryption_keys)
-    count = leases.Leases(
-        api.Database(conf), clocks.SystemClock()).reseal(secrets.reseal)
+    count = leases.reseal(api.Database(conf), secrets.reseal)
     print(f'{count} held builds are sealed with the first key.')
 
 
@@ -107,8 +105,7 @@ def _lease_list(conf: cfg.ConfigOpts) -> None:
     table = prettytable.PrettyTable(
         ['ID', 'Name', 'Project', 'Status', 'Start (UTC)', 'End (UTC)',
          'Servers', 'Reason'], align='l')
-    for lease in leases.Leases(
-            api.Database(conf), clocks.SystemClock()).all():
+    for lease in leases.listed(api.Database(conf)):
         table.add_row([
             lease['id'], lease['name'], lease['project_id'], lease['status'],
             lease['start_date'][:19], lease['end_date'][:19],

@@ -108,9 +108,15 @@ def _eligible(spec: ty.Any, group: ty.Any) -> frozenset[str]:
     hosts = {one['uuid'] for one in _providers(limits)
              if one['uuid'] == one['root_provider_uuid']}
     for trait in group.required_traits:
-        hosts &= {one['root_provider_uuid']
-                  for one in _providers([('required', trait)])}
+        hosts &= _trees_with(trait)
+    for trait in group.forbidden_traits:
+        hosts -= _trees_with(trait)
     return frozenset(hosts)
+
+
+def _trees_with(trait: str) -> set[str]:
+    return {one['root_provider_uuid']
+            for one in _providers([('required', trait)])}
 
 
 def _providers(params: ty.Sequence[tuple[str, str]]) -> list[dict[str, str]]:

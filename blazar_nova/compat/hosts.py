@@ -28,6 +28,10 @@ __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
 
 _PLACEMENT = '1.39'
 
+#: What of a compute node its users may ask for, by Nova's names.
+_PROPERTIES = ('hypervisor_hostname', 'hypervisor_type',
+               'hypervisor_version', 'vcpus', 'memory_mb', 'local_gb')
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ComputeHost:
@@ -36,6 +40,7 @@ class ComputeHost:
     uuid: str
     name: str
     service_host: str
+    properties: ty.Mapping[str, ty.Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +80,9 @@ def on_service_host(service_host: str) -> list[ComputeHost]:
 
 
 def _compute_host(node: ty.Any) -> ComputeHost:
-    return ComputeHost(node.uuid, node.hypervisor_hostname, node.host)
+    return ComputeHost(
+        node.uuid, node.hypervisor_hostname, node.host,
+        {name: getattr(node, name) for name in _PROPERTIES})
 
 
 def facts(uuid: str) -> Facts | None:

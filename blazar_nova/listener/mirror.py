@@ -24,7 +24,9 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core import books
+from blazar_core import index
 from blazar_core import lifecycle
+from blazar_core import model
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova import wiring
 
@@ -124,6 +126,7 @@ class Mirror:
             self._look_into('server', server_id)
         self.catch_up()
         self._delete_orphans()
+        self._parts.database.retried(self._trim)
 
     def _compare_hosts(self) -> None:
         found, complete = nova_hosts.all_hosts()
@@ -142,6 +145,10 @@ class Mirror:
         with self._parts.database.writer() as session:
             return books.retain(session, uuids, self._parts.clock.now())
 
+    def _trim(self) -> None:
+        with self._parts.database.writer() as session:
+            books.trim(session, self._parts.clock.now() - index.KEEP)
+
     def _compare_host(self, host: nova_hosts.ComputeHost) -> None:
         facts = nova_hosts.facts(host.uuid)
         if facts is not None:
@@ -150,9 +157,9 @@ class Mirror:
     def _report(self, host: nova_hosts.ComputeHost, facts: nova_hosts.Facts,
                 ) -> None:
         with self._parts.database.writer() as session:
-            if books.report(session, self._parts.clock.now(), host.uuid,
-                            host.name, host.service_host, facts.capacity,
-                            facts.allocations):
+            if books.report(session, self._parts.clock.now(), model.HostFacts(
+                    host.uuid, host.name, host.service_host, facts.capacity,
+                    host.properties), facts.allocations):
                 LOG.debug('Host %s: %s', host.name, facts)
 
     def _delete_orphans(self) -> None:

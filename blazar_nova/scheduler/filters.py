@@ -12,7 +12,8 @@
 
 """The filter that keeps every promise of the books.
 
-It asks the books once for each request, about all hosts together.
+It asks the books once for each request, about all hosts together; they are
+in memory, and only what changed is read.
 """
 
 import math
@@ -20,7 +21,6 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core import books
 from blazar_core import clock as clocks
 from blazar_nova.compat import checks
 from blazar_nova.compat import demand
@@ -45,18 +45,16 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
 
     def __init__(self) -> None:
         checks.refuse('nova-scheduler', checks.scheduler(service.CONF))
-        self._database = wiring.database(service.CONF)
-        self._clock = clocks.SystemClock()
+        self._admission = wiring.admission(
+            service.CONF, wiring.database(service.CONF), clocks.SystemClock())
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
                    spec_obj: ty.Any) -> list[ty.Any]:
         hosts = list(filter_obj_list)
         if not hosts or plugins.is_rebuild(spec_obj):
             return hosts
-        with self._database.reader() as session:
-            booked, rooms = books.rooms_for(
-                session, spec_obj.instance_uuid,
-                demand.resources_of(spec_obj), self._clock.now())
+        booked, rooms = self._admission.rooms_for(
+            spec_obj.instance_uuid, demand.resources_of(spec_obj))
         marks.mark_booked(hosts, booked)
         kept = [host for host in hosts
                 if marks.placed(host) < rooms.get(host.uuid, math.inf)]

@@ -405,7 +405,7 @@ class NothingLeftTest(RefusedTestCase):
                 raise getattr(__import__(module, fromlist=[name]), name)(
                     'Try again in a few seconds.')
 
-            with fixtures.MonkeyPatch('blazar_core.books.choose', fail):
+            with fixtures.MonkeyPatch('blazar_core.books.decide', fail):
                 self.refused(code, self.hold)
                 self.refused(code, self.boot, 'vm1',
                              hints=self.lease_hints())

@@ -125,3 +125,18 @@ def overbooked(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
                                      default=0))
             if host.usage.get(rc, 0) + used(number, bookings, instant, rc) >
             host.capacity[rc]]
+
+
+def may_become(hosts: ty.Sequence[Host], before: ty.Sequence[Booking],
+               after: ty.Sequence[Booking]) -> bool:
+    """Whether no more is booked than there is wherever more is than before."""
+    instants = range(min((one.start for one in after), default=0),
+                     max((one.end for one in after), default=0))
+    return not any(
+        used(number, after, instant, rc) > used(number, before, instant, rc)
+        and host.usage.get(rc, 0) + used(number, after, instant, rc) >
+        host.capacity.get(rc, 0)
+        for number, host in enumerate(hosts)
+        for rc in sorted({rc for one in after for rc in one.resources})
+        if rc != 'DISK_GB' or rc in host.capacity
+        for instant in instants)

@@ -14,582 +14,444 @@ import collections
 import dataclasses
 
 import fixtures
-import hypothesis
 from hypothesis import strategies as st
-from oslo_utils import uuidutils
 import sqlalchemy as sa
 import testscenarios
 
+from blazar_core import admission
 from blazar_core import books
+from blazar_core.db import api
+from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import leases
 from blazar_core import lifecycle
 from blazar_core import model
-from blazar_core.db import api
-from blazar_core.db import models
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import oracle
+from tests.unit.blazar_core import worlds
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
 NOW = base.NOW
-#: Seconds that an overdue server is counted in the property tests, where all
-#: times are small.
-OVERDUE = 3
-CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU')
-
-amounts = st.dictionaries(st.sampled_from(CLASSES), st.integers(0, 3))
-#: What a server needs or has booked: some VCPUs, most often.
-needs = st.one_of(
-    st.builds(lambda vcpus: {'VCPU': vcpus}, st.integers(1, 3)),
-    st.builds(lambda vcpus, memory: {'VCPU': vcpus, 'MEMORY_MB': memory},
-              st.integers(1, 3), st.integers(1, 4)), amounts)
-#: What a host has; those without anything are gone.
-capacities = st.one_of(
-    st.builds(lambda vcpus, memory, more: {
-        'VCPU': vcpus, 'MEMORY_MB': memory, **more},
-        st.integers(3, 6), st.integers(3, 9),
-        st.dictionaries(st.sampled_from(CLASSES[2:]), st.integers(1, 6))),
-    st.just({}))
-
-
-@dataclasses.dataclass
-class Row:
-    """A booking as it stands in the table."""
-
-    host: int | None
-    start: int
-    end: int
-    resources: dict
-    running: bool
-    reservation: str
-    server_id: str = ''
-
-    def counts(self, now):
-        """As the oracle should see it: an overdue server is still there."""
-        end = self.end
-        if self.running and end <= now:
-            end = now + OVERDUE
-        return oracle.Booking(self.host, self.start, end, self.resources)
-
-
-@dataclasses.dataclass
-class World:
-    """A few hosts and bookings at some time."""
-
-    now: int
-    hosts: list
-    rows: list
-
-    def bookings(self):
-        return [row.counts(self.now) for row in self.rows]
 
 
 @st.composite
-def worlds(draw):
-    hosts = draw(st.lists(st.builds(
-        oracle.Host, capacities, st.one_of(
-            st.just({}), st.just({}), amounts)),
-        min_size=1, max_size=3))
-    number = st.integers(0, len(hosts) - 1)
-    rows = draw(st.lists(st.builds(
-        lambda host, start, length, resources, running, reservation: Row(
-            host, start, start + length, resources, running, reservation),
-        st.one_of(number, number, number, st.none()), st.integers(0, 12),
-        st.integers(3, 10), needs, st.booleans(),
-        st.sampled_from(['reservation', 'other'])),
-        min_size=5, max_size=10))
-    for index, row in enumerate(rows):
-        row.server_id = f'server-{index}'
-    return World(draw(st.integers(0, 12)), hosts, rows)
+def decisions(draw):
+    """A world, and what is to become of some of its bookings: pairs of the
+    number of one (None: it comes) and what it is to be (None: it goes)."""
+    world = draw(worlds.worlds())
+    any_row = worlds.rows(len(world.hosts))
+    edits = []
+    for index in sorted(draw(st.sets(
+            st.integers(0, len(world.rows) - 1), max_size=3))):
+        old = world.rows[index]
+        new = dataclasses.replace(draw(any_row), server_id=old.server_id)
+        kept = draw(st.sampled_from([
+            (), ('host', 'start', 'resources'), ('start', 'end', 'host'),
+            ('start', 'end', 'resources'), ('resources', 'host')]))
+        if 'start' in kept and 'end' not in kept:
+            new.end = draw(st.integers(old.start + 1, old.start + 14))
+        for name in ('running', 'reservation', *kept):
+            setattr(new, name, getattr(old, name))
+        edits.append((index, draw(st.sampled_from([new, new, new, None]))))
+    for number in range(draw(st.integers(0 if edits else 1, 2))):
+        edits.append((None, dataclasses.replace(
+            draw(any_row), server_id=f'new-{number}')))
+    return world, edits
 
 
-def numbers(world):
-    return st.sets(st.integers(0, len(world.hosts) - 1))
+def after(world, edits):
+    """The bookings as they would be."""
+    gone = {index for index, _new in edits}
+    return [row for index, row in enumerate(world.rows)
+            if index not in gone] + [
+                new for _index, new in edits if new is not None]
 
 
-@st.composite
-def questions(draw):
-    """A world, a demand in it in both languages, and a window."""
-    world = draw(worlds())
-    start = draw(st.integers(0, 14))
-    only = draw(st.one_of(st.none(), st.none(), numbers(world)))
-    avoid = draw(st.one_of(st.just(set()), st.just(set()), numbers(world)))
-    affinity = draw(st.sampled_from(model.Affinity))
-    count, per_host = draw(st.integers(1, 4)), draw(st.integers(1, 2))
-    resources = draw(needs)
-    demand = model.Demand(
-        resources, count, affinity, per_host,
-        None if only is None else frozenset(map(uuid_of, only)),
-        frozenset(map(uuid_of, avoid)))
-    allowed = set(range(len(world.hosts))) - avoid
-    if only is not None:
-        allowed &= only
-    return (world, demand, model.Window(start, start + draw(
-        st.integers(1, 6))), oracle.Demand(
-            resources, count, affinity.value, per_host, allowed))
+class AmendTestCase(worlds.BooksTestCase):
+
+    scenarios = [('sqlite', {'kind': 'sqlite'})]
+
+    def amend(self, session, world, edits, **force):
+        rows = {row.server_id: row for row in session.scalars(
+            sa.select(models.Booking))}
+        books.amend(session, world.now, [books.Edit(
+            None if index is None else rows[f'server-{index}'],
+            None if new is None else new.new())
+            for index, new in edits], **force)
+        session.flush()
+
+    def rows(self, session):
+        """The bookings in the table, as they would be said to the books."""
+        session.expire_all()
+        return {row.server_id: books.new_of(row) for row in session.scalars(
+            sa.select(models.Booking))}
+
+    def expected(self, rows):
+        return {row.server_id: row.new() for row in rows}
+
+    def generations(self, session):
+        return dict(session.execute(sa.select(
+            models.Host.id, models.Host.generation)).tuples().all())
+
+    def changes(self, session):
+        """The sum of what changed, by host, instant and class."""
+        total = collections.Counter()
+        for row in session.scalars(sa.select(models.Change)):
+            self.assertEqual(1, row.generation)
+            total.update(levels([(row.host_id - 1000, row.start_date,
+                                  row.end_date, row.resources)], row.sign))
+        return nonzero(total)
 
 
-def uuid_of(number):
-    return f'host-{number}'
+def levels(bookings, sign=1):
+    total = collections.Counter()
+    for host, start, end, resources in bookings:
+        for rc, amount in resources.items():
+            for instant in range(start, end):
+                if host is not None:
+                    total[host, instant, rc] += sign * amount
+    return total
 
 
-class _Undo(Exception):
-    """Ends a transaction that must leave nothing."""
+def nonzero(total):
+    return {key: value for key, value in total.items() if value}
 
 
-class BooksTestCase(base.DatabaseTestCase):
-    """Rows as they come to mind, without the detour of a lease."""
-
-    examples = {'sqlite': 300, 'mariadb': 50, 'postgresql': 50}
-
-    def setUp(self):
-        super().setUp()
-        with self.database.writer() as session:
-            session.add(models.Lease(
-                id='lease', name='', project_id='', user_id='', start_date=0,
-                end_date=1, on_end='', status='ACTIVE', created_at=0,
-                updated_at=0))
-            session.flush()
-            session.add_all(models.Reservation(
-                id=name, lease_id='lease', resource_type='', amount=1,
-                resources={}, status='active', created_at=0, updated_at=0)
-                for name in ('reservation', 'other'))
-
-    def for_all(self, check, *drawn):
-        """Check many examples, the same ones in every run."""
-        self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.OVERDUE', OVERDUE))
-        hypothesis.settings(
-            derandomize=True, deadline=None, database=None,
-            max_examples=self.examples[self.kind])(
-                hypothesis.given(*drawn)(check))()
-
-    def in_world(self, world, work):
-        """What ``work`` answers with a world in the tables."""
-        answer = None
-        try:
-            with self.database.writer() as session:
-                fill(session, world)
-                answer = work(session)
-                raise _Undo
-        except _Undo:
-            return answer
-
-    def book(self, host, start, end, reservation='reservation',
-             running=False, **resources):
-        """Write a booking down; returns its server."""
-        server_id = uuidutils.generate_uuid()
-        with self.database.writer() as session:
-            host_id = session.scalar(sa.select(models.Host.id).where(
-                models.Host.name == host))
-            session.add(models.Booking(
-                reservation_id=reservation, host_id=host_id,
-                server_id=server_id, start_date=NOW + start,
-                end_date=NOW + end, resources=resources, running=running))
-        return server_id
-
-    def choose(self, start, end, count=1, last=(), **wanted):
-        """The names of the chosen hosts."""
-        demand = model.Demand(
-            wanted.pop('resources', {'VCPU': 1}), count, **wanted)
-        with self.database.reader() as session:
-            return [host.name for host in books.choose(
-                session, demand, model.Window(NOW + start, NOW + end), NOW,
-                last)]
-
-    def refusal(self, *args, **kwargs):
-        return self.assertRaises(
-            errors.Refused, self.choose, *args, **kwargs).refusal
+def raw(rows):
+    return [(row.host, row.start, row.end, row.resources) for row in rows]
 
 
-def fill(session, world):
-    """Write a world into the tables."""
-    session.execute(sa.insert(models.Host), [
-        {'id': 1000 + number, 'uuid': uuid_of(number),
-         'name': uuid_of(number), 'service_host': '', 'generation': 0,
-         'capacity': dict(host.capacity), 'usage': dict(host.usage),
-         'updated_at': 0} for number, host in enumerate(world.hosts)])
-    session.execute(sa.insert(models.Booking), [
-        {'reservation_id': row.reservation, 'server_id': row.server_id,
-         'host_id': None if row.host is None else 1000 + row.host,
-         'start_date': row.start, 'end_date': row.end,
-         'resources': row.resources, 'running': row.running}
-        for row in world.rows])
+class TestAmendAgainstBruteForce(AmendTestCase):
+    """A decision is made exactly when the rule holds wherever more is booked
+    than before, and then all of it is."""
 
-
-class TestChooseAgainstBruteForce(BooksTestCase):
-
-    def test_a_lease_is_admitted_or_refused_as_trying_everything_says(self):
+    def test_it_is_made_when_the_rule_holds_where_more_is_booked(self):
         answers = collections.Counter()
 
-        def check(question):
-            world, demand, window, asked = question
-            try:
-                picked = self.in_world(
-                    world, lambda session: books.choose(
-                        session, demand, window, world.now))
-            except errors.Refused as exc:
-                answers[exc.refusal.reason] += 1
-                self.check_refusal(question, exc.refusal)
-            else:
-                answers['admitted'] += 1
-                self.assertEqual(demand.count, len(picked))
-                self.assertTrue(oracle.fits(
-                    [host.id - 1000 for host in picked], world.hosts,
-                    world.bookings(), asked, window.start, window.end))
+        def check(decision):
+            world, edits = decision
+            allowed = self.is_allowed(world, edits)
 
-        self.for_all(check, questions())
-        # No answer is a rarity that the examples hardly reach.
-        for answer in ('admitted', *model.Reason):
-            self.assertGreaterEqual(
-                answers[answer], self.examples[self.kind] // 50, answers)
-
-    def check_refusal(self, question, refusal):
-        world, demand, window, asked = question
-        bookings = world.bookings()
-        fits = oracle.most(
-            world.hosts, bookings, asked, window.start, window.end)
-        self.assertLess(fits, demand.count)
-        next_start = oracle.earliest(
-            world.hosts, bookings, asked, window.start, window.end)
-        reason = model.Reason.NO_ROOM
-        if next_start is None:
-            reason = (model.Reason.TOO_BIG if asked.allowed else
-                      model.Reason.NO_HOST)
-        self.assertEqual(
-            model.Refusal(reason, demand.count, fits, next_start), refusal)
-
-    def test_what_is_refused_is_admitted_at_the_start_that_is_named(self):
-        named = 0
-
-        def check(question):
-            nonlocal named
-            world, demand, window, _asked = question
-
-            def ask(session):
-                nonlocal named
+            def decide(session):
                 try:
-                    books.choose(session, demand, window, world.now)
-                except errors.Refused as exc:
-                    if exc.refusal.next_start is not None:
-                        named += 1
-                        # Raises, if it does not fit there.
-                        books.choose(session, demand, window.moved_to(
-                            exc.refusal.next_start), world.now)
+                    self.amend(session, world, edits)
+                except books.Full as full:
+                    answers['refused'] += 1
+                    self.assertFalse(allowed)
+                    self.assertIn(full.host_id - 1000, {
+                        new.host for _index, new in edits if new})
+                    self.assertEqual(self.expected(world.rows),
+                                     self.rows(session))
+                    self.assertEqual({0}, set(
+                        self.generations(session).values()))
+                else:
+                    answers['made'] += 1
+                    self.assertTrue(allowed)
+                    self.assert_made(session, world, edits)
 
-            self.in_world(world, ask)
+            self.in_world(world, decide)
 
-        self.for_all(check, questions())
-        self.assertGreaterEqual(named, self.examples[self.kind] // 50)
+        self.for_all(check, decisions(), examples=500)
+        for answer in ('made', 'refused'):
+            self.assertGreater(answers[answer], 100, answers)
 
+    def is_allowed(self, world, edits):
+        return oracle.may_become(world.hosts, world.bookings(), [
+            row.counts(world.now) for row in after(world, edits)])
 
-class TestRoomsForAgainstBruteForce(BooksTestCase):
-
-    #: More than any host of the examples can take.
-    MANY = 20
-
-    def test_servers_may_go_where_no_promise_is_broken(self):
-        rooms = collections.Counter()
-
-        def check(world, resources, own):
-            server_id = f'server-{own}'
-            booked, judged = self.in_world(
-                world, lambda session: books.rooms_for(
-                    session, server_id, resources, world.now))
-            self.assertEqual(
-                self.expected(world, resources, server_id), (booked, {
-                    uuid: min(room, self.MANY)
-                    for uuid, room in judged.items()}))
-            rooms.update(judged.values())
-
-        # Every world has a server-0, and none has a server-9.
-        self.for_all(check, worlds(), needs, st.sampled_from([0, 1, 9]))
-        for room in (0, 1, 2):
-            self.assertGreater(rooms[room], self.examples[self.kind] // 20)
-
-    def expected(self, world, resources, server_id):
-        mine = next((row for row in world.rows
-                     if row.server_id == server_id), None)
-        pairs = list(zip(world.rows, world.bookings(), strict=True))
-        end = max(booking.end for _row, booking in pairs) + world.now + 1
-        if mine is not None:
-            end = max(mine.end, world.now + OVERDUE)
-        judged = {}
-        for number in range(len(world.hosts)):
-            own = [row is mine or mine is not None and not row.running and
-                   row.reservation == mine.reservation
-                   for row, _booking in pairs]
-            others = [booking for (_row, booking), is_own in zip(
-                pairs, own, strict=True) if not is_own]
-            if any(one.host == number and one.start < end and
-                   one.end > world.now for one in others):
-                room = next(times for times in range(self.MANY, -1, -1)
-                            if not times or oracle.has_room(
-                                number, world.hosts, others, resources,
-                                times, world.now, end))
-                judged[uuid_of(number)] = max(room, sum(
-                    row.host == number and booking.end > world.now
-                    for (row, booking), is_own in zip(
-                        pairs, own, strict=True) if is_own))
-        booked = None if mine is None else mine.host
-        return None if booked is None else uuid_of(booked), judged
-
-
-class TestChoose(BooksTestCase):
-
-    def test_windows_that_only_touch_share_a_host(self):
-        self.host('one', VCPU=1)
-        self.book('one', 0, 10, VCPU=1)
-        self.book('one', 20, 30, VCPU=1)
-        self.assertEqual(['one'], self.choose(10, 20))
-        self.refusal(9, 20)
-        self.refusal(10, 21)
-
-    def test_a_lease_fits_beside_bookings_that_follow_each_other(self):
-        self.host('one', VCPU=2)
-        for start in (0, 10, 20):
-            self.book('one', start, start + 10, VCPU=1)
-        self.assertEqual(['one'], self.choose(0, 30))
-
-    def test_open_ended_usage_is_room_that_never_comes_back(self):
-        self.host('one', usage={'VCPU': 3}, VCPU=4)
-        self.assertEqual(['one'], self.choose(0, 10))
-        refusal = self.refusal(0, 10, 2)
+    def assert_made(self, session, world, edits):
+        self.assertEqual(self.expected(after(world, edits)),
+                         self.rows(session))
+        touched = {row.host for index, new in edits
+                   for row in (new, None if index is None else
+                               world.rows[index]) if row is not None}
         self.assertEqual(
-            model.Refusal(model.Reason.TOO_BIG, 2, 1, None), refusal)
+            {1000 + number: int(number in touched)
+             for number in range(len(world.hosts))},
+            self.generations(session))
+        difference = levels(raw(after(world, edits)))
+        difference.subtract(levels(raw(world.rows)))
+        self.assertEqual(nonzero(difference), self.changes(session))
 
-    def test_the_earliest_start_is_when_enough_bookings_have_ended(self):
-        self.host('one', VCPU=4)
-        self.book('one', 0, 30, VCPU=1)
-        self.book('one', 0, 20, VCPU=1)
-        self.book('one', 0, 10, VCPU=1)
-        refusal = self.refusal(0, 100, 3)
-        self.assertEqual(
-            model.Refusal(model.Reason.NO_ROOM, 3, 1, NOW + 20), refusal)
+    def test_less_is_never_asked_about_even_on_a_host_that_is_too_full(self):
+        over = []
 
-    def test_the_earliest_start_passes_over_gaps_that_are_too_short(self):
-        self.host('one', VCPU=1)
-        self.book('one', 0, 10, VCPU=1)
-        self.book('one', 19, 30, VCPU=1)
-        self.assertEqual(NOW + 30, self.refusal(0, 10).next_start)
-        self.assertEqual(NOW + 10, self.refusal(0, 9).next_start)
+        def check(world, index, cut, goes):
+            row = world.rows[index]
+            end = max(row.start + 1, row.end - cut)
+            if row.running and row.end > world.now:
+                # Nobody's end is moved into the past.
+                end = max(end, world.now + 1)
+            less = None if goes else dataclasses.replace(
+                row, end=end, resources={
+                    rc: amount // 2 for rc, amount in row.resources.items()})
+            self.in_world(world, lambda session: (
+                self.amend(session, world, [(index, less)]),
+                self.assert_made(session, world, [(index, less)])))
+            if not oracle.may_become(world.hosts, [], [
+                    one for one in world.bookings()
+                    if one.host is not None and one.host == row.host]):
+                over.append(world)
 
-    def test_servers_fill_the_fullest_hosts_first(self):
-        self.host('empty', VCPU=4)
-        self.host('half', VCPU=2)
-        self.assertEqual(['half', 'half', 'empty'], self.choose(0, 10, 3))
+        self.for_all(check, worlds.worlds(), st.integers(0, 4),
+                     st.integers(0, 9), st.booleans(), examples=150)
+        self.assertGreater(len(over), 20)
 
-    def test_hosts_of_a_lost_race_are_taken_when_no_others_will_do(self):
-        self.host('one', VCPU=1)
-        self.host('two', VCPU=2)
+    def test_what_is_a_fact_is_never_refused(self):
+        refused = []
+
+        def check(decision):
+            world, edits = decision
+            if not self.is_allowed(world, edits):
+                refused.append(decision)
+            self.in_world(world, lambda session: (
+                self.amend(session, world, edits, force=True),
+                self.assert_made(session, world, edits)))
+
+        self.for_all(check, decisions(), examples=150)
+        self.assertGreater(len(refused), 30)
+
+
+class TestManyDecisions(AmendTestCase):
+
+    def test_no_row_of_decisions_ever_breaks_the_rule(self):
+        answers = collections.Counter()
+
+        def check(data):
+            world = data.draw(worlds.worlds())
+            world = worlds.World(0, world.hosts, [])
+            self.in_world(world, lambda session: [
+                self.one(session, world, data.draw) for _time in range(12)])
+
+        self.answers = answers
+        self.for_all(check, st.data(), examples=100)
+        for answer in ('made', 'refused'):
+            self.assertGreater(answers[answer], 50, answers)
+
+    def one(self, session, world, draw):
+        """Try some edit, and look whether the world is sound."""
+        index = draw(st.none() if not world.rows else st.one_of(
+            st.none(), st.integers(0, len(world.rows) - 1)))
+        new = draw(worlds.rows(len(world.hosts)))
+        new.running = False
+        new.server_id = f'server-{len(world.rows)}'
+        if index is not None:
+            new.server_id = world.rows[index].server_id
+        try:
+            self.amend(session, world, [(index, new)])
+        except books.Full:
+            self.answers['refused'] += 1
+        else:
+            self.answers['made'] += 1
+            if index is None:
+                world.rows.append(new)
+            else:
+                world.rows[index] = new
+        self.assertEqual(self.expected(world.rows), self.rows(session))
+        idle = {(number, rc) for number, rc, _instant in oracle.overbooked(
+            world.hosts, world.bookings())}
+        # Open-ended usage alone may be more than there is: nobody was asked.
+        self.assertEqual([], [
+            (number, rc) for number, rc in idle
+            if any(row.host == number and row.resources.get(rc)
+                   for row in world.rows)])
+
+
+class TestAmend(worlds.BooksTestCase):
+
+    def new(self, host, start=0, end=10, **resources):
+        return books.NewBooking(
+            'reservation', self.host_id(host), None,
+            model.Window(NOW + start, NOW + end), resources or {'VCPU': 1})
+
+    def amend(self, *edits, **force):
+        with self.database.writer() as session:
+            books.amend(session, NOW, [
+                books.Edit(None if server_id is None else
+                           self.row(session, server_id), new)
+                for server_id, new in edits], **force)
+
+    def row(self, session, server_id):
+        return session.scalars(sa.select(models.Booking).where(
+            models.Booking.server_id == server_id)).one()
+
+    def changed(self, server_id, **changed):
+        """A booking, and what it is to be."""
         with self.database.reader() as session:
-            lost = {session.scalar(sa.select(models.Host.id).where(
-                models.Host.name == 'one'))}
-        self.assertEqual(['one'], self.choose(0, 10))
-        self.assertEqual(['two'], self.choose(0, 10, last=lost))
-        self.assertEqual(['two', 'two', 'one'],
-                         self.choose(0, 10, 3, last=lost))
+            return server_id, books.new_of(
+                self.row(session, server_id), **changed)
 
-    def test_servers_that_belong_together_stand_on_one_host(self):
-        self.host('small', VCPU=2)
-        self.host('large', VCPU=3)
-        self.assertEqual(['large'] * 3, self.choose(
-            0, 10, 3, affinity=model.Affinity.SAME))
-        self.assertEqual(3, self.refusal(
-            0, 10, 4, affinity=model.Affinity.SAME).fits_now)
+    def test_a_booking_comes_where_there_is_room(self):
+        self.host('one', VCPU=2)
+        self.amend((None, self.new('one')), (None, self.new('one')))
+        full = self.assertRaises(
+            books.Full, self.amend, (None, self.new('one', 9, 20)))
+        self.assertEqual(self.host_id('one'), full.host_id)
+        self.amend((None, self.new('one', 10, 20)))
+        self.assertEqual(3, len(self.scalars(models.Booking)))
 
-    def test_servers_that_keep_apart_stand_on_different_hosts(self):
-        self.host('one', VCPU=9)
-        self.host('two', VCPU=9)
-        apart = {'affinity': model.Affinity.DIFFERENT}
-        self.assertEqual(['one', 'two'], sorted(
-            self.choose(0, 10, 2, **apart)))
-        self.assertEqual(2, self.refusal(0, 10, 3, **apart).fits_now)
-        self.assertEqual(['one', 'one', 'two', 'two'], sorted(
-            self.choose(0, 10, 4, per_host=2, **apart)))
+    def test_two_bookings_may_change_places(self):
+        self.host('one', VCPU=1)
+        self.host('two', VCPU=1)
+        first = self.book('one', 0, 10, VCPU=1)
+        second = self.book('two', 0, 10, VCPU=1)
+        there = self.changed(first, host_id=self.host_id('two'))
+        self.assertRaises(books.Full, self.amend, there)
+        self.amend(there, self.changed(second, host_id=self.host_id('one')))
+        self.assertEqual(('two', 'one'), (
+            self.host_of(first), self.host_of(second)))
 
-    def test_a_host_must_offer_every_class(self):
-        self.host('plain', VCPU=4)
-        self.host('special', VCPU=4, CUSTOM_GPU=1)
-        self.assertEqual(['special'], self.choose(
-            0, 10, resources={'VCPU': 1, 'CUSTOM_GPU': 1}))
+    def test_it_is_all_or_nothing(self):
+        self.host('one', VCPU=1)
+        self.host('two', VCPU=1)
+        self.book('two', 0, 10, VCPU=1)
+        before = self.count_rows(), self.generation('one')
+        self.assertRaises(books.Full, self.amend,
+                          (None, self.new('one')), (None, self.new('two')))
+        self.assertEqual(before, (self.count_rows(), self.generation('one')))
 
-    def test_disk_from_a_shared_provider_is_left_to_nova(self):
-        self.host('one', VCPU=4)
-        self.assertEqual(['one'], self.choose(
-            0, 10, resources={'VCPU': 1, 'DISK_GB': 999}))
+    def test_a_host_that_has_become_too_small_still_gives_room_back(self):
+        uuid = self.host('one', VCPU=2)
+        mine = self.book('one', 0, 100, VCPU=2)
+        self.report(uuid, 'one', {'VCPU': 1}, {'VCPU': 1})
+        self.assertRaises(books.Full, self.amend, self.changed(
+            mine, window=model.Window(NOW, NOW + 101)))
+        self.amend(self.changed(mine, window=model.Window(NOW, NOW + 50)))
+        self.amend(self.changed(mine, resources={'VCPU': 1}))
+        self.amend((mine, None))
+        self.assertEqual([], self.scalars(models.Booking))
 
-    def test_disk_of_the_host_itself_is_counted(self):
-        self.host('one', VCPU=4, DISK_GB=10)
-        self.refusal(0, 10, resources={'VCPU': 1, 'DISK_GB': 11})
+    def test_classes_of_which_no_more_is_booked_are_not_asked_about(self):
+        self.host('one', VCPU=1, MEMORY_MB=4)
+        mine = self.book('one', 0, 10, VCPU=2, MEMORY_MB=1)
+        self.amend(self.changed(mine, resources={'VCPU': 2, 'MEMORY_MB': 4}))
+        self.assertRaises(books.Full, self.amend, self.changed(
+            mine, resources={'VCPU': 2, 'MEMORY_MB': 5}))
 
-    def test_without_a_host_that_may_be_used_the_reason_says_so(self):
-        uuid = self.host('one', VCPU=4)
-        for limits in ({'hosts': frozenset()}, {'avoid': frozenset([uuid])}):
-            self.assertEqual(
-                model.Refusal(model.Reason.NO_HOST, 1, 0, None),
-                self.refusal(0, 10, **limits))
-
-    def test_a_server_that_overstays_keeps_its_room_for_a_minute(self):
+    def test_a_server_that_overstays_is_in_the_way_for_a_minute(self):
         self.host('one', VCPU=1)
         self.book('one', -100, -50, running=True, VCPU=1)
-        self.assertEqual(NOW + 60, self.refusal(0, 10).next_start)
-        self.assertEqual(['one'], self.choose(60, 70))
+        self.assertRaises(books.Full, self.amend,
+                          (None, self.new('one', 59, 70)))
+        self.amend((None, self.new('one', 60, 70)))
 
-    def test_a_booking_that_is_over_and_runs_nothing_takes_no_room(self):
+    def test_a_class_that_a_host_lacks_has_no_room_but_a_shared_one(self):
         self.host('one', VCPU=1)
-        self.book('one', -100, 0, VCPU=1)
-        self.assertEqual(['one'], self.choose(0, 10))
+        self.assertRaises(books.Full, self.amend, (
+            None, self.new('one', VCPU=1, CUSTOM_GPU=1)))
+        self.amend((None, self.new('one', VCPU=1, DISK_GB=999)))
 
-    def test_a_booking_without_a_host_takes_no_room(self):
+    def test_nothing_to_do_is_nothing_done(self):
         self.host('one', VCPU=1)
-        self.book(None, 0, 10, VCPU=1)
-        self.assertEqual(['one'], self.choose(0, 10))
+        nowhere = self.book(None, 0, 10, VCPU=1)
+        self.amend()
+        self.amend((nowhere, None))
+        self.assertEqual(1, self.generation('one'))
+
+    def test_each_decision_moves_a_generation_by_one_and_says_why(self):
+        self.host('one', VCPU=2)
+        self.amend((None, self.new('one', 0, 10)),
+                   (None, self.new('one', 20, 30)))
+        self.assertEqual(2, self.generation('one'))
+        self.assertEqual(
+            [(1, None, None, 0), (2, NOW, NOW + 10, 1),
+             (2, NOW + 20, NOW + 30, 1)],
+            [(row.generation, row.start_date, row.end_date, row.sign)
+             for row in self.scalars(models.Change)])
 
 
-class TestTake(BooksTestCase):
+class TestTheGuard(worlds.BooksTestCase):
+
+    scenarios = databases.SCENARIOS
 
     def hosts(self):
         with self.database.reader() as session:
-            return [place.host for place in books.shelf(session, NOW, NOW)]
+            return [books.host_of(row) for row in session.scalars(
+                sa.select(models.Host).order_by(models.Host.id))]
 
     def take(self, hosts):
         with self.database.writer() as session:
-            books.take(session, hosts)
+            books._take(session, NOW, hosts, {})
 
     def test_a_host_that_was_read_and_not_changed_can_be_taken(self):
         self.host('one', VCPU=1)
         self.take(self.hosts())
-        self.assertEqual(1, self.generation('one'))
+        self.assertEqual(2, self.generation('one'))
 
     def test_who_comes_later_loses_and_leaves_nothing(self):
         self.host('one', VCPU=1)
         self.host('two', VCPU=1)
         both = self.hosts()
         self.take(both[1:])
+        before = self.count_rows()
         lost = self.assertRaises(api.LostRace, self.take, both)
         self.assertEqual(both[1].id, lost.host_id)
-        self.assertEqual(0, self.generation('one'))
-        self.assertEqual(1, self.generation('two'))
-
-    def test_hosts_that_appear_twice_are_taken_once(self):
-        self.host('one', VCPU=1)
-        self.take(self.hosts() * 3)
         self.assertEqual(1, self.generation('one'))
+        self.assertEqual(2, self.generation('two'))
+        self.assertEqual(before, self.count_rows())
 
     def test_hosts_are_taken_in_the_order_of_their_ids(self):
         for name in ('one', 'two', 'three'):
-            self.host(name, VCPU=1)
-        hosts = self.hosts()
+            self.host(name, VCPU=4)
         taken = []
+
+        def watched(session, now, hosts, changes):
+            taken.extend(host.name for host in hosts)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books._take', watched))
         with self.database.writer() as session:
-            execute = session.execute
-            session.execute = lambda statement, **kwargs: (
-                taken.append(statement.compile().params['id_1']),
-                execute(statement, **kwargs))[1]
-            books.take(session, reversed(hosts))
-        self.assertEqual(sorted(host.id for host in hosts), taken)
+            books.decide(session, NOW, [books.Edit(None, books.NewBooking(
+                'reservation', self.host_id(name), None,
+                model.Window(NOW, NOW + 1), {'VCPU': 1}))
+                for name in ('three', 'one', 'two', 'one')])
+        self.assertEqual(['one', 'two', 'three'], taken)
 
-    def test_who_was_disturbed_loses(self):
+
+class TestDecisionsThatMeet(worlds.BooksTestCase):
+
+    scenarios = databases.SERVERS
+    options = {'admission_retries': 2}
+
+    def test_what_was_decided_after_the_reading_is_never_overlooked(self):
         self.host('one', VCPU=1)
-        seen = self.hosts()
-        with self.database.writer() as session:
-            books.disturb(session, [seen[0].id, None, seen[0].id])
-        self.assertEqual(1, self.generation('one'))
-        self.assertRaises(api.LostRace, self.take, seen)
+        host_id = self.host_id('one')
+        edit = books.Edit(None, books.NewBooking(
+            'reservation', host_id, None, model.Window(NOW, NOW + 10),
+            {'VCPU': 1}))
+        check, other = books._check, self.books.connect()
+        runs = []
+
+        def late(*args):
+            runs.append(None)
+            check(*args)
+            if len(runs) == 1:
+                with other.writer() as session:
+                    books.amend(session, NOW, [edit])
+
+        self.useFixture(fixtures.MonkeyPatch('blazar_core.books._check', late))
+
+        def work():
+            with self.database.writer() as session:
+                books.amend(session, NOW, [edit])
+
+        # He loses, looks again, and finds it full ever after.
+        self.assertRaises(errors.BooksBusy, self.database.retried, work)
+        self.assertEqual(3, len(runs) - 1)
+        self.assertEqual(1, len(self.scalars(models.Booking)))
 
 
-class TestRoomsFor(BooksTestCase):
-
-    def rooms(self, server_id='unleased', now=NOW, **resources):
-        """The booked host, and the room of the judged ones, by name."""
-        with self.database.reader() as session:
-            names = dict(session.execute(sa.select(
-                models.Host.uuid, models.Host.name)).tuples().all())
-            booked, rooms = books.rooms_for(
-                session, server_id, resources, now)
-        return names.get(booked), {
-            names[uuid]: room for uuid, room in rooms.items()}
-
-    def test_hosts_without_bookings_are_left_to_nova(self):
-        self.host('full', usage={'VCPU': 9}, VCPU=1)
-        self.assertEqual((None, {}), self.rooms(VCPU=1))
-
-    def test_an_open_ended_server_does_not_eat_what_is_promised_later(self):
-        self.host('one', VCPU=4)
-        self.book('one', 5000, 6000, VCPU=2)
-        self.assertEqual((None, {'one': 2}), self.rooms(VCPU=1))
-        self.assertEqual((None, {'one': 1}), self.rooms(VCPU=2))
-        self.assertEqual((None, {'one': 0}), self.rooms(VCPU=3))
-
-    def test_a_leased_server_may_use_what_is_promised_after_its_end(self):
-        self.host('booked', VCPU=1)
-        self.host('other', VCPU=1)
-        mine = self.book('booked', 0, 1000, VCPU=1)
-        self.book('other', 1000, 2000, 'other', VCPU=1)
-        self.assertEqual(('booked', {}), self.rooms(mine, VCPU=1))
-        self.book('other', 999, 1000, VCPU=1, running=True)
-        self.assertEqual(('booked', {'other': 0}), self.rooms(mine, VCPU=1))
-
-    def test_a_leased_server_may_go_to_its_host_whatever_is_there(self):
-        self.host('one', usage={'VCPU': 9}, VCPU=1)
-        mine = self.book('one', 0, 10, VCPU=1)
-        self.book('one', 0, 10, running=True, VCPU=1)
-        self.assertEqual(('one', {'one': 1}), self.rooms(mine, VCPU=1))
-
-    def test_a_booking_does_not_stand_in_its_own_way(self):
-        self.host('one', VCPU=3)
-        mine = self.book('one', 0, 10, VCPU=2)
-        self.book('one', 0, 10, reservation='other', VCPU=1)
-        self.assertEqual(('one', {'one': 1}), self.rooms(mine, VCPU=2))
-        self.assertEqual((None, {'one': 0}), self.rooms(VCPU=2))
-
-    def test_servers_of_a_reservation_may_change_places(self):
-        self.host('one', VCPU=2)
-        self.host('two', VCPU=2)
-        mine = self.book('one', 0, 10, VCPU=1)
-        self.book('two', 0, 10, VCPU=1)
-        for name in ('one', 'two'):
-            self.book(name, 0, 10, reservation='other', VCPU=1)
-        self.assertEqual(('one', {'one': 1, 'two': 1}),
-                         self.rooms(mine, VCPU=1))
-
-    def test_a_server_of_the_reservation_that_runs_has_its_place(self):
-        self.host('one', VCPU=1)
-        self.host('two', VCPU=1)
-        mine = self.book('one', 0, 10, VCPU=1)
-        self.book('two', 0, 10, running=True, VCPU=1)
-        self.assertEqual(('one', {'two': 0}), self.rooms(mine, VCPU=1))
-
-    def test_a_server_that_lost_its_host_is_judged_until_its_end(self):
-        self.host('one', VCPU=1)
-        mine = self.book(None, 0, 100, VCPU=1)
-        self.book('one', 100, 200, reservation='other', VCPU=1)
-        self.assertEqual((None, {}), self.rooms(mine, VCPU=1))
-        self.book('one', 50, 60, reservation='other', VCPU=1)
-        self.assertEqual((None, {'one': 0}), self.rooms(mine, VCPU=1))
-
-    def test_an_overdue_running_server_is_still_there(self):
-        self.host('one', VCPU=1)
-        self.book('one', -100, -1, running=True, VCPU=1)
-        self.assertEqual((None, {'one': 0}), self.rooms(VCPU=1))
-
-    def test_what_is_over_and_does_not_run_is_forgotten(self):
-        self.host('one', VCPU=1)
-        self.book('one', -100, 0, VCPU=1)
-        self.assertEqual((None, {}), self.rooms(VCPU=1))
-
-
-class ReportTestCase(BooksTestCase):
+class ReportTestCase(worlds.BooksTestCase):
 
     def report(self, uuid='uuid', name='one', service_host='compute',
-               capacity=None, now=NOW + 5, **allocations):
+               capacity=None, now=NOW + 5, properties=None, **allocations):
         with self.database.writer() as session:
             return books.report(
-                session, now, uuid, name, service_host,
-                capacity or {'VCPU': 4}, allocations)
+                session, now, model.HostFacts(
+                    uuid, name, service_host, capacity or {'VCPU': 4},
+                    properties or {}), allocations)
 
     def row(self, uuid='uuid'):
         return self.scalars(models.Host, models.Host.uuid == uuid)[0]
@@ -610,13 +472,14 @@ class TestReport(ReportTestCase):
     def test_the_same_again_changes_nothing(self):
         self.report(a={'VCPU': 1})
         self.assertFalse(self.report(now=NOW + 99, a={'VCPU': 1}))
-        self.assertEqual(0, self.row().generation)
+        self.assertEqual(1, self.row().generation)
         self.assertEqual(NOW + 5, self.row().updated_at)
 
     def test_what_is_new_is_written_and_disturbs_who_decides(self):
         self.report()
         for changed in ({'name': 'two'}, {'service_host': 'elsewhere'},
-                        {'capacity': {'VCPU': 5}}, {'a': {'VCPU': 1}}):
+                        {'capacity': {'VCPU': 5}}, {'a': {'VCPU': 1}},
+                        {'properties': {'gpu': 'a100'}}):
             before = self.row().generation
             self.assertTrue(self.report(**changed), changed)
             self.assertEqual(before + 1, self.row().generation, changed)
@@ -640,7 +503,7 @@ class TestReport(ReportTestCase):
         self.assertTrue(self.report(**{mine: {'VCPU': 3}}))
         self.assertEqual([{'VCPU': 3}],
                          self.scalars(models.Booking.resources))
-        self.assertEqual(1, self.row().generation)
+        self.assertEqual(3, self.row().generation)
         self.assertFalse(self.report(**{mine: {'VCPU': 3}}))
 
     def test_a_booking_whose_server_does_not_run_keeps_its_size(self):
@@ -675,24 +538,27 @@ class TestReportsThatMeet(ReportTestCase):
 
     def test_a_report_that_loses_the_race_is_made_again(self):
         self.report()
-        with self.database.reader() as session:
-            ids = [place.host.id for place in books.shelf(session, NOW, NOW)]
-        self.meanwhile(lambda: self.elsewhere(books.disturb, ids))
+        self.meanwhile(lambda: self.elsewhere(books.amend, NOW, [
+            books.Edit(None, books.NewBooking(
+                'reservation', self.host_id('one'), 'server',
+                model.Window(NOW, NOW + 10), {'VCPU': 1}, running=True))]))
         reports = []
         self.database.retried(lambda: reports.append(None) or self.report(
-            capacity={'VCPU': 9}))
+            capacity={'VCPU': 9}, server={'VCPU': 1}))
         self.assertEqual(2, len(reports))
-        self.assertEqual({'VCPU': 9}, self.row().capacity)
-        self.assertEqual(2, self.row().generation)
+        self.assertEqual(({'VCPU': 9}, {}),
+                         (self.row().capacity, self.row().usage))
+        self.assertEqual(3, self.row().generation)
 
     def test_two_listeners_may_find_a_new_host_at_once(self):
         self.meanwhile(lambda: self.elsewhere(
-            books.report, NOW, 'uuid', 'one', 'compute', {'VCPU': 4}, {}))
+            books.report, NOW, model.HostFacts(
+                'uuid', 'one', 'compute', {'VCPU': 4}), {}))
         self.database.retried(self.report, capacity={'VCPU': 5})
         self.assertEqual([{'VCPU': 5}], self.scalars(models.Host.capacity))
 
 
-class TestRetain(BooksTestCase):
+class TestRetain(worlds.BooksTestCase):
 
     def retain(self, *uuids):
         with self.database.writer() as session:
@@ -702,7 +568,7 @@ class TestRetain(BooksTestCase):
         kept, _gone = self.host('kept', VCPU=1), self.host('gone', VCPU=1)
         self.assertEqual(['gone'], self.retain(kept))
         self.assertEqual(
-            [('gone', {}, NOW + 9, 1), ('kept', {'VCPU': 1}, NOW, 0)],
+            [('gone', {}, NOW + 9, 2), ('kept', {'VCPU': 1}, NOW, 1)],
             sorted((row.name, row.capacity, row.updated_at, row.generation)
                    for row in self.scalars(models.Host)))
 
@@ -710,12 +576,38 @@ class TestRetain(BooksTestCase):
         self.host('gone', VCPU=1)
         self.assertEqual(['gone'], self.retain())
         self.assertEqual([], self.retain())
-        self.assertEqual(1, self.generation('gone'))
+        self.assertEqual(2, self.generation('gone'))
 
     def test_nothing_is_booked_on_a_lost_host(self):
         self.host('gone', VCPU=1)
+        host_id = self.host_id('gone')
+        admitting = admission.Admission(self.database, self.clock)
+        demand = model.Demand({'VCPU': 1}), model.Window(NOW, NOW + 10)
+        self.assertEqual([host_id], admitting.pick(*demand))
         self.retain()
-        self.assertEqual(0, self.refusal(0, 10).fits_now)
+        self.assertEqual(model.Refusal(model.Reason.TOO_BIG, 1, 0, None),
+                         admitting.quote(*demand))
+        with self.database.writer() as session:
+            self.assertRaises(books.Full, books.amend, session, NOW, [
+                books.Edit(None, books.NewBooking(
+                    'reservation', host_id, None, demand[1], {'VCPU': 1}))])
+
+
+class TestTrim(worlds.BooksTestCase):
+
+    def test_what_changed_before_is_forgotten(self):
+        self.host('one', VCPU=9)
+        self.clock.advance(10)
+        self.book('one', 10, 20, VCPU=1)
+        self.clock.advance(1)
+        self.book('one', 10, 20, VCPU=1)
+        for before, count in ((NOW, 0), (NOW + 10, 1), (NOW + 10, 0),
+                              (NOW + 11, 1), (NOW + 99, 1)):
+            with self.database.writer() as session:
+                self.assertEqual(count, books.trim(session, before))
+        self.assertEqual(({'hosts': 1, 'bookings': 2}, 3), (
+            self.count_rows('leases', 'reservations'),
+            self.generation('one')))
 
 
 class TestRebinding(base.LeaseTestCase):
@@ -729,7 +621,7 @@ class TestRebinding(base.LeaseTestCase):
         self.lifecycle.observe(server_id, lifecycle.Seen(
             base.State.RUNNING, other))
         self.assertEqual('two', self.host_of(server_id))
-        self.assertEqual((1 + 1, 1), (
+        self.assertEqual((3, 2), (
             self.generation('one'), self.generation('two')))
         again = self.lease(0, 100)
         self.assertEqual('one', self.host_of(*base.servers_of(again)))
@@ -747,21 +639,23 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         lease = self.running_lease(0, 100)
         other = self.host('two', VCPU=1)
         server_id, = base.servers_of(lease)
-        choose, moved = books.choose, []
+        amend, moved = books.decide, []
         elsewhere = lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
             lambda event, lease: None, 0)
 
-        def late(session, *args, **kwargs):
-            hosts = choose(session, *args, **kwargs)
+        def late(session, now, edits, *args):
             if not moved:
-                moved.append(hosts[0].name)
+                moved.extend(edits)
                 elsewhere.observe(server_id, lifecycle.Seen(
                     base.State.RUNNING, other))
-            return hosts
+            amend(session, now, edits, *args)
 
-        self.useFixture(fixtures.MonkeyPatch('blazar_core.books.choose', late))
-        newer = leases.Leases(self.books.connect(), self.clock).create(
-            self.new_lease(0, 100), None)
-        self.assertEqual(['two'], moved)
+        self.useFixture(fixtures.MonkeyPatch('blazar_core.books.decide', late))
+        newer = leases.Leases(
+            self.books.connect(), self.clock, self.admission).create(
+                self.new_lease(0, 100), None)
+        self.assertEqual(self.scalars(
+            models.Host.id, models.Host.name == 'two'), [
+            edit.new.host_id for edit in moved])
         self.assertEqual('one', self.host_of(*base.servers_of(newer)))

@@ -20,10 +20,10 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 import testscenarios
 
-from blazar_core import errors
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
+from blazar_core import errors
 from tests import databases
 from tests.unit import base
 
@@ -161,7 +161,7 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
                     raise api.LostRace(row.id)
 
         self.database.retried(work)
-        self.assertEqual([0, 7], seen)
+        self.assertEqual([1, 7], seen)
         self.assertEqual(8, self.generation('one'))
 
     def test_a_row_that_another_wrote_first_is_found_by_the_next_run(self):

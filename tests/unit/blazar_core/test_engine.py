@@ -18,9 +18,9 @@ from oslo_utils import uuidutils
 import testscenarios
 
 from blazar_core import clock as clocks
+from blazar_core.db import models
 from blazar_core import engine
 from blazar_core import lifecycle
-from blazar_core.db import models
 from tests import databases
 from tests.unit import base
 
@@ -48,11 +48,14 @@ class Actions:
         self.answers = collections.defaultdict(list)
         self._lock = threading.Lock()
 
-    def start(self, lease_id):
+    def start(self, lease_id, when_due):
         return self._act('start_lease', lease_id)
 
-    def end(self, lease_id):
+    def end(self, lease_id, when_due):
         return self._act('end_lease', lease_id)
+
+    def expire(self, lease_id):
+        return self._act('expire', lease_id)
 
     def announce(self, lease_id, event_type):
         return self._act(event_type, lease_id)
@@ -167,11 +170,13 @@ class TestRunDue(EngineTestCase):
 
     def test_each_kind_of_event_has_its_action(self):
         for number, kind in enumerate((
-                'start_lease', 'before_end_lease', 'mine', 'end_lease')):
+                'start_lease', 'before_end_lease', 'mine', 'expire_offer',
+                'end_lease')):
             self.event('a', number - 10, kind)
         self.engine().run_due()
         self.assertEqual(
-            ['start_lease', 'before_end_lease', 'mine', 'end_lease'],
+            ['start_lease', 'before_end_lease', 'mine', 'expire',
+             'end_lease'],
             [what for what, _lease_id in self.actions.done])
 
     def test_more_than_one_batch_is_done(self):
@@ -260,6 +265,14 @@ class TestFailures(EngineTestCase):
         event_id, pauses = self.fail_until_given_up('end_lease', 15)
         self.assertEqual([], self.actions.given_up)
         self.assertEqual([2, 4, 8, 16, 32, 64, 128, 256] + [300] * 7, pauses)
+        self.assertEqual(1, self.engine().run_due())
+        self.assertEqual('DONE', self.row(event_id).status)
+
+    def test_nor_is_the_end_of_an_offer(self):
+        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        event_id, pauses = self.fail_until_given_up('expire_offer', 5)
+        self.assertEqual([], self.actions.given_up)
+        self.assertEqual([2, 4, 8, 16, 32], pauses)
         self.assertEqual(1, self.engine().run_due())
         self.assertEqual('DONE', self.row(event_id).status)
 

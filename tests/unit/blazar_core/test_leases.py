@@ -10,18 +10,24 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
+import dataclasses
 import json
 
 import fixtures
+import sqlalchemy as sa
 import testscenarios
 
+from blazar_core import admission
 from blazar_core import books
+from blazar_core.db import api
+from blazar_core.db import models
 from blazar_core import errors
+from blazar_core import leases
+from blazar_core import lifecycle
 from blazar_core import model
 from blazar_core import params
 from blazar_core import vault
-from blazar_core.db import api
-from blazar_core.db import models
+from tests import databases
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -36,7 +42,8 @@ class TestCreate(base.LeaseTestCase):
         lease = self.lease(0, 100, count=2)
         self.assertEqual('STARTING', lease['status'])
         self.assertEqual({'leases': 1, 'reservations': 1, 'events': 2,
-                          'hosts': 1, 'bookings': 2}, self.count_rows())
+                          'hosts': 1, 'bookings': 2},
+                         self.count_rows('changes'))
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
                          self.events_of(lease))
 
@@ -72,7 +79,7 @@ class TestCreate(base.LeaseTestCase):
                    for row in self.scalars(models.Booking)))
         self.assertEqual(sorted(new.server_ids),
                          sorted(base.servers_of(lease)))
-        self.assertEqual(1, self.generation('one'))
+        self.assertEqual(2, self.generation('one'))
 
     def test_every_event_of_the_request_has_a_row_that_is_due_then(self):
         self.host('one', VCPU=1)
@@ -126,14 +133,14 @@ class TestCreate(base.LeaseTestCase):
     def test_when_not_all_servers_fit_nothing_is_left(self):
         self.host('one', VCPU=2)
         self.lease(0, 100)
-        before = self.count_rows()
+        before = self.count_rows('changes')
         generation = self.generation('one')
         refused = self.assertRaises(
             errors.Refused, self.lease, 50, 100, count=2)
         self.assertEqual(
             model.Refusal(model.Reason.NO_ROOM, 2, 1, NOW + 100),
             refused.refusal)
-        self.assertEqual(before, self.count_rows())
+        self.assertEqual(before, self.count_rows('changes'))
         self.assertEqual(generation, self.generation('one'))
 
     def test_a_lease_is_admitted_at_the_start_that_a_refusal_names(self):
@@ -157,18 +164,19 @@ class TestCreate(base.LeaseTestCase):
         lease = self.lease(0, 100)
         self.assertEqual('one', self.host_of(*base.servers_of(lease)))
         self.assertEqual({'leases': 1, 'reservations': 1, 'events': 2,
-                          'hosts': 1, 'bookings': 1}, self.count_rows())
+                          'hosts': 1, 'bookings': 1},
+                         self.count_rows('changes'))
 
     def lose_first_race(self):
-        """Whoever chooses a host first finds it taken."""
-        take = books.take
+        """Whoever decides first finds that somebody was faster."""
+        take = books._take
         lost = []
 
-        def racing(session, hosts):
+        def racing(session, now, hosts, changes):
             if not lost:
                 lost.extend(hosts)
                 raise api.LostRace(hosts[0].id)
-            take(session, hosts)
+            take(session, now, hosts, changes)
 
         self.patch_take(racing)
 
@@ -177,19 +185,470 @@ class TestCreate(base.LeaseTestCase):
         self.host('one', VCPU=1)
         tries = []
 
-        def always_late(session, hosts):
+        def always_late(session, now, hosts, changes):
             tries.append(hosts)
             raise api.LostRace(hosts[0].id)
 
         self.patch_take(always_late)
-        impatient = type(self.leases)(self.books.connect(), self.clock)
+        impatient = leases.Leases(
+            self.books.connect(), self.clock, self.admission)
         self.assertRaises(errors.BooksBusy, impatient.create,
                           self.new_lease(), None)
         self.assertEqual(4, len(tries))
-        self.assertEqual({'hosts': 1}, self.count_rows())
+        self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
     def patch_take(self, take):
-        self.useFixture(fixtures.MonkeyPatch('blazar_core.books.take', take))
+        self.useFixture(fixtures.MonkeyPatch('blazar_core.books._take', take))
+
+
+class TestUpdate(base.LeaseTestCase):
+
+    def update(self, lease, **changed):
+        """Times are seconds from NOW."""
+        for name in ('start', 'end'):
+            if name in changed:
+                changed[name] += NOW
+        return self.leases.update(lease['id'], **changed)
+
+    def assert_refused(self, error, part, lease, **changed):
+        """It says why, and everything is as it was."""
+        before = self.everything()
+        refused = self.assertRaises(error, self.update, lease, **changed)
+        self.assertIn(part, str(refused))
+        self.assertRegex(str(refused), r'^[A-Z](?s:.*)\.$')
+        self.assertEqual(before, self.everything())
+
+    def everything(self):
+        """All rows of all tables."""
+        with self.database.reader() as session:
+            return {table.name: session.execute(sa.select(table).order_by(
+                *table.primary_key)).all()
+                for table in models.Base.metadata.sorted_tables}
+
+    def window(self, lease):
+        """Its window and that of its bookings, which are the same."""
+        row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
+        booked = set()
+        for server_id in base.servers_of(lease):
+            booking, = self.scalars(
+                models.Booking, models.Booking.server_id == server_id)
+            booked.add((booking.start_date - NOW, booking.end_date - NOW))
+        self.assertEqual({(row.start_date - NOW, row.end_date - NOW)}, booked)
+        return row.start_date - NOW, row.end_date - NOW
+
+    def times(self, lease):
+        """When its events are, and when they are due, which is the same."""
+        rows = self.scalars(models.Event, models.Event.lease_id == lease['id'])
+        times = {row.event_type: row.time - NOW for row in rows}
+        self.assertEqual(times, {row.event_type: row.due - NOW
+                                 for row in rows})
+        return times
+
+    def test_a_lease_may_be_prolonged_where_nobody_follows(self):
+        self.host('one', VCPU=1)
+        for lease in (self.running_lease(0, 100), self.lease(200, 300)):
+            start, end = self.window(lease)
+            self.clock.advance(1)
+            answer = self.update(lease, end=end + 50)
+            self.assertEqual((start, end + 50), self.window(lease))
+            self.assertEqual(answer, self.leases.get(lease['id']))
+            self.assertEqual(NOW + 1 if not start else NOW + 2, self.scalars(
+                models.Lease.updated_at, models.Lease.id == lease['id'])[0])
+        self.assert_refused(errors.Refused, 'no room', self.leases.all()[0],
+                            end=201)
+
+    def test_a_lease_may_be_shortened_on_a_host_that_is_too_full(self):
+        uuid = self.host('one', VCPU=2)
+        lease = self.running_lease(0, 100, count=2)
+        self.report(uuid, 'one', {'VCPU': 1}, {'VCPU': 1})
+        self.update(lease, end=50)
+        self.assertEqual((0, 50), self.window(lease))
+        self.assert_refused(errors.Refused, 'no room', lease, end=51)
+
+    def test_what_is_given_back_can_be_had_by_others(self):
+        self.host('one', VCPU=1)
+        lease = self.running_lease(0, 100)
+        self.update(lease, end=50)
+        self.assertEqual((50, 100), self.window(self.lease(50, 100)))
+
+    def test_its_events_move_with_it(self):
+        self.host('one', VCPU=1)
+        lease = self.lease(50, request=self.request(
+            50, 100, before_end=NOW + 90,
+            events=(params.EventRequest('mine', NOW + 60),)))
+        self.update(lease, start=70, end=150)
+        self.assertEqual({'start_lease': 70, 'before_end_lease': 140,
+                          'end_lease': 150, 'mine': 60}, self.times(lease))
+        self.assertEqual([NOW + 140], self.scalars(
+            models.Lease.before_end_date))
+        self.update(lease, end=120)
+        self.assertEqual({'start_lease': 70, 'before_end_lease': 110,
+                          'end_lease': 120, 'mine': 60}, self.times(lease))
+
+    def test_what_is_done_stays_where_it_was(self):
+        self.host('one', VCPU=1)
+        lease = self.running_lease(0, 100)
+        self.update(lease, end=200)
+        self.assertEqual({'start_lease': 0, 'end_lease': 200},
+                         self.times(lease))
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
+                         self.events_of(lease))
+
+    def test_a_lease_that_has_not_started_may_be_moved(self):
+        self.host('one', VCPU=1)
+        lease = self.lease(50, 100)
+        other = self.lease(200, 300)
+        self.update(lease, start=60, end=110)
+        self.update(lease, start=300, end=400)
+        self.update(lease, start=310)
+        self.update(lease, start=20, end=200)
+        self.assert_refused(errors.Refused, 'no room', other, start=199)
+        self.assertEqual((20, 200), self.window(lease))
+
+    def test_it_may_be_resized(self):
+        self.host('one', VCPU=4)
+        lease = self.lease(50, 100, count=2)
+        answer = self.update(lease, resources={'VCPU': 2})
+        self.assertEqual({'VCPU': 2}, answer['reservations'][0]['resources'])
+        self.assertEqual([{'VCPU': 2}] * 2,
+                         self.scalars(models.Booking.resources))
+        self.assert_refused(errors.Refused, 'larger than', lease,
+                            resources={'VCPU': 3})
+        self.update(lease, resources={'VCPU': 1})
+        self.assertEqual('PENDING', self.status(self.lease(60, 70, count=2)))
+
+    def test_it_keeps_its_hosts_if_there_is_room(self):
+        self.host('one', VCPU=2)
+        lease = self.lease(50, 100)
+        self.host('two', VCPU=2)
+        self.update(lease, end=200, elsewhere=model.Demand({'VCPU': 1}))
+        self.assertEqual('one', self.host_of(*base.servers_of(lease)))
+
+    def test_it_gets_other_hosts_if_it_may(self):
+        self.host('one', VCPU=2)
+        lease = self.lease(50, 100, count=2)
+        self.host('two', VCPU=3)
+        self.assert_refused(errors.Refused, 'larger than', lease,
+                            resources={'VCPU': 2})
+        # One of them may stay where it is, once the other has gone.
+        self.update(lease, resources={'VCPU': 2},
+                    elsewhere=model.Demand({'VCPU': 2}, 2))
+        self.assertEqual({'one', 'two'}, set(map(
+            self.host_of, base.servers_of(lease))))
+        self.assertEqual([{'VCPU': 2}] * 2,
+                         self.scalars(models.Booking.resources))
+        self.assert_refused(
+            errors.Refused, 'larger', lease, resources={'VCPU': 3},
+            elsewhere=model.Demand({'VCPU': 3}, 2))
+
+    def test_of_a_lease_that_has_started_only_the_end_may_change(self):
+        self.host('one', VCPU=4)
+        for lease in (self.lease(0, 100), self.running_lease(0, 100)):
+            for changed in ({'start': 10}, {'resources': {'VCPU': 2}},
+                            {'start': 10, 'end': 200}):
+                self.assert_refused(
+                    errors.InvalidLeaseParams, 'only its end', lease,
+                    **changed)
+            self.update(lease, start=0, end=110)
+            self.assertEqual((0, 110), self.window(lease))
+
+    def test_a_running_lease_never_changes_its_hosts(self):
+        self.host('one', VCPU=1)
+        lease = self.running_lease(0, 100)
+        self.lease(100, 200)
+        self.host('two', VCPU=1)
+        self.assert_refused(errors.Refused, 'no room', lease, end=150,
+                            elsewhere=model.Demand({'VCPU': 1}))
+
+    def test_a_lease_that_is_over_cannot_be_changed(self):
+        self.host('one', VCPU=1)
+        lease = self.running_lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.cloud.stubborn.add(server_id)
+        for status in ('TERMINATING', 'TERMINATED'):
+            self.lifecycle.end(lease['id'])
+            self.assertEqual(status, self.status(lease))
+            self.assert_refused(errors.InvalidLeaseParams, status, lease,
+                                end=200)
+            self.cloud.stubborn.clear()
+
+    def test_times_that_cannot_be_are_refused(self):
+        self.host('one', VCPU=2)
+        later, running = self.lease(50, 100), self.running_lease(0, 100)
+        self.clock.advance(30)
+        for lease, changed in (
+                (later, {'end': 50}), (later, {'start': 100}),
+                (later, {'start': 29}), (later, {'start': 80, 'end': 70}),
+                (running, {'end': 30}), (running, {'end': 0})):
+            self.assert_refused(errors.InvalidLeaseParams, 'End date', lease,
+                                **changed)
+        self.update(running, end=31)
+        self.update(later, start=30)
+
+    def test_what_is_not_there_is_not_found(self):
+        self.assertIn('unheard-of', str(self.assertRaises(
+            errors.NotFound, self.leases.update, 'unheard-of', end=NOW + 9)))
+
+    def test_a_change_that_changes_nothing_is_allowed(self):
+        self.host('one', VCPU=1)
+        lease = self.lease(50, 100)
+        self.assertEqual(lease, self.update(lease))
+
+    def test_an_offer_may_be_changed_too(self):
+        self.host('one', VCPU=1)
+        new = dataclasses.replace(self.new_lease(50, 100), server_ids=())
+        offer = self.leases.offer(new, 60)
+        self.leases.update(offer['id'], end=NOW + 150)
+        self.assertEqual({'expire_offer': 60}, self.times(offer))
+        self.assertEqual([NOW + 150], self.scalars(models.Booking.end_date))
+
+
+class TestUpdateMeanwhile(base.LeaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def before_writing(self, work):
+        """Somebody else is faster than the first who decides."""
+        done = []
+
+        def check(*args):
+            # The hosts and what is booked there have been read.
+            if not done:
+                done.append(None)
+                work()
+            plain(*args)
+
+        plain = books._check
+        self.useFixture(fixtures.MonkeyPatch('blazar_core.books._check',
+                                             check))
+        return done
+
+    def elsewhere(self):
+        """The leases as another process has them."""
+        database = self.books.connect()
+        return leases.Leases(database, self.clock, admission.Admission(
+            database, self.clock))
+
+    def test_of_a_change_and_an_admission_one_gets_the_room(self):
+        self.host('one', VCPU=1)
+        lease = self.lease(50, 100)
+        done = self.before_writing(lambda: self.elsewhere().create(
+            self.new_lease(100, 200), 'sealed'))
+        self.assertRaises(errors.Refused, self.leases.update, lease['id'],
+                          end=NOW + 101)
+        self.assertEqual([None], done)
+        self.assertEqual([NOW + 100, NOW + 200],
+                         sorted(self.scalars(models.Booking.end_date)))
+
+    def test_of_an_admission_and_a_change_one_gets_the_room(self):
+        self.host('one', VCPU=1)
+        lease = self.lease(50, 100)
+        self.before_writing(lambda: self.elsewhere().update(
+            lease['id'], end=NOW + 101))
+        refused = self.assertRaises(errors.Refused, self.lease, 100, 200)
+        self.assertEqual(NOW + 101, refused.refusal.next_start)
+        self.assertEqual([NOW + 101], self.scalars(models.Booking.end_date))
+
+
+class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
+    """Between the search for other hosts and the writing of its change."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=1)
+        self.mine = self.lease(50, 100)
+        self.host('two', VCPU=2)
+
+    def resize(self):
+        self.leases.update(
+            self.mine['id'], resources={'VCPU': 2},
+            elsewhere=model.Demand({'VCPU': 2}))
+
+    def meanwhile(self, work):
+        pick, found = self.admission.pick, []
+
+        def late(*args, **kwargs):
+            found.append(pick(*args, **kwargs))
+            if len(found) == 1:
+                work()
+            return found[-1]
+
+        self.admission.pick = late
+        return found
+
+    def test_one_that_has_started_is_not_moved(self):
+        found = self.meanwhile(lambda: self.lifecycle.start(self.mine['id']))
+        refused = self.assertRaises(
+            errors.InvalidLeaseParams, self.resize)
+        self.assertIn('has started', str(refused))
+        self.assertEqual(1, len(found))
+        self.assertEqual('one', self.host_of(*base.servers_of(self.mine)))
+        self.assertEqual([{'VCPU': 1}],
+                         self.scalars(models.Booking.resources))
+
+    def test_one_that_has_ended_is_not_moved(self):
+        self.meanwhile(lambda: self.lifecycle.end(self.mine['id']))
+        refused = self.assertRaises(errors.InvalidLeaseParams, self.resize)
+        self.assertIn('TERMINATED', str(refused))
+        self.assertEqual([], self.scalars(models.Booking))
+
+    def test_hosts_that_were_taken_meanwhile_are_looked_for_again(self):
+        self.host('three', VCPU=2)
+        found = self.meanwhile(lambda: self.lease(50, 100, hosts=frozenset(
+            [self.uuid_of('two')])))
+        self.resize()
+        self.assertGreater(len(found), 1)
+        self.assertEqual('three', self.host_of(*base.servers_of(self.mine)))
+
+
+class TestRebind(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=1)
+        self.server_id, = base.servers_of(self.running_lease(0, 100))
+        self.host('two', VCPU=1)
+        self.ids = {host.name: host.id for host in self.scalars(models.Host)}
+
+    def test_a_booking_gets_another_host_where_there_is_room(self):
+        self.leases.rebind(self.server_id, self.ids['two'])
+        self.assertEqual('two', self.host_of(self.server_id))
+        self.assertEqual((3, 2), (
+            self.generation('one'), self.generation('two')))
+        self.assertEqual('one', self.host_of(
+            *base.servers_of(self.lease(0, 100))))
+
+    def test_it_stays_where_it_is_if_there_is_none(self):
+        self.lease(50, 60)
+        self.assertEqual(
+            model.Refusal(model.Reason.NO_ROOM, 1, 0, None),
+            self.assertRaises(errors.Refused, self.leases.rebind,
+                              self.server_id, self.ids['two']).refusal)
+        self.assertEqual('one', self.host_of(self.server_id))
+
+    def test_it_may_be_told_where_it_is(self):
+        self.leases.rebind(self.server_id, self.ids['one'])
+        self.assertEqual('one', self.host_of(self.server_id))
+
+    def test_a_server_without_a_lease_is_not_found(self):
+        self.assertIn('unheard-of', str(self.assertRaises(
+            errors.NotFound, self.leases.rebind, 'unheard-of',
+            self.ids['two'])))
+
+
+class OfferTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+
+    def offer(self, start=50, end=100, seconds=30, **wanted):
+        return self.leases.offer(dataclasses.replace(
+            self.new_lease(start, end, **wanted), server_ids=()), seconds)
+
+
+class TestOffers(OfferTestCase):
+
+    def test_an_offer_holds_room_and_nothing_else(self):
+        offer = self.offer(count=2)
+        self.assertEqual('OFFERED', offer['status'])
+        self.assertEqual(offer, self.leases.get(offer['id']))
+        self.assertEqual([None, None], base.servers_of(offer))
+        self.assertEqual({'leases': 1, 'reservations': 1, 'events': 1,
+                          'hosts': 1, 'bookings': 2},
+                         self.count_rows('changes'))
+        self.assertEqual(
+            [('expire_offer', NOW + 30, NOW + 30)],
+            [(row.event_type, row.time, row.due)
+             for row in self.scalars(models.Event)])
+        self.assertRaises(errors.Refused, self.lease, 50, 100)
+
+    def test_where_there_is_no_room_nothing_is_offered(self):
+        self.lease(50, 60)
+        self.assertEqual(
+            model.Refusal(model.Reason.NO_ROOM, 2, 1, NOW + 60),
+            self.assertRaises(errors.Refused, self.offer, count=2).refusal)
+
+    def test_an_offer_that_is_accepted_is_a_lease_with_its_events(self):
+        offer = self.offer()
+        request = self.request(50, 100, before_end=NOW + 90, events=(
+            params.EventRequest('mine', NOW + 60),))
+        self.clock.advance(10)
+        answer = self.leases.accept(offer['id'], request)
+        self.assertEqual(answer, self.leases.get(offer['id']))
+        self.assertEqual('PENDING', answer['status'])
+        self.assertEqual(
+            {'expire_offer': 'DONE', 'start_lease': 'UNDONE',
+             'mine': 'UNDONE', 'before_end_lease': 'UNDONE',
+             'end_lease': 'UNDONE'}, self.events_of(offer))
+        self.assertEqual(
+            {('start_lease', 50), ('mine', 60), ('before_end_lease', 90),
+             ('end_lease', 100)},
+            {(row.event_type, row.due - NOW) for row in self.scalars(
+                models.Event) if row.status == 'UNDONE'})
+
+    def test_it_is_accepted_once(self):
+        offer = self.offer()
+        self.leases.accept(offer['id'], self.request(50, 100))
+        refused = self.assertRaises(
+            errors.NotFound, self.leases.accept, offer['id'],
+            self.request(50, 100))
+        self.assertIn('may have expired', str(refused))
+        self.assertEqual(3, len(self.scalars(models.Event)))
+
+    def test_what_is_no_offer_cannot_be_accepted(self):
+        lease = self.lease(50, 100)
+        for lease_id in (lease['id'], 'unheard-of'):
+            self.assertRaises(errors.NotFound, self.leases.accept, lease_id,
+                              self.request(50, 100))
+
+    def test_an_offer_may_be_withdrawn(self):
+        self.leases.withdraw(self.offer()['id'])
+        self.assertEqual({'hosts': 1}, self.count_rows('changes'))
+
+    def test_an_offer_that_nobody_accepts_expires_by_itself(self):
+        offer = self.offer(count=2)
+        worker = self.new_engine()
+        self.clock.advance(29)
+        self.assertEqual(0, worker.run_due())
+        self.clock.advance(1)
+        self.assertEqual(1, worker.run_due())
+        self.assertEqual('TERMINATED', self.status(offer))
+        self.assertEqual([], self.scalars(models.Booking))
+        self.assertEqual({'expire_offer': 'DONE'}, self.events_of(offer))
+        self.assertRaises(errors.NotFound, self.leases.accept, offer['id'],
+                          self.request(50, 100))
+        self.lease(50, 100, count=2)
+
+    def test_one_that_was_accepted_does_not_expire(self):
+        offer = self.offer()
+        self.leases.accept(offer['id'], self.request(50, 100))
+        self.clock.advance(30)
+        self.assertEqual(0, self.new_engine().run_due())
+        self.assertIsNone(self.lifecycle.expire(offer['id']))
+        self.assertEqual('PENDING', self.status(offer))
+
+
+class TestOffersMeanwhile(OfferTestCase):
+
+    scenarios = databases.SCENARIOS
+
+    def test_one_that_is_accepted_while_it_expires_does_not_expire(self):
+        """Right before it is taken out of the books."""
+        offer = self.offer()
+        retried, accepted = self.database.retried, []
+
+        def late(*args, **kwargs):
+            if not accepted:
+                accepted.append(None)
+                self.leases.accept(offer['id'], self.request(50, 100))
+            return retried(*args, **kwargs)
+
+        self.database.retried = late
+        self.lifecycle.expire(offer['id'])
+        self.assertEqual(1, len(accepted))
+        self.assertEqual('PENDING', self.status(offer))
+        self.assertEqual(1, len(self.scalars(models.Booking)))
 
 
 class TestWithdraw(base.LeaseTestCase):
@@ -197,12 +656,12 @@ class TestWithdraw(base.LeaseTestCase):
     def test_nothing_is_left_of_a_lease_that_is_withdrawn(self):
         self.host('one', VCPU=4)
         kept = self.lease(50, 100)
-        before = self.count_rows()
+        before = self.count_rows('changes')
         for start in (0, 50):
             lease = self.lease(start, 100, count=2)
             generation = self.generation('one')
             self.leases.withdraw(lease['id'])
-            self.assertEqual(before, self.count_rows())
+            self.assertEqual(before, self.count_rows('changes'))
             self.assertEqual(generation + 1, self.generation('one'))
         self.assertEqual('PENDING', self.status(kept))
 
@@ -211,7 +670,7 @@ class TestWithdraw(base.LeaseTestCase):
         lease = self.lease(50, 100)
         self.leases.withdraw(lease['id'])
         self.leases.withdraw(lease['id'])
-        self.assertEqual({'hosts': 1}, self.count_rows())
+        self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
     def test_its_room_is_free_again(self):
         self.host('one', VCPU=1)
@@ -284,12 +743,11 @@ class TestQuestions(base.LeaseTestCase):
     def test_leases_are_listed_by_their_start(self):
         for start, project in ((70, 'a'), (50, 'b'), (60, 'a')):
             self.lease(start, 100, project=project)
-        starts = [lease['start_date'][17:19] for lease in self.leases.all()]
-        self.assertEqual(['50', '00', '10'], starts)
-        self.assertEqual(
-            ['00', '10'], [lease['start_date'][17:19]
-                           for lease in self.leases.all('a')])
-        self.assertEqual([], self.leases.all('c'))
+        for answer in (self.leases.all(), leases.listed(self.database)):
+            self.assertEqual(['50', '00', '10'], [
+                lease['start_date'][17:19] for lease in answer])
+            self.assertEqual(
+                [self.leases.get(lease['id']) for lease in answer], answer)
 
 
 class TestReseal(base.LeaseTestCase):
@@ -301,14 +759,14 @@ class TestReseal(base.LeaseTestCase):
         calls = {self.lease(50, 100, call=f'call {number}')['id']:
                  f'call {number}' for number in range(3)}
         self.assertEqual(
-            3, self.leases.reseal(vault.Vault([new, old]).reseal))
+            3, leases.reseal(self.database, vault.Vault([new, old]).reseal))
         renewed = vault.Vault([new])
         self.assertEqual(calls, {
             held.lease_id: renewed.open(held.sealed)
             for held in self.scalars(models.HeldBuild)})
 
     def test_with_nothing_held_nothing_is_resealed(self):
-        self.assertEqual(0, self.leases.reseal(self.fail))
+        self.assertEqual(0, leases.reseal(self.database, self.fail))
 
     def test_a_lease_that_ends_meanwhile_does_not_disturb(self):
         self.host('one', VCPU=2)
@@ -320,25 +778,22 @@ class TestReseal(base.LeaseTestCase):
             resealed.append(sealed)
             return sealed
 
-        find = self.leases._reseal
-
-        def late(lease_id, *args):
+        def late(work, lease_id):
             if not resealed:
                 other, = {lease['id'] for lease in self.leases.all()} - {
                     lease_id}
                 self.lifecycle.end(other)
-            find(lease_id, *args)
+            return retried(work, lease_id)
 
-        self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.Leases._reseal', lambda _self, *args: late(
-                *args)))
-        self.leases.reseal(again)
+        another = self.books.connect()
+        retried, another.retried = another.retried, late
+        leases.reseal(another, again)
         self.assertEqual(1, len(resealed))
 
     def test_with_a_wrong_key_what_is_held_stays_as_it_is(self):
         self.host('one', VCPU=1)
         self.lease(50, 100)
         before = self.scalars(models.HeldBuild.sealed)
-        self.assertRaises(errors.VaultError, self.leases.reseal,
+        self.assertRaises(errors.VaultError, leases.reseal, self.database,
                           vault.Vault([vault.new_key()]).reseal)
         self.assertEqual(before, self.scalars(models.HeldBuild.sealed))

@@ -13,10 +13,10 @@
 import fixtures
 import testscenarios
 
+from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import lifecycle
 from blazar_core import model
-from blazar_core.db import models
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -202,7 +202,7 @@ class TestObserve(LifecycleTestCase):
     def test_a_server_without_a_lease_is_nobodys_business(self):
         for state in State:
             self.assertEqual([], self.see('unheard of', state, self.one))
-        self.assertEqual({'hosts': 1}, self.count_rows())
+        self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
     def test_a_booking_follows_its_server_to_another_host(self):
         lease = self.lease(0, 100)

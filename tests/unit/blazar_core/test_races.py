@@ -30,6 +30,8 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 import testscenarios
 
+from blazar_core import admission
+from blazar_core import leases
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import oracle
@@ -134,8 +136,12 @@ class RaceTestCase(base.LeaseTestCase):
     def clear(self):
         """Take the leases out of the tables."""
         with self.database.writer() as session:
-            for table in ('bookings', 'reservations', 'events', 'leases'):
+            for table in ('bookings', 'reservations', 'events', 'leases',
+                          'changes'):
                 session.execute(sa.text(f'DELETE FROM {table}'))
+        self.leases = leases.Leases(
+            self.database, self.clock,
+            admission.Admission(self.database, self.clock))
 
 
 def decoded(value):
@@ -161,7 +167,8 @@ class TestBooking(RaceTestCase):
             one['refused'] for each in answers for one in each
             if 'refused' in one})
         self.assertEqual({'hosts': 1, 'leases': 4, 'reservations': 4,
-                          'events': 8, 'bookings': 4}, self.count_rows())
+                          'events': 8, 'bookings': 4,
+                          'changes': 5}, self.count_rows())
 
     def test_leases_on_two_hosts_at_once_do_not_stand_in_a_ring(self):
         for name in ('one', 'two'):

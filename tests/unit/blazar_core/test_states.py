@@ -12,9 +12,9 @@
 
 from oslotest import base
 
+from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import states
-from blazar_core.db import models
 
 MACHINES = (states.LEASE, states.RESERVATION, states.EVENT)
 
@@ -89,9 +89,16 @@ class TestTables(base.BaseTestCase):
 
     def test_every_lease_can_be_ended(self):
         for state in states.LEASE.steps:
-            if state != 'TERMINATED':
+            states.LEASE.check(state, 'TERMINATED')
+            # An offer has no servers that would have to go first.
+            if state not in ('OFFERED', 'TERMINATED'):
                 states.LEASE.check(state, 'TERMINATING')
-                states.LEASE.check(state, 'TERMINATED')
+
+    def test_an_offer_is_accepted_or_over(self):
+        self.assertEqual({'PENDING', 'TERMINATED'},
+                         set(states.LEASE.steps['OFFERED']))
+        for state, after in states.LEASE.steps.items():
+            self.assertNotIn('OFFERED', after, state)
 
     def test_an_event_is_done_by_the_one_who_works_on_it(self):
         states.EVENT.check('UNDONE', 'IN_PROGRESS')

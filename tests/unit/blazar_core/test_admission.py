@@ -1,0 +1,631 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import collections
+import functools
+
+import fixtures
+from hypothesis import strategies as st
+import sqlalchemy as sa
+import testscenarios
+
+from blazar_core import admission
+from blazar_core import books
+from blazar_core import clock as clocks
+from blazar_core.db import models
+from blazar_core import errors
+from blazar_core import model
+from blazar_core import properties
+from tests.unit import base
+from tests.unit.blazar_core import oracle
+from tests.unit.blazar_core import worlds
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+NOW = base.NOW
+ONLY_SQLITE = [('sqlite', {'kind': 'sqlite'})]
+
+
+class AgainstBruteForce(worlds.BooksTestCase):
+
+    scenarios = ONLY_SQLITE
+
+    def in_books(self, world, followed, work):
+        """What ``work`` answers with an admission in a world.
+
+        :param followed: the bookings come only after the admission has
+            looked for the first time
+        """
+        admitting = admission.Admission(
+            self.database, clocks.ManualClock(world.now))
+        with self.database.writer() as session:
+            (worlds.fill_hosts if followed else worlds.fill)(session, world)
+        try:
+            if followed:
+                with admitting.index.fresh():
+                    pass
+                with self.database.writer() as session:
+                    books.amend(session, world.now, [
+                        books.Edit(None, row.new()) for row in world.rows],
+                        force=True)
+            return work(admitting)
+        finally:
+            with self.database.writer() as session:
+                worlds.clear(session)
+
+
+class TestPickAgainstBruteForce(AgainstBruteForce):
+
+    def test_a_lease_is_admitted_or_refused_as_trying_everything_says(self):
+        answers = collections.Counter()
+
+        def check(question, followed):
+            world, demand, window, asked = question
+
+            def work(admitting):
+                quoted = admitting.quote(demand, window)
+                try:
+                    picked = admitting.pick(demand, window)
+                except errors.Refused as exc:
+                    self.assertEqual(exc.refusal, quoted)
+                    answers[exc.refusal.reason] += 1
+                    self.check_refusal(question, exc.refusal)
+                    if exc.refusal.next_start is not None:
+                        # Raises, if it does not fit there.
+                        admitting.pick(demand, window.moved_to(
+                            exc.refusal.next_start))
+                else:
+                    self.assertIsNone(quoted)
+                    answers['admitted'] += 1
+                    self.assertEqual(demand.count, len(picked))
+                    self.assertTrue(oracle.fits(
+                        [host_id - 1000 for host_id in picked], world.hosts,
+                        world.bookings(), asked, window.start, window.end))
+
+            self.in_books(world, followed, work)
+
+        self.for_all(check, worlds.questions(), st.booleans())
+        # No answer is a rarity that the examples hardly reach.
+        for answer in ('admitted', *model.Reason):
+            self.assertGreaterEqual(
+                answers[answer], self.examples // 50, answers)
+
+    def check_refusal(self, question, refusal):
+        world, demand, window, asked = question
+        bookings = world.bookings()
+        fits = oracle.most(
+            world.hosts, bookings, asked, window.start, window.end)
+        self.assertLess(fits, demand.count)
+        next_start = oracle.earliest(
+            world.hosts, bookings, asked, window.start, window.end)
+        reason = model.Reason.NO_ROOM
+        if next_start is None:
+            reason = (model.Reason.TOO_BIG if asked.allowed else
+                      model.Reason.NO_HOST)
+        self.assertEqual(
+            model.Refusal(reason, demand.count, fits, next_start), refusal)
+
+    def test_in_exchange_for_bookings_it_is_as_if_they_were_not_there(self):
+        def check(question, given):
+            world, demand, window, asked = question
+            with_them = [row.counts(world.now) for index, row in enumerate(
+                world.rows) if index not in given or row.running]
+
+            def ask(admitting):
+                with self.database.reader() as session:
+                    rows = [row for row in session.scalars(
+                        sa.select(models.Booking)) if not row.running and
+                        int(row.server_id.split('-')[1]) in given]
+                try:
+                    picked = admitting.pick(demand, window, instead_of=rows)
+                except errors.Refused as exc:
+                    self.assertEqual(oracle.most(
+                        world.hosts, with_them, asked, window.start,
+                        window.end), exc.refusal.fits_now)
+                else:
+                    self.assertTrue(oracle.fits(
+                        [host_id - 1000 for host_id in picked], world.hosts,
+                        with_them, asked, window.start, window.end))
+                return admitting.quote(demand, window)
+
+            # And they are back after it.
+            after = self.in_books(world, False, ask)
+            fits = oracle.most(world.hosts, world.bookings(), asked,
+                               window.start, window.end)
+            self.assertEqual(demand.count if after is None else
+                             after.fits_now, fits)
+
+        self.for_all(check, worlds.questions(), st.sets(st.integers(0, 9)),
+                     examples=150)
+
+
+class TestRoomsForAgainstBruteForce(AgainstBruteForce):
+
+    #: More than any host of the examples can take.
+    MANY = 20
+
+    def test_servers_may_go_where_no_promise_is_broken(self):
+        rooms = collections.Counter()
+
+        def check(world, resources, own, followed):
+            server_id = f'server-{own}'
+            booked, judged = self.in_books(
+                world, followed, lambda admitting: admitting.rooms_for(
+                    server_id, resources))
+            self.assertEqual(
+                self.expected(world, resources, server_id), (booked, {
+                    uuid: min(room, self.MANY)
+                    for uuid, room in judged.items()}))
+            rooms.update(judged.values())
+
+        # Every world has a server-0, and none has a server-10.
+        self.for_all(check, worlds.worlds(), worlds.needs,
+                     st.sampled_from([0, 1, 10]), st.booleans())
+        for room in (0, 1, 2):
+            self.assertGreater(rooms[room], self.examples // 20)
+
+    def expected(self, world, resources, server_id):
+        mine = next((row for row in world.rows
+                     if row.server_id == server_id), None)
+        pairs = list(zip(world.rows, world.bookings(), strict=True))
+        end = max(booking.end for _row, booking in pairs) + world.now + 1
+        if mine is not None:
+            end = max(mine.end, world.now + worlds.OVERDUE)
+        judged = {}
+        for number in range(len(world.hosts)):
+            own = [row is mine or mine is not None and not row.running and
+                   row.reservation == mine.reservation
+                   for row, _booking in pairs]
+            others = [booking for (_row, booking), is_own in zip(
+                pairs, own, strict=True) if not is_own]
+            if any(one.host == number and one.start < end and
+                   one.end > world.now and any(one.resources.values())
+                   for one in others):
+                room = next(times for times in range(self.MANY, -1, -1)
+                            if not times or oracle.has_room(
+                                number, world.hosts, others, resources,
+                                times, world.now, end))
+                judged[worlds.uuid_of(number)] = max(room, sum(
+                    row.host == number and booking.end > world.now
+                    for (row, booking), is_own in zip(
+                        pairs, own, strict=True) if is_own))
+        booked = None if mine is None else mine.host
+        return None if booked is None else worlds.uuid_of(booked), judged
+
+
+class AdmissionTestCase(worlds.BooksTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.admission = admission.Admission(self.database, self.clock)
+
+    def name_of(self, host_id):
+        return self.scalars(models.Host.name, models.Host.id == host_id)[0]
+
+    def pick(self, start, end, count=1, last=(), **wanted):
+        """The names of the picked hosts."""
+        demand = model.Demand(
+            wanted.pop('resources', {'VCPU': 1}), count, **wanted)
+        return list(map(self.name_of, self.admission.pick(
+            demand, model.Window(NOW + start, NOW + end), last)))
+
+    def refusal(self, *args, **kwargs):
+        return self.assertRaises(
+            errors.Refused, self.pick, *args, **kwargs).refusal
+
+
+class TestPick(AdmissionTestCase):
+
+    def test_without_any_host_there_is_none(self):
+        self.assertEqual(model.Refusal(model.Reason.NO_HOST, 2, 0, None),
+                         self.refusal(0, 10, 2))
+
+    def test_windows_that_only_touch_share_a_host(self):
+        self.host('one', VCPU=1)
+        self.book('one', 0, 10, VCPU=1)
+        self.book('one', 20, 30, VCPU=1)
+        self.assertEqual(['one'], self.pick(10, 20))
+        self.refusal(9, 20)
+        self.refusal(10, 21)
+
+    def test_a_lease_fits_beside_bookings_that_follow_each_other(self):
+        self.host('one', VCPU=2)
+        for start in (0, 10, 20):
+            self.book('one', start, start + 10, VCPU=1)
+        self.assertEqual(['one'], self.pick(0, 30))
+
+    def test_open_ended_usage_is_room_that_never_comes_back(self):
+        self.host('one', usage={'VCPU': 3}, VCPU=4)
+        self.assertEqual(['one'], self.pick(0, 10))
+        refusal = self.refusal(0, 10, 2)
+        self.assertEqual(
+            model.Refusal(model.Reason.TOO_BIG, 2, 1, None), refusal)
+
+    def test_the_earliest_start_is_when_enough_bookings_have_ended(self):
+        self.host('one', VCPU=4)
+        self.book('one', 0, 30, VCPU=1)
+        self.book('one', 0, 20, VCPU=1)
+        self.book('one', 0, 10, VCPU=1)
+        refusal = self.refusal(0, 100, 3)
+        self.assertEqual(
+            model.Refusal(model.Reason.NO_ROOM, 3, 1, NOW + 20), refusal)
+
+    def test_the_earliest_start_passes_over_gaps_that_are_too_short(self):
+        self.host('one', VCPU=1)
+        self.book('one', 0, 10, VCPU=1)
+        self.book('one', 19, 30, VCPU=1)
+        self.assertEqual(NOW + 30, self.refusal(0, 10).next_start)
+        self.assertEqual(NOW + 10, self.refusal(0, 9).next_start)
+
+    def test_hosts_of_a_lost_race_are_taken_when_no_others_will_do(self):
+        self.host('one', VCPU=1)
+        self.host('two', VCPU=2)
+        lost = {self.host_id('one')}
+        self.assertEqual(['one'], self.pick(0, 10))
+        self.assertEqual(['two'], self.pick(0, 10, last=lost))
+        self.assertEqual(['two', 'two', 'one'],
+                         self.pick(0, 10, 3, last=lost))
+
+    def test_servers_that_belong_together_stand_on_one_host(self):
+        self.host('small', VCPU=2)
+        self.host('large', VCPU=3)
+        self.assertEqual(['large'] * 3, self.pick(
+            0, 10, 3, affinity=model.Affinity.SAME))
+        self.assertEqual(3, self.refusal(
+            0, 10, 4, affinity=model.Affinity.SAME).fits_now)
+
+    def test_servers_that_keep_apart_stand_on_different_hosts(self):
+        self.host('one', VCPU=9)
+        self.host('two', VCPU=9)
+        apart = {'affinity': model.Affinity.DIFFERENT}
+        self.assertEqual(['one', 'two'], sorted(
+            self.pick(0, 10, 2, **apart)))
+        self.assertEqual(2, self.refusal(0, 10, 3, **apart).fits_now)
+        self.assertEqual(['one', 'one', 'two', 'two'], sorted(
+            self.pick(0, 10, 4, per_host=2, **apart)))
+
+    def test_a_host_must_offer_every_class(self):
+        self.host('plain', VCPU=4)
+        self.host('special', VCPU=4, CUSTOM_GPU=1)
+        self.assertEqual(['special'], self.pick(
+            0, 10, resources={'VCPU': 1, 'CUSTOM_GPU': 1}))
+
+    def test_disk_from_a_shared_provider_is_left_to_nova(self):
+        self.host('one', VCPU=4)
+        self.assertEqual(['one'], self.pick(
+            0, 10, resources={'VCPU': 1, 'DISK_GB': 999}))
+
+    def test_disk_of_the_host_itself_is_counted(self):
+        self.host('one', VCPU=4, DISK_GB=10)
+        self.refusal(0, 10, resources={'VCPU': 1, 'DISK_GB': 11})
+
+    def test_without_a_host_that_may_be_used_the_reason_says_so(self):
+        uuid = self.host('one', VCPU=4)
+        for limits in ({'hosts': frozenset()}, {'avoid': frozenset([uuid])},
+                       {'hosts': frozenset(['unheard of'])},
+                       {'properties': properties.parse('["=", "$a", "b"]')}):
+            self.assertEqual(
+                model.Refusal(model.Reason.NO_HOST, 1, 0, None),
+                self.refusal(0, 10, **limits))
+
+    def test_a_server_that_overstays_keeps_its_room_for_a_minute(self):
+        self.host('one', VCPU=1)
+        self.book('one', -100, -50, running=True, VCPU=1)
+        self.assertEqual(NOW + 60, self.refusal(0, 10).next_start)
+        self.assertEqual(['one'], self.pick(60, 70))
+
+    def test_a_booking_that_is_over_and_runs_nothing_takes_no_room(self):
+        self.host('one', VCPU=1)
+        self.book('one', -100, 0, VCPU=1)
+        self.assertEqual(['one'], self.pick(0, 10))
+
+    def test_a_booking_without_a_host_takes_no_room(self):
+        self.host('one', VCPU=1)
+        self.book(None, 0, 10, VCPU=1)
+        self.assertEqual(['one'], self.pick(0, 10))
+
+    def test_what_was_decided_a_moment_ago_is_seen(self):
+        self.host('one', VCPU=1)
+        self.assertEqual(['one'], self.pick(0, 10))
+        self.book('one', 0, 10, VCPU=1)
+        self.assertEqual(NOW + 10, self.refusal(0, 10).next_start)
+        self.host('two', VCPU=1)
+        self.assertEqual(['two'], self.pick(0, 10))
+
+
+class TestQuote(AdmissionTestCase):
+
+    def test_a_quote_books_nothing(self):
+        self.host('one', VCPU=1)
+        before, generation = self.count_rows(), self.generation('one')
+        window = model.Window(NOW, NOW + 10)
+        for _time in range(2):
+            self.assertIsNone(self.admission.quote(
+                model.Demand({'VCPU': 1}), window))
+            self.assertEqual(
+                model.Refusal(model.Reason.TOO_BIG, 1, 0, None),
+                self.admission.quote(model.Demand({'VCPU': 2}), window))
+        self.assertEqual((before, generation), (
+            self.count_rows(), self.generation('one')))
+
+
+class TestProperties(AdmissionTestCase):
+
+    def setUp(self):
+        super().setUp()
+        for name, found in (('plain', {}), ('old', {'gpu': 'v100'}),
+                            ('new', {'gpu': 'a100', 'rack': 7})):
+            with self.database.writer() as session:
+                books.report(session, NOW, model.HostFacts(
+                    name, name, name, {'VCPU': 4}, found), {})
+
+    def with_properties(self, text):
+        return {'properties': properties.parse(text)}
+
+    def test_only_hosts_that_match_are_picked(self):
+        for text, names in (
+                ('["=", "$gpu", "v100"]', ['old']),
+                ('["in", "$gpu", "v100", "a100"]', ['new', 'old']),
+                ('["and", ["!=", "$gpu", "v100"], [">", "$rack", "6"]]',
+                 ['new']),
+                ('', ['new', 'old', 'plain'])):
+            self.assertEqual(names, sorted(self.pick(
+                0, 10, len(names), affinity=model.Affinity.DIFFERENT,
+                **self.with_properties(text))), text)
+
+    def test_a_refusal_is_about_the_hosts_that_match(self):
+        self.book('old', 0, 50, VCPU=3)
+        self.assertEqual(
+            model.Refusal(model.Reason.NO_ROOM, 3, 1, NOW + 50),
+            self.refusal(0, 10, 3, **self.with_properties(
+                '["=", "$gpu", "v100"]')))
+        self.assertEqual(
+            model.Refusal(model.Reason.TOO_BIG, 5, 1, None),
+            self.refusal(0, 10, 5, **self.with_properties(
+                '["=", "$gpu", "v100"]')))
+
+    def test_they_go_together_with_named_hosts(self):
+        gpus = self.with_properties('["in", "$gpu", "v100", "a100"]')
+        self.assertEqual(['new'], self.pick(
+            0, 10, avoid=frozenset(['old']), **gpus))
+        self.assertEqual(['old'], self.pick(
+            0, 10, hosts=frozenset(['old', 'plain']), **gpus))
+        self.assertEqual(model.Reason.NO_HOST, self.refusal(
+            0, 10, hosts=frozenset(['plain']), **gpus).reason)
+
+    def test_a_property_that_changes_is_followed(self):
+        rare = self.with_properties('["=", "$gpu", "h100"]')
+        self.refusal(0, 10, **rare)
+        with self.database.writer() as session:
+            books.report(session, NOW, model.HostFacts(
+                'plain', 'plain', 'plain', {'VCPU': 4}, {'gpu': 'h100'}), {})
+        self.assertEqual(['plain'], self.pick(0, 10, **rare))
+
+
+class TestPack(AdmissionTestCase):
+
+    def hosts(self, count, **capacity):
+        names = [f'host-{number}' for number in range(count)]
+        for name in names:
+            self.host(name, **capacity)
+        return names
+
+    def test_leases_that_end_together_share_a_host(self):
+        self.hosts(3, VCPU=2)
+        self.book('host-1', 0, 100, VCPU=1)
+        self.book('host-2', 0, 50, VCPU=1)
+        self.assertEqual(['host-1'], self.pick(0, 100))
+        self.assertEqual(['host-2'], self.pick(0, 50))
+
+    def test_a_host_that_stays_busy_anyway_comes_first(self):
+        self.hosts(3, VCPU=2)
+        self.book('host-1', 0, 50, VCPU=1)
+        self.book('host-2', 0, 200, VCPU=1)
+        self.assertEqual(['host-2'], self.pick(0, 100))
+
+    def test_of_those_the_one_that_falls_free_soonest(self):
+        self.hosts(3, VCPU=2)
+        self.book('host-1', 0, 300, VCPU=1)
+        self.book('host-2', 0, 200, VCPU=1)
+        self.assertEqual(['host-2'], self.pick(0, 100))
+
+    def test_else_the_one_that_stays_busy_for_the_least_time_longer(self):
+        self.hosts(3, VCPU=2)
+        self.book('host-1', 0, 50, VCPU=1)
+        self.book('host-2', 0, 70, VCPU=1)
+        self.assertEqual(['host-2'], self.pick(0, 100))
+
+    def test_a_host_with_servers_without_an_end_never_falls_free(self):
+        self.hosts(1, VCPU=2)
+        self.host('used', usage={'VCPU': 1}, VCPU=2)
+        self.assertEqual(['used'], self.pick(0, 100))
+
+    def test_empty_hosts_are_left_whole(self):
+        self.hosts(4, VCPU=4)
+        for number in range(12):
+            for name in self.pick(0, 100 + number % 2):
+                self.book(name, 0, 100 + number % 2, VCPU=1)
+        self.assertEqual(3, len(set(self.scalars(models.Booking.host_id))))
+        self.assertEqual(['host-3'] * 4, self.pick(0, 10, 4))
+
+    def test_servers_of_a_lease_fill_one_host_after_the_other(self):
+        self.hosts(3, VCPU=2)
+        self.assertEqual(['host-0', 'host-0', 'host-1'], self.pick(0, 10, 3))
+
+
+class TestSpread(AdmissionTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.admission = admission.Admission(
+            self.database, self.clock, admission.spread)
+
+    def test_every_host_with_room_is_picked_in_time(self):
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=1)
+        self.host('full', usage={'VCPU': 1}, VCPU=1)
+        picked = collections.Counter(
+            name for _time in range(100) for name in self.pick(0, 10))
+        self.assertEqual({'one', 'two', 'three'}, set(picked))
+
+    def test_no_host_gets_more_than_it_has_room_for(self):
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=2)
+        for _time in range(10):
+            self.assertEqual(
+                ['one', 'one', 'three', 'three', 'two', 'two'],
+                sorted(self.pick(0, 10, 6)))
+
+    def test_hosts_of_a_lost_race_come_last(self):
+        for name in ('one', 'two'):
+            self.host(name, VCPU=1)
+        lost = {self.host_id('one')}
+        for _time in range(20):
+            self.assertEqual(['two'], self.pick(0, 10, last=lost))
+
+    def test_a_strategy_is_a_function_that_may_be_replaced(self):
+        for name in ('one', 'two'):
+            self.host(name, VCPU=1)
+        asked = []
+
+        def reverse(timeline, candidates, window):
+            asked.append((len(timeline), window))
+            return candidates[::-1]
+
+        self.admission = admission.Admission(
+            self.database, self.clock, reverse)
+        self.assertEqual(['two'], self.pick(0, 10))
+        self.assertEqual([(2, model.Window(NOW, NOW + 10))], asked)
+
+
+class TestInTheWay(AdmissionTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger(level=20))
+
+    def test_the_log_names_the_leases_in_the_way(self):
+        self.host('one', VCPU=1)
+        self.book('one', 0, 10, VCPU=1)
+        self.refusal(5, 15)
+        self.assertIn('Refused 1 servers from 2027-01-15 08:00:05 to '
+                      '2027-01-15 08:00:15: 0 fit. In the way: leases lease',
+                      self.log.output)
+
+    def test_one_that_is_too_big_is_in_nobodys_way(self):
+        self.host('one', VCPU=1)
+        self.book('one', 0, 10, VCPU=1)
+        self.refusal(5, 15, 2)
+        self.assertNotIn('In the way', self.log.output)
+
+    def test_those_that_end_first_come_first_and_others_are_left_out(self):
+        self.host('one', VCPU=9)
+        for name, start, end in (('late', 0, 50), ('soon', 0, 20),
+                                 ('over', 0, 5), ('after', 30, 40),
+                                 ('nowhere', 0, 20)):
+            with self.database.writer() as session:
+                session.add(models.Lease(
+                    id=name, name='', project_id='', user_id='',
+                    start_date=0, end_date=1, on_end='', status='ACTIVE',
+                    created_at=0, updated_at=0))
+                session.flush()
+                session.add(models.Reservation(
+                    id=name, lease_id=name, resource_type='', amount=1,
+                    resources={}, status='active', created_at=0,
+                    updated_at=0))
+            self.book(None if name == 'nowhere' else 'one', start, end,
+                      name, VCPU=1)
+            self.book('one' if name == 'soon' else None, start, end + 1,
+                      name, VCPU=1)
+        with self.database.reader() as session:
+            find = functools.partial(
+                books.in_the_way, session, model.Window(NOW + 5, NOW + 30))
+            self.assertEqual(['soon', 'late'], find())
+            self.assertEqual(['soon'], find(1))
+
+
+class TestRoomsFor(AdmissionTestCase):
+
+    def rooms(self, server_id='unleased', **resources):
+        """The booked host, and the room of the judged ones, by name."""
+        booked, rooms = self.admission.rooms_for(server_id, resources)
+        names = {host.uuid: host.name for host in self.scalars(models.Host)}
+        return names.get(booked), {
+            names[uuid]: room for uuid, room in rooms.items()}
+
+    def test_hosts_without_bookings_are_left_to_nova(self):
+        self.host('full', usage={'VCPU': 9}, VCPU=1)
+        self.assertEqual((None, {}), self.rooms(VCPU=1))
+
+    def test_an_open_ended_server_does_not_eat_what_is_promised_later(self):
+        self.host('one', VCPU=4)
+        self.book('one', 5000, 6000, VCPU=2)
+        self.assertEqual((None, {'one': 2}), self.rooms(VCPU=1))
+        self.assertEqual((None, {'one': 1}), self.rooms(VCPU=2))
+        self.assertEqual((None, {'one': 0}), self.rooms(VCPU=3))
+
+    def test_a_leased_server_may_use_what_is_promised_after_its_end(self):
+        self.host('booked', VCPU=1)
+        self.host('other', VCPU=1)
+        mine = self.book('booked', 0, 1000, VCPU=1)
+        self.book('other', 1000, 2000, 'other', VCPU=1)
+        self.assertEqual(('booked', {}), self.rooms(mine, VCPU=1))
+        self.book('other', 999, 1000, VCPU=1, running=True)
+        self.assertEqual(('booked', {'other': 0}), self.rooms(mine, VCPU=1))
+
+    def test_a_leased_server_may_go_to_its_host_whatever_is_there(self):
+        self.host('one', usage={'VCPU': 9}, VCPU=1)
+        mine = self.book('one', 0, 10, VCPU=1)
+        self.book('one', 0, 10, running=True, VCPU=1)
+        self.assertEqual(('one', {'one': 1}), self.rooms(mine, VCPU=1))
+
+    def test_a_booking_does_not_stand_in_its_own_way(self):
+        self.host('one', VCPU=3)
+        mine = self.book('one', 0, 10, VCPU=2)
+        self.book('one', 0, 10, reservation='other', VCPU=1)
+        self.assertEqual(('one', {'one': 1}), self.rooms(mine, VCPU=2))
+        self.assertEqual((None, {'one': 0}), self.rooms(VCPU=2))
+
+    def test_servers_of_a_reservation_may_change_places(self):
+        self.host('one', VCPU=2)
+        self.host('two', VCPU=2)
+        mine = self.book('one', 0, 10, VCPU=1)
+        self.book('two', 0, 10, VCPU=1)
+        for name in ('one', 'two'):
+            self.book(name, 0, 10, reservation='other', VCPU=1)
+        self.assertEqual(('one', {'one': 1, 'two': 1}),
+                         self.rooms(mine, VCPU=1))
+
+    def test_a_server_of_the_reservation_that_runs_has_its_place(self):
+        self.host('one', VCPU=1)
+        self.host('two', VCPU=1)
+        mine = self.book('one', 0, 10, VCPU=1)
+        self.book('two', 0, 10, running=True, VCPU=1)
+        self.assertEqual(('one', {'two': 0}), self.rooms(mine, VCPU=1))
+
+    def test_a_server_that_lost_its_host_is_judged_until_its_end(self):
+        self.host('one', VCPU=1)
+        mine = self.book(None, 0, 100, VCPU=1)
+        self.book('one', 100, 200, reservation='other', VCPU=1)
+        self.assertEqual((None, {}), self.rooms(mine, VCPU=1))
+        self.book('one', 50, 60, reservation='other', VCPU=1)
+        self.assertEqual((None, {'one': 0}), self.rooms(mine, VCPU=1))
+
+    def test_an_overdue_running_server_is_still_there(self):
+        self.host('one', VCPU=1)
+        self.book('one', -100, -1, running=True, VCPU=1)
+        self.assertEqual((None, {'one': 0}), self.rooms(VCPU=1))
+
+    def test_what_is_over_and_does_not_run_is_forgotten(self):
+        self.host('one', VCPU=1)
+        self.book('one', -100, 0, VCPU=1)
+        self.assertEqual((None, {}), self.rooms(VCPU=1))

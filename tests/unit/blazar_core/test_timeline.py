@@ -1,0 +1,710 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The timeline against a calendar that looks at every single second."""
+
+import collections
+import dataclasses
+import os
+import random
+
+import fixtures
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
+from oslotest import base
+
+from blazar_core import model
+from blazar_core import timeline
+from blazar_core.timeline import rows
+from blazar_core.timeline import search
+
+CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU', 'CUSTOM_HOST')
+#: Bookings end before this second, or never: later ones are all like it.
+LAST = 30
+#: The end of what has no end, in the oracle's seconds.
+EVER = 10 ** 6
+#: What a second of the oracle is in the timeline, and where it begins: real
+#: seconds, or weeks from about now, so that windows are years long.
+SCALES = ((1, 0), (604_800, 1_800_000_000))
+
+
+class Calendar:
+    """The oracle: how much is booked, for every host, class and second."""
+
+    def __init__(self):
+        self.levels = collections.defaultdict(
+            lambda: collections.defaultdict(int))
+        self.capacity = {}
+        self.usage = {}
+
+    def set_host(self, host, capacity, usage):
+        self.capacity[host], self.usage[host] = capacity, usage
+
+    def apply(self, host, start, end, resources, sign):
+        self.capacity.setdefault(host, {})
+        self.usage.setdefault(host, {})
+        for second in range(start, min(end, LAST + 1)):
+            for rc, amount in resources.items():
+                self.levels[host, rc][second] += sign * amount
+
+    def forget(self, before):
+        """What was, is as it was at that second."""
+        for level in self.levels.values():
+            for second in range(before):
+                level[second] = level[before]
+
+    def level(self, host, rc, second):
+        return self.levels[host, rc][min(second, LAST)]
+
+    def fits(self, host, needs, times, start, end):
+        for rc, need in needs.items():
+            if need == 0:
+                continue
+            if rc not in self.capacity[host]:
+                if rc == 'DISK_GB':
+                    continue
+                return False
+            for second in range(start, min(end, max(LAST, start) + 1)):
+                used = (self.usage[host].get(rc, 0) +
+                        self.level(host, rc, second) + need * times)
+                if used > self.capacity[host][rc]:
+                    return False
+        return True
+
+    def room(self, host, needs, most, start, end):
+        times = 0
+        while times < most and self.fits(host, needs, times + 1, start, end):
+            times += 1
+        return times
+
+    def possible(self, hosts, question, start, end):
+        """Whether the servers of a question find a place."""
+        if question.affinity is model.Affinity.SAME:
+            return any(self.fits(host, question.needs, question.count, start,
+                                 end) for host in hosts)
+        most = question.count
+        if question.affinity is model.Affinity.DIFFERENT:
+            most = question.per_host
+        return sum(self.room(host, question.needs, most, start, end)
+                   for host in hosts) >= question.count
+
+    def most(self, hosts, question, start):
+        """How many servers find a place, a few more than are asked for."""
+        count, end = question.count, self.end(question, start)
+        while count < question.count + 6 and self.possible(
+                hosts, dataclasses.replace(question, count=count + 1),
+                start, end):
+            count += 1
+        return count
+
+    def end(self, question, start):
+        return EVER if question.endless else start + question.length
+
+    def earliest(self, hosts, question):
+        for start in range(question.start, max(question.start, LAST) + 1):
+            if self.possible(hosts, question, start,
+                             self.end(question, start)):
+                return start
+        return None
+
+
+@dataclasses.dataclass
+class SetHost:
+    host: int
+    capacity: dict
+    usage: dict
+
+
+@dataclasses.dataclass
+class Book:
+    """One booking; it is taken away again by the one of that number."""
+
+    host: int
+    start: int
+    length: int
+    endless: bool
+    resources: dict
+    sign: int = 1
+
+    @property
+    def end(self):
+        return EVER if self.endless else self.start + self.length
+
+
+@dataclasses.dataclass
+class Undo:
+    """Take away one of those booked before, if there is any."""
+
+    number: int
+
+
+@dataclasses.dataclass
+class Load:
+    bookings: list
+
+
+@dataclasses.dataclass
+class Forget:
+    later: int
+
+
+@dataclasses.dataclass
+class Question:
+    needs: dict
+    count: int
+    affinity: model.Affinity
+    per_host: int
+    start: int
+    length: int
+    endless: bool
+    hosts: set | None
+    masked: bool
+    step: int
+
+    def demand(self):
+        return model.Demand(self.needs, self.count, self.affinity,
+                            self.per_host)
+
+
+amounts = st.dictionaries(st.sampled_from(CLASSES[:4]), st.integers(0, 3))
+needs = st.one_of(
+    st.builds(lambda vcpus: {'VCPU': vcpus}, st.integers(1, 3)),
+    st.builds(lambda vcpus, memory: {'VCPU': vcpus, 'MEMORY_MB': memory},
+              st.integers(1, 3), st.integers(1, 4)),
+    amounts)
+capacities = st.one_of(
+    st.builds(lambda vcpus: {'VCPU': vcpus}, st.integers(3, 9)),
+    st.builds(lambda vcpus, more: {'VCPU': vcpus, **more},
+              st.integers(3, 9), st.dictionaries(
+                  st.sampled_from(CLASSES[1:4]), st.integers(2, 9))),
+    st.builds(lambda vcpus, memory: {'VCPU': vcpus, 'MEMORY_MB': memory},
+              st.integers(3, 9), st.integers(4, 12)),
+    st.just({}))
+numbers = st.integers(1, 6)
+# Some hosts never have anything booked.
+set_hosts = st.builds(SetHost, st.integers(1, 9), capacities, st.one_of(
+    st.just({}), amounts))
+# Starts and ends on few seconds: ties, and windows that end where others
+# start.
+bookings = st.builds(
+    Book, numbers, st.integers(0, 18), st.integers(1, 10),
+    st.sampled_from([False] * 7 + [True]), needs)
+#: Taken away before it was ever booked, as when changes come out of order.
+early = st.builds(
+    Book, numbers, st.integers(0, 18), st.integers(1, 10), st.just(False),
+    needs, st.just(-1))
+questions = st.builds(
+    Question, needs, st.integers(1, 6), st.sampled_from(model.Affinity),
+    st.integers(1, 3), st.integers(0, LAST + 2), st.integers(1, 15),
+    st.sampled_from([False] * 5 + [True]),
+    st.one_of(st.none(), st.sets(st.integers(1, 7))), st.booleans(),
+    st.integers(1, 9))
+changes = st.one_of(
+    bookings, bookings, bookings, early, set_hosts,
+    st.builds(Undo, st.integers(0, 40)),
+    st.builds(Load, st.lists(bookings, max_size=25)),
+    st.builds(Forget, st.integers(0, 4)))
+several = st.builds(
+    lambda hosts, first, later: [*hosts, first, *later],
+    st.lists(set_hosts, min_size=3, max_size=9,
+             unique_by=lambda one: one.host),
+    st.builds(Load, st.lists(bookings, max_size=40)),
+    st.lists(st.one_of(changes, questions), min_size=5, max_size=30))
+
+
+def _whole(change, other):
+    """The same with whole hosts, and sometimes another class, in it."""
+    if isinstance(change, Load):
+        return Load([_whole(one, other) for one in change.bookings])
+    if isinstance(change, Book) and other and change.start % 2:
+        return dataclasses.replace(change, resources={'VCPU': 1})
+    if isinstance(change, Book):
+        return dataclasses.replace(change, resources={'CUSTOM_HOST': 1})
+    if isinstance(change, SetHost):
+        return SetHost(change.host, dict.fromkeys(
+            ['CUSTOM_HOST'][:len(change.capacity)], 1), {})
+    if isinstance(change, Question):
+        return dataclasses.replace(change, needs={'CUSTOM_HOST': 1})
+    return change
+
+
+stories = st.one_of(several, st.builds(
+    lambda changes, early, other: [
+        _whole(one, other) for one in changes
+        if early or getattr(one, 'sign', 1) == 1],
+    several, st.booleans(), st.booleans()))
+shapes = st.fixed_dictionaries({
+    'slack': st.sampled_from([1, 8, 100]), 'spare': st.sampled_from([0, 64]),
+    'piece': st.sampled_from([1, 20, 2 ** 16])})
+
+CASES = hypothesis.settings(
+    max_examples=int(os.environ.get('HYPOTHESIS_EXAMPLES', '200')),
+    deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+
+
+class Story:
+    """The timeline and the oracle, through the same changes."""
+
+    def __init__(self, scale, shape):
+        self.second, self.zero = scale
+        self.timeline = timeline.Timeline(**shape)
+        self.calendar = Calendar()
+        self.booked = []
+        self.since = 0
+
+    def tell(self, change):
+        getattr(self, '_' + type(change).__name__.lower())(change)
+
+    def at(self, second):
+        if second is None:
+            return None
+        return self.zero + second * self.second
+
+    def window(self, start, end):
+        return model.Window(self.at(start), model.FOREVER if end == EVER
+                            else self.at(end))
+
+    def _sethost(self, change):
+        self.timeline.set_host(change.host, change.capacity, change.usage)
+        self.calendar.set_host(change.host, change.capacity, change.usage)
+
+    def _apply(self, one, sign):
+        self.timeline.apply(one.host, self.window(one.start, one.end),
+                            one.resources, sign)
+        self._in_calendar(one, sign)
+
+    def _in_calendar(self, one, sign):
+        if one.end <= self.since:
+            # It is over: nobody asks about that time any more.
+            self.calendar.apply(one.host, 0, 0, {}, sign)
+            return
+        start = 0 if one.start <= self.since else one.start
+        self.calendar.apply(one.host, start, one.end, one.resources, sign)
+
+    def _book(self, one):
+        self._apply(one, one.sign)
+        self.booked.append(one)
+
+    def _undo(self, change):
+        if self.booked:
+            one = self.booked.pop(change.number % len(self.booked))
+            self._apply(one, -one.sign)
+
+    def _load(self, change):
+        self.timeline.load(
+            [one.host for one in change.bookings],
+            [self.at(one.start) for one in change.bookings],
+            [self.window(one.start, one.end).end for one in change.bookings],
+            {rc: [one.resources.get(rc, 0) for one in change.bookings]
+             for rc in CLASSES
+             if any(rc in one.resources for one in change.bookings)})
+        for one in change.bookings:
+            self._in_calendar(one, 1)
+            self.booked.append(one)
+
+    def _forget(self, change):
+        self.since += change.later
+        self.timeline.forget(self.at(self.since))
+        self.calendar.forget(self.since)
+
+    def hosts(self, question):
+        """The hosts asked about: in the timeline's words, and as numbers."""
+        known = list(self.timeline.ids)
+        if question.hosts is None:
+            return None, known
+        asked = question.hosts
+        if question.masked:
+            asked = self.timeline.mask(asked)
+        return asked, [one for one in known if one in question.hosts]
+
+    def levels(self):
+        """All there is in the timeline, host by host."""
+        return {host: self.timeline.utilisation(
+            self.window(0, LAST + 2), self.second, {host}).booked
+            for host in self.timeline.ids}
+
+
+class TimelineTest(base.BaseTestCase):
+
+    scale = SCALES[0]
+
+    def _story(self, shape):
+        return Story(self.scale, shape)
+
+    @CASES
+    @hypothesis.given(stories, shapes)
+    def test_as_many_fit_on_each_host_as_by_looking_at_every_second(
+            self, changes, shape):
+        def ask(story, one):
+            asked, hosts = story.hosts(one)
+            end = story.calendar.end(one, one.start)
+            rooms = story.timeline.rooms(
+                one.demand(), story.window(one.start, end), asked)
+            most = one.demand().most_per_host()
+            self.assertEqual(
+                {host: story.calendar.room(
+                    host, one.needs, most, one.start, end)
+                 if host in hosts else 0 for host in story.timeline.ids},
+                dict(zip(story.timeline.ids, rooms.tolist())))
+
+        self._run(changes, shape, ask)
+
+    @CASES
+    @hypothesis.given(stories, shapes)
+    def test_earliest_start_is_the_first_second_at_which_all_fit(
+            self, changes, shape):
+        self._run(changes, shape, self._ask_for_more)
+
+    def test_earliest_start_in_full_calendars(self):
+        for seed in range(int(os.environ.get('HYPOTHESIS_EXAMPLES', '100'))):
+            chance = random.Random(seed)
+            whole = chance.random() < 0.5
+            story = self._story({'piece': chance.choice([1, 20, 2 ** 16])})
+            for change in _full(chance, whole):
+                story.tell(change)
+            for _number in range(10):
+                story.tell(Undo(chance.randrange(100)))
+                story.tell(Book(
+                    chance.randint(1, 8), chance.randint(0, 20),
+                    chance.randint(1, 4), False, {'VCPU': 1}))
+                self._ask_for_more(story, Question(
+                    {'VCPU': 1 if whole else chance.randint(1, 3)},
+                    chance.randint(1, 8), chance.choice(list(model.Affinity)),
+                    1, chance.randint(0, 12), chance.randint(1, 6), False,
+                    chance.choice([None, {1, 2, 3, 4}]), False, 1))
+
+    def _ask_for_more(self, story, one):
+        """Ask, and again for one server more than fit at that start.
+
+        So it mostly has to be looked for.
+        """
+        asked, hosts = story.hosts(one)
+        length = model.FOREVER if one.endless else one.length * story.second
+        for _time in range(5):
+            start = story.calendar.earliest(hosts, one)
+            self.assertEqual(story.at(start), story.timeline.earliest(
+                one.demand(), length, story.at(one.start), asked))
+            if start is None:
+                break
+            one = dataclasses.replace(
+                one, count=story.calendar.most(hosts, one, start) + 1)
+
+    @CASES
+    @hypothesis.given(stories, shapes)
+    def test_peak_is_the_highest_level_of_all_seconds(self, changes, shape):
+        def ask(story, one):
+            end = story.calendar.end(one, one.start)
+            for host in story.timeline.ids:
+                peak = story.timeline.peak(
+                    host, story.window(one.start, end))
+                self.assertEqual(set(story.timeline.classes), set(peak))
+                for rc in CLASSES:
+                    self.assertEqual(
+                        max(story.calendar.level(host, rc, second)
+                            for second in range(
+                                one.start,
+                                min(end, one.start + LAST + 1))),
+                        peak.get(rc, 0))
+
+        self._run(changes, shape, ask)
+
+    @CASES
+    @hypothesis.given(stories, shapes)
+    def test_utilisation_is_the_sum_of_all_seconds(self, changes, shape):
+        def ask(story, one):
+            asked, hosts = story.hosts(one)
+            start, end = one.start, one.start + one.length
+            used = story.timeline.utilisation(
+                story.window(start, end), one.step * story.second, asked)
+            edges = [*range(start, end, one.step), end]
+            calendar = story.calendar
+            self.assertEqual([story.at(edge) for edge in edges],
+                             used.edges.tolist())
+            for rc in story.timeline.classes:
+                self.assertEqual(
+                    [story.second * sum(
+                        calendar.level(host, rc, second) for host in hosts
+                        for second in range(edge, until))
+                     for edge, until in zip(edges, edges[1:])],
+                    used.booked[rc].tolist())
+                self.assertEqual(
+                    sum(calendar.capacity[host].get(rc, 0)
+                        for host in hosts), used.capacity[rc])
+                self.assertEqual(
+                    sum(calendar.usage[host].get(rc, 0) for host in hosts),
+                    used.usage[rc])
+
+        self._run(changes, shape, ask)
+
+    @CASES
+    @hypothesis.given(stories, shapes, shapes, st.randoms())
+    def test_order_of_changes_does_not_matter(
+            self, changes, shape, other_shape, chance):
+        changes = [one for one in changes
+                   if isinstance(one, (Book, Load, SetHost))]
+        story, other = self._story(shape), self._story(other_shape)
+        for one in changes:
+            story.tell(one)
+        single = [(each, sign) for one in changes
+                  if not isinstance(one, SetHost)
+                  for each in (one.bookings if isinstance(one, Load)
+                               else [one])
+                  for sign in (each.sign, 1, -1)]
+        chance.shuffle(single)
+        for one, sign in single:
+            other._apply(one, sign)
+        for host in other.timeline.ids:
+            self.assertEqual(
+                _plain(story.levels().get(host, {})),
+                _plain(other.levels()[host]))
+        self.assertEqual(
+            story.timeline.steps - len(story.timeline),
+            other.timeline.steps - len(other.timeline))
+
+    @CASES
+    @hypothesis.given(st.lists(bookings, max_size=40), shapes, st.randoms())
+    def test_nothing_is_left_of_what_was_all_taken_away(
+            self, booked, shape, chance):
+        story = self._story(shape)
+        single = [(one, sign) for one in booked for sign in (1, -1)]
+        chance.shuffle(single)
+        for one, sign in single:
+            story._apply(one, sign)
+        self.assertEqual(len(story.timeline), story.timeline.steps)
+
+    def _run(self, changes, shape, ask):
+        story = self._story(shape)
+        for change in changes:
+            if not isinstance(change, Question):
+                story.tell(change)
+            else:
+                ask(story, change)
+
+
+def _full(chance, whole):
+    """Hosts that are mostly taken, with gaps of some seconds."""
+    size, bookings = 1 if whole else 4, []
+    for host in range(1, 9):
+        yield SetHost(host, {'VCPU': size}, {})
+        for _lane in range(size):
+            end = 0
+            while end < 20:
+                start = end + chance.choice([0, 0, 1, 2, 3, 4])
+                end = start + chance.randint(1, 4)
+                bookings.append(Book(host, start, end - start, False,
+                                     {'VCPU': 1}))
+    yield Load(bookings)
+
+
+def _plain(levels):
+    return {rc: seconds.tolist() for rc, seconds in levels.items()
+            if seconds.any()}
+
+
+class YearsTest(TimelineTest):
+    """The same, with windows of years."""
+
+    scale = SCALES[1]
+
+
+class SmallTest(YearsTest):
+    """The same, with everything that is done for many done for a few."""
+
+    def setUp(self):
+        super().setUp()
+        for where, name, value in (
+                (search, 'FIRST', 1), (search, 'FEW', 0),
+                (search, 'DOUBT', -10), (rows, 'NARROW', 5),
+                (rows, 'DENSE', 10 ** 6)):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'{where.__name__}.{name}', value))
+
+
+class ManyTest(base.BaseTestCase):
+    """A few hundred hosts against a scan of the list of their bookings."""
+
+    HOSTS = 200
+
+    def setUp(self):
+        super().setUp()
+        self.chance = random.Random(4)
+        self.timeline = timeline.Timeline()
+        self.bookings = collections.defaultdict(list)
+
+    def _fill(self, classes, most):
+        """About 70 bookings for each host, over 100,000 seconds."""
+        for host in range(self.HOSTS):
+            self.timeline.set_host(host, dict.fromkeys(classes, most), {})
+            for _number in range(70):
+                start = self.chance.randrange(100_000)
+                one = (start, start + int(self.chance.expovariate(1 / 1000))
+                       + 1, {rc: self.chance.randint(1, 4)
+                             for rc in classes})
+                if self._room(host, dict(one[2]), 1, *one[:2]):
+                    self.bookings[host].append(one)
+        flat = [(host, *one) for host, booked in self.bookings.items()
+                for one in booked]
+        self.timeline.load(
+            [one[0] for one in flat], [one[1] for one in flat],
+            [one[2] for one in flat],
+            {rc: [one[3][rc] for one in flat] for rc in classes})
+
+    def _room(self, host, needs, most, start, end):
+        booked = [one for one in self.bookings[host]
+                  if one[0] < end and start < one[1]]
+        instants = [start, *(one[0] for one in booked if one[0] > start)]
+        capacity = self.capacity
+        for instant in instants:
+            alive = [one for one in booked if one[0] <= instant < one[1]]
+            for rc, need in needs.items():
+                free = capacity - sum(one[2][rc] for one in alive)
+                most = min(most, free // need)
+        return max(0, most)
+
+    def _check_question(self, classes, count, length, affinity):
+        demand = model.Demand({rc: self.chance.randint(1, 4)
+                               for rc in classes}, count, affinity)
+        since = self.chance.randrange(110_000)
+        start = self.timeline.earliest(demand, length, since)
+        ends = {since, *(one[1] for booked in self.bookings.values()
+                         for one in booked if one[1] > since)}
+        for instant in sorted(ends):
+            rooms = [self._room(host, demand.resources,
+                                demand.most_per_host(), instant,
+                                instant + length)
+                     for host in range(self.HOSTS)]
+            self.assertEqual(rooms, self.timeline.rooms(
+                demand, model.Window(instant, instant + length)).tolist())
+            fits = max(rooms) if affinity is model.Affinity.SAME else (
+                sum(rooms))
+            self.assertEqual(start == instant, fits >= count)
+            if start == instant or instant > since + 3000:
+                break
+
+    def test_whole_hosts(self):
+        self.capacity = 4
+        self._fill(['HOST'], 4)
+        for count in (1, 10, 100, 120, 140, 150):
+            self._check_question(['HOST'], count, 1500,
+                                 model.Affinity.DIFFERENT)
+
+    def test_parts_of_hosts(self):
+        self.capacity = 8
+        self._fill(['VCPU', 'MEMORY_MB'], 8)
+        for count in (1, 4, 100, 400, 500, 600):
+            for affinity in (model.Affinity.NONE, model.Affinity.SAME):
+                self._check_question(['VCPU', 'MEMORY_MB'], count, 800,
+                                     affinity)
+
+
+class ContractTest(base.BaseTestCase):
+    """What is not a question of how much."""
+
+    def setUp(self):
+        super().setUp()
+        self.timeline = timeline.Timeline()
+        self.timeline.set_host(7, {'VCPU': 4}, {'VCPU': 1})
+        self.timeline.set_host(3, {'VCPU': 2}, {})
+        self.window = model.Window(10, 20)
+
+    def test_answers_are_in_the_order_in_which_hosts_came(self):
+        rooms = self.timeline.rooms(model.Demand({'VCPU': 1}, 9),
+                                    self.window)
+        self.assertEqual([7, 3], self.timeline.ids)
+        self.assertEqual([3, 2], rooms.tolist())
+        self.assertEqual(1, self.timeline.index(3))
+
+    def test_hosts_may_be_given_as_ids_or_as_mask(self):
+        demand = model.Demand({'VCPU': 1}, 9)
+        mask = self.timeline.mask([3, 99])
+        self.assertEqual([False, True], mask.tolist())
+        for hosts in (mask, [3, 99], frozenset({3})):
+            self.assertEqual([0, 2], self.timeline.rooms(
+                demand, self.window, hosts).tolist())
+
+    def test_nothing_fits_where_there_are_no_hosts(self):
+        empty, demand = timeline.Timeline(), model.Demand({'VCPU': 1})
+        self.assertEqual([], empty.rooms(demand, self.window).tolist())
+        self.assertIsNone(empty.earliest(demand, 10, 0))
+        self.assertIsNone(self.timeline.earliest(demand, 10, 0, []))
+
+    def test_a_class_that_nobody_has_fits_nowhere(self):
+        demand = model.Demand({'CUSTOM_FPGA': 1})
+        self.assertEqual([0, 0], self.timeline.rooms(
+            demand, self.window).tolist())
+        self.assertIsNone(self.timeline.earliest(demand, 10, 0))
+
+    def test_shared_classes_are_those_it_was_told(self):
+        demand = model.Demand({'VCPU': 1, 'CUSTOM_NET': 5})
+        shared = timeline.Timeline(shared=['CUSTOM_NET'])
+        shared.set_host(1, {'VCPU': 1}, {})
+        self.assertEqual([1], shared.rooms(demand, self.window).tolist())
+        shared.set_host(1, {'VCPU': 1, 'CUSTOM_NET': 4}, {})
+        self.assertEqual([0], shared.rooms(demand, self.window).tolist())
+
+    def test_what_is_asked_wrongly_is_refused(self):
+        demand = model.Demand({'VCPU': 1})
+        for wrong in (
+                lambda: self.timeline.apply(7, self.window, {'VCPU': 1}, 2),
+                lambda: self.timeline.earliest(demand, 0, 0),
+                lambda: self.timeline.utilisation(self.window, 0),
+                lambda: self.timeline.load([7], [5], [5], {'VCPU': [1]}),
+                lambda: self.timeline.load([7], [5], [6], {'VCPU': []})):
+            self.assertRaises(ValueError, wrong)
+        self.assertRaises(KeyError, self.timeline.index, 8)
+        self.assertRaises(KeyError, self.timeline.peak, 8, self.window)
+        self.assertEqual(2, self.timeline.steps)
+
+    def test_amounts_beyond_32_bits_are_exact(self):
+        large = 10 ** 14
+        self.timeline.set_host(1, {'CUSTOM_BYTES': 3 * large + 1}, {})
+        for start in (0, 5, 10):
+            self.timeline.apply(
+                1, model.Window(start, 20), {'CUSTOM_BYTES': large}, 1)
+        self.assertEqual(
+            {'VCPU': 0, 'CUSTOM_BYTES': 3 * large},
+            self.timeline.peak(1, model.Window(0, 30)))
+        for need, start in ((1, 0), (2, 20), (large, 20)):
+            self.assertEqual(start, self.timeline.earliest(
+                model.Demand({'CUSTOM_BYTES': need}), 20, 0))
+
+    def test_fraction_counts_usage_and_bookings_over_time(self):
+        self.timeline.apply(7, model.Window(10, 15), {'VCPU': 1}, 1)
+        used = self.timeline.utilisation(self.window, 5)
+        self.assertEqual([2 / 6, 1 / 6], used.fraction('VCPU').tolist())
+        self.timeline.set_host(7, {}, {})
+        self.timeline.set_host(3, {}, {})
+        used = self.timeline.utilisation(self.window, 5)
+        self.assertEqual([0, 0], used.fraction('VCPU').tolist())
+
+    def test_free_time_grows_when_a_booking_is_taken_away(self):
+        whole = timeline.Timeline()
+        for host in (1, 2):
+            whole.set_host(host, {'CUSTOM_HOST': 1}, {})
+        for host, start, end, sign in (
+                (1, 0, 100, 1), (2, 0, 50, 1), (2, 60, 70, 1),
+                (2, 60, 70, -1)):
+            whole.apply(host, model.Window(start, end), {'CUSTOM_HOST': 1},
+                        sign)
+        self.assertEqual(100, whole.earliest(
+            model.Demand({'CUSTOM_HOST': 1}, 2), 30, 0))
+
+    def test_forgetting_gives_memory_back(self):
+        starts = np.arange(0, 100_000, 10)
+        self.timeline.load(np.full(len(starts), 7), starts, starts + 5,
+                           {'VCPU': np.ones(len(starts))})
+        before = self.timeline.nbytes
+        self.timeline.forget(90_000)
+        self.assertLess(self.timeline.nbytes, before / 4)
+        self.assertEqual(3, self.timeline.rooms(
+            model.Demand({'VCPU': 1}, 9), model.Window(90_005, 90_009))[0])

@@ -1,0 +1,242 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Worlds for property tests: a few hosts, bookings, demands, and a clock.
+
+Their times are small whole seconds, so that the oracle can look at each.
+"""
+
+import dataclasses
+import typing as ty
+
+import fixtures
+import hypothesis
+from hypothesis import strategies as st
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core import books
+from blazar_core.db import models
+from blazar_core import model
+from tests.unit import base
+from tests.unit.blazar_core import oracle
+
+__all__ = ['BooksTestCase', 'OVERDUE', 'Row', 'World', 'amounts', 'clear',
+           'fill', 'needs', 'questions', 'uuid_of', 'worlds']
+
+NOW = base.NOW
+#: Seconds that an overdue server is counted in the property tests.
+OVERDUE = 3
+CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU')
+
+amounts = st.dictionaries(st.sampled_from(CLASSES), st.integers(0, 3))
+#: What a server needs or has booked: some VCPUs, most often.
+needs = st.one_of(
+    st.builds(lambda vcpus: {'VCPU': vcpus}, st.integers(1, 3)),
+    st.builds(lambda vcpus, memory: {'VCPU': vcpus, 'MEMORY_MB': memory},
+              st.integers(1, 3), st.integers(1, 4)), amounts)
+#: What a host has; those without anything are gone.
+capacities = st.one_of(
+    st.builds(lambda vcpus, memory, more: {
+        'VCPU': vcpus, 'MEMORY_MB': memory, **more},
+        st.integers(3, 6), st.integers(3, 9),
+        st.dictionaries(st.sampled_from(CLASSES[2:]), st.integers(1, 6))),
+    st.just({}))
+
+
+@dataclasses.dataclass
+class Row:
+    """A booking as it stands in the table."""
+
+    host: int | None
+    start: int
+    end: int
+    resources: dict[str, int]
+    running: bool
+    reservation: str
+    server_id: str = ''
+
+    def counts(self, now: int) -> oracle.Booking:
+        """As the oracle should see it: an overdue server is still there."""
+        end = self.end
+        if self.running and end <= now:
+            end = now + OVERDUE
+        return oracle.Booking(self.host, self.start, end, self.resources)
+
+    def new(self) -> books.NewBooking:
+        """As the books are told of it."""
+        return books.NewBooking(
+            self.reservation, None if self.host is None else 1000 + self.host,
+            self.server_id, model.Window(self.start, self.end),
+            self.resources, self.running)
+
+
+@dataclasses.dataclass
+class World:
+    """A few hosts and bookings at some time."""
+
+    now: int
+    hosts: list[oracle.Host]
+    rows: list[Row]
+
+    def bookings(self) -> list[oracle.Booking]:
+        return [row.counts(self.now) for row in self.rows]
+
+
+hosts = st.builds(oracle.Host, capacities, st.one_of(
+    st.just({}), st.just({}), amounts))
+
+
+def rows(count: int) -> st.SearchStrategy[Row]:
+    """Bookings on one of so many hosts, or on none."""
+    number = st.integers(0, count - 1)
+    return st.builds(
+        lambda host, start, length, resources, running, reservation: Row(
+            host, start, start + length, resources, running, reservation),
+        st.one_of(number, number, number, st.none()), st.integers(0, 12),
+        st.integers(3, 10), needs, st.booleans(),
+        st.sampled_from(['reservation', 'other']))
+
+
+@st.composite
+def worlds(draw: ty.Any) -> World:
+    some = draw(st.lists(hosts, min_size=1, max_size=3))
+    booked = draw(st.lists(rows(len(some)), min_size=5, max_size=10))
+    for index, row in enumerate(booked):
+        row.server_id = f'server-{index}'
+    return World(draw(st.integers(0, 8)), some, booked)
+
+
+def numbers(world: World) -> st.SearchStrategy[set[int]]:
+    return st.sets(st.integers(0, len(world.hosts) - 1))
+
+
+@st.composite
+def questions(draw: ty.Any) -> tuple[
+        World, model.Demand, model.Window, oracle.Demand]:
+    """A world, a demand in it in both languages, and a window."""
+    world = draw(worlds())
+    start = world.now + draw(st.integers(0, 6))
+    only = draw(st.one_of(st.none(), st.none(), numbers(world)))
+    avoid = draw(st.one_of(st.just(set()), st.just(set()), numbers(world)))
+    affinity = draw(st.sampled_from(model.Affinity))
+    count, per_host = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    resources = draw(needs)
+    demand = model.Demand(
+        resources, count, affinity, per_host,
+        None if only is None else frozenset(map(uuid_of, only)),
+        frozenset(map(uuid_of, avoid)))
+    allowed = set(range(len(world.hosts))) - avoid
+    if only is not None:
+        allowed &= only
+    return (world, demand, model.Window(start, start + draw(
+        st.integers(1, 6))), oracle.Demand(
+            resources, count, affinity.value, per_host, allowed))
+
+
+def uuid_of(number: int) -> str:
+    return f'host-{number}'
+
+
+def fill(session: orm.Session, world: World) -> None:
+    """Write a world into the tables, as if it had always been there."""
+    fill_hosts(session, world)
+    if not world.rows:
+        return
+    session.execute(sa.insert(models.Booking), [
+        {'reservation_id': row.reservation, 'server_id': row.server_id,
+         'host_id': None if row.host is None else 1000 + row.host,
+         'start_date': row.start, 'end_date': row.end,
+         'resources': row.resources, 'running': row.running}
+        for row in world.rows])
+
+
+def fill_hosts(session: orm.Session, world: World) -> None:
+    session.execute(sa.insert(models.Host), [
+        {'id': 1000 + number, 'uuid': uuid_of(number),
+         'name': uuid_of(number), 'service_host': '', 'generation': 0,
+         'capacity': dict(host.capacity), 'usage': dict(host.usage),
+         'properties': {}, 'updated_at': 0}
+        for number, host in enumerate(world.hosts)])
+
+
+def clear(session: orm.Session) -> None:
+    """Take a world out of the tables."""
+    for table in (models.Booking, models.Change, models.Host):
+        session.execute(sa.delete(table))
+
+
+class _Undo(Exception):
+    """Ends a transaction that must leave nothing."""
+
+
+class BooksTestCase(base.DatabaseTestCase):
+    """Bookings as they come to mind, without the detour of a lease."""
+
+    #: Of a property test.
+    examples = 300
+
+    def setUp(self) -> None:
+        super().setUp()
+        with self.database.writer() as session:
+            session.add(models.Lease(
+                id='lease', name='', project_id='', user_id='', start_date=0,
+                end_date=1, on_end='', status='ACTIVE', created_at=0,
+                updated_at=0))
+            session.flush()
+            session.add_all(models.Reservation(
+                id=name, lease_id='lease', resource_type='', amount=1,
+                resources={}, status='active', created_at=0, updated_at=0)
+                for name in ('reservation', 'other'))
+
+    def for_all(self, check: ty.Callable[..., None], *drawn: ty.Any,
+                examples: int | None = None) -> None:
+        """Check many examples, the same ones in every run."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.OVERDUE', OVERDUE))
+        hypothesis.settings(
+            derandomize=True, deadline=None, database=None,
+            max_examples=examples or self.examples)(
+                hypothesis.given(*drawn)(check))()
+
+    def in_world(self, world: World, work: ty.Any) -> ty.Any:
+        """What ``work`` answers with a world in the tables."""
+        answer = None
+        try:
+            with self.database.writer() as session:
+                fill(session, world)
+                answer = work(session)
+                raise _Undo
+        except _Undo:
+            return answer
+
+    def host_id(self, name: str | None) -> int | None:
+        """The id of a host; None of none."""
+        if name is None:
+            return None
+        return ty.cast(int, self.scalars(
+            models.Host.id, models.Host.name == name)[0])
+
+    def book(self, host: str | None, start: int, end: int,
+             reservation: str = 'reservation', running: bool = False,
+             **resources: int) -> str:
+        """Write a booking down, whether it fits or not; returns its server.
+        """
+        server_id = uuidutils.generate_uuid()
+        new = books.NewBooking(
+            reservation, self.host_id(host), server_id,
+            model.Window(NOW + start, NOW + end), resources, running)
+        with self.database.writer() as session:
+            books.amend(session, self.clock.now(),
+                        [books.Edit(None, new)], force=True)
+        return server_id

@@ -14,6 +14,7 @@
 # Sourced by the commands beside it. `use_venv` makes .venv in the top folder
 # of the repository, with everything of constraints.txt that running and
 # testing need, or finds that it has been made before; it sets VENV.
+# `need_databases` installs the database servers that tests start.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
@@ -60,10 +61,53 @@ need_venv_module() {
             "Ubuntu, run this and try again: sudo apt-get install $package"
     fi
     say "Installing $package ..."
+    apt_install "$package"
+    can_make_venv "$python" || die "apt-get could not install $package."
+}
+
+apt_install() {
     export DEBIAN_FRONTEND=noninteractive
     { apt-get update && apt-get install -y --no-install-recommends \
-        "$package"; } >/dev/null || true
-    can_make_venv "$python" || die "apt-get could not install $package."
+        "$@"; } >/dev/null || true
+}
+
+# The packages of servers that are missing here.
+missing_databases() {
+    local path=$PATH:/usr/sbin:/usr/local/sbin
+    PATH=$path command -v mariadbd >/dev/null || echo mariadb-server
+    compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null ||
+        command -v postgres >/dev/null || echo postgresql
+}
+
+# Runs a command during which packages start nothing, in the way of invoke-rc.d
+# and deb-systemd-invoke: they ask this file first.
+without_services() (
+    policy=/usr/sbin/policy-rc.d
+    if [[ ! -e $policy ]]; then
+        trap 'rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+    fi
+    "$@"
+)
+
+# Tests start servers of their own, privately; as services of the machine
+# they must not run.
+need_databases() {
+    local missing
+    mapfile -t missing < <(missing_databases)
+    [[ ${#missing[@]} == 0 ]] && return
+    if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+        say "Tests of ${missing[*]} will be skipped. To have them, on" \
+            "Debian or Ubuntu: sudo apt-get install ${missing[*]}"
+        return
+    fi
+    say "Installing ${missing[*]} (half a minute or so) ..."
+    without_services apt_install "${missing[@]}"
+    mapfile -t missing < <(missing_databases)
+    [[ ${#missing[@]} == 0 ]] ||
+        say "apt-get could not install ${missing[*]}: tests that need them" \
+            "will be skipped."
 }
 
 # What identifies an environment that still does: where it stands (its

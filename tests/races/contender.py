@@ -1,0 +1,289 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A process that does to the books, for a while, whatever comes to its mind.
+
+It reads tasks as lines of JSON and answers each with one: ``open`` a
+database, ``race`` until an instant, tell the ``picture`` that its index
+has; it ends when its input does.
+"""
+
+import collections
+import contextlib
+import functools
+import json
+import logging
+import random
+import sys
+import time
+import traceback
+import typing as ty
+from unittest import mock
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core import admission
+from blazar_core import books
+from blazar_core import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core import errors
+from blazar_core import leases
+from blazar_core import lifecycle
+from blazar_core import model
+from blazar_core import params
+from tests import databases
+from tests.unit.blazar_core import racer
+
+#: What may happen, and how often compared with the others.
+WEIGHTS = {
+    'create': 30, 'prolong': 8, 'shorten': 8, 'move': 10, 'resize': 8,
+    'rebind': 12, 'release': 14, 'leave': 6, 'offer': 8, 'accept': 4,
+    'report': 2}
+#: What may come of it.
+ANSWERS = {errors.Refused: 'refused', errors.BooksBusy: 'busy',
+           errors.NotFound: 'missing', errors.InvalidLeaseParams: 'invalid'}
+#: Leases lie within so many seconds from now.
+HORIZON = 1200
+
+
+class NoLease(Exception):
+    """There is nothing that this could be done to."""
+
+
+class Contender:
+    """What one process does.
+
+    :ivar outcomes: how often each thing had each outcome
+    :ivar disturbed: how often a transaction had to be run again, and why
+    :ivar failures: what should never have happened
+    """
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.dice = random.Random(seed)
+        # Not the default of 20: this race is hundreds of times as hot as
+        # any cloud, and its losers would only say that they are busy.
+        self.database = api.Database(databases.configuration(
+            url, admission_retries=200))
+        self.clock = clocks.SystemClock()
+        self.search = admission.Admission(self.database, self.clock)
+        self.leases = leases.Leases(self.database, self.clock, self.search)
+        self.lifecycle = lifecycle.Lifecycle(
+            self.database, self.clock, ty.cast(lifecycle.Cloud, None), str,
+            lambda event, lease: None, 0)
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.disturbed: collections.Counter[str] = collections.Counter()
+        self.failures: list[str] = []
+        with self.search.index.fresh() as timeline:
+            self.host_ids = list(timeline.ids)
+
+    def race(self, until: float) -> dict[str, ty.Any]:
+        """Do one thing after the other."""
+        names, weights = list(WEIGHTS), list(WEIGHTS.values())
+        with mock.patch('blazar_core.db.api._is_disturbance',
+                        functools.partial(self._note, api._is_disturbance)):
+            while time.time() < until:
+                self._do(self.dice.choices(names, weights)[0])
+        return {'outcomes': self.outcomes, 'disturbed': self.disturbed,
+                'failures': self.failures}
+
+    def _note(self, is_disturbance: ty.Callable[[BaseException], bool],
+              exc: BaseException) -> bool:
+        answer = is_disturbance(exc)
+        if answer:
+            self.disturbed[type(exc).__name__] += 1
+        return answer
+
+    def _do(self, name: str) -> None:
+        try:
+            getattr(self, name)()
+            outcome = 'done'
+        except tuple(ANSWERS) as exc:
+            outcome = ANSWERS[type(exc)]
+        except NoLease:
+            outcome = 'nothing'
+        except Exception:
+            outcome = 'failed'
+            # The first ten say enough.
+            if len(self.failures) < 10:
+                self.failures.append(f'{name}: {traceback.format_exc()}')
+        self.outcomes[f'{name} {outcome}'] += 1
+
+    # -- what may be done ----------------------------------------------------
+
+    def create(self) -> None:
+        new = self._new_lease()
+        self.leases.create(
+            new, 'call' if self.dice.random() < 0.5 else None)
+
+    def offer(self) -> None:
+        self.leases.offer(self._new_lease(), 600)
+
+    def accept(self) -> None:
+        lease, _count = self._lease('OFFERED')
+        self.leases.accept(lease.id, self._request(
+            model.Window(lease.start_date, lease.end_date)))
+
+    def prolong(self) -> None:
+        lease, _count = self._lease()
+        self.leases.update(
+            lease.id, end=lease.end_date + self.dice.randint(1, 600))
+
+    def shorten(self) -> None:
+        lease, _count = self._lease()
+        self.leases.update(lease.id, end=self.dice.randint(
+            lease.start_date + 1, lease.end_date))
+
+    def move(self) -> None:
+        lease, count = self._lease('PENDING', 'OFFERED')
+        later = self.dice.randint(-300, 600)
+        self.leases.update(
+            lease.id, lease.start_date + later, lease.end_date + later,
+            elsewhere=self.dice.choice(
+                [None, self._demand(lease, count)]))
+
+    def resize(self) -> None:
+        lease, count = self._lease('PENDING', 'OFFERED')
+        demand = model.Demand(self._resources(), max(count, 1))
+        self.leases.update(lease.id, resources=demand.resources,
+                           elsewhere=self.dice.choice([None, demand]))
+
+    def rebind(self) -> None:
+        self.leases.rebind(self._server(), self.dice.choice(self.host_ids))
+
+    def release(self) -> None:
+        """Its bookings go with it."""
+        self.leases.withdraw(self._lease()[0].id)
+
+    def leave(self) -> None:
+        """The only server of a lease is found to be gone."""
+        lease, count = self._lease()
+        if count != 1:
+            raise NoLease
+        with self.database.reader() as session:
+            server = session.scalar(
+                sa.select(models.Booking.server_id).join(models.Reservation)
+                .where(models.Reservation.lease_id == lease.id))
+        if server is not None:
+            self.lifecycle.observe(
+                server, lifecycle.Seen(lifecycle.ServerState.GONE))
+
+    def report(self) -> None:
+        """A host changes in what does not matter for its bookings."""
+        def work() -> None:
+            with self.database.writer() as session:
+                row = session.get_one(
+                    models.Host, self.dice.choice(self.host_ids))
+                books.report(session, self.clock.now(), model.HostFacts(
+                    row.uuid, row.name, row.service_host, row.capacity,
+                    {'colour': self.dice.randrange(10)}), {})
+
+        self.database.retried(work)
+
+    # -- what it is done to --------------------------------------------------
+
+    def _resources(self) -> dict[str, int]:
+        return {'VCPU': self.dice.randint(1, 4),
+                'MEMORY_MB': self.dice.choice([512, 2048, 4096])}
+
+    def _request(self, window: model.Window) -> params.LeaseRequest:
+        return params.LeaseRequest(
+            name='race', window=window, before_end=None, events=(),
+            on_end='delete', starts_now=False)
+
+    def _new_lease(self) -> leases.NewLease:
+        start = self.clock.now() + self.dice.randint(60, HORIZON)
+        count = self.dice.choice([1, 1, 1, 2, 3])
+        return leases.NewLease(
+            'project', 'user', self._request(model.Window(
+                start, start + self.dice.randint(1, HORIZON))),
+            model.Demand(self._resources(), count, self.dice.choice(
+                [model.Affinity.NONE, *model.Affinity])),
+            tuple(uuidutils.generate_uuid() for _server in range(count)))
+
+    def _demand(self, lease: ty.Any, count: int) -> model.Demand:
+        return model.Demand(lease.resources, max(count, 1))
+
+    def _lease(self, *states: str) -> tuple[ty.Any, int]:
+        """Any lease, whoever made it, and how many bookings it has."""
+        query = (
+            sa.select(models.Lease.id, models.Lease.start_date,
+                      models.Lease.end_date, models.Reservation.resources,
+                      models.Reservation.id.label('reservation_id'))
+            .join(models.Reservation)
+            .where(models.Lease.status.in_(
+                states or ('PENDING', 'OFFERED', 'STARTING')),
+                models.Lease.id > uuidutils.generate_uuid())
+            .order_by(models.Lease.id).limit(1))
+        with self.database.reader() as session:
+            lease = session.execute(query).first()
+            if lease is None:
+                raise NoLease
+            return lease, session.scalar(
+                sa.select(sa.func.count(models.Booking.id)).where(
+                    models.Booking.reservation_id ==
+                    lease.reservation_id)) or 0
+
+    def _server(self) -> str:
+        with self.database.reader() as session:
+            server = session.scalar(
+                sa.select(models.Booking.server_id)
+                .where(models.Booking.server_id > uuidutils.generate_uuid())
+                .order_by(models.Booking.server_id).limit(1))
+        if server is None:
+            raise NoLease
+        return server
+
+    # -- what it believes ----------------------------------------------------
+
+    def picture(self, instants: list[int]) -> dict[str, ty.Any]:
+        """What the index says that has followed all along: of each host its
+        row, and the most that is booked from each instant to the next.
+        """
+        return picture(self.search, instants)
+
+
+def picture(search: admission.Admission, instants: ty.Sequence[int],
+            ) -> dict[str, ty.Any]:
+    """See :meth:`Contender.picture`."""
+    with search.index.fresh() as timeline:
+        return {str(host.id): {
+            'host': [dict(host.capacity), dict(host.usage),
+                     host.generation, dict(host.properties)],
+            'booked': [{
+                rc: amount for rc, amount in timeline.peak(
+                    host.id, model.Window(start, end)).items() if amount}
+                for start, end in zip(instants, instants[1:])],
+        } for host in search.index.hosts.values()}
+
+
+def main() -> None:
+    # Nobody reads it, and a full pipe would stop us.
+    logging.disable()
+    contender = None
+    with contextlib.ExitStack() as stack:
+        for line in sys.stdin:
+            task = json.loads(line)
+            name = task.pop('do')
+            answer = None
+            if name == 'open':
+                for guard in task.pop('without'):
+                    stack.enter_context(mock.patch(*racer.GUARDS[guard]))
+                contender = Contender(**task)
+            else:
+                answer = getattr(contender, name)(**task)
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,80 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The long race: many processes book, change and release for a while, and
+the tables are right all the same.
+
+BLAZAR_RACE_SECONDS says for how long (30); less is for development.
+"""
+
+import os
+
+from oslo_log import log as logging
+import testscenarios
+
+from tests import databases
+from tests.races import contest
+from tests.unit import base
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+LOG = logging.getLogger(__name__)
+SECONDS = float(os.environ.get('BLAZAR_RACE_SECONDS', '30'))
+#: Without the guard: how long it is tried to see something go wrong, and
+#: after how many seconds each time the tables are looked at.
+PATIENCE = 40
+SLICE = 2
+
+
+class RaceTestCase(base.TestCase):
+
+    scenarios = databases.SCENARIOS
+    kind = 'sqlite'
+
+    def contest(self, **options):
+        place = self.useFixture(databases.Books(self.kind))
+        return self.enterContext(contest.Contest(
+            [place.url], seed=20, **options))
+
+
+class LongRaceTest(RaceTestCase):
+
+    def test_the_tables_and_every_index_are_right(self):
+        race = self.contest()
+        race.run(SECONDS)
+        LOG.info('Done: %s. Outcomes: %s. Disturbed: %s', race.done(),
+                 dict(race.outcomes), dict(race.disturbed))
+        self.assertEqual(([], [], []), (
+            race.problems(), race.wrong_pictures(), race.failures))
+        # It was a race, and nothing was left out.
+        self.assertEqual(
+            [], [name for name, times in race.done().items() if not times])
+        self.assertGreater(race.outcomes['create refused'], 0)
+        self.assertGreater(race.disturbed.total(), 0)
+
+
+class WithoutTheGuardTest(RaceTestCase):
+
+    #: The writers of SQLite wait for each other, guard or not.
+    scenarios = [one for one in databases.SERVERS if one[0] != 'snapshot']
+
+    def test_it_is_seen_that_the_guard_is_missing(self):
+        race = self.contest(without=['generation'])
+        for _slice in range(PATIENCE // SLICE):
+            race.run(SLICE)
+            found = race.problems()
+            if any(one.startswith('overbooked') for one in found):
+                self.assertTrue(any(
+                    one.startswith('broken row') for one in found), found)
+                return
+        self.fail(f'{PATIENCE} s without the guard, and no overbooking: '
+                  'this race proves nothing.')

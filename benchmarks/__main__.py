@@ -1,0 +1,92 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Runs benchmarks, prints tables, writes records, compares with bounds.
+
+::
+
+    python -m benchmarks                        all of them
+    python -m benchmarks search growth          some of them
+    python -m benchmarks --output r.jsonl       where the records go
+    python -m benchmarks --quick                a hundredth: does it run?
+    python -m benchmarks check r.jsonl          compare with bounds.toml
+
+Every line of the records is an object with name, metric, value and bound
+(null where there is none).
+"""
+
+import argparse
+import importlib
+import json
+import pathlib
+import sys
+
+from benchmarks import bounds
+from benchmarks import records
+
+#: The modules that can be run, in this order.
+NAMES = ('search', 'upkeep', 'growth', 'availability', 'coldload',
+         'admission')
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ['check']:
+        return check(arguments[1:])
+    parser = argparse.ArgumentParser(prog='python -m benchmarks')
+    parser.add_argument('names', nargs='*', metavar='name',
+                        help=f'one of {", ".join(NAMES)}; none: all')
+    parser.add_argument('--output', type=pathlib.Path,
+                        default=pathlib.Path('bench-results.jsonl'))
+    parser.add_argument('--quick', action='store_true')
+    options = parser.parse_args(arguments)
+    for unknown in set(options.names) - set(NAMES):
+        parser.error(f'There is no benchmark {unknown}')
+    run(options.names or NAMES, options.output, options.quick)
+    return 0
+
+
+def run(names: list[str], output: pathlib.Path, quick: bool) -> None:
+    """Run benchmarks; records are written as they come."""
+    allowed = bounds.read()
+    with output.open('w') as lines:
+        for name in names:
+            module = importlib.import_module(f'benchmarks.{name}')
+            print(f'\n{module.__doc__.strip()}\n', flush=True)
+            table = records.Table()
+            for record in module.run(quick):
+                bound = None if quick else allowed.get(
+                    (record.name, record.metric))
+                lines.write(json.dumps(record.line(bound)) + '\n')
+                lines.flush()
+                table.add(record, bound)
+            table.close()
+    print(f'\nWritten to {output}')
+
+
+def check(arguments: list[str]) -> int:
+    """Compare records with the bounds; 1 when something is too slow."""
+    parser = argparse.ArgumentParser(prog='python -m benchmarks check')
+    parser.add_argument('results', type=pathlib.Path)
+    options = parser.parse_args(arguments)
+    found = {}
+    for line in options.results.read_text().splitlines():
+        one = json.loads(line)
+        found[one['name'], one['metric']] = one['value']
+    complaints = bounds.complaints(found, bounds.read())
+    for complaint in complaints:
+        print(complaint)
+    print(f'{len(complaints)} of {len(bounds.read())} bounds are not kept.')
+    return 1 if complaints else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

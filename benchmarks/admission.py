@@ -1,0 +1,185 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Admissions: leases made by four processes at once, on each database.
+
+1,000 hosts; every process makes one lease after the other through
+Leases.create, of one server for an hour to two weeks somewhere in the next
+year. pack is the default choice of hosts, for which all of them want the
+same ones; spread chooses at random. No commit waits for a disk (see
+benchmarks/servers.py); SQLite is in WAL mode with synchronous=OFF.
+
+retries_pct: transactions run again for every 100 admissions. wall_us: time
+for each admission, all processes together (1,000 us are 1,000/s). client_ms
+and server_ms: CPU time for each admission; cpu_bound_per_s is what two cores
+would do in that time if they did nothing else.
+"""
+
+import collections
+import functools
+import json
+import logging
+import random
+import subprocess
+import sys
+import time
+import typing as ty
+import unittest
+from unittest import mock
+
+from oslo_utils import uuidutils
+
+from benchmarks import records
+from benchmarks import servers
+from blazar_core import admission
+from blazar_core import books
+from blazar_core import clock as clocks
+from blazar_core.db import api
+from blazar_core import leases
+from blazar_core import model
+from blazar_core import params
+from tests import databases
+
+PROCESSES, HOSTS, SECONDS = 4, 1000, 15
+DAY = 86_400
+CAPACITY = {'VCPU': 64, 'MEMORY_MB': 262_144, 'DISK_GB': 4000}
+SIZES = [{'VCPU': n, 'MEMORY_MB': 4096 * n, 'DISK_GB': 20 * n}
+         for n in (1, 2, 4, 8)]
+STRATEGIES: dict[str, admission.Strategy] = {
+    'pack': admission.pack, 'spread': admission.spread}
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    for kind in servers.KINDS:
+        for strategy in STRATEGIES:
+            try:
+                with servers.place(kind) as place:
+                    yield from measure(f'admission.{kind}.{strategy}', place,
+                                       strategy, 1 if quick else SECONDS)
+            except unittest.SkipTest as skip:
+                print(f'{kind}: {skip}')
+                break
+
+
+def add_hosts(url: str, count: int = HOSTS) -> None:
+    """Write hosts down, all alike."""
+    database = api.Database(databases.configuration(url))
+    with database.writer() as session:
+        for number in range(count):
+            books.report(session, int(time.time()), model.HostFacts(
+                uuidutils.generate_uuid(), f'host{number}',
+                f'host{number}', CAPACITY), {})
+    database.engine.dispose()
+
+
+def measure(name: str, place: servers.Place, strategy: str, seconds: float,
+            ) -> ty.Iterator[records.Record]:
+    """Let the processes work for so long."""
+    add_hosts(place.url)
+    processes = [subprocess.Popen(
+        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.admission',
+         place.url, strategy, str(number), str(seconds)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for number in range(PROCESSES)]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    before = place.cpu()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    answers = []
+    for process in processes:
+        assert process.stdout is not None
+        answers.append(json.loads(process.stdout.readline()))
+        process.wait(60)
+    server = place.cpu() - before
+    took = [one for answer in answers for one in answer['took']]
+    rate = sum(len(answer['took']) / answer['seconds'] for answer in answers)
+    client = sum(answer['cpu'] for answer in answers)
+    yield records.Record(name, 'per_second', rate)
+    yield records.Record(name, 'wall_us', 1e6 / rate)
+    for percent in (50, 95, 99):
+        yield records.Record(name, f'p{percent}_ms',
+                             records.percentile(took, percent))
+    yield records.Record(name, 'retries_pct', 100 * sum(
+        sum(answer['disturbed'].values()) for answer in answers) / len(took))
+    yield records.Record(name, 'client_ms', client * 1000 / len(took))
+    yield records.Record(name, 'server_ms', server * 1000 / len(took))
+    yield records.Record(name, 'cpu_bound_per_s',
+                         2 * len(took) / (client + server))
+
+
+class Worker:
+    """One of the processes."""
+
+    def __init__(self, url: str, strategy: str, seed: int) -> None:
+        self.dice = random.Random(seed)
+        clock = clocks.SystemClock()
+        self.now = clock.now()
+        database = api.Database(databases.configuration(url))
+        search = admission.Admission(database, clock, STRATEGIES[strategy])
+        self.leases = leases.Leases(database, clock, search)
+        self.disturbed: collections.Counter[str] = collections.Counter()
+        # Everything is read, connected and compiled.
+        for _lease in range(20):
+            self.admit()
+
+    def admit(self) -> None:
+        start = self.now + self.dice.randrange(DAY, 365 * DAY)
+        window = model.Window(start, start + int(
+            3600 * 336 ** self.dice.random()))
+        self.leases.create(leases.NewLease(
+            'project', 'user', params.LeaseRequest(
+                name='lease', window=window, before_end=window.end - 600,
+                events=(), on_end='delete', starts_now=False),
+            model.Demand(self.dice.choice(SIZES)),
+            (uuidutils.generate_uuid(),)), 'sealed')
+
+    def work(self, seconds: float) -> dict[str, ty.Any]:
+        """Admit until the time is over."""
+        took = []
+        cpu, start = time.process_time(), time.perf_counter()
+        with mock.patch('blazar_core.db.api._is_disturbance',
+                        functools.partial(self._note, api._is_disturbance)):
+            while (begin := time.perf_counter()) < start + seconds:
+                self.admit()
+                took.append((time.perf_counter() - begin) * 1000)
+        return {'took': took, 'disturbed': self.disturbed,
+                'seconds': time.perf_counter() - start,
+                'cpu': time.process_time() - cpu}
+
+    def _note(self, is_disturbance: ty.Callable[[BaseException], bool],
+              exc: BaseException) -> bool:
+        answer = is_disturbance(exc)
+        self.disturbed[type(exc).__name__] += answer
+        return answer
+
+
+def main(arguments: ty.Sequence[str]) -> None:
+    """Without arguments the benchmark; with some, one of its processes."""
+    if not arguments:
+        table = records.Table()
+        for record in run(quick=False):
+            table.add(record, None)
+        table.close()
+        return
+    url, strategy, seed, seconds = arguments
+    logging.disable()
+    worker = Worker(url, strategy, int(seed))
+    print('ready', flush=True)
+    sys.stdin.read()
+    print(json.dumps(worker.work(float(seconds))), flush=True)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

@@ -1,0 +1,97 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Availability: what it costs to ask, with 1,000 hosts and 10,000 leases.
+
+pick finds hosts; refusal is a quote for more than there is at that time,
+with its next_start; rooms_for is what the scheduler asks for each server.
+All of it with the database: statements are counted at the driver.
+"""
+
+import typing as ty
+import unittest
+
+import sqlalchemy as sa
+
+from benchmarks import filled
+from benchmarks import records
+from benchmarks import servers
+from benchmarks import world as worlds
+from blazar_core import admission
+from blazar_core import clock as clocks
+from blazar_core import model
+
+HOSTS, BOOKINGS = 1000, 10_000
+DEMAND = {'VCPU': 8, 'MEMORY_MB': 32_768, 'DISK_GB': 160}
+SERVER = '00000000-0000-0000-0000-000000000001'
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    size = 100 if quick else 1
+    world = worlds.parts(HOSTS // size, BOOKINGS // size * 8)
+    # Ten bookings a host, for as much as a lane has.
+    for name in ('host', 'start', 'end'):
+        setattr(world, name, getattr(world, name)[:BOOKINGS // size])
+    world.amounts = {rc: amount[:BOOKINGS // size]
+                     for rc, amount in world.amounts.items()}
+    for kind in servers.KINDS:
+        try:
+            with servers.place(kind) as place:
+                filled.fill(place.url, world, BOOKINGS // size)
+                yield from measure(kind, place.url, world)
+        except unittest.SkipTest as skip:
+            print(f'{kind}: {skip}')
+
+
+def measure(kind: str, url: str, world: worlds.World,
+            ) -> ty.Iterator[records.Record]:
+    """Ask everything."""
+    database = filled.connect(url)
+    clock = clocks.ManualClock(worlds.NOW)
+    search = admission.Admission(database, clock)
+    statements = []
+    sa.event.listen(database.engine, 'before_cursor_execute',
+                    lambda *args: statements.append(args[2]))
+    days = range(1, 300, 3)
+    windows = [model.Window(worlds.NOW + day * worlds.DAY,
+                            worlds.NOW + (day + 7) * worlds.DAY)
+               for day in days]
+    fits = model.Demand(DEMAND, 4)
+    # As many whole hosts as there are: some are always in use.
+    refused = model.Demand(dict(world.capacity), world.hosts,
+                           model.Affinity.DIFFERENT)
+    asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
+        'pick': lambda window: search.pick(fits, window),
+        'refusal': lambda window: expect(search.quote(refused, window)),
+        'rooms_for': lambda window: search.rooms_for(SERVER, DEMAND)}
+    for name, ask in asked.items():
+        ask(windows[0])
+        statements.clear()
+        ask(windows[1])
+        yield records.Record(f'availability.{kind}.{name}', 'statements',
+                             sum(one != 'BEGIN' for one in statements))
+        yield from records.times(
+            f'availability.{kind}.{name}', ask, windows)
+    database.engine.dispose()
+
+
+def expect(refusal: model.Refusal | None) -> None:
+    """It is a refusal, and says when."""
+    if refusal is None or refusal.next_start is None:
+        raise RuntimeError(f'Not what was to be measured: {refusal}')
+
+
+if __name__ == '__main__':
+    TABLE = records.Table()
+    for record in run(quick=False):
+        TABLE.add(record, None)
+    TABLE.close()

@@ -1,0 +1,44 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the figures must not exceed: bounds.toml, and the comparison."""
+
+import pathlib
+import tomllib
+import typing as ty
+
+FILE = pathlib.Path(__file__).with_name('bounds.toml')
+
+#: The name of a record and its metric.
+Key: ty.TypeAlias = tuple[str, str]
+
+
+def read() -> dict[Key, float]:
+    """The bounds: the largest value that is allowed."""
+    with FILE.open('rb') as file:
+        return {(name, metric): float(value)
+                for name, metrics in tomllib.load(file).items()
+                for metric, value in metrics.items()}
+
+
+def complaints(found: ty.Mapping[Key, float], allowed: ty.Mapping[Key, float],
+               ) -> list[str]:
+    """A sentence for each bound that is exceeded or was not measured."""
+    answer = []
+    for key, bound in allowed.items():
+        name, metric = key
+        if key not in found:
+            answer.append(f'{name}: {metric} was not measured')
+        elif found[key] > bound:
+            answer.append(f'{name}: {metric} is {found[key]:.3g}, '
+                          f'and must not exceed {bound:g}')
+    return answer

@@ -1,0 +1,86 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Cold load: 1,000,000 bookings of 10,000 hosts, read from MariaDB.
+
+The first question of a process; it says on the way how far it is. MiB is
+what the process has grown by, index what the index says that it takes.
+"""
+
+import json
+import logging
+import resource
+import subprocess
+import sys
+import time
+import typing as ty
+import unittest
+
+from benchmarks import filled
+from benchmarks import records
+from benchmarks import servers
+from benchmarks import world as worlds
+from blazar_core import clock as clocks
+from blazar_core import index
+
+HOSTS, BOOKINGS, LEASES = 10_000, 1_000_000, 10_000
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    size = 100 if quick else 1
+    for kind, make in (('whole', worlds.whole), ('parts', worlds.parts)):
+        world = make(HOSTS // size, BOOKINGS // size)
+        try:
+            with servers.place('mariadb') as place:
+                filled.fill(place.url, world, LEASES // size)
+                done = subprocess.run(
+                    [sys.executable, '-W', 'ignore', '-m',
+                     'benchmarks.coldload', place.url],
+                    stdout=subprocess.PIPE, text=True, check=True)
+        except unittest.SkipTest as skip:
+            print(f'mariadb: {skip}')
+            return
+        for metric, value in json.loads(done.stdout).items():
+            yield records.Record(f'coldload.{kind}', metric, value)
+
+
+def load(url: str) -> dict[str, float]:
+    """Read everything, in a process that has done nothing else."""
+    database = filled.connect(url)
+    with database.reader() as session:
+        session.connection()
+    books = index.Index(database, clocks.ManualClock(worlds.NOW))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, cpu = time.perf_counter(), time.process_time()
+    with books.fresh() as timeline:
+        return {'seconds': time.perf_counter() - start,
+                'cpu_seconds': time.process_time() - cpu,
+                'MiB': (resource.getrusage(
+                    resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+                'index_MiB': timeline.nbytes / 2 ** 20}
+
+
+def main(arguments: ty.Sequence[str]) -> None:
+    """Without arguments the benchmark; with a URL, its process."""
+    if arguments:
+        logging.basicConfig(level=logging.INFO, format='%(message)s')
+        logging.getLogger('alembic').setLevel(logging.WARNING)
+        print(json.dumps(load(arguments[0])))
+        return
+    table = records.Table()
+    for record in run(quick=False):
+        table.add(record, None)
+    table.close()
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

@@ -1,0 +1,95 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A database filled with a world (:mod:`benchmarks.world`), in bulk.
+
+Rows are written as they would be after all leases were made, without asking
+anybody; there are no changes, as after they have been trimmed.
+"""
+
+import typing as ty
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from benchmarks import world as worlds
+from blazar_core.db import api
+from blazar_core.db import models
+from tests import databases
+
+__all__ = ['connect', 'fill']
+
+CHUNK = 20_000
+
+
+def connect(url: str) -> api.Database:
+    """A connection, as a process of its own would have."""
+    return api.Database(databases.configuration(url))
+
+
+def fill(url: str, world: worlds.World, leases: int) -> None:
+    """Write the hosts, so many leases, and the bookings dealt out to them.
+
+    No booking has a server.
+    """
+    database = connect(url)
+    ids = [uuidutils.generate_uuid() for _lease in range(leases)]
+    with database.writer() as session:
+        connection = session.connection()
+        if connection.dialect.name == 'mysql':
+            connection.execute(sa.text('SET SESSION unique_checks = 0, '
+                                       'foreign_key_checks = 0'))
+        _insert(connection, models.Host, ({
+            'id': number, 'uuid': uuidutils.generate_uuid(),
+            'name': f'host{number}', 'service_host': f'host{number}',
+            'capacity': world.capacity, 'usage': {}, 'properties': {},
+            'generation': 0, 'updated_at': worlds.NOW}
+            for number in range(1, world.hosts + 1)))
+        stamps = {'created_at': worlds.NOW, 'updated_at': worlds.NOW}
+        _insert(connection, models.Lease, ({
+            'id': one, 'name': 'lease', 'project_id': 'project',
+            'user_id': 'user', 'start_date': worlds.NOW,
+            'end_date': worlds.NOW + worlds.YEAR, 'before_end_date': None,
+            'on_end': 'delete', 'status': 'PENDING', 'status_reason': '',
+            **stamps} for one in ids))
+        _insert(connection, models.Reservation, ({
+            'id': one, 'lease_id': one, 'resource_type': 'virtual:instance',
+            'amount': 1, 'resources': {}, 'status': 'pending', **stamps}
+            for one in ids))
+        _insert(connection, models.Booking, (
+            _booking(world, number, ids[number % leases])
+            for number in range(len(world.host))))
+    if database.engine.dialect.name == 'mysql':
+        with database.engine.connect() as connection:
+            connection.execute(sa.text('ANALYZE TABLE bookings'))
+    database.engine.dispose()
+
+
+def _booking(world: worlds.World, number: int, reservation_id: str,
+             ) -> dict[str, ty.Any]:
+    host_id, window, resources = world.booking(number)
+    return {'reservation_id': reservation_id, 'host_id': host_id,
+            'server_id': None, 'start_date': window.start,
+            'end_date': window.end, 'resources': resources,
+            'running': False}
+
+
+def _insert(connection: sa.Connection, model: type[models.Base],
+            rows: ty.Iterable[dict[str, ty.Any]]) -> None:
+    chunk: list[dict[str, ty.Any]] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == CHUNK:
+            connection.execute(model.__table__.insert(), chunk)
+            chunk = []
+    if chunk:
+        connection.execute(model.__table__.insert(), chunk)

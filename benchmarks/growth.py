@@ -1,0 +1,56 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Growth: what ten times as many hosts, or bookings, cost.
+
+Whole hosts, a year at 70 % load; h: hosts, b: bookings. Where there are more
+bookings they are shorter, and so is what is asked for.
+"""
+
+import typing as ty
+
+from benchmarks import records
+from benchmarks import world as worlds
+from blazar_core import model
+
+SIZES = ((1_000, 10_000), (1_000, 100_000), (10_000, 100_000),
+         (10_000, 1_000_000), (100_000, 1_000_000), (10_000, 10_000_000))
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    for hosts, bookings in SIZES[:2] if quick else SIZES:
+        world = worlds.whole(hosts, bookings)
+        index = world.timeline()
+        name = f'growth.h{hosts}.b{bookings}'
+        yield records.Record(name, 'MiB', index.nbytes / 2 ** 20)
+        for what, count, days in (('n1', 1, 7), ('n10', 10, 7),
+                                  ('n1.long', 1, 60), ('tenth', hosts // 10,
+                                                       7)):
+            yield from _some(f'{name}.{what}', lambda one: index.earliest(
+                one.demand, one.duration, one.not_before),
+                worlds.questions(world, count, 100, days))
+        yield from _some(f'{name}.rooms', lambda one: index.rooms(
+            one.demand, one.window()), worlds.questions(world, 1, 100))
+        yield from _some(f'{name}.rooms.endless', lambda one: index.rooms(
+            one.demand, model.Window(one.not_before, model.FOREVER)),
+            worlds.questions(world, 1, 100))
+        yield from _some(f'{name}.change', lambda one: index.apply(*one),
+                         [(*world.booking(number), sign)
+                          for number in range(1000) for sign in (-1, 1)], 1)
+
+
+def _some(name: str, ask: ty.Callable[..., ty.Any],
+          questions: ty.Sequence[ty.Any], rounds: int = records.ROUNDS,
+          ) -> ty.Iterator[records.Record]:
+    for record in records.times(name, ask, questions, rounds):
+        if record.metric in ('p50_ms', 'p95_ms'):
+            yield record

@@ -1,0 +1,65 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The plain scan: what it would cost to look through the list of bookings.
+
+It does what a scan in a database does, with everything already in memory: go
+through all bookings, collect those that overlap the window by host, and see
+how full each host is at most.
+"""
+
+import collections
+import typing as ty
+
+from benchmarks import world as worlds
+from blazar_core import model
+
+#: Host, start, end and amounts by class.
+Row: ty.TypeAlias = tuple[int, int, int, dict[str, int]]
+
+
+def rows(world: worlds.World) -> list[Row]:
+    """The list of all bookings."""
+    classes = list(world.amounts)
+    amounts = zip(*(world.amounts[rc].tolist() for rc in classes))
+    return [(host, start, end, dict(zip(classes, amount)))
+            for host, start, end, amount in zip(
+                world.host.tolist(), world.start.tolist(),
+                world.end.tolist(), amounts)]
+
+
+def rooms(world: worlds.World, bookings: list[Row], demand: model.Demand,
+          window: model.Window, hosts: ty.Collection[int] | None = None,
+          ) -> dict[int, int]:
+    """How many servers fit, for each host."""
+    overlapping = collections.defaultdict(list)
+    for host, start, end, amounts in bookings:
+        if start < window.end and window.start < end:
+            overlapping[host].append((start, end, amounts))
+    return {host: _room(world.capacity, overlapping.get(host, ()), demand)
+            for host in hosts or range(1, world.hosts + 1)}
+
+
+def _room(capacity: dict[str, int],
+          bookings: ty.Iterable[tuple[int, int, dict[str, int]]],
+          demand: model.Demand) -> int:
+    room = demand.most_per_host()
+    for rc, need in demand.resources.items():
+        steps = sorted(step for start, end, amounts in bookings
+                       for step in ((start, amounts[rc]),
+                                    (end, -amounts[rc])))
+        level = peak = 0
+        for _when, amount in steps:
+            level += amount
+            peak = max(peak, level)
+        room = min(room, (capacity[rc] - peak) // need)
+    return room

@@ -1,0 +1,85 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Measured values: how they are taken, written and printed."""
+
+import dataclasses
+import time
+import typing as ty
+
+#: How often every question is asked.
+ROUNDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One figure. The unit is the end of the metric's name."""
+
+    name: str
+    metric: str
+    value: float
+
+    def line(self, bound: float | None) -> dict[str, ty.Any]:
+        """What is written to the file."""
+        return {**dataclasses.asdict(self), 'bound': bound}
+
+
+def times(name: str, ask: ty.Callable[..., ty.Any],
+          questions: ty.Sequence[ty.Any], rounds: int = ROUNDS,
+          ) -> ty.Iterator[Record]:
+    """Ask every question, several rounds; yields the times in ms.
+
+    p50, p95 and p99 are taken over the questions, of each the best round: so
+    what else the machine did in between is mostly left out, and what a
+    question costs is not. The last metric has every single one in it.
+    """
+    measured: list[list[float]] = [[] for _question in questions]
+    for _round in range(rounds):
+        for mine, question in zip(measured, questions):
+            start = time.perf_counter()
+            ask(question)
+            mine.append((time.perf_counter() - start) * 1000)
+    best = [min(mine) for mine in measured]
+    for percent in (50, 95, 99):
+        yield Record(name, f'p{percent}_ms', percentile(best, percent))
+    yield Record(name, 'p95_noisy_ms', percentile(
+        [one for mine in measured for one in mine], 95))
+
+
+def percentile(values: ty.Iterable[float], percent: int) -> float:
+    """The value that so many percent of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+class Table:
+    """Prints one line for each name, with all its metrics."""
+
+    def __init__(self) -> None:
+        self._name = ''
+        self._cells: list[str] = []
+
+    def add(self, record: Record, bound: float | None) -> None:
+        if record.name != self._name:
+            self.close()
+            self._name = record.name
+        cell = f'{record.metric} {record.value:.4g}'
+        if bound is not None:
+            cell += f' (<= {bound:g}' + (
+                ')' if record.value <= bound else ', EXCEEDED)')
+        self._cells.append(cell)
+
+    def close(self) -> None:
+        """Print what has come since the name changed."""
+        if self._cells:
+            print(f'{self._name:<34}', '  '.join(self._cells), flush=True)
+        self._cells = []

@@ -1,0 +1,129 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Database servers for benchmarks, set up as an operator would.
+
+But one thing: no commit waits for a disk, since it is not the disk of this
+machine that is measured. Started and ended like those of the tests
+(:mod:`tests.databases`), and like those on Unix sockets only.
+"""
+
+import contextlib
+import functools
+import os
+import tempfile
+import typing as ty
+
+from blazar_core.db import api
+from blazar_core.db import migration
+from tests import databases
+
+__all__ = ['KINDS', 'Place', 'place']
+
+KINDS = ('sqlite', 'mariadb', 'postgresql')
+
+
+class Mariadb(databases.Mariadb):
+    """1 GiB of buffers; the log is written at each commit, and synced once
+    a second (innodb_flush_log_at_trx_commit=2)."""
+
+    def _serve(self) -> list[str]:
+        # Of two that contradict each other, the later one counts.
+        return [*super()._serve(), '--innodb-flush-log-at-trx-commit=2',
+                '--innodb-flush-method=fsync',
+                '--innodb-buffer-pool-size=1G',
+                '--innodb-log-file-size=512M']
+
+    def pid(self) -> int:
+        """The process that serves."""
+        with open(f'{self.folder}/pid') as file:
+            return int(file.read())
+
+
+class Postgresql(databases.Postgresql):
+    """256 MiB of shared buffers, synchronous_commit=off."""
+
+    def _serve(self) -> list[str]:
+        settings = ['fsync=on', 'full_page_writes=on', 'max_wal_size=2GB',
+                    'shared_buffers=256MB']
+        return [*super()._serve(), *(
+            word for setting in settings for word in ('-c', setting))]
+
+    def pid(self) -> int:
+        """The process that serves."""
+        with open(f'{self.folder}/data/postmaster.pid') as file:
+            return int(file.readline())
+
+
+class Place(ty.NamedTuple):
+    """A database with the schema in it.
+
+    :ivar pid: of its server; None where there is none
+    """
+
+    url: str
+    pid: int | None
+
+    def cpu(self) -> float:
+        """Seconds of CPU that the server and its children have used."""
+        return 0 if self.pid is None else _cpu(self.pid, with_past=True) + sum(
+            _cpu(child, with_past=False) for child in _children(self.pid))
+
+
+@functools.cache
+def _server(server_class: type[ty.Any]) -> ty.Any:
+    return server_class()
+
+
+@contextlib.contextmanager
+def place(kind: str) -> ty.Iterator[Place]:
+    """A database of its own.
+
+    :raises unittest.SkipTest: when its server is not installed
+    """
+    if kind == 'sqlite':
+        with tempfile.TemporaryDirectory() as folder:
+            url = f'sqlite:///{os.path.join(folder, "books.sqlite")}'
+            migration.upgrade(api.Database(databases.configuration(url)))
+            yield Place(url, None)
+        return
+    server = _server({'mariadb': Mariadb, 'postgresql': Postgresql}[kind])
+    name = server.create()
+    try:
+        yield Place(server.url(name), server.pid())
+    finally:
+        server.execute(f'DROP DATABASE {name}' + (
+            ' WITH (FORCE)' if kind == 'postgresql' else ''))
+
+
+_TICKS = os.sysconf('SC_CLK_TCK')
+
+
+def _stat(pid: int) -> list[str]:
+    with open(f'/proc/{pid}/stat') as file:
+        return file.read().rpartition(')')[2].split()
+
+
+def _cpu(pid: int, with_past: bool) -> float:
+    """Of a process, and if wanted of its children that have ended."""
+    try:
+        return sum(int(ticks) for ticks in _stat(pid)[
+            11:15 if with_past else 13]) / _TICKS
+    except FileNotFoundError:
+        return 0
+
+
+def _children(pid: int) -> ty.Iterator[int]:
+    for name in filter(str.isdigit, os.listdir('/proc')):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(_stat(int(name))[1]) == pid:
+                yield int(name)

@@ -1,0 +1,50 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Upkeep of the index: load, memory, changes, forgetting.
+
+10,000 hosts, 1,000,000 bookings; whole hosts, and parts of hosts in three
+classes. Load is from arrays in memory. A change takes a booking of some days
+away, or adds it again; the slowest ones lay everything out anew.
+"""
+
+import time
+import typing as ty
+
+from benchmarks import records
+from benchmarks import world as worlds
+
+HOSTS, BOOKINGS = 10_000, 1_000_000
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    size = 100 if quick else 1
+    for kind, make in (('whole', worlds.whole), ('parts', worlds.parts)):
+        world = make(HOSTS // size, BOOKINGS // size)
+        start = time.perf_counter()
+        index = world.timeline()
+        yield records.Record(f'load.{kind}', 'seconds',
+                             time.perf_counter() - start)
+        yield records.Record(f'memory.{kind}', 'MiB', index.nbytes / 2 ** 20)
+        bookings = [world.booking(number) for number in range(
+            min(50_000, BOOKINGS // size // 4))]
+        changes = [(*one, sign) for one in bookings for sign in (-1, 1)]
+        changes += [(host % world.hosts + 1, window, resources, 1)
+                    for host, window, resources in bookings]
+        yield from records.times(
+            f'change.{kind}', lambda one: index.apply(*one), changes, 1)
+        yield records.Record(f'memory.{kind}.later', 'MiB',
+                             index.nbytes / 2 ** 20)
+        start = time.perf_counter()
+        index.forget(worlds.NOW + worlds.YEAR // 10)
+        yield records.Record(f'forget.{kind}', 'seconds',
+                             time.perf_counter() - start)

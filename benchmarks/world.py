@@ -1,0 +1,148 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The world that is measured: hosts, their bookings, questions.
+
+Everything is drawn with a fixed seed. A host has *lanes*; in each of them,
+bookings and gaps follow each other, so that no host is ever overbooked and
+each is taken for the same part of the year, on average.
+"""
+
+import dataclasses
+import typing as ty
+
+import numpy as np
+import numpy.typing as npt
+
+from blazar_core import model
+from blazar_core import timeline
+
+SEED = 20270115
+NOW = 1_800_000_000
+DAY = 86_400
+YEAR = 365 * DAY
+LOAD = 0.7
+
+#: The class of a whole host, and the demand for one.
+WHOLE = 'CUSTOM_HOST'
+PARTS = {'VCPU': 64, 'MEMORY_MB': 64 * 4096, 'DISK_GB': 64 * 50}
+
+Ints: ty.TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass
+class World:
+    """Hosts 1..n with the same capacity, and arrays of bookings.
+
+    :ivar usual: how long a booking lasts on average, in seconds
+    """
+
+    hosts: int
+    capacity: dict[str, int]
+    host: Ints
+    start: Ints
+    end: Ints
+    amounts: dict[str, Ints]
+    usual: float
+
+    def timeline(self) -> timeline.Timeline:
+        """All of it in an index."""
+        index = timeline.Timeline()
+        for host in range(1, self.hosts + 1):
+            index.set_host(host, self.capacity, {})
+        index.load(self.host, self.start, self.end, self.amounts)
+        return index
+
+    def booking(self, number: int,
+                ) -> tuple[int, model.Window, dict[str, int]]:
+        """One of the bookings."""
+        return (int(self.host[number]), model.Window(
+            int(self.start[number]), int(self.end[number])),
+            {rc: int(amount[number]) for rc, amount in self.amounts.items()})
+
+
+def whole(hosts: int, bookings: int) -> World:
+    """Bookings of whole hosts."""
+    chance = np.random.default_rng(SEED)
+    host, start, end, usual = _lanes(chance, hosts, bookings, 1)
+    return World(hosts, {WHOLE: 1}, host, start, end,
+                 {WHOLE: np.ones(len(host), np.int64)}, usual)
+
+
+def parts(hosts: int, bookings: int) -> World:
+    """Bookings of up to an eighth of a host, in three classes."""
+    chance = np.random.default_rng(SEED)
+    host, start, end, usual = _lanes(chance, hosts, bookings, 8)
+    size = chance.choice([2, 4, 8], len(host), p=[0.1, 0.2, 0.7])
+    return World(hosts, dict(PARTS), host, start, end, {
+        'VCPU': size, 'MEMORY_MB': size * chance.choice(
+            [2048, 4096], len(host), p=[0.3, 0.7]),
+        'DISK_GB': size * chance.choice([0, 20, 50], len(host))}, usual)
+
+
+def _lanes(chance: np.random.Generator, hosts: int, bookings: int, lanes: int,
+           ) -> tuple[Ints, Ints, Ints, float]:
+    """Bookings and gaps in turn; both are short mostly and long sometimes.
+
+    A booking lasts from 1 to 336 parts, each length as likely as its double
+    (from an hour to two weeks with 100 bookings a year).
+    """
+    each = bookings // (hosts * lanes)
+    shape = (hosts * lanes, each)
+    usual = LOAD * YEAR / each
+    last = np.exp(chance.uniform(0, np.log(336), shape))
+    last = np.maximum(1, last * (usual / last.mean())).astype(np.int64)
+    gap = 1 + chance.exponential(
+        (1 - LOAD) * YEAR / each, shape).astype(np.int64)
+    end = NOW + np.cumsum(last + gap, axis=1)
+    host = 1 + np.repeat(np.arange(hosts * lanes) // lanes, each)
+    order = chance.permutation(host.size)
+    return (host[order], (end - last).ravel()[order], end.ravel()[order],
+            usual)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A demand that is to fit for a time, not before an instant."""
+
+    demand: model.Demand
+    duration: int
+    not_before: int
+
+    def window(self) -> model.Window:
+        """The first one that would do."""
+        return model.Window(self.not_before, self.not_before + self.duration)
+
+
+def questions(world: World, count: int, number: int, days: float = 7,
+              sizes: ty.Sequence[int] = (4, 8, 16, 32),
+              ) -> list[Question]:
+    """``number`` questions for so many servers.
+
+    They are for an hour to ``days`` days (where a booking lasts 2.555 days on
+    average, otherwise in proportion), each length as likely as its double,
+    and begin in the first three quarters of the year. Servers have a size of
+    ``sizes`` VCPUs, or are whole hosts.
+    """
+    chance = np.random.default_rng(SEED + count)
+    scale = world.usual / (2.555 * DAY)
+    answer = []
+    for _number in range(number):
+        size = int(chance.choice(sizes))
+        resources = {WHOLE: 1} if WHOLE in world.capacity else {
+            'VCPU': size, 'MEMORY_MB': size * 4096, 'DISK_GB': size * 20}
+        duration = scale * np.exp(chance.uniform(
+            np.log(3600), np.log(days * DAY)))
+        answer.append(Question(
+            model.Demand(resources, count), max(1, int(duration)),
+            NOW + int(chance.uniform(0, 0.75 * YEAR))))
+    return answer

@@ -57,7 +57,8 @@ class Node(servers.Mariadb):
     def _serve(self) -> list[str]:
         members = ','.join(f'127.0.0.1:{port}' for port in self._members)
         return [*super()._serve(), '--binlog-format=ROW',
-                '--innodb-autoinc-lock-mode=2', '--innodb-buffer-pool-size=128M',
+                '--innodb-autoinc-lock-mode=2',
+                '--innodb-buffer-pool-size=128M',
                 '--bind-address=127.0.0.1', '--wsrep-on=ON',
                 f'--wsrep-provider={self._provider}',
                 f'--wsrep-cluster-address=gcomm://{members}',

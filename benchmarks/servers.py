@@ -33,8 +33,10 @@ KINDS = ('sqlite', 'mariadb', 'postgresql')
 
 
 class Mariadb(databases.Mariadb):
-    """1 GiB of buffers; the log is written at each commit, and synced once
-    a second (innodb_flush_log_at_trx_commit=2)."""
+    """1 GiB of buffers, and a log that is synced once a second.
+
+    It is written at each commit (innodb_flush_log_at_trx_commit=2).
+    """
 
     def _serve(self) -> list[str]:
         # Of two that contradict each other, the later one counts.

@@ -49,7 +49,6 @@ from blazar_core import model
 __all__ = [
     'Edit',
     'Full',
-    'Host',
     'NewBooking',
     'OVERDUE',
     'SHARED',
@@ -350,8 +349,9 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
         return True
     seen = host_of(row)
     leased = {booking.server_id: booking for booking in session.scalars(
-        sa.select(models.Booking).where(models.Booking.host_id == row.id,
-                                        models.Booking.server_id.is_not(None)))}
+        sa.select(models.Booking).where(
+            models.Booking.host_id == row.id,
+            models.Booking.server_id.is_not(None)))}
     usage = _sum(amounts for consumer, amounts in allocations.items()
                  if consumer not in leased)
     resized = [Edit(booking, new_of(

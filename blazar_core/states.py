@@ -46,10 +46,11 @@ class Machine:
         return [state for state, after in self.steps.items() if not after]
 
 
-#: OFFERED: booked for some minutes, to be accepted. PENDING: booked, its time has not come. STARTING: its servers are being
-#: built. ACTIVE: they run. TERMINATING: its time is over or it was ended, its
-#: servers are going. TERMINATED: they are gone and the capacity is free.
-#: ERROR: something failed (status_reason says what); its end still comes.
+#: OFFERED: booked for some minutes, to be accepted. PENDING: booked, its time
+#: has not come. STARTING: its servers are being built. ACTIVE: they run.
+#: TERMINATING: its time is over or it was ended, its servers are going.
+#: TERMINATED: they are gone and the capacity is free. ERROR: something failed
+#: (status_reason says what); its end still comes.
 LEASE = Machine('lease', {
     'OFFERED': ['PENDING', 'TERMINATED'],
     'PENDING': ['STARTING', 'TERMINATING', 'TERMINATED', 'ERROR'],

@@ -149,6 +149,7 @@ class Server:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             **self._as_user)
         if done.returncode:
+            shutil.rmtree(self.folder)
             raise RuntimeError(f'{command} failed: {done.stdout[-2000:]}')
 
     def _keep(self) -> None:
@@ -363,6 +364,13 @@ class Books(fixtures.Fixture):
         self.kind = kind
         self._values = values
 
+    def setUp(self) -> None:
+        # Whether there is a server is asked here: what is raised further on
+        # counts as an error of the fixture, even a skip.
+        if self.kind != 'sqlite':
+            server(self.kind)
+        super().setUp()
+
     def _setUp(self) -> None:
         self.url = self._sqlite() if self.kind == 'sqlite' else self._served()
         self.conf = configuration(self.url, **self._values)
@@ -377,7 +385,8 @@ class Books(fixtures.Fixture):
     def _sqlite(self) -> str:
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'books.sqlite')
-        shutil.copyfile(_migrated_file(), path)
+        with open(path, 'wb') as file:
+            file.write(_migrated_file())
         return f'sqlite:///{path}'
 
     def _served(self) -> str:
@@ -392,12 +401,12 @@ class Books(fixtures.Fixture):
 
 
 @functools.cache
-def _migrated_file() -> str:
-    """An SQLite file that has the schema."""
-    folder = tempfile.mkdtemp(prefix='blazar-', dir=_TEMPORARY)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = os.path.join(folder, 'migrated.sqlite')
-    database = api.Database(configuration(f'sqlite:///{path}'))
-    migration.upgrade(database)
-    database.engine.dispose()
-    return path
+def _migrated_file() -> bytes:
+    """What is in an SQLite file that has the schema."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'migrated.sqlite')
+        database = api.Database(configuration(f'sqlite:///{path}'))
+        migration.upgrade(database)
+        database.engine.dispose()
+        with open(path, 'rb') as file:
+            return file.read()

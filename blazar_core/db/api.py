@@ -158,6 +158,9 @@ def _read_repeatably(engine: sa.Engine) -> None:
             cursor.execute(level)
         connection.commit()
 
+    # oslo.db has tried a connection already, which came before this.
+    engine.dispose()
+
 
 def _lock_sqlite_early(engine: sa.Engine) -> None:
     """Let writers of a SQLite file queue up instead of failing.

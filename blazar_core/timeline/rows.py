@@ -51,8 +51,8 @@ PAST, NEVER = -2 ** 61, 2 ** 61
 
 #: Columns of 32 bits hold levels up to this; beyond, a column gets 64 bits.
 NARROW = 2 ** 30
-#: Steps are collected where there are so many times more, because that costs so
-#: many times more than to look at all of them.
+#: Steps are collected where there are so many times more, because that costs
+#: so many times more than to look at all of them.
 DENSE = 32
 #: How many instants the rows have an index for, at most.
 MARKS = 256
@@ -393,8 +393,10 @@ def size_of(seconds: int) -> int:
 
 
 def spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """All places from the first until the last of each row, and where in
-    them each row begins."""
+    """All places from the first until the last of each row.
+
+    And where in them each row begins.
+    """
     counts = last - first + 1
     ends = np.cumsum(counts)
     offsets = ends - counts

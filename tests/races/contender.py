@@ -69,12 +69,10 @@ class Contender:
     :ivar failures: what should never have happened
     """
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, retries: int) -> None:
         self.dice = random.Random(seed)
-        # Not the default of 20: this race is hundreds of times as hot as
-        # any cloud, and its losers would only say that they are busy.
         self.database = api.Database(databases.configuration(
-            url, admission_retries=200))
+            url, admission_retries=retries))
         self.clock = clocks.SystemClock()
         self.search = admission.Admission(self.database, self.clock)
         self.leases = leases.Leases(self.database, self.clock, self.search)

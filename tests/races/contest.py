@@ -55,22 +55,24 @@ class Contest:
     :param urls: of one database, by whatever servers; the processes are
         dealt out to them
     :param without: guards that are taken out (:data:`racer.GUARDS`)
+    :param retries: the option admission_retries
     """
 
     def __init__(self, urls: ty.Sequence[str], seed: int,
-                 without: ty.Sequence[str] = ()) -> None:
+                 without: ty.Sequence[str] = (), retries: int = 20,
+                 hosts: int = HOSTS) -> None:
         self.urls = [urls[number % len(urls)]
                      for number in range(PROCESSES)]
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.disturbed: collections.Counter[str] = collections.Counter()
         self.failures: list[str] = []
-        self._add_hosts(urls[0])
+        self._add_hosts(urls[0], hosts)
         self._processes = [subprocess.Popen(
             [sys.executable, '-W', 'ignore', '-m', 'tests.races.contender'],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             cwd=ROOT) for _number in range(PROCESSES)]
         self._ask([{'do': 'open', 'url': url, 'without': without,
-                    'seed': seed * 1000 + number}
+                    'seed': seed * 1000 + number, 'retries': retries}
                    for number, url in enumerate(self.urls)])
 
     def __enter__(self) -> 'Contest':
@@ -85,10 +87,10 @@ class Contest:
             assert process.stdout is not None
             process.stdout.close()
 
-    def _add_hosts(self, url: str) -> None:
+    def _add_hosts(self, url: str, count: int) -> None:
         database = api.Database(databases.configuration(url))
         with database.writer() as session:
-            for number in range(HOSTS):
+            for number in range(count):
                 books.report(session, int(time.time()), model.HostFacts(
                     uuidutils.generate_uuid(), f'host{number}',
                     f'host{number}', CAPACITY), {'somebody': {'VCPU': 2}})

@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 SECONDS = float(os.environ.get('BLAZAR_RACE_SECONDS', '30'))
 #: Without the guard: how long it is tried to see something go wrong, and
 #: after how many seconds each time the tables are looked at.
-PATIENCE = 40
+PATIENCE = 90
 SLICE = 2
 
 
@@ -67,14 +67,15 @@ class WithoutTheGuardTest(RaceTestCase):
     #: The writers of SQLite wait for each other, guard or not.
     scenarios = [one for one in databases.SERVERS if one[0] != 'snapshot']
 
+    # Without generations no index follows, so that most is found to be full
+    # only by the decision: after a few tries it is somebody else's turn.
+    # They fight for one host, so that it is seen soon.
     def test_it_is_seen_that_the_guard_is_missing(self):
-        race = self.contest(without=['generation'])
+        race = self.contest(without=['generation'], retries=4, hosts=1)
         for _slice in range(PATIENCE // SLICE):
             race.run(SLICE)
             found = race.problems()
             if any(one.startswith('overbooked') for one in found):
-                self.assertTrue(any(
-                    one.startswith('broken row') for one in found), found)
                 return
         self.fail(f'{PATIENCE} s without the guard, and no overbooking: '
                   'this race proves nothing.')

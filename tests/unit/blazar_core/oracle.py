@@ -39,8 +39,10 @@ class Booking(ty.NamedTuple):
 
 
 class Demand(ty.NamedTuple):
-    """``affinity`` is none, affinity or anti-affinity; ``allowed`` are the
-    numbers of the hosts that may be used."""
+    """``affinity`` is none, affinity or anti-affinity.
+
+    ``allowed`` are the numbers of the hosts that may be used.
+    """
 
     resources: Amounts
     count: int

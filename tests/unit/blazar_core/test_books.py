@@ -38,8 +38,11 @@ NOW = base.NOW
 
 @st.composite
 def decisions(draw):
-    """A world, and what is to become of some of its bookings: pairs of the
-    number of one (None: it comes) and what it is to be (None: it goes)."""
+    """A world, and what is to become of some of its bookings.
+
+    Pairs of the number of one (None: it comes) and what it is to be (None:
+    it goes).
+    """
     world = draw(worlds.worlds())
     any_row = worlds.rows(len(world.hosts))
     edits = []
@@ -124,8 +127,10 @@ def raw(rows):
 
 
 class TestAmendAgainstBruteForce(AmendTestCase):
-    """A decision is made exactly when the rule holds wherever more is booked
-    than before, and then all of it is."""
+    """A decision is made exactly when the rule holds wherever more is booked.
+
+    And then all of it is made.
+    """
 
     def test_it_is_made_when_the_rule_holds_where_more_is_booked(self):
         answers = collections.Counter()
@@ -565,7 +570,8 @@ class TestRetain(worlds.BooksTestCase):
             return books.retain(session, uuids, NOW + 9)
 
     def test_hosts_that_nova_lost_have_no_capacity_any_more(self):
-        kept, _gone = self.host('kept', VCPU=1), self.host('gone', VCPU=1)
+        kept = self.host('kept', VCPU=1)
+        self.host('gone', VCPU=1)
         self.assertEqual(['gone'], self.retain(kept))
         self.assertEqual(
             [('gone', {}, NOW + 9, 2), ('kept', {'VCPU': 1}, NOW, 1)],
@@ -633,8 +639,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
     scenarios = databases.SERVERS
 
     def test_who_decided_with_the_old_picture_has_to_look_again(self):
-        """The server arrives on the host between the reading and the
-        taking."""
+        """The server arrives between the reading and the taking."""
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 100)
         other = self.host('two', VCPU=1)

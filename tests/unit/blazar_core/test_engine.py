@@ -21,7 +21,6 @@ from blazar_core import clock as clocks
 from blazar_core.db import models
 from blazar_core import engine
 from blazar_core import lifecycle
-from tests import databases
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios

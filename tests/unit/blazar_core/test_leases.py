@@ -23,7 +23,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import leases
-from blazar_core import lifecycle
 from blazar_core import model
 from blazar_core import params
 from blazar_core import vault

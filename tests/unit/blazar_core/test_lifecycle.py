@@ -17,6 +17,7 @@ from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import lifecycle
 from blazar_core import model
+from tests import databases
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -104,6 +105,15 @@ class TestStart(LifecycleTestCase):
         self.lifecycle.end(lease['id'])
         self.assertFalse(gates[0]())
         self.assertEqual('TERMINATING', self.status(lease))
+
+    def test_the_gate_is_closed_once_the_lease_was_given_up(self):
+        lease = self.lease(50, 100)
+        gates = []
+        self.cloud.send = lambda call, server_ids, gate: gates.append(gate)
+        self.lifecycle.start(lease['id'])
+        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.assertFalse(gates[0]())
+        self.assertEqual('ERROR', self.status(lease))
 
     def test_a_lease_that_was_ended_is_not_started(self):
         lease = self.lease(50, 100)
@@ -475,8 +485,10 @@ class TestAnnounce(LifecycleTestCase):
 
 
 class TestCrashes(LifecycleTestCase):
-    """Every action is cut off after each of its transactions in turn, and
-    done again by another worker."""
+    """Every action is cut off after each of its transactions in turn.
+
+    Another worker then does it again.
+    """
 
     class Crash(BaseException):
         """The process is gone."""
@@ -538,3 +550,49 @@ class TestCrashes(LifecycleTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
         self.lifecycle.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
+
+
+class TestStepsThatMeet(LifecycleTestCase):
+
+    scenarios = databases.SERVERS
+    #: How many transactions of a database wait for a lock.
+    WAITING = {
+        'mysql': "SELECT COUNT(*) FROM information_schema.INNODB_TRX "
+                 "WHERE trx_state = 'LOCK WAIT'",
+        'postgresql': "SELECT COUNT(*) FROM pg_stat_activity WHERE "
+                      "wait_event_type = 'Lock' AND "
+                      "datname = current_database()",
+    }
+
+    def is_waited_for(self):
+        engine = self.database.engine
+        with engine.connect() as connection:
+            return connection.exec_driver_sql(
+                self.WAITING[engine.dialect.name]).scalar_one()
+
+    def test_a_lease_that_is_being_ended_does_not_become_active(self):
+        """Its last server is seen running in the middle of its end."""
+        lease = self.lease(0, 100)
+        with self.books.connect().writer() as ending:
+            row = ending.get(models.Lease, lease['id'], with_for_update=True)
+            row.status = 'TERMINATING'
+            ending.flush()
+            thread = self.in_thread(lambda: self.see(
+                *base.servers_of(lease), State.RUNNING, self.one))
+            self.wait_for(self.is_waited_for, 'a step that waits its turn')
+        thread.join(20)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertTrue(self.booking(*base.servers_of(lease)).running)
+
+    def test_a_lease_is_not_sent_while_it_is_being_ended(self):
+        lease = self.lease(50, 100)
+        with self.books.connect().writer() as ending:
+            row = ending.get(models.Lease, lease['id'], with_for_update=True)
+            row.status = 'TERMINATING'
+            ending.flush()
+            thread = self.in_thread(
+                lambda: self.lifecycle.start(lease['id']))
+            self.wait_for(self.is_waited_for, 'a step that waits its turn')
+        thread.join(20)
+        self.assertEqual([], self.cloud.sent)
+        self.assertEqual('TERMINATING', self.status(lease))

@@ -180,11 +180,11 @@ class TestBooking(RaceTestCase):
 
     def test_all_room_is_found_while_others_look_for_it(self):
         for name in ('one', 'two', 'three'):
-            self.host(name, VCPU=4)
-        answers = self.race(RACERS, do='create', leases=lambda: [
-            self.wanted() for _lease in range(2)])
+            self.host(name, VCPU=2)
+        answers = self.race(
+            RACERS, do='create', leases=lambda: [self.wanted()])
         self.assertEqual([], self.overbooked())
-        self.assertEqual({'admitted': 12, 'refused': 4}, outcomes(answers))
+        self.assertEqual({'admitted': 6, 'refused': 2}, outcomes(answers))
 
     def test_whatever_is_booked_and_withdrawn_nothing_is_overbooked(self):
         for name in ('one', 'two'):
@@ -193,7 +193,7 @@ class TestBooking(RaceTestCase):
 
         def some():
             leases = []
-            for _lease in range(4):
+            for _lease in range(3):
                 start = chance.randrange(20)
                 leases.append(self.wanted(
                     start, start + chance.randrange(1, 10),
@@ -204,7 +204,7 @@ class TestBooking(RaceTestCase):
         answers = outcomes(self.race(RACERS, do='create', leases=some))
         self.assertEqual([], self.overbooked())
         self.assertGreater(answers['admitted'], 4)
-        self.assertEqual(32, answers.total())
+        self.assertEqual(24, answers.total())
         self.assertEqual(0, answers['busy'])
 
 
@@ -271,8 +271,8 @@ class TestStarting(RaceTestCase):
                for lease in leases}}, self.lines())
 
     def test_without_claims_the_gate_still_sends_every_call_once(self):
-        """Whether several workers carry out an event is then luck, so that
-        it is tried until it is seen."""
+        # Whether several workers carry out an event is then luck, so that
+        # it is tried until it is seen.
         for number in range(ROUNDS):
             calls = {f'call {number} {one}' for one in range(5)}
             for call in calls:

@@ -305,7 +305,8 @@ class Leases:
 
     def _withdraw(self, lease_id: str) -> None:
         with self._database.writer() as session:
-            lease = session.get(models.Lease, lease_id)
+            # Locked: nobody adds to it any more what would keep it.
+            lease = session.get(models.Lease, lease_id, with_for_update=True)
             if lease is None:
                 return
             books.amend(session, self._clock.now(), [

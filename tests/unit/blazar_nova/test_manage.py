@@ -1,0 +1,133 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The command blazar-nova-manage, as an operator types it."""
+
+import contextlib
+import io
+import os
+
+from cryptography import fernet
+import fixtures
+
+from blazar_core import admission
+from blazar_core import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import migration
+from blazar_core.db import models
+from blazar_core import leases
+from blazar_core import model
+from blazar_core import params
+from blazar_core import vault
+from blazar_nova.cmd import manage
+
+from tests import databases
+from tests.unit import base
+
+NOW = base.NOW
+
+
+class ManageTest(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.folder = self.useFixture(fixtures.TempDir()).path
+        self.url = f'sqlite:///{self.folder}/books.sqlite'
+        self.keys = [vault.new_key()]
+
+    def manage(self, *words):
+        """Type a command; returns its exit code and what it wrote."""
+        path = os.path.join(self.folder, 'nova.conf')
+        with open(path, 'w') as file:
+            file.write(f'[blazar]\nencryption_keys = {",".join(self.keys)}\n'
+                       f'[blazar_database]\nconnection = {self.url}\n')
+        out, error = io.StringIO(), io.StringIO()
+        with (contextlib.redirect_stdout(out),
+              contextlib.redirect_stderr(error)):
+            code = manage.main(['--config-file', path, *words])
+        return code, out.getvalue() + error.getvalue()
+
+    def database(self):
+        database = api.Database(databases.configuration(self.url))
+        self.addCleanup(database.engine.dispose)
+        return database
+
+    def hold(self, database):
+        """A lease with a held build, sealed with the first key."""
+        clock = clocks.ManualClock(NOW)
+        with database.writer() as session:
+            session.add(models.Host(
+                uuid='host', name='host', service_host='host',
+                capacity={'VCPU': 1}, usage={}, generation=0,
+                updated_at=NOW))
+        request = params.LeaseRequest(
+            name='lease1', window=model.Window(NOW + 10, NOW + 20),
+            before_end=None, events=(), on_end='delete', starts_now=False)
+        return leases.Leases(
+            database, clock, admission.Admission(database, clock)).create(
+                leases.NewLease('project', 'user', request,
+                                model.Demand({'VCPU': 1}), ('server-1',)),
+                vault.Vault(self.keys).seal('the call'))
+
+    def test_the_schema_is_made_once_and_its_version_told(self):
+        self.assertEqual((0, 'none\n'), self.manage('db', 'version'))
+        for _time in range(2):
+            code, text = self.manage('db', 'sync')
+            self.assertEqual((0, f'The schema is at version '
+                                 f'{migration.head()}.\n'), (code, text))
+        self.assertEqual((0, migration.head() + '\n'),
+                         self.manage('db', 'version'))
+
+    def test_a_fresh_key_is_one_and_never_the_same(self):
+        code, key = self.manage('key', 'create')
+        self.assertEqual(0, code)
+        fernet.Fernet(key.strip())
+        self.assertNotEqual((0, key), self.manage('key', 'create'))
+
+    def test_after_a_rotation_the_old_key_is_not_needed(self):
+        self.manage('db', 'sync')
+        database = self.database()
+        lease = self.hold(database)
+        self.keys.insert(0, vault.new_key())
+        self.assertEqual(
+            (0, '1 held builds are sealed with the first key.\n'),
+            self.manage('key', 'rotate'))
+        with database.reader() as session:
+            sealed = session.get_one(models.HeldBuild, lease['id']).sealed
+        self.assertEqual('the call', vault.Vault(self.keys[:1]).open(sealed))
+
+    def test_a_rotation_without_the_old_key_says_so_and_loses_nothing(self):
+        self.manage('db', 'sync')
+        database = self.database()
+        lease = self.hold(database)
+        old, self.keys = self.keys, [vault.new_key()]
+        code, text = self.manage('key', 'rotate')
+        self.assertEqual(1, code)
+        self.assertIn('Put the key back that it was sealed with.', text)
+        with database.reader() as session:
+            sealed = session.get_one(models.HeldBuild, lease['id']).sealed
+        self.assertEqual('the call', vault.Vault(old).open(sealed))
+
+    def test_leases_are_listed_with_their_servers(self):
+        self.manage('db', 'sync')
+        lease = self.hold(self.database())
+        code, text = self.manage('lease', 'list')
+        self.assertEqual(0, code)
+        for words in (lease['id'], 'lease1', 'project', 'PENDING',
+                      'server-1', lease['start_date'][:19]):
+            self.assertIn(words, text)
+
+    def test_what_is_wrong_is_a_sentence_and_a_code(self):
+        self.url = ''
+        code, text = self.manage('db', 'sync')
+        self.assertEqual(1, code)
+        self.assertIn('[blazar_database] connection is not set', text)

@@ -43,7 +43,8 @@ Ints: ty.TypeAlias = npt.NDArray[np.int64]
 class World:
     """Hosts 1..n with the same capacity, and arrays of bookings.
 
-    :ivar usual: how long a booking lasts on average, in seconds
+    :ivar usual: how long a booking lasts on average where it takes all of a
+        host, in seconds
     """
 
     hosts: int
@@ -98,16 +99,16 @@ def _lanes(chance: np.random.Generator, hosts: int, bookings: int, lanes: int,
     """
     each = bookings // (hosts * lanes)
     shape = (hosts * lanes, each)
-    usual = LOAD * YEAR / each
     last = np.exp(chance.uniform(0, np.log(336), shape))
-    last = np.maximum(1, last * (usual / last.mean())).astype(np.int64)
+    last = np.maximum(1, last * (
+        LOAD * YEAR / each / last.mean())).astype(np.int64)
     gap = 1 + chance.exponential(
         (1 - LOAD) * YEAR / each, shape).astype(np.int64)
     end = NOW + np.cumsum(last + gap, axis=1)
     host = 1 + np.repeat(np.arange(hosts * lanes) // lanes, each)
     order = chance.permutation(host.size)
     return (host[order], (end - last).ravel()[order], end.ravel()[order],
-            usual)
+            LOAD * YEAR / each / lanes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,14 +125,14 @@ class Question:
 
 
 def questions(world: World, count: int, number: int, days: float = 7,
-              sizes: ty.Sequence[int] = (4, 8, 16, 32),
+              sizes: ty.Sequence[int] = (4, 8, 16, 32, 48),
               ) -> list[Question]:
     """``number`` questions for so many servers.
 
-    They are for an hour to ``days`` days (where a booking lasts 2.555 days on
-    average, otherwise in proportion), each length as likely as its double,
-    and begin in the first three quarters of the year. Servers have a size of
-    ``sizes`` VCPUs, or are whole hosts.
+    They are for an hour to ``days`` days (with 100 bookings of a host a year;
+    otherwise in proportion to what is usual), each length as likely as its
+    double, and begin in the first three quarters of the year. Servers have a
+    size of ``sizes`` VCPUs, or are whole hosts.
     """
     chance = np.random.default_rng(SEED + count)
     scale = world.usual / (2.555 * DAY)

@@ -21,8 +21,10 @@ added and taken away in any order.
 
 * :mod:`~blazar_core.timeline.index` is the calendar: hosts, resource classes
   by their names, and the questions;
-* :mod:`~blazar_core.timeline.rows` keeps the levels;
-* :mod:`~blazar_core.timeline.search` finds the earliest start.
+* :mod:`~blazar_core.timeline.rows` keeps the levels, in arrays that
+  :mod:`~blazar_core.timeline.steps` explains;
+* :mod:`~blazar_core.timeline.search` finds room and the earliest start, by
+  :mod:`~blazar_core.timeline.offers`.
 """
 
 from blazar_core.timeline.index import Timeline

@@ -24,10 +24,12 @@ import numpy.typing as npt
 from blazar_core import model
 from blazar_core.timeline import rows
 from blazar_core.timeline import search
+from blazar_core.timeline import steps
+from blazar_core.timeline.steps import Ints
+from blazar_core.timeline.steps import NEVER
 
 __all__ = ['Hosts', 'Timeline', 'Utilisation']
 
-Ints: ty.TypeAlias = rows.Ints
 #: Ids of hosts, or a truth value for each host in the order of
 #: :attr:`Timeline.ids`; None for all of them.
 Hosts: ty.TypeAlias = npt.NDArray[np.bool_] | ty.Collection[int] | None
@@ -108,7 +110,7 @@ class Timeline:
     @property
     def steps(self) -> int:
         """S, how often the levels of all hosts change. Costs O(H)."""
-        return self._rows.steps
+        return self._rows.total
 
     @property
     def nbytes(self) -> int:
@@ -225,7 +227,7 @@ class Timeline:
         none = np.zeros(len(hosts), np.int64)
         self._rows.load(
             places[number], begin,
-            np.where(end >= model.FOREVER, rows.NEVER, end),
+            np.where(end >= model.FOREVER, NEVER, end),
             [columns.get(rc, none) for rc in self._columns])
 
     def forget(self, before: int) -> None:
@@ -338,7 +340,7 @@ class Timeline:
                           window.end)
         first = self._rows.at(which, window.start)
         last = self._rows.at(which, _end(window) - 1)
-        places, heads = rows.spans(first, last)
+        places, heads = steps.spans(first, last)
         times = np.maximum(self._rows.time[places], window.start)
         return Utilisation(
             edges, {rc: _areas(self._rows.levels[column][places], heads,
@@ -372,7 +374,7 @@ class Timeline:
 
 
 def _end(window: model.Window) -> int:
-    return rows.NEVER if window.end >= model.FOREVER else window.end
+    return NEVER if window.end >= model.FOREVER else window.end
 
 
 def _areas(level: npt.NDArray[ty.Any], heads: Ints, times: Ints, edges: Ints,

@@ -16,10 +16,10 @@ A *row* is the step function of one host: for each of its steps, in the order
 of time, the instant from which it holds, and for each *column* (resource
 class) the level from then until the next step. All rows stand in one array of
 times and one array of levels for each column. A row begins with a step at
-:data:`PAST`, two steps that follow each other differ in some column, and there
-is at least one empty place behind the last one, at :data:`NEVER`. So the place
-behind a step always shows when its level ends, and a row depends only on the
-sum of what was added to it, not on the order.
+``PAST``, two steps that follow each other differ in some column, and there is
+at least one empty place behind the last one, at ``NEVER``. So the place behind
+a step always shows when its level ends, and a row depends only on the sum of
+what was added to it, not on the order.
 
 To find the steps at one instant in all rows at once, the number of steps
 until some instants (*marks*, spread evenly over the steps) is kept for every
@@ -31,28 +31,24 @@ and happens about once in 10,000 changes.
 """
 
 import bisect
-import math
 import typing as ty
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ['Ints', 'NEVER', 'PAST', 'Rows', 'Which', 'empty', 'size_of',
-           'spans']
+from blazar_core.timeline import steps
+from blazar_core.timeline.steps import Ints
+from blazar_core.timeline.steps import Levels
+from blazar_core.timeline.steps import NEVER
+from blazar_core.timeline.steps import PAST
 
-Ints: ty.TypeAlias = npt.NDArray[np.int64]
-Levels: ty.TypeAlias = npt.NDArray[ty.Any]
+__all__ = ['Rows', 'Which']
+
 #: Numbers of rows, or all of them.
 Which: ty.TypeAlias = Ints | slice
 
-#: When the first step of a row begins, and when the last one ends. What lies
-#: between them, and twice that, is still 64 bits.
-PAST, NEVER = -2 ** 61, 2 ** 61
-
-#: Columns of 32 bits hold levels up to this; beyond, a column gets 64 bits.
-NARROW = 2 ** 30
-#: Steps are collected where there are so many times more, because that costs
-#: so many times more than to look at all of them.
+#: Steps are collected only where there are so many times more, because that
+#: costs so many times more than to look at it all.
 DENSE = 32
 #: How many instants the rows have an index for, at most.
 MARKS = 256
@@ -107,7 +103,7 @@ class Rows:
         return [self.time, self.size, *self.levels]
 
     @property
-    def steps(self) -> int:
+    def total(self) -> int:
         """How many steps there are."""
         return int(self.length.sum())
 
@@ -150,7 +146,7 @@ class Rows:
     def add_column(self) -> int:
         """A new resource class, nothing of it booked; returns its number."""
         self.levels.append(np.where(
-            self.time == NEVER, empty(np.int32), 0).astype(np.int32))
+            self.time == NEVER, steps.empty(np.int32), 0).astype(np.int32))
         self.lowest.append(0)
         self.columns += 1
         return self.columns - 1
@@ -177,7 +173,8 @@ class Rows:
         level = self.levels[column][where]
         if level.dtype == np.int32:
             top, bottom = int(level.max()), int(level.min())
-            if max(abs(amount), top + amount, -bottom - amount) >= NARROW:
+            if steps.NARROW <= max(
+                    abs(amount), top + amount, -bottom - amount):
                 self._widen(column)
                 level = self.levels[column][where]
         level += amount
@@ -186,7 +183,7 @@ class Rows:
 
     def _widen(self, column: int) -> None:
         wide = self.levels[column].astype(np.int64)
-        wide[self.time == NEVER] = empty(np.int64)
+        wide[self.time == NEVER] = steps.empty(np.int64)
         self.levels[column] = wide
 
     def _cut(self, row: int, instant: int) -> int:
@@ -225,13 +222,13 @@ class Rows:
         self._until_mark[bisect.bisect_left(self._marks, instant):, row] -= 1
 
     def _measure(self, place: int) -> None:
-        self.size[place] = size_of(
+        self.size[place] = steps.size_of(
             int(self.time[place + 1]) - int(self.time[place]))
 
     def _clear(self, where: slice) -> None:
         self.time[where], self.size[where] = NEVER, 0
         for level in self.levels:
-            level[where] = empty(level.dtype)
+            level[where] = steps.empty(level.dtype)
 
     def _move(self, row: int, width: int) -> None:
         """Give a row (at least) so many places, somewhere else."""
@@ -249,7 +246,8 @@ class Rows:
         self._in_place = None
 
     def _make_space(self, width: int) -> None:
-        places, _offsets = spans(self.start, self.start + self.length - 1)
+        places, _offsets = steps.spans(
+            self.start, self.start + self.length - 1)
         self._lay_out(
             self.length.copy(), self.time[places],
             [level[places] for level in self.levels], width + 1)
@@ -264,13 +262,13 @@ class Rows:
         start = np.cumsum(width) - width
         self._used = int(width.sum())
         size = self._used + self._used // 16 + self._spare + more
-        places, _offsets = spans(start, start + counts - 1)
+        places, _offsets = steps.spans(start, start + counts - 1)
         self.time = np.full(size, NEVER, np.int64)
         self.time[places] = times
         self.size = np.zeros(size, np.uint8)
         self.size[places] = np.minimum(
             np.log2(self.time[places + 1] - times) * 8, 255)
-        self.levels = [_placed(level, places, size) for level in levels]
+        self.levels = [steps.placed(level, places, size) for level in levels]
         self.lowest = [int(level.min(initial=0)) for level in levels]
         self._start, self._length, self._width = start, counts, width
         self._in_place = None
@@ -320,7 +318,7 @@ class Rows:
               ) -> ty.Iterator[Levels]:
         """The highest level between two places of each row, by column."""
         if int((last - first).sum()) * DENSE < len(self.time):
-            places, offsets = spans(first, last)
+            places, offsets = steps.spans(first, last)
             for column in columns:
                 yield np.maximum.reduceat(
                     self.levels[column][places], offsets)
@@ -348,7 +346,7 @@ class Rows:
         row, begin, end = row[alive], begin[alive], end[alive]
         amounts = [amount[alive] for amount in amounts]
         from_past, ends = begin <= self.horizon, end < NEVER
-        old, _offsets = spans(self.start, self.start + self.length - 1)
+        old, _offsets = steps.spans(self.start, self.start + self.length - 1)
         old_row = np.repeat(np.arange(self.count), self.length)
         inner = np.ones(len(old), bool)
         inner[np.cumsum(self.length) - self.length] = False
@@ -364,7 +362,7 @@ class Rows:
             changes.append(np.concatenate([
                 np.diff(was, prepend=0)[inner], amount[~from_past],
                 -amount[ends]]))
-        self._lay_out(*_stepped(rows, times, bases, changes))
+        self._lay_out(*steps.stepped(rows, times, bases, changes))
 
     def forget(self, before: int) -> None:
         """Drop the steps before an instant, which becomes the horizon.
@@ -375,86 +373,12 @@ class Rows:
             return
         first = self.at(slice(None), before)
         last = self.start + self.length - 1
-        places, offsets = spans(first, last)
+        places, offsets = steps.spans(first, last)
         times = self.time[places]
         times[offsets] = PAST
         self.horizon = before
         self._lay_out(last - first + 1, times,
                       [level[places] for level in self.levels])
-
-
-def size_of(seconds: int) -> int:
-    """The logarithm of a time that is not 0, in eighths of a doubling.
-
-    So that times can be told apart roughly by looking at one byte. Two ways
-    of computing it may differ by 1.
-    """
-    return min(int(math.log2(seconds) * 8), 255)
-
-
-def spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """All places from the first until the last of each row.
-
-    And where in them each row begins.
-    """
-    counts = last - first + 1
-    ends = np.cumsum(counts)
-    offsets = ends - counts
-    places = np.arange(int(counts.sum()))
-    places += np.repeat(first - offsets, counts)
-    return places, offsets
-
-
-def _stepped(row: Ints, time: Ints, bases: list[Ints], changes: list[Ints],
-             ) -> tuple[Ints, Ints, list[Levels]]:
-    """Step functions, given their levels in the past and their changes.
-
-    :returns: how many steps each row has, their times, and their levels
-    """
-    order = np.lexsort((time, row))
-    row, time = row[order], time[order]
-    # What happens at one instant is one step, the last one's sum.
-    whole = np.ones(len(row), bool)
-    whole[:-1] = (row[1:] != row[:-1]) | (time[1:] != time[:-1])
-    row, time = row[whole], time[whole]
-    first = np.ones(len(row), bool)
-    first[1:] = row[1:] != row[:-1]
-    differs = np.zeros(len(row), bool)
-    levels = []
-    for base, change in zip(bases, changes):
-        total = np.cumsum(change[order])[whole]
-        before = np.concatenate([[0], total[:-1]]) if len(total) else total
-        differs |= total != before
-        heads = np.flatnonzero(first)
-        total += np.repeat(base[row[heads]] - before[heads],
-                           np.diff(np.append(heads, len(row))))
-        levels.append(total)
-    counts = np.bincount(row[differs], minlength=len(bases[0])) + 1
-    heads = np.cumsum(counts) - counts
-    inner = np.ones(int(counts.sum()), bool)
-    inner[heads] = False
-    times = np.full(len(inner), PAST)
-    times[inner] = time[differs]
-    for column, base in enumerate(bases):
-        level = np.empty(len(inner), np.int64)
-        level[heads], level[inner] = base, levels[column][differs]
-        levels[column] = level
-    return counts, times, ty.cast('list[Levels]', levels)
-
-
-def _placed(level: Levels, places: Ints, size: int) -> Levels:
-    """An array of a column, in the smallest type that holds it."""
-    narrow = level.dtype == np.int32 or not len(level) or (
-        max(int(level.max()), -int(level.min())) < NARROW)
-    dtype = np.dtype(np.int32 if narrow else np.int64)
-    placed = np.full(size, empty(dtype), dtype)
-    placed[places] = level
-    return placed
-
-
-def empty(dtype: npt.DTypeLike) -> int:
-    """The level of an empty place: more than fits anywhere."""
-    return min(int(np.iinfo(np.dtype(dtype)).max), NEVER)
 
 
 def _longer(array: Ints, more: int) -> Ints:

@@ -15,9 +15,8 @@
 A *scan* asks how many servers of one demand fit. It looks at the wanted
 start first, at a few rows at a time, because a small demand mostly fits at
 once. If it does not fit, everything in some stretch of time is looked at, and
-then all the rest, by turning levels into *offers*: "from this start until
-that one, so many servers fit here". The earliest start is where the offers
-that are open first make up the demand.
+then all the rest, by turning levels into offers (see
+:mod:`~blazar_core.timeline.offers`).
 """
 
 import dataclasses
@@ -26,12 +25,15 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 
+from blazar_core.timeline import offers
+from blazar_core.timeline.offers import Offers
 from blazar_core.timeline import rows as rows_
+from blazar_core.timeline import steps
+from blazar_core.timeline.steps import Ints
+from blazar_core.timeline.steps import Levels
+from blazar_core.timeline.steps import NEVER
 
 __all__ = ['HUGE', 'Need', 'Scan']
-
-Ints: ty.TypeAlias = rows_.Ints
-Levels: ty.TypeAlias = npt.NDArray[ty.Any]
 
 #: More than any amount, and yet far from an overflow.
 HUGE = 2 ** 60
@@ -41,8 +43,6 @@ PIECE = 2 ** 16
 FIRST = 256
 #: With how many servers more than were seen one may reckon in the other rows.
 DOUBT = 3
-#: Not more offers than this are simply sorted.
-FEW = 4096
 
 
 class Need(ty.NamedTuple):
@@ -55,17 +55,6 @@ class Need(ty.NamedTuple):
     column: int
     amount: int
     free: Ints
-
-
-class Offers(ty.NamedTuple):
-    """From ``first`` until ``last``, both included, ``room`` servers fit.
-
-    ``room`` is None where it is one everywhere.
-    """
-
-    first: Ints
-    last: Ints
-    room: Ints | None
 
 
 class _Piece(ty.NamedTuple):
@@ -95,10 +84,13 @@ class Scan:
     piece: int = PIECE
 
     def bare(self) -> Ints:
-        """The room in each row if nothing at all were booked."""
+        """The most room there may ever be in each row: with nothing booked.
+
+        (Or less than nothing, when a removal came before its booking.)
+        """
         room = np.full(len(self.which), self.most)
-        nothing = np.zeros(1, np.int64)
-        self._lower(room, self.which, [nothing] * len(self.needs))
+        self._lower(room, self.which, [
+            np.array([self.rows.lowest[need.column]]) for need in self.needs])
         return room
 
     def room(self, begin: int, end: int, which: Ints | None = None) -> Ints:
@@ -156,7 +148,7 @@ class Scan:
 
     def earliest(self, duration: int, since: int, wanted: int) -> int | None:
         """The first start at which so many fit for so long."""
-        if self._fits_at_once(since, min(since + duration, rows_.NEVER),
+        if self._fits_at_once(since, min(since + duration, NEVER),
                               wanted):
             return since
         bare = self.bare()
@@ -165,17 +157,17 @@ class Scan:
         able = dataclasses.replace(
             self, which=self.which[bare > 0], most=int(bare.max()))
         if able._is_lone():
-            return _opening(able._single(duration, since), wanted)
+            return offers.opening(able._single(duration, since), wanted)
         quarter = self.rows.later(since, 4)
-        if quarter == rows_.NEVER:
-            return _opening(able._near(duration, since, quarter), wanted)
+        if quarter == NEVER:
+            return offers.opening(able._near(duration, since, quarter), wanted)
         until = self.rows.later(since, 32)
         if until + duration < quarter:
-            start = _opening(
+            start = offers.opening(
                 able._near(duration, since, until), wanted, until)
             if start is not None:
                 return start
-        return _opening(able._all(duration, since), wanted)
+        return offers.opening(able._all(duration, since), wanted)
 
     def _fits_at_once(self, begin: int, end: int, wanted: int) -> bool:
         """Whether so many fit, when that is soon seen.
@@ -213,7 +205,7 @@ class Scan:
     def _single(self, duration: int, since: int) -> Offers:
         """All offers where each is one step, looking at long ones only."""
         rows, limit = self.rows, self._limit()
-        size, levels = rows_.size_of(duration) - 1, rows.levels[0]
+        size, levels = steps.size_of(duration) - 1, rows.levels[0]
         begins, ends, places = [], [], []
         for done in range(0, len(rows.time) - 1, 4 * self.piece):
             part = slice(done, done + 4 * self.piece)
@@ -225,16 +217,16 @@ class Scan:
             begins.append(begin[kept])
             ends.append(end[kept])
             places.append(found[kept] + done)
-        offers = Offers(np.concatenate(begins),
+        single = Offers(np.concatenate(begins),
                         np.concatenate(ends) - duration, None)
         if len(self.which) == rows.count:
-            return offers
+            return single
         order = rows.in_place()
         allowed = np.zeros(rows.count, bool)
         allowed[self.which] = True
         kept = np.flatnonzero(allowed[order[np.searchsorted(
             rows.start[order], np.concatenate(places), 'right') - 1]])
-        return Offers(offers.first[kept], offers.last[kept], None)
+        return Offers(single.first[kept], single.last[kept], None)
 
     def _near(self, duration: int, since: int, until: int) -> Offers:
         """The offers from one instant until another."""
@@ -242,7 +234,7 @@ class Scan:
         # With an empty place behind the steps of each row.
         last = self.rows.at(self.which, until + duration) + 1
         empty = (self.rows.start + self.rows.length)[self.which]
-        return _joined(
+        return offers.joined(
             self._offers(self._collected(
                 self.which[part], first[part], last[part], empty[part]),
                 duration, since)
@@ -250,7 +242,7 @@ class Scan:
 
     def _collected(self, which: Ints, first: Ints, last: Ints, empty: Ints,
                    ) -> _Piece:
-        places, offsets = rows_.spans(first, last)
+        places, offsets = steps.spans(first, last)
         ends = self.rows.time[places + 1]
         places[offsets + (last - first)] = empty
         return _Piece(
@@ -267,7 +259,7 @@ class Scan:
         allowed[self.which] = True
         able = dataclasses.replace(self, needs=[need._replace(
             free=np.where(allowed, need.free, -HUGE)) for need in self.needs])
-        return _joined(
+        return offers.joined(
             able._offers(_Piece(
                 rows.time[part_of], rows.time[
                     part_of.start + 1:part_of.stop + 1],
@@ -281,7 +273,8 @@ class Scan:
     def _offers(self, piece: _Piece, duration: int, since: int) -> Offers:
         if self.most == 1:
             return self._runs(piece, duration, since)
-        return _profile(self._rooms(piece), piece, duration, since)
+        return offers.profile(
+            self._rooms(piece), piece.begin, piece.end, duration, since)
 
     def _runs(self, piece: _Piece, duration: int, since: int) -> Offers:
         """Where one fits: runs of steps, one after the other, that do."""
@@ -301,7 +294,7 @@ class Scan:
             opens[1:] &= ~inner
             closes[:-1] &= ~inner
             begin, end = piece.begin[opens], piece.end[closes]
-        return _kept(np.maximum(begin, since), end - duration, None)
+        return offers.kept(np.maximum(begin, since), end - duration, None)
 
     def _rooms(self, piece: _Piece) -> Ints:
         """The room at each step, none at the empty places."""
@@ -311,7 +304,7 @@ class Scan:
             free -= level
             free //= need.amount
             np.minimum(room, free, out=room)
-            room[level == rows_.empty(level.dtype)] = 0
+            room[level == steps.empty(level.dtype)] = 0
         np.maximum(room, 0, out=room)
         return room
 
@@ -320,62 +313,11 @@ def _fitted(limit: Ints, width: Ints, dtype: npt.DTypeLike,
             ) -> Levels | int:
     """Limits of rows as limits of their steps, comparable with levels."""
     if len(limit) and np.dtype(dtype) == np.int32:
-        limit = np.clip(limit, -rows_.NARROW, rows_.NARROW)
+        limit = np.clip(limit, -steps.NARROW, steps.NARROW)
         if limit.min() == limit.max():
             return int(limit[0])
         return np.repeat(limit.astype(np.int32), width)
     return np.repeat(limit, width)
-
-
-def _profile(room: Ints, piece: _Piece, duration: int, since: int) -> Offers:
-    """Where how many fit.
-
-    The room over a window is the smallest room of its steps. Each step makes
-    the offer for the windows of which it is the (first) smallest: those that
-    begin after the last step before it with as little room, and end before
-    the next one with less. These two are found for all steps at once: every
-    step first points at its neighbour, and as long as that one has too much
-    room, goes on to where the neighbour points. What was passed by on the way
-    has more room yet, so that nothing is missed.
-    """
-    # Steps with the same room are one; a step without room stands at both
-    # ends and (the empty places) between rows.
-    room = np.concatenate([[0], room, [0]])
-    heads = np.flatnonzero(np.diff(room, prepend=-1))
-    room = room[heads]
-    begin = np.concatenate([[rows_.PAST], piece.begin, [0]])[heads]
-    end = np.concatenate([[0], piece.end, [0]])[
-        np.append(heads[1:], len(piece.begin) + 2) - 1]
-    live = np.flatnonzero(room)
-    before = _pointers(live, -1, lambda at, to: room[to] > room[at])
-    after = _pointers(live, 1, lambda at, to: room[to] >= room[at])
-    first = np.maximum(begin[before + 1], begin[live] - (duration - 1))
-    last = np.minimum(end[live] - 1, end[after - 1] - duration)
-    return _kept(np.maximum(first, since), last, room[live])
-
-
-def _pointers(live: Ints, direction: int, passes: ty.Callable[
-        [Ints, Ints], npt.NDArray[np.bool_]]) -> Ints:
-    """For each live step, the next one in a direction not passed by."""
-    size = int(live[-1]) + 2 if len(live) else 0
-    target = np.arange(size) + direction
-    going = live
-    while len(going):
-        going = going[passes(going, target[going])]
-        target[going] = target[target[going]]
-    return target[live]
-
-
-def _kept(first: Ints, last: Ints, room: Ints | None) -> Offers:
-    kept = np.flatnonzero(last >= first)
-    return Offers(first[kept], last[kept],
-                  None if room is None else room[kept])
-
-
-def _joined(pieces: ty.Iterable[Offers]) -> Offers:
-    first, last, rooms = zip(*pieces)
-    return Offers(np.concatenate(first), np.concatenate(last),
-                  None if rooms[0] is None else np.concatenate(rooms))
 
 
 def _parts(widths: Ints, size: int) -> ty.Iterator[slice]:
@@ -387,66 +329,3 @@ def _parts(widths: Ints, size: int) -> ty.Iterator[slice]:
         stop = max(done + 1, int(np.searchsorted(ends, total, 'right')))
         yield slice(done, stop)
         done = stop
-
-
-_BUCKETS = 2 ** 16
-
-
-def _opening(offers: Offers, wanted: int, until: int = rows_.NEVER,
-             ) -> int | None:
-    """The first instant, not after ``until``, at which enough is offered.
-
-    With many offers, time is cut into buckets. What was opened by the end of
-    a bucket, less what was closed before it, is the most that can be offered
-    in it, so that most of the buckets need not be looked into.
-    """
-    first, last, room = offers
-    if until < rows_.NEVER:
-        kept = first <= until
-        first, last = first[kept], last[kept]
-        room = None if room is None else room[kept]
-    if (len(first) if room is None else int(room.sum())) < wanted:
-        return None
-    if len(first) <= FEW:
-        return _sweep(Offers(first, last, room), wanted)
-    begin = int(first.min())
-    shift = (int(first.max()) - begin).bit_length() - 16
-    if shift <= 0:
-        return _sweep(Offers(first, last, room), wanted)
-    opened = (first - begin) >> shift
-    closed = np.minimum(((last - begin) >> shift) + 1, _BUCKETS)
-    level = np.cumsum(
-        np.bincount(opened, room, minlength=_BUCKETS + 1) -
-        np.bincount(closed, room, minlength=_BUCKETS + 1))
-    full = np.flatnonzero(level[:-1] >= wanted)
-    width, place = 1, 0
-    while place < len(full):
-        bucket = int(full[place])
-        inside = (opened < bucket + width) & (closed > bucket)
-        start = _sweep(Offers(
-            first[inside], last[inside],
-            None if room is None else room[inside]), wanted)
-        if start is not None:
-            return start
-        place = int(np.searchsorted(full, bucket + width))
-        width *= 4
-    return None
-
-
-def _sweep(offers: Offers, wanted: int) -> int | None:
-    """The first instant at which enough is offered, by sorting them."""
-    first, last, room = offers
-    if room is None:
-        opens = np.sort(first)[wanted - 1:]
-        closed = np.searchsorted(np.sort(last), opens)
-        reached = np.flatnonzero(
-            np.arange(wanted, len(first) + 1) - closed >= wanted)
-        return int(opens[reached[0]]) if len(reached) else None
-    times = np.concatenate([first, last + 1])
-    order = np.argsort(times)
-    times = times[order]
-    level = np.cumsum(np.concatenate([room, -room])[order])
-    enough = level >= wanted
-    enough[:-1] &= times[1:] != times[:-1]
-    reached = np.flatnonzero(enough)
-    return int(times[reached[0]]) if len(reached) else None

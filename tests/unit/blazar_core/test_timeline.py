@@ -25,8 +25,10 @@ from oslotest import base
 
 from blazar_core import model
 from blazar_core import timeline
+from blazar_core.timeline import offers
 from blazar_core.timeline import rows
 from blazar_core.timeline import search
+from blazar_core.timeline import steps
 
 CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU', 'CUSTOM_HOST')
 #: Bookings end before this second, or never: later ones are all like it.
@@ -368,19 +370,22 @@ class TimelineTest(base.BaseTestCase):
     def test_earliest_start_in_full_calendars(self):
         for seed in range(int(os.environ.get('HYPOTHESIS_EXAMPLES', '100'))):
             chance = random.Random(seed)
-            whole = chance.random() < 0.5
+            whole, early = chance.random() < 0.5, chance.random() < 0.3
             story = self._story({'piece': chance.choice([1, 20, 2 ** 16])})
             for change in _full(chance, whole):
                 story.tell(change)
             for _number in range(10):
                 story.tell(Undo(chance.randrange(100)))
-                story.tell(Book(
-                    chance.randint(1, 8), chance.randint(0, 20),
-                    chance.randint(1, 4), False, {'VCPU': 1}))
+                story.tell(_some_booking(
+                    chance, whole, -1 if early else 1))
+                needs = {'VCPU': 1 if whole else chance.randint(1, 3)}
+                if not whole and chance.random() < 0.5:
+                    needs['MEMORY_MB'] = chance.randint(1, 5)
                 self._ask_for_more(story, Question(
-                    {'VCPU': 1 if whole else chance.randint(1, 3)},
-                    chance.randint(1, 8), chance.choice(list(model.Affinity)),
-                    1, chance.randint(0, 12), chance.randint(1, 6), False,
+                    needs, chance.randint(1, 8),
+                    chance.choice(list(model.Affinity)), 1,
+                    chance.randint(0, 12), chance.randint(1, 6),
+                    chance.random() < 0.1,
                     chance.choice([None, {1, 2, 3, 4}]), False, 1))
 
     def _ask_for_more(self, story, one):
@@ -495,15 +500,28 @@ def _full(chance, whole):
     """Hosts that are mostly taken, with gaps of some seconds."""
     size, bookings = 1 if whole else 4, []
     for host in range(1, 9):
-        yield SetHost(host, {'VCPU': size}, {})
+        yield SetHost(host, {'VCPU': size, **(
+            {} if whole else {'MEMORY_MB': chance.randint(4, 8)})}, {})
         for _lane in range(size):
             end = 0
             while end < 20:
                 start = end + chance.choice([0, 0, 1, 2, 3, 4])
                 end = start + chance.randint(1, 4)
                 bookings.append(Book(host, start, end - start, False,
-                                     {'VCPU': 1}))
+                                     _part(chance, whole)))
     yield Load(bookings)
+
+
+def _part(chance, whole):
+    if whole:
+        return {'VCPU': 1}
+    return {'VCPU': 1, 'MEMORY_MB': chance.randint(0, 3)}
+
+
+def _some_booking(chance, whole, sign):
+    return Book(chance.randint(1, 8), chance.randint(0, 20),
+                chance.randint(1, 4), chance.random() < 0.1,
+                _part(chance, whole), sign)
 
 
 def _plain(levels):
@@ -523,8 +541,8 @@ class SmallTest(YearsTest):
     def setUp(self):
         super().setUp()
         for where, name, value in (
-                (search, 'FIRST', 1), (search, 'FEW', 0),
-                (search, 'DOUBT', -10), (rows, 'NARROW', 5),
+                (search, 'FIRST', 1), (offers, 'FEW', 0),
+                (search, 'DOUBT', -10), (steps, 'NARROW', 5),
                 (rows, 'DENSE', 10 ** 6)):
             self.useFixture(fixtures.MonkeyPatch(
                 f'{where.__name__}.{name}', value))

@@ -1,0 +1,106 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What rows of steps are made of: times, levels and places in arrays."""
+
+import math
+import typing as ty
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ['Ints', 'Levels', 'NARROW', 'NEVER', 'PAST', 'empty', 'placed',
+           'size_of', 'spans', 'stepped']
+
+Ints: ty.TypeAlias = npt.NDArray[np.int64]
+Levels: ty.TypeAlias = npt.NDArray[ty.Any]
+
+#: When the first step of a row begins, and when the last one ends. What lies
+#: between them, and twice that, is still 64 bits.
+PAST, NEVER = -2 ** 61, 2 ** 61
+
+#: Columns of 32 bits hold levels up to this; beyond, a column gets 64 bits.
+NARROW = 2 ** 30
+
+
+def empty(dtype: npt.DTypeLike) -> int:
+    """The level of an empty place: more than fits anywhere."""
+    return min(int(np.iinfo(np.dtype(dtype)).max), NEVER)
+
+
+def size_of(seconds: int) -> int:
+    """The logarithm of a time that is not 0, in eighths of a doubling.
+
+    So that times can be told apart roughly by looking at one byte. Two ways
+    of computing it may differ by 1.
+    """
+    return min(int(math.log2(seconds) * 8), 255)
+
+
+def spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """All places from the first until the last of each row.
+
+    And where in them each row begins.
+    """
+    counts = last - first + 1
+    ends = np.cumsum(counts)
+    offsets = ends - counts
+    places = np.arange(int(counts.sum()))
+    places += np.repeat(first - offsets, counts)
+    return places, offsets
+
+
+def placed(level: Levels, places: Ints, size: int) -> Levels:
+    """An array of a column, in the smallest type that holds it."""
+    narrow = level.dtype == np.int32 or not len(level) or (
+        max(int(level.max()), -int(level.min())) < NARROW)
+    dtype = np.dtype(np.int32 if narrow else np.int64)
+    placed = np.full(size, empty(dtype), dtype)
+    placed[places] = level
+    return placed
+
+
+def stepped(row: Ints, time: Ints, bases: list[Ints], changes: list[Ints],
+            ) -> tuple[Ints, Ints, list[Levels]]:
+    """Step functions, given their levels in the past and their changes.
+
+    :returns: how many steps each row has, their times, and their levels
+    """
+    order = np.lexsort((time, row))
+    row, time = row[order], time[order]
+    # What happens at one instant is one step, the last one's sum.
+    whole = np.ones(len(row), bool)
+    whole[:-1] = (row[1:] != row[:-1]) | (time[1:] != time[:-1])
+    row, time = row[whole], time[whole]
+    first = np.ones(len(row), bool)
+    first[1:] = row[1:] != row[:-1]
+    differs = np.zeros(len(row), bool)
+    levels = []
+    for base, change in zip(bases, changes):
+        total = np.cumsum(change[order])[whole]
+        before = np.concatenate([[0], total[:-1]]) if len(total) else total
+        differs |= total != before
+        heads = np.flatnonzero(first)
+        total += np.repeat(base[row[heads]] - before[heads],
+                           np.diff(np.append(heads, len(row))))
+        levels.append(total)
+    counts = np.bincount(row[differs], minlength=len(bases[0])) + 1
+    heads = np.cumsum(counts) - counts
+    inner = np.ones(int(counts.sum()), bool)
+    inner[heads] = False
+    times = np.full(len(inner), PAST)
+    times[inner] = time[differs]
+    for column, base in enumerate(bases):
+        level = np.empty(len(inner), np.int64)
+        level[heads], level[inner] = base, levels[column][differs]
+        levels[column] = level
+    return counts, times, ty.cast('list[Levels]', levels)

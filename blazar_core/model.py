@@ -66,14 +66,6 @@ class Window:
             raise ValueError(
                 f'A window must end after it starts: {self.start}, {self.end}')
 
-    def overlaps(self, other: 'Window') -> bool:
-        """True when there is an instant that belongs to both."""
-        return self.start < other.end and other.start < self.end
-
-    def moved_to(self, start: int) -> 'Window':
-        """The same length, from another start."""
-        return Window(start, start + self.end - self.start)
-
 
 class Affinity(enum.Enum):
     """How the servers of one demand may share hosts."""

@@ -24,7 +24,9 @@ Nova; a test holds that.
     servers.py    looks at servers, builds and deletes them
     demand.py     what a build asks for, and of which hosts
     hosts.py      what hosts have, and what runs there
+    router.py     Nova's API application, and answers in its manner
     plugins.py    the base classes of filters and weighers
     service.py    configuration, messages and start of a process
+    threads.py    native threads, before anything else of Nova is imported
     checks.py     is this the Nova we were written for?
 """

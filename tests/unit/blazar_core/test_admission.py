@@ -81,8 +81,9 @@ class TestPickAgainstBruteForce(AgainstBruteForce):
                     self.check_refusal(question, exc.refusal)
                     if exc.refusal.next_start is not None:
                         # Raises, if it does not fit there.
-                        admitting.pick(demand, window.moved_to(
-                            exc.refusal.next_start))
+                        start = exc.refusal.next_start
+                        admitting.pick(demand, model.Window(
+                            start, start + window.end - window.start))
                 else:
                     self.assertIsNone(quoted)
                     answers['admitted'] += 1

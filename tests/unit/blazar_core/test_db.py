@@ -135,6 +135,18 @@ class TestDatabase(base.DatabaseTestCase):
                              inner.connection().connection.driver_connection)
 
 
+class TestOneState(base.DatabaseTestCase):
+
+    def test_a_transaction_sees_one_from_the_first_connection_on(self):
+        count = sa.select(sa.func.count()).select_from(models.Host)
+        with self.books.connect().reader() as session:
+            self.assertEqual(0, session.scalar(count))
+            self.host('new', VCPU=1)
+            self.assertEqual(0, session.scalar(count))
+        with self.database.reader() as session:
+            self.assertEqual(1, session.scalar(count))
+
+
 class TestTransactionsThatMeet(base.DatabaseTestCase):
 
     scenarios = databases.SERVERS

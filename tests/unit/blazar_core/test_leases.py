@@ -256,6 +256,27 @@ class TestUpdate(base.LeaseTestCase):
         self.assert_refused(errors.Refused, 'no room', self.leases.all()[0],
                             end=201)
 
+    def test_a_refusal_says_from_when_it_would_do(self):
+        self.host('one', VCPU=1)
+        lease = self.lease(50, 100)
+        self.lease(200, 300)
+        refused = self.assertRaises(errors.Refused, self.update, lease,
+                                    start=150, end=250)
+        self.assertEqual(model.Refusal(model.Reason.NO_ROOM, 1, 0, NOW + 300),
+                         refused.refusal)
+
+    def test_an_end_that_was_announced_is_announced_again_if_it_moves(self):
+        self.host('one', VCPU=1)
+        request = self.request(50, 100, before_end=NOW + 90)
+        lease = self.lease(50, 100, request=request)
+        with self.database.writer() as session:
+            session.query(models.Event).filter_by(
+                event_type='before_end_lease').update({'status': 'DONE'})
+        self.update(lease, end=200)
+        self.assertEqual([(90, 'DONE'), (190, 'UNDONE')], sorted(
+            (row.time - NOW, row.status) for row in self.scalars(
+                models.Event, models.Event.event_type == 'before_end_lease')))
+
     def test_a_lease_may_be_shortened_on_a_host_that_is_too_full(self):
         uuid = self.host('one', VCPU=2)
         lease = self.running_lease(0, 100, count=2)
@@ -567,6 +588,21 @@ class TestOffers(OfferTestCase):
         self.assertEqual(
             model.Refusal(model.Reason.NO_ROOM, 2, 1, NOW + 60),
             self.assertRaises(errors.Refused, self.offer, count=2).refusal)
+
+    def test_an_offer_for_servers_that_are_named_expires_too(self):
+        self.host('one', VCPU=1)
+        offer = self.leases.offer(self.new_lease(200, 210), 30)
+        self.assertEqual([None], base.servers_of(offer))
+        self.lifecycle.expire(offer['id'])
+        self.assertEqual('TERMINATED', self.status(offer))
+
+    def test_an_accepted_offer_begins_at_its_time(self):
+        offer = self.offer()
+        self.leases.accept(offer['id'], self.request(50, 100))
+        self.lifecycle.start(offer['id'])
+        self.assertEqual('ACTIVE', self.status(offer))
+        self.assertEqual('active', self.leases.get(
+            offer['id'])['reservations'][0]['status'])
 
     def test_an_offer_that_is_accepted_is_a_lease_with_its_events(self):
         offer = self.offer()

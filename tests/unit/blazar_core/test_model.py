@@ -13,8 +13,6 @@
 import dataclasses
 import datetime
 
-import hypothesis
-from hypothesis import strategies as st
 from oslotest import base
 
 from blazar_core import clock
@@ -25,10 +23,6 @@ from tests.unit import base as unit_base
 NOW = unit_base.NOW
 Window = model.Window
 
-times = st.integers(0, 12)
-windows = st.builds(lambda start, length: Window(start, start + length),
-                    times, st.integers(1, 6))
-
 
 def host(**values):
     return model.Host(**{
@@ -38,19 +32,9 @@ def host(**values):
 
 class TestWindow(base.BaseTestCase):
 
-    @hypothesis.settings(derandomize=True, deadline=None, database=None)
-    @hypothesis.given(windows, windows)
-    def test_windows_overlap_when_they_share_an_instant(self, one, other):
-        shared = set(range(one.start, one.end)) & set(
-            range(other.start, other.end))
-        self.assertEqual(bool(shared), one.overlaps(other))
-
     def test_a_window_must_not_be_empty(self):
         for end in (5, 4):
             self.assertRaises(ValueError, Window, 5, end)
-
-    def test_a_window_that_is_moved_keeps_its_length(self):
-        self.assertEqual(Window(7, 10), Window(2, 5).moved_to(7))
 
     def test_a_value_cannot_be_changed(self):
         self.assertRaises(dataclasses.FrozenInstanceError, setattr,

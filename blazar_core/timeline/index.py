@@ -316,10 +316,13 @@ class Timeline:
     def busy_until(self) -> Ints:
         """When the last booking on each host ends.
 
-        0 where none is, :data:`model.FOREVER` where something is used
-        without an end. Costs O(H).
+        0 where none is, :data:`model.FOREVER` where something is used or
+        booked without an end. Costs O(H).
         """
-        until = self._rows.time[self._rows.start + self._rows.length - 1]
+        last = self._rows.start + self._rows.length - 1
+        until = self._rows.time[last]
+        for level in self._rows.levels:
+            until[level[last] > 0] = model.FOREVER
         for one in self._classes.values():
             until[one.usage[:len(self)] > 0] = model.FOREVER
         return np.asarray(np.clip(until, 0, model.FOREVER), np.int64)

@@ -371,7 +371,8 @@ class TimelineTest(base.BaseTestCase):
         for seed in range(int(os.environ.get('HYPOTHESIS_EXAMPLES', '100'))):
             chance = random.Random(seed)
             whole, early = chance.random() < 0.5, chance.random() < 0.3
-            story = self._story({'piece': chance.choice([1, 20, 2 ** 16])})
+            story = self._story({'piece': chance.choice([1, 20, 2 ** 16]),
+                                 'spare': chance.choice([0, 1024])})
             for change in _full(chance, whole):
                 story.tell(change)
             for _number in range(10):
@@ -422,6 +423,35 @@ class TimelineTest(base.BaseTestCase):
                         peak.get(rc, 0))
 
         self._run(changes, shape, ask)
+
+    @CASES
+    @hypothesis.given(stories, shapes)
+    def test_busy_hosts_are_those_with_a_second_that_is_taken(
+            self, changes, shape):
+        def ask(story, one):
+            end = story.calendar.end(one, one.start)
+            taken = [
+                [second for second in range(0, max(LAST, one.start) + 1)
+                 if any(story.calendar.level(host, rc, second) > 0
+                        for rc in CLASSES)]
+                for host in story.timeline.ids]
+            self.assertEqual(
+                [any(one.start <= second < end for second in seconds)
+                 for seconds in taken],
+                story.timeline.busy(
+                    story.window(one.start, end)).tolist())
+            until = story.timeline.busy_until().tolist()
+            for host, seconds, instant in zip(
+                    story.timeline.ids, taken, until):
+                if any(story.calendar.usage[host].values()) or (
+                        LAST in seconds):
+                    self.assertEqual(model.FOREVER, instant)
+                elif seconds and seconds[-1] >= story.since:
+                    self.assertEqual(story.at(seconds[-1] + 1), instant)
+
+        # With a level below nothing, an end is no end of anything taken.
+        self._run([one for one in changes
+                   if getattr(one, 'sign', 1) == 1], shape, ask)
 
     @CASES
     @hypothesis.given(stories, shapes)
@@ -695,6 +725,29 @@ class ContractTest(base.BaseTestCase):
         for need, start in ((1, 0), (2, 20), (large, 20)):
             self.assertEqual(start, self.timeline.earliest(
                 model.Demand({'CUSTOM_BYTES': need}), 20, 0))
+
+    def test_large_capacity_with_small_bookings_is_exact(self):
+        # Levels of 32 bits, and more room than that.
+        for host, start, end in ((11, 0, 10), (12, 5, 20), (13, 20, 30)):
+            self.timeline.set_host(host, {'CUSTOM_BYTES': 2 ** 40}, {})
+            self.timeline.apply(host, model.Window(start, end),
+                                {'CUSTOM_BYTES': 2 ** 29}, 1)
+        for count, start in ((5, 0), (6, 30)):
+            self.assertEqual(start, self.timeline.earliest(
+                model.Demand({'CUSTOM_BYTES': 2 ** 39}, count), 5, 0))
+
+    def test_every_class_counts_where_the_first_one_leaves_few_hosts(self):
+        full = timeline.Timeline()
+        for host in range(1, 9):
+            full.set_host(host, {'VCPU': 4, 'MEMORY_MB': 4}, {})
+            rc = 'MEMORY_MB' if host == 8 else 'VCPU'
+            full.apply(host, model.Window(4, 6), {rc: 4}, 1)
+            full.apply(host, model.Window(1, 2), {'DISK_GB': 1}, 1)
+            full.apply(host, model.Window(8, 9), {'DISK_GB': 1}, 1)
+        for needs in ({'VCPU': 1, 'MEMORY_MB': 1},
+                      {'MEMORY_MB': 1, 'VCPU': 1}):
+            self.assertEqual([0] * 8, full.rooms(
+                model.Demand(needs), model.Window(0, 10)).tolist())
 
     def test_fraction_counts_usage_and_bookings_over_time(self):
         self.timeline.apply(7, model.Window(10, 15), {'VCPU': 1}, 1)

@@ -70,7 +70,7 @@ class Index:
         self._top = 0
         self._missing: dict[int, int] = {}
         self._overdue: list[tuple[int, model.Window, model.Resources]] = []
-        self._refreshed = self._compared = 0
+        self._refreshed = self._compared = self._forgotten = 0
 
     @contextlib.contextmanager
     def fresh(self) -> ty.Iterator[timelines.Timeline]:
@@ -123,7 +123,7 @@ class Index:
             self._timeline = timeline
             self._missing, self._overdue = {}, []
             self._watch_overdue(session, now)
-        self._refreshed = self._compared = now
+        self._refreshed = self._compared = self._forgotten = now
 
     # -- following -----------------------------------------------------------
 
@@ -137,6 +137,11 @@ class Index:
                 self._compare(session, now)
             self._watch_overdue(session, now)
         self._refreshed = now
+        if now - self._forgotten >= KEEP:
+            # What is over would pile up as long as the process lives.
+            assert self._timeline is not None
+            self._timeline.forget(now - KEEP)
+            self._forgotten = now
 
     def _note_ids(self, ids: ty.Sequence[int], now: int) -> None:
         """Remember which ids between others have not been seen."""

@@ -136,14 +136,14 @@ class Lifecycle:
                 return None
             if when_due and lease.start_date > now:
                 return Later(lease.start_date - now, 'it was moved')
-            if held is None:
-                return self._begin(lease_id)
-            if held.state != models.HeldBuild.HELD:
+            if held is not None and held.state != models.HeldBuild.HELD:
                 return None
-            if self._waits_for_host(session, lease):
+            if held is not None and self._waits_for_host(session, lease):
                 return Later(AGAIN, 'its host is not empty yet')
-            sealed = held.sealed
+            sealed = None if held is None else held.sealed
             servers = _servers(lease)
+        if sealed is None:
+            return self._begin(lease_id)
         self._cloud.send(self._opens(sealed), servers,
                          lambda: self._may_send(lease_id))
         return None

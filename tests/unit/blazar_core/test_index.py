@@ -139,6 +139,22 @@ class FollowingTest(IndexTestCase):
         self.clock.advance(index.KEEP // 2 + 1)
         self.assert_true_to_the_database(self.index)
 
+    def test_what_is_over_does_not_pile_up(self):
+        self.picture(self.index)
+        for number in range(12):
+            start = number * index.KEEP // 3
+            self.amend(self.new(self.host_ids[0], start, start + 9))
+            self.clock.advance(index.KEEP // 3)
+            with self.index.fresh() as timeline:
+                steps = timeline.steps
+        # One for each host, two for each booking of the last two hours.
+        self.assertLessEqual(steps, len(self.host_ids) + 2 * 7)
+        start = 13 * index.KEEP // 3
+        self.amend(self.new(self.host_ids[1], start, start + 9))
+        with self.index.fresh() as timeline:
+            self.assertEqual(1, timeline.peak(self.host_ids[1], model.Window(
+                NOW + start, NOW + start + 1))['VCPU'])
+
     def test_what_no_id_led_to_is_found_by_the_generations(self):
         self.picture(self.index)
         self.amend(self.new(self.host_ids[0], 40, 50))

@@ -14,9 +14,11 @@
 
 pick finds hosts; refusal is a quote for more than there is at that time,
 with its next_start; rooms_for is what the scheduler asks for each server.
-All of it with the database: statements are counted at the driver.
+All of it with the database: statements are counted at the driver. A refusal
+says in the log which leases stand in the way, which it has to look up.
 """
 
+import logging
 import typing as ty
 import unittest
 
@@ -58,6 +60,9 @@ def measure(kind: str, url: str, world: worlds.World,
     database = filled.connect(url)
     clock = clocks.ManualClock(worlds.NOW)
     search = admission.Admission(database, clock)
+    log = logging.getLogger('blazar_core.admission')
+    log.setLevel(logging.INFO)
+    log.propagate = False
     statements = []
     sa.event.listen(database.engine, 'before_cursor_execute',
                     lambda *args: statements.append(args[2]))

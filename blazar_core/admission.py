@@ -24,6 +24,7 @@ import numpy as np
 from numpy import typing as npt
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core import books
 from blazar_core import clock as clocks
@@ -37,6 +38,8 @@ from blazar_core import timeline as timelines
 __all__ = ['Admission', 'Strategy', 'pack', 'spread']
 
 LOG = logging.getLogger(__name__)
+
+R = ty.TypeVar('R')
 
 #: Puts the hosts that have room into the order in which they are to be
 #: filled: given the timeline, their positions in it and the window.
@@ -65,6 +68,12 @@ def spread(_timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
     return np.random.default_rng().permutation(candidates)
 
 
+#: Seconds that the first search for room may lag behind the database: to ask
+#: costs half as much as to decide.
+LAG = 0.1
+#: Seconds for which a host where a race was lost is taken only if need be.
+CROWDED = 1
+
 #: More servers than any request has.
 _MANY = 2 ** 31
 
@@ -78,24 +87,69 @@ class Admission:
         self._database = database
         self._clock = clock
         self._strategy = strategy
+        self._lost: dict[int, int] = {}
+
+    def admit(self, demand: model.Demand, window: model.Window,
+              write: ty.Callable[[orm.Session, ty.Sequence[int]], R]) -> R:
+        """Find hosts and write, again until nobody else is faster.
+
+        :param write: decides in a transaction, by
+            :func:`blazar_core.books.decide`, about the hosts it is given,
+            one for each server
+        :returns: what ``write`` returned, when it is committed
+        :raises Refused: when there is no room; says why and when
+        :raises BooksBusy: when too many others book at the same moment
+        """
+        lags = iter([LAG])
+
+        def attempt() -> R:
+            host_ids = self.pick(demand, window, last=self._crowded(),
+                                 lag=next(lags, 0))
+            try:
+                with self._database.writer() as session:
+                    return write(session, host_ids)
+            except api.LostRace as race:
+                # Somebody else is busy there: look elsewhere first.
+                self._lost[race.host_id] = self._clock.now()
+                raise
+
+        return self._database.retried(attempt)
+
+    def _crowded(self) -> set[int]:
+        """The ids of hosts about which others decided a moment ago.
+
+        Who decides side by side with others would meet them again and again
+        on the host that is the best for all of them. So each goes elsewhere
+        for a while.
+        """
+        since = self._clock.now() - CROWDED
+        self._lost = {host_id: when for host_id, when in self._lost.items()
+                      if when >= since}
+        return set(self._lost)
 
     def pick(self, demand: model.Demand, window: model.Window,
              last: ty.Collection[int] = (),
-             instead_of: ty.Sequence[ty.Any] = ()) -> list[int]:
+             instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
+             ) -> list[int]:
         """The id of a host for each server of a demand; books nothing.
 
         :param last: ids of hosts to be taken only when no others will do
         :param instead_of: rows of bookings that would go in exchange
+        :param lag: seconds that what is picked from may be old; nothing is
+            refused for what is
         :raises Refused: when they do not all fit
         """
-        with self.index.fresh() as timeline:
+        with self.index.fresh(lag) as timeline:
             with self.index.without(instead_of):
                 hosts = self._allowed(timeline, demand)
                 rooms = timeline.rooms(demand, window, hosts)
                 picked = self._fill(timeline, demand, window, rooms, last)
                 if picked is not None:
                     return picked
-                refusal = _refusal(timeline, demand, window, hosts, rooms)
+                if not lag:
+                    refusal = _refusal(timeline, demand, window, hosts, rooms)
+        if lag:
+            return self.pick(demand, window, last, instead_of)
         self._explain(refusal, window)
         raise errors.Refused(refusal)
 
@@ -200,7 +254,8 @@ class Admission:
     def _explain(self, refusal: model.Refusal, window: model.Window,
                  ) -> None:
         """Tell the operator which leases stand in the way."""
-        if refusal.reason is not model.Reason.NO_ROOM:
+        if refusal.reason is not model.Reason.NO_ROOM or not (
+                LOG.isEnabledFor(logging.INFO)):
             return
         with self._database.reader() as session:
             leases = books.in_the_way(session, window)

@@ -150,6 +150,20 @@ class _Change(ty.NamedTuple):
         return stay(self.window.start, self.window.end, self.running, now)
 
 
+class _Seen(ty.NamedTuple):
+    """What a decision has to know of a host."""
+
+    id: int
+    generation: int
+    capacity: model.Resources
+    usage: model.Resources
+
+    def free(self) -> dict[str, int]:
+        """Capacity less open-ended usage, per resource class."""
+        return {rc: total - self.usage.get(rc, 0)
+                for rc, total in self.capacity.items()}
+
+
 def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
     """What edits do to each host."""
     changes: dict[int, list[_Change]] = collections.defaultdict(list)
@@ -166,7 +180,7 @@ def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
 
 def _read(session: orm.Session, changes: ty.Mapping[int, list[_Change]],
           edits: ty.Iterable[Edit], now: int, with_bookings: bool,
-          ) -> tuple[list[model.Host], dict[int, list[_Change]]]:
+          ) -> tuple[list['_Seen'], dict[int, list[_Change]]]:
     """The hosts of a decision, in the order of their ids, and what others
     have booked there. One statement: no generation is read after a booking.
     """
@@ -179,13 +193,14 @@ def _read(session: orm.Session, changes: ty.Mapping[int, list[_Change]],
     else:
         query, times = _ALONE, {}
     own = {row.id for row, _new in edits if row is not None}
-    hosts: dict[int, model.Host] = {}
+    hosts: dict[int, _Seen] = {}
     others: dict[int, list[_Change]] = collections.defaultdict(list)
     for row in session.connection().execute(
             query, {'hosts': sorted(changes), **times}):
         if row.id not in hosts:
-            hosts[row.id] = host_of(row)
-        if len(row) > len(_HOST) and row.booking_id not in (None, *own):
+            hosts[row.id] = _Seen(row.id, row.generation, row.capacity,
+                                  row.usage)
+        if len(row) > len(_SEEN) and row.booking_id not in (None, *own):
             others[row.id].append(_Change(
                 model.Window(row.start_date, row.end_date), row.resources, 1,
                 row.running))
@@ -196,10 +211,8 @@ _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
 _CHANGES = models.Change.__table__
 
-_HOST = (_HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
-         _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
-         _HOSTS.c.properties)
-_ALONE = sa.select(*_HOST).where(_HOSTS.c.id.in_(
+_SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage)
+_ALONE = sa.select(*_SEEN).where(_HOSTS.c.id.in_(
     sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
 _WITH_BOOKINGS = _ALONE.add_columns(
     _BOOKINGS.c.id.label('booking_id'), _BOOKINGS.c.start_date,
@@ -231,7 +244,7 @@ def stay(start: int, end: int, running: bool, now: int) -> model.Window:
                         else end)
 
 
-def _check(host: model.Host, now: int, others: ty.Iterable[_Change],
+def _check(host: _Seen, now: int, others: ty.Iterable[_Change],
            changes: ty.Sequence[_Change]) -> None:
     """The rule, at every instant at which a host gets more than before.
 
@@ -263,7 +276,8 @@ def _check(host: model.Host, now: int, others: ty.Iterable[_Change],
                 raise Full(host.id)
 
 
-def _take(session: orm.Session, now: int, hosts: ty.Iterable[model.Host],
+def _take(session: orm.Session, now: int,
+          hosts: ty.Iterable[_Seen | models.Host],
           changes: ty.Mapping[int, ty.Sequence[_Change]]) -> None:
     """Claim the right to decide about hosts, and say what was decided.
 
@@ -274,10 +288,16 @@ def _take(session: orm.Session, now: int, hosts: ty.Iterable[model.Host],
     """
     rows: list[dict[str, ty.Any]] = []
     for host in hosts:
-        taken = session.connection().execute(_TAKE, {
-            'host': host.id, 'seen': host.generation,
-            'next': host.generation + 1})
-        if taken.rowcount != 1:
+        try:
+            taken = session.connection().execute(_TAKE, {
+                'host': host.id, 'seen': host.generation,
+                'next': host.generation + 1}).rowcount
+        except Exception as exc:
+            # Databases that say themselves that somebody was faster.
+            if not api.is_disturbance(exc):
+                raise
+            raise api.LostRace(host.id) from exc
+        if taken != 1:
             raise api.LostRace(host.id)
         rows += [{
             'host_id': host.id, 'generation': host.generation + 1,
@@ -316,16 +336,22 @@ def write(session: orm.Session, edits: ty.Iterable[Edit]) -> None:
 
 def in_the_way(session: orm.Session, window: model.Window, most: int = 10,
                ) -> list[str]:
-    """The leases that have bookings in a window, earliest end first."""
-    return list(session.scalars(
-        sa.select(models.Reservation.lease_id, sa.func.min(
-            models.Booking.end_date))
-        .join(models.Booking)
-        .where(models.Booking.host_id.is_not(None),
-               models.Booking.end_date > window.start,
-               models.Booking.start_date < window.end)
-        .group_by(models.Reservation.lease_id)
-        .order_by(sa.func.min(models.Booking.end_date)).limit(most)))
+    """The leases of the bookings in a window that end first.
+
+    Goes through the bookings in the order of their ends, and looks at ten
+    times ``most`` of them at most: a lease may have many.
+    """
+    first = sa.select(models.Booking.reservation_id, models.Booking.end_date,
+                      ).where(
+        models.Booking.host_id.is_not(None),
+        models.Booking.end_date > window.start,
+        models.Booking.start_date < window.end,
+    ).order_by(models.Booking.end_date).limit(10 * most).subquery()
+    leases = session.scalars(
+        sa.select(models.Reservation.lease_id).join(
+            first, first.c.reservation_id == models.Reservation.id)
+        .order_by(first.c.end_date))
+    return list(dict.fromkeys(leases))[:most]
 
 
 # -- hosts -------------------------------------------------------------------
@@ -347,7 +373,7 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
     if row is None:
         _add_host(session, now, host, allocations)
         return True
-    seen = host_of(row)
+    seen = _Seen(row.id, row.generation, row.capacity, row.usage)
     leased = {booking.server_id: booking for booking in session.scalars(
         sa.select(models.Booking).where(
             models.Booking.host_id == row.id,
@@ -364,7 +390,7 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
                   for name, value in values.items())
     if resized:
         amend(session, now, resized, force=True)
-        seen = seen.at(seen.generation + 1)
+        seen = seen._replace(generation=seen.generation + 1)
     if changed:
         _take(session, now, [seen], {})
         for name, value in values.items():
@@ -379,7 +405,7 @@ def _add_host(session: orm.Session, now: int, host: model.HostFacts,
                       usage=_sum(allocations.values()), updated_at=now)
     session.add(row)
     session.flush()
-    _take(session, now, [host_of(row)], {})
+    _take(session, now, [row], {})
 
 
 def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
@@ -392,7 +418,7 @@ def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
     gone = [row for row in session.scalars(sa.select(models.Host).where(
         models.Host.uuid.not_in(uuids)).order_by(models.Host.id))
         if row.capacity]
-    _take(session, now, [host_of(row) for row in gone], {})
+    _take(session, now, gone, {})
     for row in gone:
         row.capacity, row.updated_at = {}, now
     return [row.name for row in gone]

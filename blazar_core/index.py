@@ -28,6 +28,7 @@ What is searched here is a hint: whoever decides, decides in the database.
 import collections
 import contextlib
 import threading
+import time
 import typing as ty
 
 import numpy as np
@@ -71,20 +72,28 @@ class Index:
         self._missing: dict[int, int] = {}
         self._overdue: list[tuple[int, model.Window, model.Resources]] = []
         self._refreshed = self._compared = self._forgotten = 0
+        self._asked = 0.0
 
     @contextlib.contextmanager
-    def fresh(self) -> ty.Iterator[timelines.Timeline]:
+    def fresh(self, lag: float = 0) -> ty.Iterator[timelines.Timeline]:
         """The timeline as of now, for one thread at a time.
 
-        Costs one SELECT of what changed and one of servers that overstay;
-        the first time, and after an hour without use, it reads everything.
+        Costs one SELECT of what changed and, if anything did or the second
+        is another one, one of servers that overstay; the first time, and
+        after an hour without use, it reads everything.
+
+        :param lag: for who decides in the database anyway: the seconds ago
+            that the database was asked last, with which he is content
         """
         with self._lock:
             now = self._clock.now()
+            asked = time.monotonic()
             if self._timeline is None or now - self._refreshed > KEEP // 2:
                 self._load(now)
-            else:
+                self._asked = asked
+            elif now != self._refreshed or asked >= self._asked + lag:
                 self._refresh(now)
+                self._asked = asked
             assert self._timeline is not None
             yield self._timeline
 
@@ -135,7 +144,8 @@ class Index:
             self._follow(session, rows)
             if now - self._compared >= COMPARE:
                 self._compare(session, now)
-            self._watch_overdue(session, now)
+            if rows or now != self._refreshed:
+                self._watch_overdue(session, now)
         self._refreshed = now
         if now - self._forgotten >= KEEP:
             # What is over would pile up as long as the process lives.

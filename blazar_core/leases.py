@@ -69,32 +69,15 @@ class Leases:
         :raises Refused: when there is no room; says why and when
         :raises BooksBusy: when too many others book at the same moment
         """
-        lease = self._admit(new, lambda session, host_ids: self._create(
-            session, new, sealed, host_ids))
+        lease = self._admission.admit(
+            new.demand, new.request.window,
+            lambda session, host_ids: self._create(
+                session, new, sealed, host_ids))
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
                  lease['id'], lease['name'], new.project_id, lease['status'],
                  lease['start_date'], lease['end_date'],
                  ', '.join(new.server_ids))
         return lease
-
-    def _admit(self, new: NewLease, write: ty.Callable[
-            [orm.Session, ty.Sequence[int]], dict[str, ty.Any]],
-    ) -> dict[str, ty.Any]:
-        """Find hosts and write, until nobody else is faster."""
-        lost: set[int] = set()
-
-        def attempt() -> dict[str, ty.Any]:
-            host_ids = self._admission.pick(
-                new.demand, new.request.window, last=lost)
-            try:
-                with self._database.writer() as session:
-                    return write(session, host_ids)
-            except api.LostRace as race:
-                # Somebody else is busy there: look elsewhere first.
-                lost.add(race.host_id)
-                raise
-
-        return self._database.retried(attempt)
 
     def _create(self, session: orm.Session, new: NewLease,
                 sealed: str | None, host_ids: ty.Sequence[int],
@@ -256,8 +239,10 @@ class Leases:
         """
         # Nobody's servers yet: they would keep it from expiring.
         offered = dataclasses.replace(new, server_ids=())
-        return self._admit(offered, lambda session, host_ids: self._offer(
-            session, offered, seconds, host_ids))
+        return self._admission.admit(
+            offered.demand, offered.request.window,
+            lambda session, host_ids: self._offer(
+                session, offered, seconds, host_ids))
 
     def _offer(self, session: orm.Session, new: NewLease, seconds: int,
                host_ids: ty.Sequence[int]) -> dict[str, ty.Any]:

@@ -128,11 +128,6 @@ class Host:
         """The same host, at another generation."""
         return dataclasses.replace(self, generation=generation)
 
-    def free(self) -> dict[str, int]:
-        """Capacity less open-ended usage, per resource class."""
-        return {rc: total - self.usage.get(rc, 0)
-                for rc, total in self.capacity.items()}
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostFacts:

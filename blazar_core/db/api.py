@@ -14,19 +14,21 @@
 
 import contextlib
 import contextvars
+import functools
 import typing as ty
 
 from oslo_config import cfg
 from oslo_db import api as oslo_db_api
 from oslo_db import exception as db_exception
 from oslo_db.sqlalchemy import enginefacade
+from oslo_serialization import jsonutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core import errors
 from blazar_core import opts
 
-__all__ = ['Database', 'LostRace']
+__all__ = ['Database', 'LostRace', 'is_disturbance']
 
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
@@ -64,7 +66,8 @@ class Database:
                 'database for the leases, for example: connection = '
                 'mysql+pymysql://blazar:PASSWORD@controller/blazar')
         self._facade = enginefacade.transaction_context()
-        self._facade.configure(sqlite_fk=True, **options)
+        self._facade.configure(
+            sqlite_fk=True, json_deserializer=_read_json, **options)
         self._facade.append_on_engine_create(_lock_sqlite_early)
         self._facade.append_on_engine_create(_read_repeatably)
         self._retries = conf.blazar.admission_retries
@@ -107,18 +110,24 @@ class Database:
             retry_interval=0.01, max_retry_interval=0.5,
             inc_retry_interval=True, jitter=True,
             max_retries=self._retries,
-            exception_checker=_is_disturbance)(work)
+            exception_checker=is_disturbance)(work)
         try:
             return ty.cast(R, wrapped(*args, **kwargs))
         except Exception as exc:
-            if not _is_disturbance(exc):
+            if not is_disturbance(exc):
                 raise
             raise errors.BooksBusy(
                 'Too many leases are being booked at this moment; try again '
                 'in a few seconds.') from exc
 
 
-def _is_disturbance(exc: BaseException) -> bool:
+#: Amounts of resources and properties of hosts are few texts in many rows.
+#: Who reads one never changes it in place.
+_read_json = functools.lru_cache(4096)(jsonutils.loads)
+
+
+def is_disturbance(exc: BaseException) -> bool:
+    """Whether it was another transaction's doing, and trying again helps."""
     # A duplicate is a row that somebody else has just written: the next run
     # finds it.
     if isinstance(exc, LostRace | db_exception.DBDeadlock |

@@ -88,8 +88,8 @@ class Contender:
     def race(self, until: float) -> dict[str, ty.Any]:
         """Do one thing after the other."""
         names, weights = list(WEIGHTS), list(WEIGHTS.values())
-        with mock.patch('blazar_core.db.api._is_disturbance',
-                        functools.partial(self._note, api._is_disturbance)):
+        with mock.patch('blazar_core.db.api.is_disturbance',
+                        functools.partial(self._note, api.is_disturbance)):
             while time.time() < until:
                 self._do(self.dice.choices(names, weights)[0])
         return {'outcomes': self.outcomes, 'disturbed': self.disturbed,

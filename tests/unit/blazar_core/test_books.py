@@ -403,7 +403,7 @@ class TestTheGuard(worlds.BooksTestCase):
         taken = []
 
         def watched(session, now, hosts, changes):
-            taken.extend(host.name for host in hosts)
+            taken.extend(host.id for host in hosts)
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.books._take', watched))
@@ -412,7 +412,8 @@ class TestTheGuard(worlds.BooksTestCase):
                 'reservation', self.host_id(name), None,
                 model.Window(NOW, NOW + 1), {'VCPU': 1}))
                 for name in ('three', 'one', 'two', 'one')])
-        self.assertEqual(['one', 'two', 'three'], taken)
+        self.assertEqual([self.host_id(name) for name in (
+            'one', 'two', 'three')], taken)
 
 
 class TestDecisionsThatMeet(worlds.BooksTestCase):
@@ -657,9 +658,10 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
             amend(session, now, edits, *args)
 
         self.useFixture(fixtures.MonkeyPatch('blazar_core.books.decide', late))
+        database = self.books.connect()
         newer = leases.Leases(
-            self.books.connect(), self.clock, self.admission).create(
-                self.new_lease(0, 100), None)
+            database, self.clock, admission.Admission(database, self.clock),
+        ).create(self.new_lease(0, 100), None)
         self.assertEqual(self.scalars(
             models.Host.id, models.Host.name == 'two'), [
             edit.new.host_id for edit in moved])

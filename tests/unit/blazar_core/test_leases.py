@@ -166,6 +166,36 @@ class TestCreate(base.LeaseTestCase):
                           'hosts': 1, 'bookings': 1},
                          self.count_rows('changes'))
 
+    def test_one_who_has_lost_a_race_stays_elsewhere_for_a_while(self):
+        """Where he was disturbed he would be disturbed again."""
+        self.host('one', VCPU=9)
+        self.host('two', VCPU=9)
+
+        def where():
+            return self.host_of(*base.servers_of(self.lease(50, 100)))
+
+        self.assertEqual('one', where())
+        self.lose_first_race()
+        self.assertEqual(['two', 'two'], [where(), where()])
+        self.clock.advance(admission.CROWDED + 1)
+        self.assertEqual('one', where())
+
+    def test_what_others_did_just_now_is_seen_before_anything_is_refused(
+            self):
+        """The first search may be old by so little; a refusal may not."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.admission.LAG', 3600))
+        self.host('one', VCPU=1)
+        first = self.lease(0, 100)
+        self.assertRaises(errors.Refused, self.lease, 0, 100)
+        database = self.books.connect()
+        leases.Leases(database, self.clock, None).withdraw(first['id'])
+        self.assertEqual('one', self.host_of(
+            *base.servers_of(self.lease(0, 100))))
+        self.host('two', VCPU=1)
+        self.assertEqual('two', self.host_of(
+            *base.servers_of(self.lease(0, 100))))
+
     def lose_first_race(self):
         """Whoever decides first finds that somebody was faster."""
         take = books._take
@@ -189,8 +219,9 @@ class TestCreate(base.LeaseTestCase):
             raise api.LostRace(hosts[0].id)
 
         self.patch_take(always_late)
+        database = self.books.connect()
         impatient = leases.Leases(
-            self.books.connect(), self.clock, self.admission)
+            database, self.clock, admission.Admission(database, self.clock))
         self.assertRaises(errors.BooksBusy, impatient.create,
                           self.new_lease(), None)
         self.assertEqual(4, len(tries))

@@ -66,15 +66,6 @@ class TestDemand(base.BaseTestCase):
                 {}, 5, affinity, per_host=2).most_per_host())
 
 
-class TestHost(base.BaseTestCase):
-
-    def test_what_is_free_is_capacity_less_open_ended_usage(self):
-        self.assertEqual(
-            {'VCPU': 3, 'DISK_GB': 9, 'CUSTOM_GPU': -1},
-            host(capacity={'VCPU': 4, 'DISK_GB': 9, 'CUSTOM_GPU': 1},
-                 usage={'VCPU': 1, 'CUSTOM_GPU': 2, 'GONE': 7}).free())
-
-
 class TestRefusal(base.BaseTestCase):
 
     def test_the_reasons_are_a_promise(self):

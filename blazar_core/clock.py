@@ -31,6 +31,10 @@ class Clock(ty.Protocol):
         """Seconds since the epoch, UTC, rounded down."""
         ...
 
+    def elapsed(self) -> float:
+        """Seconds since some instant, in fractions: for short spans."""
+        ...
+
     def wait(self, event: threading.Event, until: int) -> None:
         """Return when the event is set or the clock shows ``until``."""
         ...
@@ -41,6 +45,9 @@ class SystemClock:
 
     def now(self) -> int:
         return int(time.time())
+
+    def elapsed(self) -> float:
+        return time.monotonic()
 
     def wait(self, event: threading.Event, until: int) -> None:
         event.wait(max(0.0, until - time.time()))
@@ -56,6 +63,9 @@ class ManualClock:
     def now(self) -> int:
         with self._moved:
             return self._now
+
+    def elapsed(self) -> float:
+        return float(self.now())
 
     def advance(self, seconds: int) -> int:
         """Move forward, wake everything that waits, return the new time."""

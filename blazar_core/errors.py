@@ -18,6 +18,8 @@
     +-- NotFound              no such lease, reservation, host ...
     +-- InvalidTransition     a state machine was asked for a forbidden step
     +-- BooksBusy             the retries of a transaction are used up
+    +-- NotDelegated          one may not act for the user at all, or no more
+    +-- CloudUnavailable      the cloud does not answer at the moment
     +-- VaultError            a sealed text does not open with the keys given
     +-- ConfigurationError    the service must not start like this
 
@@ -32,9 +34,11 @@ if ty.TYPE_CHECKING:
 __all__ = [
     'BlazarError',
     'BooksBusy',
+    'CloudUnavailable',
     'ConfigurationError',
     'InvalidLeaseParams',
     'InvalidTransition',
+    'NotDelegated',
     'NotFound',
     'Refused',
     'VaultError',
@@ -67,6 +71,15 @@ class InvalidTransition(BlazarError):
 
 class BooksBusy(BlazarError):
     """So many others booked at once that the retries are used up."""
+
+
+class NotDelegated(BlazarError):
+    """The user has not given, or not any more, what it takes to act for him.
+    """
+
+
+class CloudUnavailable(BlazarError):
+    """The cloud does not answer; later it may."""
 
 
 class VaultError(BlazarError):

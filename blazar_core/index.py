@@ -28,7 +28,6 @@ What is searched here is a hint: whoever decides, decides in the database.
 import collections
 import contextlib
 import threading
-import time
 import typing as ty
 
 import numpy as np
@@ -87,7 +86,7 @@ class Index:
         """
         with self._lock:
             now = self._clock.now()
-            asked = time.monotonic()
+            asked = self._clock.elapsed()
             if self._timeline is None or now - self._refreshed > KEEP // 2:
                 self._load(now)
                 self._asked = asked

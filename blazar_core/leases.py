@@ -42,13 +42,17 @@ RESOURCE_TYPE = 'virtual:instance'
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewLease:
-    """A lease to be made for servers that are about to be built."""
+    """A lease to be made for servers that are about to be built.
+
+    :ivar credential: what lets us act for the user when it starts, sealed
+    """
 
     project_id: str
     user_id: str
     request: params.LeaseRequest
     demand: model.Demand
     server_ids: tuple[str, ...]
+    credential: str | None = None
 
 
 class Leases:
@@ -59,6 +63,13 @@ class Leases:
         self._database = database
         self._clock = clock
         self._admission = admission
+
+    def check(self, new: NewLease) -> None:
+        """Make sure that there is room now; books nothing.
+
+        :raises Refused: when there is none; says why and when
+        """
+        self._admission.pick(new.demand, new.request.window)
 
     def create(self, new: NewLease, sealed: str | None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or nothing is written.
@@ -87,6 +98,10 @@ class Leases:
             rows.held = [{
                 'lease_id': rows.lease['id'], 'state': models.HeldBuild.HELD,
                 'sealed': sealed, 'created_at': rows.lease['created_at']}]
+        if new.credential is not None:
+            rows.credentials = [{
+                'lease_id': rows.lease['id'], 'sealed': new.credential,
+                'created_at': rows.lease['created_at']}]
         return self._book(session, rows, new, host_ids)
 
     def _book(self, session: orm.Session, rows: '_Rows', new: NewLease,
@@ -390,19 +405,25 @@ def listed(database: api.Database) -> list[dict[str, ty.Any]]:
 
 
 def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
-    """Seal what is held again, with another key; returns how many."""
-    def one(lease_id: str) -> None:
+    """Seal again, with another key, what is sealed; returns how many."""
+    def one(table: type[models.HeldBuild | models.Credential],
+            lease_id: str) -> None:
         with database.writer() as session:
-            row = session.get(models.HeldBuild, lease_id,
-                              with_for_update=True)
+            row = session.get(table, lease_id, with_for_update=True)
             if row is not None:
+                assert isinstance(row, models.HeldBuild | models.Credential)
                 row.sealed = again(row.sealed)
 
-    with database.reader() as session:
-        held = list(session.scalars(sa.select(models.HeldBuild.lease_id)))
-    for lease_id in held:
-        database.retried(one, lease_id)
-    return len(held)
+    count = 0
+    tables: tuple[type[models.HeldBuild | models.Credential], ...] = (
+        models.HeldBuild, models.Credential)
+    for table in tables:
+        with database.reader() as session:
+            sealed = list(session.scalars(sa.select(table.lease_id)))
+        for lease_id in sealed:
+            database.retried(one, table, lease_id)
+        count += len(sealed)
+    return count
 
 
 #: The states of a lease whose servers are being built or run.
@@ -451,13 +472,16 @@ class _Rows:
     reservation: dict[str, ty.Any]
     events: list[dict[str, ty.Any]]
     held: list[dict[str, ty.Any]] = dataclasses.field(default_factory=list)
+    credentials: list[dict[str, ty.Any]] = dataclasses.field(
+        default_factory=list)
 
     def insert(self, session: orm.Session) -> None:
         """Write them."""
         for table, rows in ((models.Lease, [self.lease]),
                             (models.Reservation, [self.reservation]),
                             (models.Event, self.events),
-                            (models.HeldBuild, self.held)):
+                            (models.HeldBuild, self.held),
+                            (models.Credential, self.credentials)):
             if rows:
                 session.connection().execute(table.__table__.insert(), rows)
 

@@ -22,6 +22,7 @@ one may be done again without harm.
 
 import dataclasses
 import enum
+import functools
 import typing as ty
 
 from oslo_log import log as logging
@@ -36,7 +37,7 @@ from blazar_core import errors
 from blazar_core import leases
 from blazar_core import states
 
-__all__ = ['Cloud', 'Later', 'Lifecycle', 'Seen', 'ServerState']
+__all__ = ['Cloud', 'Later', 'Lifecycle', 'Seen', 'ServerState', 'step']
 
 LOG = logging.getLogger(__name__)
 
@@ -72,12 +73,28 @@ class Seen:
 class Cloud(ty.Protocol):
     """What the core needs of a cloud."""
 
-    def send(self, call: str, server_ids: ty.Collection[str],
-             gate: ty.Callable[[], bool]) -> None:
+    def send(self, call: str, credential: str | None,
+             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
+             ) -> None:
         """Build the servers of a held call that still exist.
 
         Everything before the build itself may be done twice; the build is
         asked for only if ``gate()``, called last, is true.
+
+        :param credential: what lets us act for the user
+        :raises NotDelegated: when it does not, and will not again
+        """
+        ...
+
+    def revoke(self, credential: str) -> None:
+        """Give back what let us act for a user; nothing when it is gone."""
+        ...
+
+    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
+        """Whether a build that was sent has left no trace.
+
+        True only if the cloud has looked at everything sent before this
+        question, though it may not be done with it.
         """
         ...
 
@@ -98,6 +115,14 @@ class Later:
     why: str
 
 
+def step(name: str, lease_id: str) -> None:
+    """A point at which a process may die without harm.
+
+    For the log, and for tests that kill a process just there.
+    """
+    LOG.debug('Lease %s: %s', lease_id, name)
+
+
 Outcome: ty.TypeAlias = Later | None
 Lease: ty.TypeAlias = dict[str, ty.Any]
 
@@ -108,18 +133,22 @@ class Lifecycle:
     :param opens: opens a sealed call
     :param notify: told of an event type and a lease, e.g. ``lease.create``
     :param patience: seconds a start waits for its host to be left
+    :param lost_after: seconds that a build has left no trace after which it
+        is sent again
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: Cloud, opens: ty.Callable[[str], str],
                  notify: ty.Callable[[str, Lease], None],
-                 patience: int) -> None:
+                 patience: int, lost_after: int = 120) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._opens = opens
         self._notify = notify
         self._patience = patience
+        self._lost_after = lost_after
+        self._missing: dict[str, int] = {}
 
     # -- events ----------------------------------------------------------
 
@@ -141,12 +170,25 @@ class Lifecycle:
             if held is not None and self._waits_for_host(session, lease):
                 return Later(AGAIN, 'its host is not empty yet')
             sealed = None if held is None else held.sealed
-            servers = _servers(lease)
         if sealed is None:
             return self._begin(lease_id)
-        self._cloud.send(self._opens(sealed), servers,
-                         lambda: self._may_send(lease_id))
+        step('start: read', lease_id)
+        self._send(lease_id, sealed, lambda: self._may_send(lease_id))
         return None
+
+    def _send(self, lease_id: str, sealed: str, gate: ty.Callable[[], bool],
+              ) -> None:
+        with self._database.reader() as session:
+            servers = _servers(_found(session, lease_id))
+            credential = session.get(models.Credential, lease_id)
+        try:
+            self._cloud.send(
+                self._opens(sealed),
+                None if credential is None else self._opens(
+                    credential.sealed), servers, gate)
+        except errors.NotDelegated as exc:
+            self._database.retried(self._never_started, lease_id, str(exc))
+        step('start: sent', lease_id)
 
     def _begin(self, lease_id: str) -> Outcome:
         """A lease without servers of its own to build is there at once."""
@@ -188,6 +230,7 @@ class Lifecycle:
         return self._database.retried(self._take_held, lease_id)
 
     def _take_held(self, lease_id: str) -> bool:
+        step('start: ready', lease_id)
         now = self._clock.now()
         with self._database.writer() as session:
             lease = _locked(session, lease_id)
@@ -203,7 +246,63 @@ class Lifecycle:
             described = leases.describe(lease)
         LOG.info('Lease %s: sending its build', lease_id)
         self._notify('lease.event.start_lease', described)
+        step('start: taken', lease_id)
         return True
+
+    def send_lost(self) -> None:
+        """Send again the builds that got lost.
+
+        A worker died between taking a build and sending it, or a message bus
+        lost it. Sent twice, a build would leave a running server that nobody
+        knows. So it is sent again only when it has been missing for long
+        enough to be done, had it arrived.
+        """
+        now = self._clock.now()
+        with self._database.reader() as session:
+            sent = session.execute(
+                sa.select(models.HeldBuild.lease_id, models.HeldBuild.sealed,
+                          models.HeldBuild.sent_at)
+                .join(models.Lease,
+                      models.Lease.id == models.HeldBuild.lease_id)
+                .where(models.Lease.status == 'STARTING',
+                       models.HeldBuild.state == models.HeldBuild.SENT)
+            ).all()
+            servers = {row.lease_id: _servers(_found(session, row.lease_id))
+                       for row in sent}
+        # What has arrived since is not missed any more.
+        self._missing = {
+            row.lease_id: self._missing.get(row.lease_id, now)
+            for row in sent if self._cloud.is_missing(servers[row.lease_id])}
+        for row in sent:
+            since = self._missing.get(row.lease_id, now)
+            if now - max(since, row.sent_at) >= self._lost_after:
+                LOG.warning('Lease %s: its build got lost, sending it again',
+                            row.lease_id)
+                self._send_again(row.lease_id, row.sealed, row.sent_at)
+
+    def _send_again(self, lease_id: str, sealed: str, sent_at: int) -> None:
+        try:
+            self._send(lease_id, sealed, functools.partial(
+                self._may_send_again, lease_id, sent_at))
+        except Exception:
+            LOG.exception('Lease %s: its build could not be sent again yet',
+                          lease_id)
+
+    def _may_send_again(self, lease_id: str, sent_at: int) -> bool:
+        """The gate of a build that got lost: true for one caller only."""
+        return self._database.retried(self._take_again, lease_id, sent_at)
+
+    def _take_again(self, lease_id: str, sent_at: int) -> bool:
+        with self._database.writer() as session:
+            lease = _locked(session, lease_id)
+            taken = session.execute(
+                sa.update(models.HeldBuild)
+                .where(models.HeldBuild.lease_id == lease_id,
+                       models.HeldBuild.state == models.HeldBuild.SENT,
+                       models.HeldBuild.sent_at == sent_at)
+                .values(sent_at=self._clock.now()))
+            return lease.status == 'STARTING' and ty.cast(
+                'sa.CursorResult[ty.Any]', taken).rowcount == 1
 
     def announce(self, lease_id: str, event_type: str) -> Outcome:
         """Tell the world that an event of a lease has come."""
@@ -223,6 +322,8 @@ class Lifecycle:
             if lease.status == 'OFFERED':
                 self._finish(session, lease)
 
+    # -- the end -----------------------------------------------------------
+
     def end(self, lease_id: str, when_due: bool = False) -> Outcome:
         """Delete the servers of a lease; done when they are gone.
 
@@ -231,6 +332,7 @@ class Lifecycle:
         servers = self._database.retried(self._begin_end, lease_id, when_due)
         if isinstance(servers, Later):
             return servers
+        step('end: begun', lease_id)
         waiting = [server_id for server_id in servers
                    if not self._is_gone(lease_id, server_id)]
         if waiting:
@@ -245,6 +347,7 @@ class Lifecycle:
         """
         try:
             self._cloud.delete(server_id)
+            step('end: deleted', lease_id)
             seen = self._cloud.look(server_id)
             self.observe(server_id, seen)
         except Exception:
@@ -305,6 +408,7 @@ class Lifecycle:
                         [books.Edit(booking, None)])
             lease_id = lease.id
         LOG.info('Lease %s: server %s is gone', lease_id, server_id)
+        step('end: room is back', lease_id)
         self._database.retried(self._finish_if_empty, lease_id)
 
     def _finish_if_empty(self, lease_id: str) -> None:
@@ -314,8 +418,45 @@ class Lifecycle:
             if lease.status == 'TERMINATED' or _servers(lease):
                 return
             described = self._finish(session, lease)
+        step('end: over', lease_id)
         LOG.info('Lease %s is over', lease_id)
         self._notify('lease.event.end_lease', described)
+        self.revoke_of(lease_id)
+
+    def revoke_of(self, lease_id: str) -> None:
+        """Give back what let us act for the owner of a lease that is over.
+
+        What fails is logged and tried again by :meth:`revoke_over`.
+        """
+        with self._database.reader() as session:
+            row = session.get(models.Credential, lease_id)
+        if row is None:
+            return
+        try:
+            self._cloud.revoke(self._opens(row.sealed))
+        except Exception:
+            LOG.exception('Lease %s is over, but the credential of its owner '
+                          'could not be revoked yet', lease_id)
+            return
+        step('end: revoked', lease_id)
+        self._database.retried(self._forget_credential, lease_id)
+
+    def _forget_credential(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            session.execute(sa.delete(models.Credential).where(
+                models.Credential.lease_id == lease_id))
+
+    def revoke_over(self) -> None:
+        """Give back what is left of leases that are over."""
+        with self._database.reader() as session:
+            over = list(session.scalars(
+                sa.select(models.Credential.lease_id).outerjoin(
+                    models.Lease,
+                    models.Lease.id == models.Credential.lease_id)
+                .where(sa.or_(models.Lease.id.is_(None),
+                              models.Lease.status == 'TERMINATED'))))
+        for lease_id in over:
+            self.revoke_of(lease_id)
 
     def _finish(self, session: orm.Session, lease: models.Lease) -> Lease:
         """Nothing of a lease is left but its record."""
@@ -409,21 +550,23 @@ class Lifecycle:
     def give_up(self, lease_id: str, event_type: str) -> None:
         """An event failed for good; a lease that cannot start has failed."""
         if event_type == states.EventType.START:
-            self._database.retried(self._never_started, lease_id)
+            self._database.retried(
+                self._never_started, lease_id,
+                'The build of its servers could not be sent to Nova.')
 
-    def _never_started(self, lease_id: str) -> None:
+    def _never_started(self, lease_id: str, reason: str) -> None:
         """Its room goes back; its held servers wait to be deleted."""
         with self._database.writer() as session:
             lease = _locked(session, lease_id)
-            if lease.status != 'PENDING':
+            if lease.status not in ('PENDING', 'STARTING'):
                 return
             self._enter(lease, 'ERROR')
-            lease.status_reason = (
-                'The build of its servers could not be sent to Nova.')
+            lease.status_reason = reason
             for reservation in lease.reservations:
                 reservation.status = 'error'
             self._give_room_back(session, _bookings(lease))
             described = leases.describe(lease)
+        LOG.warning('Lease %s could not start: %s', lease_id, reason)
         self._notify('lease.update', described)
 
     # -- the rest ----------------------------------------------------------

@@ -87,7 +87,14 @@ OPTS: list[cfg.Opt] = [
              'ended lease to leave its host. After that it starts anyway '
              'and takes whatever host the books and Nova allow.'),
     cfg.IntOpt(
-        'event_max_retries', default=5, min=0,
+        'lost_build_seconds', default=120, min=1,
+        help='Seconds after which a build that was sent to nova-conductor '
+             'and has left no trace is taken to be lost (blazar-listener or '
+             'the message bus died just then) and is sent again. Must be '
+             'longer than [DEFAULT] rpc_response_timeout. Looked at with '
+             'every comparison.'),
+    cfg.IntOpt(
+        'event_max_retries', default=10, min=0,
         help='How often an event whose action failed (Nova or the message '
              'bus did not answer) is tried again, with growing pauses, '
              'before it goes to ERROR. The end of a lease is tried for '

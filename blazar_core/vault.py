@@ -13,8 +13,8 @@
 """Secrets at rest.
 
 What is kept of a boot until its lease starts contains the admin password,
-injected files and the user's token, so the database only ever sees it
-sealed (Fernet: AES-128-CBC with an HMAC-SHA256 and a time stamp).
+injected files, so the database only ever sees it sealed (Fernet: AES-128-CBC
+with an HMAC-SHA256 and a time stamp). So is what lets us act for the user.
 """
 
 import typing as ty
@@ -77,5 +77,5 @@ class Vault:
 
 
 _NO_KEY_FITS = (
-    'A held build does not open with any key of [blazar] encryption_keys. '
-    'Put the key back that it was sealed with.')
+    'What is kept of a lease does not open with any key of [blazar] '
+    'encryption_keys. Put the key back that it was sealed with.')

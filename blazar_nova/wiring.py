@@ -27,6 +27,7 @@ from blazar_core import params
 from blazar_core import vault
 from blazar_nova.compat import servers
 from blazar_nova.compat import service
+from blazar_nova import credentials
 
 __all__ = ['Parts', 'admission', 'assemble',
            'check_defaults', 'database', 'defaults']
@@ -40,6 +41,7 @@ class Parts:
     database: api.Database
     clock: clocks.Clock
     vault: vault.Vault
+    trusts: credentials.Credentials
     leases: leases.Leases
     cloud: servers.NovaCloud
     lifecycle: lifecycle.Lifecycle
@@ -53,12 +55,14 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     clock = clock or clocks.SystemClock()
     books = database(conf)
     secrets = vault.Vault(conf.blazar.encryption_keys)
-    cloud = servers.NovaCloud()
+    trusts = credentials.Credentials(conf)
+    cloud = servers.NovaCloud(trusts)
     return Parts(
-        conf, books, clock, secrets,
+        conf, books, clock, secrets, trusts,
         leases.Leases(books, clock, admission(conf, books, clock)), cloud,
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
-                            service.notify, conf.blazar.start_patience))
+                            service.notify, conf.blazar.start_patience,
+                            conf.blazar.lost_build_seconds))
 
 
 def database(conf: ty.Any) -> api.Database:

@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy import orm
 
-__all__ = ['Base', 'Booking', 'Change', 'Event', 'HeldBuild', 'Host',
-           'Lease', 'Reservation']
+__all__ = ['Base', 'Booking', 'Change', 'Credential', 'Event', 'HeldBuild',
+           'Host', 'Lease', 'Reservation']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -213,3 +213,19 @@ class HeldBuild(Base):
     sealed: orm.Mapped[str] = orm.mapped_column(_Long)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     sent_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+
+
+class Credential(Base):
+    """What lets us act for the owner of a lease, sealed.
+
+    It is kept until it has been revoked in the cloud, if need be for longer
+    than its lease.
+    """
+
+    __tablename__ = 'credentials'
+
+    # No foreign key: the lease may be withdrawn first.
+    lease_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    sealed: orm.Mapped[str] = orm.mapped_column(sa.Text)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)

@@ -33,6 +33,10 @@ __all__ = ['Admission']
 
 LOG = logging.getLogger(__name__)
 
+#: What a boot is answered that cannot be kept.
+_CODES = {errors.BooksBusy: 409, errors.NotDelegated: 403,
+          errors.CloudUnavailable: 503}
+
 _AFFINITY = {'affinity': model.Affinity.SAME,
              'anti-affinity': model.Affinity.DIFFERENT}
 
@@ -43,6 +47,7 @@ class Admission:
     def __init__(self, parts: wiring.Parts) -> None:
         self._leases = parts.leases
         self._vault = parts.vault
+        self._trusts = parts.trusts
 
     def __call__(self, call: calls.BuildCall,
                  send: ty.Callable[[], None]) -> None:
@@ -55,10 +60,11 @@ class Admission:
         except errors.Refused as exc:
             boot.refusal = exc.refusal
             call.undo()
-            raise router.conflict(str(exc)) from exc
-        except errors.BooksBusy as exc:
+            raise router.error(409, str(exc)) from exc
+        except (errors.BooksBusy, errors.NotDelegated,
+                errors.CloudUnavailable) as exc:
             call.undo()
-            raise router.conflict(str(exc)) from exc
+            raise router.error(_CODES[type(exc)], str(exc)) from exc
         except Exception:
             with excutils.save_and_reraise_exception():
                 call.undo()
@@ -92,9 +98,27 @@ class Admission:
         The servers are marked before the lease is in the books. From then
         on they may be started at any moment, and must not be marked again.
         """
+        # Nobody's keystone is asked for what will not be.
+        self._leases.check(new)
         sealed = self._vault.seal(call.dump())
-        call.mark_reserved()
-        service.notify('lease.create', self._leases.create(new, sealed))
+        trust = self._trusts.delegate(call.context, new.request.window.end)
+        try:
+            call.mark_reserved()
+            lease = self._leases.create(new if trust is None else (
+                dataclasses.replace(
+                    new, credential=self._vault.seal(trust))), sealed)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._take_back(trust)
+        service.notify('lease.create', lease)
+
+    def _take_back(self, trust: str | None) -> None:
+        try:
+            if trust is not None:
+                self._trusts.revoke(trust)
+        except Exception:
+            LOG.exception('A trust for a lease that was not made could not '
+                          'be deleted; it expires by itself')
 
     def _demand(self, call: calls.BuildCall) -> model.Demand:
         try:

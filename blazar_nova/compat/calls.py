@@ -63,6 +63,16 @@ class BuildCall:
             request_spec=self.request_spec,
             **{name: getattr(self, name) for name in _KEPT})
 
+    def renew(self, access: ty.Any) -> None:
+        """Let it go in the user's name by a fresh token.
+
+        :param access: keystoneauth1's AccessInfo of the token
+        """
+        self.context = nova_context.RequestContext.from_dict({
+            **self.context.to_dict(), 'auth_token': access.auth_token,
+            'roles': access.role_names, 'is_admin': None,
+            'service_catalog': _old_catalog(access.service_catalog.catalog)})
+
     def mark_reserved(self) -> None:
         """Show its servers as RESERVED from now on."""
         for build_request in self.build_requests:
@@ -114,15 +124,32 @@ class BuildCall:
             self.context, self.server_ids))
 
     def dump(self) -> str:
-        """The call as text. It contains secrets."""
+        """The call as text. It contains secrets, but not the user's token.
+        """
         serializer = objects_base.NovaObjectSerializer()
         kept = {name: serializer.serialize_entity(
             self.context, getattr(self, name)) for name in _KEPT}
         return jsonutils.dumps({
-            'context': self.context.to_dict(),
+            'context': {**self.context.to_dict(), 'auth_token': None},
             'request_spec': [serializer.serialize_entity(self.context, spec)
                              for spec in self.request_spec],
             **kept})
+
+
+def _old_catalog(services: ty.Iterable[ty.Any]) -> list[dict[str, ty.Any]]:
+    """A service catalog in the form of API v2, which Nova's contexts have.
+    """
+    catalog = []
+    for service in services:
+        regions: dict[str, dict[str, str]] = {}
+        for endpoint in service.get('endpoints', ()):
+            region = endpoint.get('region')
+            regions.setdefault(region, {'region': region})[
+                endpoint['interface'] + 'URL'] = endpoint['url']
+        catalog.append({'type': service['type'],
+                        'name': service.get('name', ''),
+                        'endpoints': list(regions.values())})
+    return catalog
 
 
 def load(text: str) -> BuildCall:

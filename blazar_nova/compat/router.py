@@ -19,7 +19,7 @@ from nova.api.openstack import wsgi
 from nova import exception
 import webob.exc
 
-__all__ = ['build', 'conflict', 'fault']
+__all__ = ['build', 'error', 'fault']
 
 
 def build(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
@@ -27,9 +27,9 @@ def build(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     return compute.APIRouterV21.factory(global_config, **local_config)
 
 
-def conflict(sentence: str) -> Exception:
-    """What may be raised anywhere within Nova's ``create()``: a 409."""
-    return webob.exc.HTTPConflict(explanation=sentence)
+def error(code: int, sentence: str) -> Exception:
+    """What may be raised anywhere within Nova's ``create()``."""
+    return webob.exc.status_map[code](explanation=sentence)
 
 
 def fault(environ: dict[str, ty.Any], code: int, sentence: str) -> ty.Any:

@@ -15,21 +15,25 @@
 import functools
 import typing as ty
 
+from nova import baserpc
 from nova.compute import api as compute_api
 from nova.compute import task_states
 from nova.compute import vm_states
 from nova import conductor
+from nova.conductor import rpcapi as conductor_rpcapi
 from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova import utils
 from oslo_log import log as logging
+import oslo_messaging
 from oslo_utils import timeutils
 
 from blazar_core import lifecycle
 from blazar_nova.compat import calls
 from blazar_nova.compat import hosts
 from blazar_nova.compat import reserved
+from blazar_nova import credentials
 
 __all__ = ['NovaCloud']
 
@@ -47,16 +51,24 @@ class NovaCloud:
 
     For any process that has read nova.conf and has access to the API
     database and the cells.
+
+    :param trusts: what lets it act for users
     """
 
-    def send(self, call: str, server_ids: ty.Collection[str],
-             gate: ty.Callable[[], bool]) -> None:
+    def __init__(self, trusts: credentials.Credentials) -> None:
+        self._trusts = trusts
+
+    def send(self, call: str, credential: str | None,
+             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
+             ) -> None:
         """Cast a held call for those of its servers that still wait.
 
         A second cast of the same server would orphan a running guest, so
         the gate comes last and the cast is never repeated.
         """
         build = calls.load(call)
+        if credential is not None:
+            build.renew(self._trusts.access(credential))
         waiting = [(spec, request) for spec in build.request_spec
                    if spec.instance_uuid in server_ids and
                    (request := reserved.unmark(
@@ -65,6 +77,28 @@ class NovaCloud:
         build.build_requests = [request for _spec, request in waiting]
         if waiting and gate():
             build.send(conductor.ComputeTaskAPI())
+
+    def revoke(self, credential: str) -> None:
+        """Give back what let us act for a user."""
+        self._trusts.revoke(credential)
+
+    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
+        """Whether no conductor has taken up the build of these servers.
+
+        The conductors share one queue: when one of them answers, everything
+        sent before has been taken out of it, or is lost.
+        """
+        context = nova_context.get_admin_context()
+        if not server_ids or not all(
+                _waits(context, server_id) for server_id in server_ids):
+            return False
+        try:
+            baserpc.BaseAPI(topic=conductor_rpcapi.RPC_TOPIC).ping(
+                context, 'blazar')
+        except oslo_messaging.MessagingException:
+            # All that was sent may still be waiting for it.
+            return False
+        return all(_waits(context, server_id) for server_id in server_ids)
 
     def look(self, server_id: str) -> Seen:
         """What Nova says of a server at this moment."""
@@ -109,6 +143,18 @@ class NovaCloud:
                 if request.instance.vm_state == reserved.VM_STATE and
                 timeutils.is_older_than(
                     request.created_at.replace(tzinfo=None), older_than)]
+
+
+def _waits(context: ty.Any, server_id: str) -> bool:
+    """Whether a server has not reached a cell yet, and is not gone."""
+    mapping = _mapping(context, server_id)
+    if mapping is None or mapping.cell_mapping is not None:
+        return False
+    try:
+        objects.BuildRequest.get_by_instance_uuid(context, server_id)
+    except exception.BuildRequestNotFound:
+        return False
+    return True
 
 
 def _mapping(context: ty.Any, server_id: str) -> ty.Any:

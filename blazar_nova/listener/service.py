@@ -103,6 +103,8 @@ class Listener:
         while not self._stopping.is_set():
             try:
                 self.mirror.compare_all()
+                self.parts.lifecycle.send_lost()
+                self.parts.lifecycle.revoke_over()
             except Exception:
                 LOG.exception('The comparison with Nova failed; again in '
                               '%s s', self._interval)

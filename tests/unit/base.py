@@ -69,6 +69,9 @@ class FakeCloud:
 
     :ivar servers: what is seen of each server; those not here are gone
     :ivar sent: the calls that were sent, with their servers
+    :ivar credentials: with what each call was sent
+    :ivar revoked: the credentials that were given back
+    :ivar missing: servers whose build has left no trace
     :ivar deleted: the servers whose end was asked for, in order
     :ivar stubborn: servers that do not go when they are deleted
     :ivar broken: raised instead of what is asked for
@@ -77,17 +80,29 @@ class FakeCloud:
     def __init__(self) -> None:
         self.servers: dict[str, lifecycle.Seen] = {}
         self.sent: list[tuple[str, list[str]]] = []
+        self.credentials: list[str | None] = []
+        self.revoked: list[str] = []
+        self.missing: set[str] = set()
         self.deleted: list[str] = []
         self.stubborn: set[str] = set()
         self.broken: dict[str, Exception] = {}
 
-    def send(self, call: str, server_ids: ty.Collection[str],
-             gate: ty.Callable[[], bool]) -> None:
+    def send(self, call: str, credential: str | None,
+             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
+             ) -> None:
         self._break('send')
+        self.credentials.append(credential)
         if gate():
             self.sent.append((call, list(server_ids)))
             for server_id in server_ids:
                 self.servers[server_id] = lifecycle.Seen(State.BUILDING)
+
+    def revoke(self, credential: str) -> None:
+        self._break('revoke')
+        self.revoked.append(credential)
+
+    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
+        return self.missing.issuperset(server_ids)
 
     def look(self, server_id: str) -> lifecycle.Seen:
         self._break('look')
@@ -205,13 +220,15 @@ class LeaseTestCase(DatabaseTestCase):
 
     def new_lease(self, start: int = 0, end: int = 100, count: int = 1,
                   project: str = 'project', request: ty.Any = None,
+                  credential: str | None = None,
                   resources: model.Resources | None = None,
                   **demand: ty.Any) -> leases.NewLease:
         """A lease that is wanted for ``count`` servers of 1 VCPU."""
         return leases.NewLease(
             project, 'user', request or self.request(start, end),
             model.Demand(resources or {'VCPU': 1}, count, **demand),
-            tuple(uuidutils.generate_uuid() for _number in range(count)))
+            tuple(uuidutils.generate_uuid() for _number in range(count)),
+            credential and self.vault.seal(credential))
 
     def lease(self, start: int = 0, end: int = 100, *, call: str = 'call',
               **wanted: ty.Any) -> dict[str, ty.Any]:

@@ -98,10 +98,17 @@ class FileCloud:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def send(self, call: str, server_ids: ty.Collection[str],
-             gate: ty.Callable[[], bool]) -> None:
+    def send(self, call: str, credential: str | None,
+             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
+             ) -> None:
         if gate():
             self.write(call)
+
+    def revoke(self, credential: str) -> None:
+        self.write(f'revoke {credential}')
+
+    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
+        return True
 
     def write(self, line: str) -> None:
         with open(self._path, 'a') as file:

@@ -831,6 +831,16 @@ class TestReseal(base.LeaseTestCase):
             held.lease_id: renewed.open(held.sealed)
             for held in self.scalars(models.HeldBuild)})
 
+    def test_credentials_are_resealed_too(self):
+        self.host('one', VCPU=1)
+        old, new = vault.new_key(), vault.new_key()
+        self.vault = vault.Vault([old])
+        self.lease(50, 100, credential='trust')
+        self.assertEqual(
+            2, leases.reseal(self.database, vault.Vault([new, old]).reseal))
+        sealed, = self.scalars(models.Credential.sealed)
+        self.assertEqual('trust', vault.Vault([new]).open(sealed))
+
     def test_with_nothing_held_nothing_is_resealed(self):
         self.assertEqual(0, leases.reseal(self.database, self.fail))
 
@@ -844,12 +854,12 @@ class TestReseal(base.LeaseTestCase):
             resealed.append(sealed)
             return sealed
 
-        def late(work, lease_id):
+        def late(work, table, lease_id):
             if not resealed:
                 other, = {lease['id'] for lease in self.leases.all()} - {
                     lease_id}
                 self.lifecycle.end(other)
-            return retried(work, lease_id)
+            return retried(work, table, lease_id)
 
         another = self.books.connect()
         retried, another.retried = another.retried, late

@@ -79,7 +79,7 @@ class TestStart(LifecycleTestCase):
         """Both have found it held; the gate lets one of them through."""
         lease = self.lease(50, 100)
         gates = []
-        self.cloud.send = lambda call, server_ids, gate: gates.append(gate)
+        self.cloud.send = lambda *args: gates.append(args[-1])
         self.lifecycle.start(lease['id'])
         self.lifecycle.start(lease['id'])
         self.assertEqual([True, False, False],
@@ -97,7 +97,7 @@ class TestStart(LifecycleTestCase):
     def test_the_gate_is_closed_once_the_lease_was_ended(self):
         lease = self.lease(50, 100)
         gates = []
-        self.cloud.send = lambda call, server_ids, gate: gates.append(gate)
+        self.cloud.send = lambda *args: gates.append(args[-1])
         self.lifecycle.start(lease['id'])
         self.cloud.stubborn.update(base.servers_of(lease))
         self.cloud.servers = dict.fromkeys(
@@ -109,7 +109,7 @@ class TestStart(LifecycleTestCase):
     def test_the_gate_is_closed_once_the_lease_was_given_up(self):
         lease = self.lease(50, 100)
         gates = []
-        self.cloud.send = lambda call, server_ids, gate: gates.append(gate)
+        self.cloud.send = lambda *args: gates.append(args[-1])
         self.lifecycle.start(lease['id'])
         self.lifecycle.give_up(lease['id'], 'start_lease')
         self.assertFalse(gates[0]())
@@ -334,6 +334,135 @@ class TestFailure(LifecycleTestCase):
         lease = self.lease(50, 100)
         self.lifecycle.give_up(lease['id'], 'before_end_lease')
         self.assertEqual('PENDING', self.status(lease))
+
+
+class TestCredentials(LifecycleTestCase):
+    """What lets us act for the user, from the admission to the end."""
+
+    def held(self, **wanted):
+        return self.lease(50, 100, credential='trust', **wanted)
+
+    def kept(self):
+        return self.scalars(models.Credential.lease_id)
+
+    def test_a_call_is_sent_with_what_was_given_for_it(self):
+        lease, plain = self.held(), self.lease(50, 100)
+        self.lifecycle.start(plain['id'])
+        self.lifecycle.start(lease['id'])
+        self.assertEqual([None, 'trust'], self.cloud.credentials)
+        self.assertEqual([lease['id']], self.kept())
+
+    def test_a_user_who_may_not_any_more_gets_an_error_and_no_servers(self):
+        self.report(self.uuid_of('one'), 'one', None, {'VCPU': 1})
+        lease = self.held()
+        self.cloud.broken['send'] = errors.NotDelegated('He was disabled.')
+        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertEqual('ERROR', self.status(lease))
+        self.assertEqual('He was disabled.',
+                         self.leases.get(lease['id'])['status_reason'])
+        self.assertEqual([('lease.update', lease['id'])], self.notified)
+        # What was booked is free again.
+        self.lease(50, 100)
+
+    def test_it_is_given_back_when_the_lease_is_over(self):
+        lease = self.held()
+        self.lifecycle.end(lease['id'])
+        self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
+        self.lifecycle.end(lease['id'])
+        self.assertEqual(['trust'], self.cloud.revoked)
+
+    def test_it_is_given_back_later_when_that_fails(self):
+        lease = self.held()
+        self.cloud.broken['revoke'] = RuntimeError('keystone is away')
+        self.lifecycle.end(lease['id'])
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([lease['id']], self.kept())
+        self.lifecycle.revoke_over()
+        self.assertEqual([lease['id']], self.kept())
+        self.cloud.broken.clear()
+        self.lifecycle.revoke_over()
+        self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
+
+    def test_that_of_a_lease_that_was_withdrawn_is_given_back(self):
+        self.leases.withdraw(self.held()['id'])
+        self.lifecycle.revoke_over()
+        self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
+
+    def test_it_is_kept_while_the_lease_may_need_it(self):
+        self.host('two', VCPU=1)
+        leases = [self.held(), self.held(), self.held()]
+        self.lifecycle.start(leases[1]['id'])
+        self.cloud.broken['send'] = errors.NotDelegated('no')
+        self.lifecycle.start(leases[2]['id'])
+        self.lifecycle.revoke_over()
+        self.assertEqual(([], 3), (self.cloud.revoked, len(self.kept())))
+
+
+class TestLostBuilds(LifecycleTestCase):
+    """Sent, and never seen again: its worker or the bus died just then."""
+
+    def sent(self):
+        lease = self.lease(50, 1000)
+        self.clock.advance(50)
+        self.lifecycle.start(lease['id'])
+        self.cloud.missing.update(base.servers_of(lease))
+        return lease
+
+    def look_after(self, *pauses):
+        for pause in pauses:
+            self.clock.advance(pause)
+            self.lifecycle.send_lost()
+        return len(self.cloud.sent)
+
+    def test_it_is_sent_again_when_it_is_missing_for_long_enough(self):
+        self.sent()
+        self.assertEqual(1, self.look_after(10, 100, 19))
+        self.assertEqual(2, self.look_after(1))
+        self.assertEqual(*self.cloud.sent)
+
+    def test_what_was_missed_for_the_first_time_is_not_sent_yet(self):
+        """It may have arrived just before that."""
+        self.sent()
+        self.assertEqual(1, self.look_after(10_000))
+
+    def test_sent_again_it_is_given_time_again(self):
+        self.sent()
+        self.assertEqual(2, self.look_after(0, 120, 119))
+        self.assertEqual(3, self.look_after(1))
+
+    def test_what_arrived_is_not_sent_again(self):
+        self.sent()
+        self.look_after(0)
+        self.cloud.missing.clear()
+        self.assertEqual(1, self.look_after(300, 300))
+
+    def test_what_arrived_in_between_is_missed_anew(self):
+        lease = self.sent()
+        self.look_after(0)
+        self.cloud.missing.clear()
+        self.look_after(119)
+        self.cloud.missing.update(base.servers_of(lease))
+        self.assertEqual(1, self.look_after(1, 119))
+        self.assertEqual(2, self.look_after(1))
+
+    def test_a_lease_that_is_over_is_let_be(self):
+        lease = self.sent()
+        self.look_after(0)
+        self.lifecycle.end(lease['id'])
+        self.assertEqual(1, self.look_after(300))
+
+    def test_two_who_miss_it_send_it_once(self):
+        self.sent()
+        self.look_after(0)
+        gates = []
+        self.cloud.send = lambda *args: gates.append(args[-1])
+        other = lifecycle.Lifecycle(
+            self.books.connect(), self.clock, self.cloud, self.vault.open,
+            lambda *args: None, 0)
+        other.send_lost()
+        self.look_after(120)
+        other.send_lost()
+        self.assertEqual([True, False], [gate() for gate in gates])
 
 
 class TestEnd(LifecycleTestCase):

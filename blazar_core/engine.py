@@ -44,6 +44,13 @@ LOG = logging.getLogger(__name__)
 #: How many due events are read at a time.
 _BATCH = 100
 
+#: Before and after the action of an event.
+_STEPS = {
+    states.EventType.START: (life.Step.START_CLAIMED,
+                             life.Step.START_CARRIED_OUT),
+    states.EventType.END: (life.Step.END_CLAIMED, life.Step.END_CARRIED_OUT),
+}
+
 #: Seconds until the database is asked again after it did not answer.
 _AFTER_FAILURE = 5
 
@@ -215,8 +222,13 @@ class Engine:
 
     def _carry_out(self, claim: _Claim) -> None:
         """Run the action of an event and write down how it went."""
+        steps = _STEPS.get(claim.event_type)
         try:
+            if steps is not None:
+                life.reached(steps[0], claim.lease_id)
             outcome = self._action(claim)()
+            if steps is not None:
+                life.reached(steps[1], claim.lease_id)
         except errors.NotFound:
             # Its lease was withdrawn, and the event with it.
             settle = functools.partial(self._settled, claim, None)

@@ -37,7 +37,8 @@ from blazar_core import errors
 from blazar_core import leases
 from blazar_core import states
 
-__all__ = ['Cloud', 'Later', 'Lifecycle', 'Seen', 'ServerState', 'step']
+__all__ = ['Cloud', 'Later', 'Lifecycle', 'Seen', 'ServerState', 'Step',
+           'reached']
 
 LOG = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ LOG = logging.getLogger(__name__)
 #: that the servers of an ended lease have not left; notifications come
 #: sooner as a rule.
 AGAIN = 2
+
+#: Seconds after which a credential must be in the books with its lease.
+STRAY = 120
 
 
 class ServerState(enum.Enum):
@@ -90,6 +94,10 @@ class Cloud(ty.Protocol):
         """Give back what let us act for a user; nothing when it is gone."""
         ...
 
+    def credentials(self) -> set[str]:
+        """All that was ever given to us and is not revoked."""
+        ...
+
     def is_missing(self, server_ids: ty.Collection[str]) -> bool:
         """Whether a build that was sent has left no trace.
 
@@ -115,12 +123,37 @@ class Later:
     why: str
 
 
-def step(name: str, lease_id: str) -> None:
-    """A point at which a process may die without harm.
-
-    For the log, and for tests that kill a process just there.
+class Step(enum.Enum):
+    """Points at which a process may die, and nothing is lost or done twice.
     """
-    LOG.debug('Lease %s: %s', lease_id, name)
+
+    # Making a lease that starts later, in the process that was asked.
+    CREATE_MARKED = 'create: the servers are marked'
+    CREATE_DELEGATED = 'create: there is a credential'
+    CREATE_BOOKED = 'create: the lease is in the books'
+    # Its start.
+    START_CLAIMED = 'start: the event is claimed'
+    START_READ = 'start: the call was read'
+    START_READY = 'start: all but the build is done'
+    START_TAKEN = 'start: the call is taken, and not sent yet'
+    START_SENT = 'start: the call is sent'
+    START_CARRIED_OUT = 'start: all is done, and not written down yet'
+    # Its end.
+    END_CLAIMED = 'end: the event is claimed'
+    END_BEGUN = 'end: nothing of it can start any more'
+    END_DELETED = 'end: the deletion of a server was asked for'
+    END_GONE = 'end: a server is gone, its room is back'
+    END_OVER = 'end: the lease is over'
+    END_REVOKED = 'end: the credential is revoked'
+    END_CARRIED_OUT = 'end: all is done, and not written down yet'
+
+
+def reached(step: Step, what: str) -> None:
+    """A process has come so far. For tests, which kill it just there.
+
+    :param what: the lease, or the servers of one that is to be
+    """
+    LOG.debug('%s: %s', what, step.value)
 
 
 Outcome: ty.TypeAlias = Later | None
@@ -149,6 +182,7 @@ class Lifecycle:
         self._patience = patience
         self._lost_after = lost_after
         self._missing: dict[str, int] = {}
+        self._strays: dict[str, int] = {}
 
     # -- events ----------------------------------------------------------
 
@@ -172,8 +206,9 @@ class Lifecycle:
             sealed = None if held is None else held.sealed
         if sealed is None:
             return self._begin(lease_id)
-        step('start: read', lease_id)
-        self._send(lease_id, sealed, lambda: self._may_send(lease_id))
+        reached(Step.START_READ, lease_id)
+        self._send(lease_id, sealed, lambda: self._may_send(
+            lease_id, when_due))
         return None
 
     def _send(self, lease_id: str, sealed: str, gate: ty.Callable[[], bool],
@@ -188,7 +223,7 @@ class Lifecycle:
                     credential.sealed), servers, gate)
         except errors.NotDelegated as exc:
             self._database.retried(self._never_started, lease_id, str(exc))
-        step('start: sent', lease_id)
+        reached(Step.START_SENT, lease_id)
 
     def _begin(self, lease_id: str) -> Outcome:
         """A lease without servers of its own to build is there at once."""
@@ -220,20 +255,23 @@ class Lifecycle:
             models.Booking.host_id.in_(hosts), models.Booking.running,
             models.Booking.end_date <= now)).first() is not None
 
-    def _may_send(self, lease_id: str) -> bool:
+    def _may_send(self, lease_id: str, when_due: bool) -> bool:
         """The gate: true for one caller only, whoever asks how often.
 
         It comes right before the cast. A worker that dies before it leaves
         the call unsent, and another one begins again; a worker that was
         given up for dead and comes back finds the gate closed.
         """
-        return self._database.retried(self._take_held, lease_id)
+        return self._database.retried(self._take_held, lease_id, when_due)
 
-    def _take_held(self, lease_id: str) -> bool:
-        step('start: ready', lease_id)
+    def _take_held(self, lease_id: str, when_due: bool) -> bool:
+        reached(Step.START_READY, lease_id)
         now = self._clock.now()
         with self._database.writer() as session:
             lease = _locked(session, lease_id)
+            if when_due and lease.start_date > now:
+                # It was moved meanwhile; its event comes again.
+                return False
             taken = session.execute(
                 sa.update(models.HeldBuild)
                 .where(models.HeldBuild.lease_id == lease_id,
@@ -246,7 +284,7 @@ class Lifecycle:
             described = leases.describe(lease)
         LOG.info('Lease %s: sending its build', lease_id)
         self._notify('lease.event.start_lease', described)
-        step('start: taken', lease_id)
+        reached(Step.START_TAKEN, lease_id)
         return True
 
     def send_lost(self) -> None:
@@ -332,7 +370,7 @@ class Lifecycle:
         servers = self._database.retried(self._begin_end, lease_id, when_due)
         if isinstance(servers, Later):
             return servers
-        step('end: begun', lease_id)
+        reached(Step.END_BEGUN, lease_id)
         waiting = [server_id for server_id in servers
                    if not self._is_gone(lease_id, server_id)]
         if waiting:
@@ -347,7 +385,7 @@ class Lifecycle:
         """
         try:
             self._cloud.delete(server_id)
-            step('end: deleted', lease_id)
+            reached(Step.END_DELETED, lease_id)
             seen = self._cloud.look(server_id)
             self.observe(server_id, seen)
         except Exception:
@@ -408,7 +446,7 @@ class Lifecycle:
                         [books.Edit(booking, None)])
             lease_id = lease.id
         LOG.info('Lease %s: server %s is gone', lease_id, server_id)
-        step('end: room is back', lease_id)
+        reached(Step.END_GONE, lease_id)
         self._database.retried(self._finish_if_empty, lease_id)
 
     def _finish_if_empty(self, lease_id: str) -> None:
@@ -418,7 +456,7 @@ class Lifecycle:
             if lease.status == 'TERMINATED' or _servers(lease):
                 return
             described = self._finish(session, lease)
-        step('end: over', lease_id)
+        reached(Step.END_OVER, lease_id)
         LOG.info('Lease %s is over', lease_id)
         self._notify('lease.event.end_lease', described)
         self.revoke_of(lease_id)
@@ -438,7 +476,7 @@ class Lifecycle:
             LOG.exception('Lease %s is over, but the credential of its owner '
                           'could not be revoked yet', lease_id)
             return
-        step('end: revoked', lease_id)
+        reached(Step.END_REVOKED, lease_id)
         self._database.retried(self._forget_credential, lease_id)
 
     def _forget_credential(self, lease_id: str) -> None:
@@ -457,6 +495,30 @@ class Lifecycle:
                               models.Lease.status == 'TERMINATED'))))
         for lease_id in over:
             self.revoke_of(lease_id)
+
+    def revoke_strays(self) -> None:
+        """Give back what was given for leases that did not come to be.
+
+        A process died before it wrote its lease down. Others may be about to
+        do so: only what has been a stray for long enough is given back.
+        """
+        now = self._clock.now()
+        self._strays = {credential: self._strays.get(credential, now)
+                        for credential in self.strays()}
+        for credential, since in self._strays.items():
+            if now - since >= STRAY:
+                LOG.warning('Revoking a credential that no lease has')
+                self._cloud.revoke(credential)
+
+    def strays(self) -> set[str]:
+        """The credentials that are in no lease's name, or not yet.
+
+        Opens all that are kept: some 20,000 a second.
+        """
+        given = self._cloud.credentials()
+        with self._database.reader() as session:
+            kept = list(session.scalars(sa.select(models.Credential.sealed)))
+        return given - set(map(self._opens, kept)) if given else given
 
     def _finish(self, session: orm.Session, lease: models.Lease) -> Lease:
         """Nothing of a lease is left but its record."""

@@ -20,13 +20,14 @@ never leaves the services.
 """
 
 import copy
+import datetime
 import functools
+import random
 import typing as ty
 
 from keystoneauth1 import exceptions
 from keystoneauth1 import loading
 from oslo_log import log as logging
-from oslo_utils import timeutils
 
 from blazar_core import errors
 
@@ -41,6 +42,13 @@ _TRUSTS = '/OS-TRUST/trusts'
 
 #: Seconds that a trust lives on when its lease has ended, for retries.
 _SLACK = 3600
+
+#: How often a second for a trust to expire in is looked for, each time among
+#: twice as many as before.
+_TRIES = 10
+
+#: How keystone writes a date.
+_DATE = '%Y-%m-%dT%H:%M:%S.%fZ'
 
 #: A trust takes the place of what else a token could be for.
 _UNSCOPED = dict.fromkeys((
@@ -93,6 +101,10 @@ class Credentials:
         loading.register_auth_conf_options(
             conf, conf[GROUP].auth_section or GROUP)
 
+    def is_configured(self) -> bool:
+        """Whether there is a keystone at all."""
+        return self._session is not None
+
     @functools.cached_property
     def _session(self) -> ty.Any:
         """As the service user; None where there is no keystone."""
@@ -122,21 +134,10 @@ class Credentials:
         :raises NotDelegated: when the token may not; says what to do
         :raises CloudUnavailable: when keystone does not answer
         """
-        if self._session is None:
+        if not self.is_configured():
             return None
-        expires = timeutils.datetime.datetime.fromtimestamp(
-            until + _SLACK, timeutils.datetime.timezone.utc)
         try:
-            answer = self._keystone(self._session).post(_TRUSTS, json={
-                'trust': {
-                    'trustor_user_id': context.user_id,
-                    'trustee_user_id': self._session.get_user_id(),
-                    'project_id': context.project_id,
-                    'impersonation': True,
-                    'roles': [{'name': name} for name in context.roles],
-                    'expires_at': expires.strftime('%Y-%m-%dT%H:%M:%S.%fZ'),
-                }}, headers={'X-Auth-Token': context.auth_token},
-                authenticated=False)
+            return self._make(context, until)
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
             raise errors.NotDelegated(
                 _NO_TRUST.format(why=exc.message)) from exc
@@ -147,7 +148,34 @@ class Credentials:
                 'The identity service could not make the trust that a lease '
                 'which starts later needs; try again in a minute, or let the '
                 'lease start now.') from exc
-        return ty.cast(str, answer.json()['trust']['id'])
+
+    def _make(self, context: ty.Any, until: int) -> str:
+        """Make a trust that lives a little longer than a lease: some hours.
+
+        Keystone has no two trusts of a user on a project, not even deleted
+        ones, that expire in the same second; many leases end in the same
+        one.
+        """
+        trust = {'trustor_user_id': context.user_id,
+                 'trustee_user_id': self._session.get_user_id(),
+                 'project_id': context.project_id, 'impersonation': True,
+                 'roles': [{'name': name} for name in context.roles]}
+        taken: Exception | None = None
+        for number in range(_TRIES):
+            expires = datetime.datetime.fromtimestamp(
+                until + _SLACK + random.randrange(_SLACK << number),
+                datetime.timezone.utc)
+            trust['expires_at'] = expires.strftime(_DATE)
+            try:
+                answer = self._keystone(self._session).post(
+                    _TRUSTS, json={'trust': trust}, authenticated=False,
+                    headers={'X-Auth-Token': context.auth_token})
+            except exceptions.Conflict as exc:
+                taken = exc
+            else:
+                return ty.cast(str, answer.json()['trust']['id'])
+        assert taken is not None
+        raise taken
 
     def access(self, trust_id: str) -> ty.Any:
         """A fresh token by a trust, and what it is good for.
@@ -170,7 +198,7 @@ class Credentials:
 
     def revoke(self, trust_id: str) -> None:
         """Delete a trust; nothing when it is gone."""
-        if self._session is None:
+        if not self.is_configured():
             return
         try:
             # He who gave it may delete it, in whose name we are by it.
@@ -185,9 +213,12 @@ class Credentials:
                 pass
 
     def held(self) -> set[str]:
-        """The ids of all trusts that were given to the service user."""
-        if self._session is None:
+        """The trusts that were given to the service user and still hold."""
+        if not self.is_configured():
             return set()
         answer = self._keystone(self._session).get(_TRUSTS, params={
             'trustee_user_id': self._session.get_user_id()})
-        return {trust['id'] for trust in answer.json()['trusts']}
+        # Keystone goes on listing those that have expired.
+        now = datetime.datetime.now(datetime.timezone.utc).strftime(_DATE)
+        return {trust['id'] for trust in answer.json()['trusts']
+                if trust['expires_at'] is None or trust['expires_at'] > now}

@@ -20,6 +20,7 @@ from oslo_utils import excutils
 
 from blazar_core import errors
 from blazar_core import leases
+from blazar_core import lifecycle
 from blazar_core import model
 from blazar_core import params
 from blazar_nova.api import boot as boots
@@ -95,21 +96,26 @@ class Admission:
     def _hold(self, new: leases.NewLease, call: calls.BuildCall) -> None:
         """The lease starts later: the build is kept until then.
 
-        The servers are marked before the lease is in the books. From then
-        on they may be started at any moment, and must not be marked again.
+        The servers are marked first: those of a process that dies on the way
+        are found by that. Once the lease is in the books they may be started
+        at any moment, and must not be marked again.
         """
-        # Nobody's keystone is asked for what will not be.
+        servers = ', '.join(call.server_ids)
+        call.mark_reserved()
+        lifecycle.reached(lifecycle.Step.CREATE_MARKED, servers)
+        # Keystone is not asked for what will not be.
         self._leases.check(new)
         sealed = self._vault.seal(call.dump())
         trust = self._trusts.delegate(call.context, new.request.window.end)
+        lifecycle.reached(lifecycle.Step.CREATE_DELEGATED, servers)
         try:
-            call.mark_reserved()
             lease = self._leases.create(new if trust is None else (
                 dataclasses.replace(
                     new, credential=self._vault.seal(trust))), sealed)
         except Exception:
             with excutils.save_and_reraise_exception():
                 self._take_back(trust)
+        lifecycle.reached(lifecycle.Step.CREATE_BOOKED, servers)
         service.notify('lease.create', lease)
 
     def _take_back(self, trust: str | None) -> None:

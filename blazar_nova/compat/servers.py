@@ -82,6 +82,10 @@ class NovaCloud:
         """Give back what let us act for a user."""
         self._trusts.revoke(credential)
 
+    def credentials(self) -> set[str]:
+        """All trusts that were given to us."""
+        return self._trusts.held()
+
     def is_missing(self, server_ids: ty.Collection[str]) -> bool:
         """Whether no conductor has taken up the build of these servers.
 

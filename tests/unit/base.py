@@ -69,8 +69,9 @@ class FakeCloud:
 
     :ivar servers: what is seen of each server; those not here are gone
     :ivar sent: the calls that were sent, with their servers
-    :ivar credentials: with what each call was sent
-    :ivar revoked: the credentials that were given back
+    :ivar sent_with: the credential of each call that was sent
+    :ivar given: the credentials that there are
+    :ivar revoked: those that were given back
     :ivar missing: servers whose build has left no trace
     :ivar deleted: the servers whose end was asked for, in order
     :ivar stubborn: servers that do not go when they are deleted
@@ -80,7 +81,8 @@ class FakeCloud:
     def __init__(self) -> None:
         self.servers: dict[str, lifecycle.Seen] = {}
         self.sent: list[tuple[str, list[str]]] = []
-        self.credentials: list[str | None] = []
+        self.sent_with: list[str | None] = []
+        self.given: set[str] = set()
         self.revoked: list[str] = []
         self.missing: set[str] = set()
         self.deleted: list[str] = []
@@ -91,7 +93,7 @@ class FakeCloud:
              server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
              ) -> None:
         self._break('send')
-        self.credentials.append(credential)
+        self.sent_with.append(credential)
         if gate():
             self.sent.append((call, list(server_ids)))
             for server_id in server_ids:
@@ -100,6 +102,10 @@ class FakeCloud:
     def revoke(self, credential: str) -> None:
         self._break('revoke')
         self.revoked.append(credential)
+        self.given.discard(credential)
+
+    def credentials(self) -> set[str]:
+        return set(self.given)
 
     def is_missing(self, server_ids: ty.Collection[str]) -> bool:
         return self.missing.issuperset(server_ids)

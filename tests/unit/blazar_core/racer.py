@@ -107,6 +107,9 @@ class FileCloud:
     def revoke(self, credential: str) -> None:
         self.write(f'revoke {credential}')
 
+    def credentials(self) -> set[str]:
+        return set()
+
     def is_missing(self, server_ids: ty.Collection[str]) -> bool:
         return True
 

@@ -85,6 +85,18 @@ class TestStart(LifecycleTestCase):
         self.assertEqual([True, False, False],
                          [gates[0](), gates[1](), gates[0]()])
 
+    def test_the_gate_is_closed_when_the_lease_was_moved_meanwhile(self):
+        lease = self.lease(50, 100)
+        self.clock.advance(50)
+        gates = []
+        self.cloud.send = lambda *args: gates.append(args[-1])
+        self.lifecycle.start(lease['id'], when_due=True)
+        self.leases.update(lease['id'], start=NOW + 60)
+        self.assertFalse(gates[0]())
+        self.assertEqual('PENDING', self.status(lease))
+        self.clock.advance(10)
+        self.assertTrue(gates[0]())
+
     def test_a_worker_that_died_before_the_gate_has_sent_nothing(self):
         lease = self.lease(50, 100)
         self.cloud.broken['send'] = RuntimeError('died')
@@ -349,7 +361,7 @@ class TestCredentials(LifecycleTestCase):
         lease, plain = self.held(), self.lease(50, 100)
         self.lifecycle.start(plain['id'])
         self.lifecycle.start(lease['id'])
-        self.assertEqual([None, 'trust'], self.cloud.credentials)
+        self.assertEqual([None, 'trust'], self.cloud.sent_with)
         self.assertEqual([lease['id']], self.kept())
 
     def test_a_user_who_may_not_any_more_gets_an_error_and_no_servers(self):
@@ -396,6 +408,25 @@ class TestCredentials(LifecycleTestCase):
         self.lifecycle.start(leases[2]['id'])
         self.lifecycle.revoke_over()
         self.assertEqual(([], 3), (self.cloud.revoked, len(self.kept())))
+
+    def test_what_no_lease_has_is_given_back_after_a_while(self):
+        """Somebody else may be about to write its lease down."""
+        self.held()
+        self.cloud.given = {'trust', 'stray'}
+        for pause, given in ((0, {'trust', 'stray'}),
+                             (lifecycle.STRAY - 1, {'trust', 'stray'}),
+                             (1, {'trust'}), (1000, {'trust'})):
+            self.clock.advance(pause)
+            self.lifecycle.revoke_strays()
+            self.assertEqual(given, self.cloud.given)
+
+    def test_what_gets_its_lease_in_time_is_kept(self):
+        self.cloud.given = {'trust'}
+        self.lifecycle.revoke_strays()
+        self.held()
+        self.clock.advance(lifecycle.STRAY)
+        self.lifecycle.revoke_strays()
+        self.assertEqual([], self.cloud.revoked)
 
 
 class TestLostBuilds(LifecycleTestCase):

@@ -47,9 +47,6 @@ LOG = logging.getLogger(__name__)
 #: sooner as a rule.
 AGAIN = 2
 
-#: Seconds after which a credential must be in the books with its lease.
-STRAY = 120
-
 
 class ServerState(enum.Enum):
     """What a cloud can say of a server.
@@ -182,7 +179,6 @@ class Lifecycle:
         self._patience = patience
         self._lost_after = lost_after
         self._missing: dict[str, int] = {}
-        self._strays: dict[str, int] = {}
 
     # -- events ----------------------------------------------------------
 
@@ -496,24 +492,13 @@ class Lifecycle:
         for lease_id in over:
             self.revoke_of(lease_id)
 
-    def revoke_strays(self) -> None:
-        """Give back what was given for leases that did not come to be.
-
-        A process died before it wrote its lease down. Others may be about to
-        do so: only what has been a stray for long enough is given back.
-        """
-        now = self._clock.now()
-        self._strays = {credential: self._strays.get(credential, now)
-                        for credential in self.strays()}
-        for credential, since in self._strays.items():
-            if now - since >= STRAY:
-                LOG.warning('Revoking a credential that no lease has')
-                self._cloud.revoke(credential)
-
     def strays(self) -> set[str]:
         """The credentials that are in no lease's name, or not yet.
 
-        Opens all that are kept: some 20,000 a second.
+        A process died before it wrote its lease down, or is about to do so.
+        Where several clouds have the same service user, they may be another
+        one's, so that nothing revokes them but an operator. Opens all that
+        are kept: some 20,000 a second.
         """
         given = self._cloud.credentials()
         with self._database.reader() as session:

@@ -105,7 +105,6 @@ class Listener:
                 self.mirror.compare_all()
                 self.parts.lifecycle.send_lost()
                 self.parts.lifecycle.revoke_over()
-                self.parts.lifecycle.revoke_strays()
             except Exception:
                 LOG.exception('The comparison with Nova failed; again in '
                               '%s s', self._interval)

@@ -41,6 +41,7 @@ import unittest
 from unittest import mock
 
 from oslo_utils import uuidutils
+import sqlalchemy as sa
 
 from benchmarks import records
 from benchmarks import servers
@@ -149,11 +150,16 @@ class Worker:
     def book(self, window: model.Window) -> None:
         """A server more for a reservation that there is."""
         demand = model.Demand(self.dice.choice(SIZES))
-        self.search.admit(demand, window, lambda session, host_ids: (
-            books.amend(session, self.now, [
-                books.Edit(None, books.NewBooking(
-                    self.reservation, host_id, uuidutils.generate_uuid(),
-                    window, demand.resources)) for host_id in host_ids])))
+
+        def write(connection: sa.Connection, host_ids: ty.Sequence[int],
+                  ) -> None:
+            edits = [books.Edit(None, books.NewBooking(
+                self.reservation, host_id, uuidutils.generate_uuid(), window,
+                demand.resources)) for host_id in host_ids]
+            books.decide(connection, self.now, edits)
+            books.add(connection, edits)
+
+        self.search.admit(demand, window, write)
 
     def lease(self, window: model.Window) -> dict[str, ty.Any]:
         """A lease of one server."""

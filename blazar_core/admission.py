@@ -24,7 +24,6 @@ import numpy as np
 from numpy import typing as npt
 from oslo_log import log as logging
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core import books
 from blazar_core import clock as clocks
@@ -90,7 +89,8 @@ class Admission:
         self._lost: dict[int, int] = {}
 
     def admit(self, demand: model.Demand, window: model.Window,
-              write: ty.Callable[[orm.Session, ty.Sequence[int]], R]) -> R:
+              write: ty.Callable[[sa.Connection, ty.Sequence[int]], R],
+              ) -> R:
         """Find hosts and write, again until nobody else is faster.
 
         :param write: decides in a transaction, by
@@ -106,8 +106,8 @@ class Admission:
             host_ids = self.pick(demand, window, last=self._crowded(),
                                  lag=next(lags, 0))
             try:
-                with self._database.writer() as session:
-                    return write(session, host_ids)
+                with self._database.begin() as connection:
+                    return write(connection, host_ids)
             except api.LostRace as race:
                 # Somebody else is busy there: look elsewhere first.
                 self._lost[race.host_id] = self._clock.now()

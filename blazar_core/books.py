@@ -29,10 +29,10 @@ one who loses, and nothing of his is left.
 Each decision leaves behind what it changed (:class:`models.Change`), for
 those who keep the books in memory.
 
-The functions take a session, so that a caller can decide and write what
-belongs to the decision in one transaction. A decision costs one SELECT, one
-UPDATE for each host, and one INSERT each of bookings and of changes; the
-rule is linear in the bookings that overlap it on its hosts.
+The functions take a session or a connection, so that a caller can decide and
+write what belongs to the decision in one transaction. A decision costs one
+SELECT, one UPDATE for each host, and one INSERT each of bookings and of
+changes; the rule is linear in the bookings that overlap it on its hosts.
 """
 
 import collections
@@ -52,6 +52,7 @@ __all__ = [
     'NewBooking',
     'OVERDUE',
     'SHARED',
+    'add',
     'amend',
     'decide',
     'host_of',
@@ -60,7 +61,6 @@ __all__ = [
     'report',
     'retain',
     'trim',
-    'write',
 ]
 
 #: Seconds that a server which should be gone by now is expected to need yet.
@@ -117,24 +117,30 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
     :raises Full: when the rule does not hold on a host
     :raises LostRace: when somebody else decided about a host meanwhile
     """
-    decide(session, now, edits, force)
-    write(session, edits)
+    decide(session.connection(), now, edits, force)
+    for row, new in edits:
+        if row is not None and new is None:
+            session.delete(row)
+        elif row is not None and new is not None:
+            for name, value in _values(new).items():
+                setattr(row, name, value)
+    add(session.connection(), edits)
 
 
-def decide(session: orm.Session, now: int, edits: ty.Sequence[Edit],
+def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
            force: bool = False) -> None:
     """The first half of :func:`amend`: win the right to make the edits.
 
-    For who has rows of his own to write before :func:`write`, and should
-    not have written them when he loses.
+    For who has rows of his own to write before he goes on, and should not
+    have written them when he loses.
     """
     changes = _changes(edits)
-    hosts, others = _read(session, changes, edits, now,
+    hosts, others = _read(connection, changes, edits, now,
                           with_bookings=not force)
     if not force:
         for host in hosts:
             _check(host, now, others[host.id], changes[host.id])
-    _take(session, now, hosts, changes)
+    _take(connection, now, hosts, changes)
 
 
 class _Change(ty.NamedTuple):
@@ -178,7 +184,7 @@ def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
     return changes
 
 
-def _read(session: orm.Session, changes: ty.Mapping[int, list[_Change]],
+def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
           edits: ty.Iterable[Edit], now: int, with_bookings: bool,
           ) -> tuple[list['_Seen'], dict[int, list[_Change]]]:
     """The hosts of a decision, in the order of their ids, and what others
@@ -195,7 +201,7 @@ def _read(session: orm.Session, changes: ty.Mapping[int, list[_Change]],
     own = {row.id for row, _new in edits if row is not None}
     hosts: dict[int, _Seen] = {}
     others: dict[int, list[_Change]] = collections.defaultdict(list)
-    for row in session.connection().execute(
+    for row in connection.execute(
             query, {'hosts': sorted(changes), **times}):
         if row.id not in hosts:
             hosts[row.id] = _Seen(row.id, row.generation, row.capacity,
@@ -276,7 +282,7 @@ def _check(host: _Seen, now: int, others: ty.Iterable[_Change],
                 raise Full(host.id)
 
 
-def _take(session: orm.Session, now: int,
+def _take(connection: sa.Connection, now: int,
           hosts: ty.Iterable[_Seen | models.Host],
           changes: ty.Mapping[int, ty.Sequence[_Change]]) -> None:
     """Claim the right to decide about hosts, and say what was decided.
@@ -289,7 +295,7 @@ def _take(session: orm.Session, now: int,
     rows: list[dict[str, ty.Any]] = []
     for host in hosts:
         try:
-            taken = session.connection().execute(_TAKE, {
+            taken = connection.execute(_TAKE, {
                 'host': host.id, 'seen': host.generation,
                 'next': host.generation + 1}).rowcount
         except Exception as exc:
@@ -309,29 +315,24 @@ def _take(session: orm.Session, now: int,
             'created_at': now, 'start_date': None, 'end_date': None,
             'sign': 0, 'resources': None}]
     if rows:
-        session.connection().execute(_CHANGES.insert(), rows)
+        connection.execute(_CHANGES.insert(), rows)
 
 
-def write(session: orm.Session, edits: ty.Iterable[Edit]) -> None:
-    """The second half of :func:`amend`: make the rows what they are to be."""
-    coming = []
-    for row, new in edits:
-        if new is None:
-            if row is not None:
-                session.delete(row)
-            continue
-        values = {
-            'reservation_id': new.reservation_id, 'host_id': new.host_id,
-            'server_id': new.server_id, 'start_date': new.window.start,
-            'end_date': new.window.end, 'resources': dict(new.resources),
-            'running': new.running}
-        if row is None:
-            coming.append(values)
-        else:
-            for name, value in values.items():
-                setattr(row, name, value)
+def add(connection: sa.Connection, edits: ty.Iterable[Edit]) -> None:
+    """Write the bookings that come, when that has been decided."""
+    coming = [_values(new) for row, new in edits
+              if row is None and new is not None]
     if coming:
-        session.connection().execute(_BOOKINGS.insert(), coming)
+        connection.execute(_BOOKINGS.insert(), coming)
+
+
+def _values(booking: NewBooking) -> dict[str, ty.Any]:
+    """By column."""
+    return {'reservation_id': booking.reservation_id,
+            'host_id': booking.host_id, 'server_id': booking.server_id,
+            'start_date': booking.window.start,
+            'end_date': booking.window.end,
+            'resources': dict(booking.resources), 'running': booking.running}
 
 
 def in_the_way(session: orm.Session, window: model.Window, most: int = 10,
@@ -392,7 +393,7 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
         amend(session, now, resized, force=True)
         seen = seen._replace(generation=seen.generation + 1)
     if changed:
-        _take(session, now, [seen], {})
+        _take(session.connection(), now, [seen], {})
         for name, value in values.items():
             setattr(row, name, value)
         row.updated_at = now
@@ -405,7 +406,7 @@ def _add_host(session: orm.Session, now: int, host: model.HostFacts,
                       usage=_sum(allocations.values()), updated_at=now)
     session.add(row)
     session.flush()
-    _take(session, now, [row], {})
+    _take(session.connection(), now, [row], {})
 
 
 def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
@@ -418,7 +419,7 @@ def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
     gone = [row for row in session.scalars(sa.select(models.Host).where(
         models.Host.uuid.not_in(uuids)).order_by(models.Host.id))
         if row.capacity]
-    _take(session, now, gone, {})
+    _take(session.connection(), now, gone, {})
     for row in gone:
         row.capacity, row.updated_at = {}, now
     return [row.name for row in gone]

@@ -82,15 +82,15 @@ class Leases:
         """
         lease = self._admission.admit(
             new.demand, new.request.window,
-            lambda session, host_ids: self._create(
-                session, new, sealed, host_ids))
+            lambda connection, host_ids: self._create(
+                connection, new, sealed, host_ids))
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
                  lease['id'], lease['name'], new.project_id, lease['status'],
                  lease['start_date'], lease['end_date'],
                  ', '.join(new.server_ids))
         return lease
 
-    def _create(self, session: orm.Session, new: NewLease,
+    def _create(self, connection: sa.Connection, new: NewLease,
                 sealed: str | None, host_ids: ty.Sequence[int],
                 ) -> dict[str, ty.Any]:
         rows = _rows(new, self._clock.now(), started=sealed is None)
@@ -102,9 +102,9 @@ class Leases:
             rows.credentials = [{
                 'lease_id': rows.lease['id'], 'sealed': new.credential,
                 'created_at': rows.lease['created_at']}]
-        return self._book(session, rows, new, host_ids)
+        return self._book(connection, rows, new, host_ids)
 
-    def _book(self, session: orm.Session, rows: '_Rows', new: NewLease,
+    def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
               host_ids: ty.Sequence[int]) -> dict[str, ty.Any]:
         """Write a lease and its bookings."""
         servers = new.server_ids or (None,) * new.demand.count
@@ -112,9 +112,9 @@ class Leases:
             rows.reservation['id'], host_id, server_id, new.request.window,
             new.demand.resources))
             for server_id, host_id in zip(servers, host_ids, strict=True)]
-        books.decide(session, self._clock.now(), edits)
-        rows.insert(session)
-        books.write(session, edits)
+        books.decide(connection, self._clock.now(), edits)
+        rows.insert(connection)
+        books.add(connection, edits)
         return rows.describe(servers)
 
     # -- changing ------------------------------------------------------------
@@ -256,17 +256,17 @@ class Leases:
         offered = dataclasses.replace(new, server_ids=())
         return self._admission.admit(
             offered.demand, offered.request.window,
-            lambda session, host_ids: self._offer(
-                session, offered, seconds, host_ids))
+            lambda connection, host_ids: self._offer(
+                connection, offered, seconds, host_ids))
 
-    def _offer(self, session: orm.Session, new: NewLease, seconds: int,
+    def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
                host_ids: ty.Sequence[int]) -> dict[str, ty.Any]:
         now = self._clock.now()
         rows = _rows(new, now, started=False)
         rows.lease['status'] = 'OFFERED'
         rows.events = [_event(rows.lease['id'], states.EventType.EXPIRE,
                               now + seconds, started=False)]
-        return self._book(session, rows, new, host_ids)
+        return self._book(connection, rows, new, host_ids)
 
     def accept(self, lease_id: str, request: params.LeaseRequest,
                ) -> dict[str, ty.Any]:
@@ -475,7 +475,7 @@ class _Rows:
     credentials: list[dict[str, ty.Any]] = dataclasses.field(
         default_factory=list)
 
-    def insert(self, session: orm.Session) -> None:
+    def insert(self, connection: sa.Connection) -> None:
         """Write them."""
         for table, rows in ((models.Lease, [self.lease]),
                             (models.Reservation, [self.reservation]),
@@ -483,7 +483,7 @@ class _Rows:
                             (models.HeldBuild, self.held),
                             (models.Credential, self.credentials)):
             if rows:
-                session.connection().execute(table.__table__.insert(), rows)
+                connection.execute(table.__table__.insert(), rows)
 
     def describe(self, servers: ty.Sequence[str | None],
                  ) -> dict[str, ty.Any]:

@@ -42,11 +42,6 @@ class LostRace(Exception):
         self.host_id = host_id
 
 
-@enginefacade.transaction_context_provider
-class _Context:
-    """What oslo.db hangs a session on; one for each transaction."""
-
-
 class Database:
     """Transactions on the database that ``[blazar_database]`` names.
 
@@ -72,29 +67,37 @@ class Database:
         self._facade.append_on_engine_create(_read_repeatably)
         self._retries = conf.blazar.admission_retries
 
-    @property
+    @functools.cached_property
     def engine(self) -> sa.Engine:
         """The engine, made if need be."""
         return ty.cast(sa.Engine, self._facade.writer.get_engine())
 
-    def reader(self) -> contextlib.AbstractContextManager[orm.Session]:
+    @contextlib.contextmanager
+    def reader(self) -> ty.Iterator[orm.Session]:
         """A session that reads; what it returns stays usable after it.
 
         Its statements all see the same state of the database.
         """
-        return ty.cast(
-            'contextlib.AbstractContextManager[orm.Session]',
-            self._facade.reader.using(_Context()))
+        with orm.Session(self.engine, expire_on_commit=False) as session:
+            yield session
 
     @contextlib.contextmanager
     def writer(self) -> ty.Iterator[orm.Session]:
         """A session that commits when its block ends without an error."""
-        token = _writes.set(True)
-        try:
-            with self._facade.writer.using(_Context()) as session:
+        with _writing(), orm.Session(
+                self.engine, expire_on_commit=False) as session:
+            with session.begin():
                 yield session
-        finally:
-            _writes.reset(token)
+
+    @contextlib.contextmanager
+    def begin(self) -> ty.Iterator[sa.Connection]:
+        """A transaction without a session.
+
+        For what writes tables and no objects: the session would cost as much
+        as a statement or two.
+        """
+        with _writing(), self.engine.begin() as connection:
+            yield connection
 
     def retried(self, work: ty.Callable[P, R], *args: P.args,
                 **kwargs: P.kwargs) -> R:
@@ -144,6 +147,15 @@ def is_disturbance(exc: BaseException) -> bool:
 #: Whether the transaction that this thread begins is one that writes.
 _writes: contextvars.ContextVar[bool] = contextvars.ContextVar(
     'writes', default=False)
+
+
+@contextlib.contextmanager
+def _writing() -> ty.Iterator[None]:
+    token = _writes.set(True)
+    try:
+        yield
+    finally:
+        _writes.reset(token)
 
 
 def _read_repeatably(engine: sa.Engine) -> None:

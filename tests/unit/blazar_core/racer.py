@@ -29,7 +29,6 @@ import typing as ty
 from unittest import mock
 
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core import admission
 from blazar_core import clock as clocks
@@ -54,7 +53,7 @@ def seize(self: engine.Engine, event_id: str, now: int) -> bool:
     return True
 
 
-def take_unguarded(session: orm.Session, now: int,
+def take_unguarded(connection: sa.Connection, now: int,
                    hosts: ty.Iterable[model.Host],
                    changes: ty.Mapping[int, ty.Sequence[ty.Any]],
                    move: bool = False) -> None:
@@ -66,7 +65,7 @@ def take_unguarded(session: orm.Session, now: int,
     rows = []
     for host in hosts:
         if move:
-            session.execute(
+            connection.execute(
                 sa.update(models.Host).where(models.Host.id == host.id)
                 .values(generation=models.Host.generation + 1))
         rows += [{
@@ -76,7 +75,7 @@ def take_unguarded(session: orm.Session, now: int,
             'resources': dict(change.resources)}
             for change in changes.get(host.id, ())]
     if rows:
-        session.execute(sa.insert(models.Change), rows)
+        connection.execute(sa.insert(models.Change), rows)
 
 
 #: What can be taken out: where it is, and what stands there then.
@@ -85,7 +84,7 @@ GUARDS = {
     'comparison': ('blazar_core.books._take',
                    functools.partial(take_unguarded, move=True)),
     'gate': ('blazar_core.lifecycle.Lifecycle._may_send',
-             lambda self, lease_id: True),
+             lambda self, *_lease: True),
     'claim': ('blazar_core.engine.Engine._claim', seize),
 }
 

@@ -378,7 +378,7 @@ class TestTheGuard(worlds.BooksTestCase):
 
     def take(self, hosts):
         with self.database.writer() as session:
-            books._take(session, NOW, hosts, {})
+            books._take(session.connection(), NOW, hosts, {})
 
     def test_a_host_that_was_read_and_not_changed_can_be_taken(self):
         self.host('one', VCPU=1)
@@ -407,11 +407,12 @@ class TestTheGuard(worlds.BooksTestCase):
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.books._take', watched))
-        with self.database.writer() as session:
-            books.decide(session, NOW, [books.Edit(None, books.NewBooking(
-                'reservation', self.host_id(name), None,
-                model.Window(NOW, NOW + 1), {'VCPU': 1}))
-                for name in ('three', 'one', 'two', 'one')])
+        edits = [books.Edit(None, books.NewBooking(
+            'reservation', self.host_id(name), None,
+            model.Window(NOW, NOW + 1), {'VCPU': 1}))
+            for name in ('three', 'one', 'two', 'one')]
+        with self.database.begin() as connection:
+            books.decide(connection, NOW, edits)
         self.assertEqual([self.host_id(name) for name in (
             'one', 'two', 'three')], taken)
 

@@ -1,0 +1,407 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+from unittest import mock
+
+import sqlalchemy as sa
+import testscenarios
+
+from blazar_core import audit
+from blazar_core.db import models
+from tests import databases
+from tests.unit import base
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+NOW = base.NOW
+LATE = 70
+
+
+class AuditTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.one = self.host('one', VCPU=2)
+        self.audit = audit.Audit(self.database, self.clock, self.lifecycle,
+                                 self.vault.open, LATE)
+
+    def texts(self):
+        return [one.text for one in self.audit.differences()]
+
+    def assert_one(self, *words):
+        """One difference, with these words; returns it."""
+        found, = self.audit.differences()
+        for text in words:
+            self.assertIn(text, found.text)
+        self.assertTrue(found.remedy)
+        # Another look finds the same.
+        self.assertEqual([found], list(self.audit.differences()))
+        return found
+
+    def assert_mended(self, *words):
+        found = self.assert_one(*words)
+        self.assertIn('--fix', found.remedy)
+        for _time in range(2):
+            found.mend()
+            self.assertEqual([], self.texts())
+
+    def assert_not_mended(self, *words):
+        self.assertIsNone(self.assert_one(*words).mend)
+
+    def change(self, table, *where, **values):
+        """A hand in the books, or a process that died."""
+        with self.database.writer() as session:
+            session.execute(sa.update(table).where(*where).values(**values))
+
+    def delete(self, table, *where):
+        with self.database.writer() as session:
+            session.execute(sa.delete(table).where(*where))
+
+    def over(self, **kwargs):
+        """A lease that is over."""
+        lease = self.lease(50, 100, **kwargs)
+        self.lifecycle.end(lease['id'])
+        self.assertEqual('TERMINATED', self.status(lease))
+        return lease
+
+
+class TestWhatIsRight(AuditTestCase):
+
+    def test_leases_in_every_state(self):
+        self.assertEqual([], self.texts())
+        self.host('two', VCPU=8)
+        self.lease(50, 100, count=2, credential='trust')
+        self.lease(0, 100)
+        self.running_lease(0, 100)
+        self.over()
+        self.leases.offer(self.new_lease(50, 100), 60)
+        failed = self.lease(50, 100)
+        self.lifecycle.give_up(failed['id'], 'start_lease')
+        going = self.running_lease(0, 100)
+        self.cloud.stubborn.update(base.servers_of(going))
+        self.lifecycle.end(going['id'])
+        self.assertEqual(
+            ['ACTIVE', 'ERROR', 'OFFERED', 'PENDING', 'STARTING',
+             'TERMINATED', 'TERMINATING'],
+            sorted(self.scalars(models.Lease.status)))
+        self.assertEqual([], self.texts())
+        self.assertEqual({'leases': 6, 'servers': 6, 'hosts': 2},
+                         self.audit.size())
+
+    def test_reading_changes_nothing(self):
+        self.lease(50, 100)
+        generation = self.generation('one')
+        self.assertEqual([], self.texts())
+        self.assertEqual(generation, self.generation('one'))
+
+
+class TestLeases(AuditTestCase):
+
+    def test_one_without_bookings(self):
+        """Its last server was freed, and the process died right then."""
+        for start, status in ((50, 'PENDING'), (0, 'STARTING')):
+            lease = self.lease(start, 100)
+            self.delete(models.Booking)
+            self.assert_mended(f'Lease {lease["id"]} (lease) is {status}, '
+                               f'and has no booking.')
+            self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_an_offer_without_bookings(self):
+        offer = self.leases.offer(self.new_lease(50, 100), 60)
+        self.delete(models.Booking)
+        self.assert_mended('is OFFERED, and has no booking.')
+        self.assertEqual('TERMINATED', self.status(offer))
+
+    def test_one_that_has_nothing_to_start(self):
+        self.lease(50, 100)
+        self.change(models.HeldBuild, state='sent')
+        self.assert_not_mended('is PENDING, but the build of its servers was '
+                               'sent already')
+        self.delete(models.HeldBuild)
+        self.assert_not_mended('is PENDING, but the build of its servers is '
+                               'not kept')
+
+    def test_one_that_runs_and_is_still_held(self):
+        self.lease(50, 100)
+        for status in ('STARTING', 'ACTIVE'):
+            self.change(models.Lease, status=status)
+            self.assert_not_mended(f'is {status}, but the build of its '
+                                   f'servers is still kept as not sent')
+
+    def test_one_whose_start_will_not_come(self):
+        lease = self.lease(50, 100)
+        self.change(models.Event, models.Event.event_type == 'start_lease',
+                    status='ERROR')
+        self.assert_mended('is PENDING, and no start_lease will come.')
+        self.clock.advance(50)
+        self.new_engine().run_due()
+        self.assertEqual('STARTING', self.status(lease))
+
+    def test_one_whose_end_will_not_come(self):
+        lease = self.lease(50, 100)
+        self.delete(models.Event, models.Event.event_type == 'end_lease')
+        self.assert_mended('is PENDING, and no end_lease will come.')
+        self.clock.advance(100)
+        self.new_engine().run_due()
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_an_event_that_was_written_again_meanwhile(self):
+        lease = self.lease(50, 100)
+        self.delete(models.Event, models.Event.event_type == 'end_lease')
+        first, = self.audit.differences()
+        first.mend()
+        first.mend()
+        self.assertEqual(1, len(self.scalars(
+            models.Event, models.Event.event_type == 'end_lease')))
+        self.lifecycle.end(lease['id'])
+        first.mend()
+        self.assertEqual({'DONE'}, set(self.events_of(lease).values()))
+
+    def test_an_offer_that_will_not_expire(self):
+        offer = self.leases.offer(self.new_lease(50, 100), 60)
+        self.delete(models.Event)
+        self.assert_mended('is OFFERED, and no expire_offer will come.')
+        self.assertEqual('TERMINATED', self.status(offer))
+
+    def test_an_event_that_nobody_takes_up(self):
+        self.lease(50, 100)
+        self.clock.advance(50 + LATE)
+        self.change(models.Event, models.Event.event_type == 'end_lease',
+                    time=NOW + 1000, due=NOW + 1000)
+        self.assertEqual([], self.texts())
+        self.clock.advance(1)
+        self.assert_not_mended('its start_lease is due since 2027-01-15 '
+                               '08:00:50 UTC, and nobody has taken it up.')
+
+    def test_an_event_of_a_worker_that_died(self):
+        self.lease(50, 100)
+        self.change(models.Event, models.Event.event_type == 'start_lease',
+                    status='IN_PROGRESS', claimed_by='worker',
+                    claimed_until=NOW + 60)
+        self.clock.advance(60 + LATE)
+        self.change(models.Event, models.Event.event_type == 'end_lease',
+                    due=NOW + 1000)
+        self.assertEqual([], self.texts())
+        self.clock.advance(1)
+        self.assert_not_mended('its start_lease was taken up by worker, who '
+                               'has given no sign of life since 2027-01-15 '
+                               '08:01 UTC')
+
+    def test_an_end_that_fails(self):
+        self.running_lease(0, 100)
+        self.clock.advance(100 + audit.STUCK)
+        self.change(models.Event, models.Event.event_type == 'end_lease',
+                    due=NOW + 1000, attempts=4)
+        self.assertEqual([], self.texts())
+        self.clock.advance(1)
+        self.assert_not_mended('should have ended at', 'and is ACTIVE; its '
+                               'end was tried 4 times.')
+
+    def test_servers_that_do_not_go(self):
+        lease = self.running_lease(0, 1000)
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.end(lease['id'])
+        self.clock.advance(audit.STUCK)
+        self.assertEqual([], self.texts())
+        self.clock.advance(1)
+        self.assert_not_mended('is TERMINATING since 2027-01-15 08:00 UTC: 1 '
+                               'of its servers are not gone.')
+
+
+class TestWhatIsLeftBehind(AuditTestCase):
+
+    def test_by_leases_that_are_over(self):
+        lease = self.over()
+        self.change(models.Event, models.Event.event_type == 'end_lease',
+                    status='UNDONE')
+        self.assert_mended('is TERMINATED, and still has events that are not '
+                           'done.')
+        with self.database.writer() as session:
+            session.add(models.HeldBuild(lease_id=lease['id'], state='held',
+                                         sealed='', created_at=NOW))
+        self.assert_mended('is TERMINATED, and still has a held build.')
+        offer = self.leases.offer(self.new_lease(50, 100, count=2), 60)
+        generation = self.generation('one')
+        self.change(models.Lease, status='TERMINATED')
+        self.assert_mended('is TERMINATED, and still has bookings and events '
+                           'that are not done.')
+        self.assertEqual(generation + 1, self.generation('one'))
+        self.assertEqual({'DONE'}, set(self.events_of(offer).values()))
+
+    def test_bookings_with_servers_are_left_to_who_can_ask_for_them(self):
+        self.lease(50, 100)
+        self.change(models.Lease, status='TERMINATED')
+        found = self.assert_one('still has a held build and events')
+        found.mend()
+        self.assertEqual(1, len(self.scalars(models.Booking.id)))
+
+    def test_a_lease_that_is_not_over_any_more_when_it_is_mended(self):
+        lease = self.lease(50, 100)
+        self.change(models.Lease, status='TERMINATED')
+        found = self.assert_one('still has a held build and events')
+        self.change(models.Lease, status='PENDING')
+        found.mend()
+        self.assertEqual([], self.texts())
+        self.assertEqual('UNDONE', self.events_of(lease)['start_lease'])
+
+    def test_a_booking_over_another_window_than_its_lease(self):
+        lease = self.lease(50, 100)
+        self.change(models.Booking, end_date=NOW + 90)
+        self.assert_not_mended(
+            'is from 2027-01-15 08:00:50 UTC to 2027-01-15 08:01:40 UTC, but '
+            f'server {base.servers_of(lease)[0]} is booked from 2027-01-15 '
+            '08:00:50 UTC to 2027-01-15 08:01:30 UTC.')
+
+    def test_what_was_given_by_the_owner_of_a_lease_that_is_over(self):
+        lease = self.lease(50, 100, credential='trust')
+        self.cloud.broken['revoke'] = RuntimeError('keystone is away')
+        self.lifecycle.end(lease['id'])
+        self.cloud.broken.clear()
+        self.assertEqual({'trust': (lease['id'], 'lease', 'TERMINATED')},
+                         self.audit.credentials())
+        self.assert_mended(f'Lease {lease["id"]} is over, and the trust of '
+                           f'its owner is still kept.')
+        self.assertEqual(['trust'], self.cloud.revoked)
+        self.assertEqual({}, self.audit.credentials())
+
+
+class TestABookingWithoutALease(AuditTestCase):
+    """Only where foreign keys are not enforced can it come to that."""
+
+    scenarios = [one for one in databases.SCENARIOS if one[0] == 'sqlite']
+
+    def test_it_goes(self):
+        self.lease(50, 100)
+        with self.database.engine.connect() as connection:
+            connection.exec_driver_sql('PRAGMA foreign_keys = OFF')
+            for table in ('held_builds', 'events', 'reservations', 'leases'):
+                connection.exec_driver_sql(f'DELETE FROM {table}')
+            connection.commit()
+            connection.exec_driver_sql('PRAGMA foreign_keys = ON')
+        generation = self.generation('one')
+        self.assert_mended('belongs to no lease.')
+        self.assertEqual(generation + 1, self.generation('one'))
+
+
+class TestCapacity(AuditTestCase):
+
+    def book_too_much(self):
+        """Two leases of 2 on hosts of 2 each, then one of them on both."""
+        self.two = self.host('two', VCPU=2)
+        first = self.lease(50, 100, resources={'VCPU': 2})
+        second = self.lease(60, 90, resources={'VCPU': 2})
+        one, = self.scalars(models.Host.id, models.Host.name == 'one')
+        self.change(models.Booking, host_id=one)
+        return first, second
+
+    def test_more_than_there_is(self):
+        first, second = self.book_too_much()
+        self.assert_not_mended(
+            'Host one has 2 VCPU, but at 2027-01-15 08:01 UTC 4 are in use '
+            'or promised; leases: ', first['id'], second['id'])
+
+    def test_what_was_is_no_matter(self):
+        self.book_too_much()
+        self.change(models.Event, due=NOW + 1000)
+        self.clock.advance(89)
+        self.assert_one('Host one has 2 VCPU')
+        self.clock.advance(1)
+        self.assertEqual([], self.texts())
+
+    def test_one_that_overstays_counts(self):
+        self.running_lease(0, 100, resources={'VCPU': 2})
+        self.clock.advance(90)
+        self.lease(10, 200, resources={'VCPU': 2})
+        self.change(models.Event, due=NOW + 1000)
+        self.assertEqual([], self.texts())
+        self.clock.advance(10)
+        self.assert_one('Host one has 2 VCPU, but at 2027-01-15 08:01:40 UTC '
+                        '4 are in use')
+
+    def test_one_lease_after_another_is_not_too_much(self):
+        self.lease(50, 100, resources={'VCPU': 2})
+        self.lease(100, 150, resources={'VCPU': 2})
+        self.assertEqual([], self.texts())
+
+    def test_what_is_used_without_an_end_counts(self):
+        self.lease(50, 100, resources={'VCPU': 2})
+        self.change(models.Host, usage={'VCPU': 1})
+        self.assert_one('Host one has 2 VCPU, but at 2027-01-15 08:00:50 UTC '
+                        '3 are in use or promised')
+
+    def test_what_is_used_without_a_lease_is_not_our_business(self):
+        self.change(models.Host, usage={'VCPU': 3})
+        self.assertEqual([], self.texts())
+
+    def test_leases_on_a_host_that_nova_does_not_have(self):
+        leases = [self.lease(50, 100), self.lease(50, 100)]
+        self.change(models.Host, capacity={})
+        self.assert_not_mended(
+            'Host one is none of Nova\'s any more, and leases are booked on '
+            'it: ', *(lease['id'] for lease in leases))
+
+    def test_long_lists_are_cut(self):
+        self.host('big', VCPU=8)
+        for _time in range(5):
+            self.lease(50, 100)
+        big, = self.scalars(models.Host.id, models.Host.name == 'big')
+        self.change(models.Booking, host_id=big)
+        self.change(models.Host, models.Host.id == big, capacity={'VCPU': 4})
+        self.assert_one('Host big has 4 VCPU', ' and 2 more.')
+
+    def test_a_class_that_a_shared_provider_has(self):
+        self.lease(50, 100)
+        self.change(models.Booking, resources={'VCPU': 1, 'DISK_GB': 20})
+        self.assertEqual([], self.texts())
+        self.change(models.Booking, resources={'VCPU': 1, 'MEMORY_MB': 20})
+        self.assert_one('Host one has 0 MEMORY_MB')
+
+
+class TestSealed(AuditTestCase):
+
+    def test_what_no_key_opens(self):
+        lease = self.lease(50, 100, credential='trust')
+        self.change(models.HeldBuild, sealed='x')
+        self.change(models.Credential, sealed='x')
+        build, trust = self.audit.differences()
+        self.assertEqual(
+            [f'Lease {lease["id"]} (lease): {what} does not open with any '
+             f'key of [blazar] encryption_keys.' for what in (
+                 'the build of its servers', 'the trust of its owner')],
+            [build.text, trust.text])
+        self.assertEqual({}, self.audit.credentials())
+
+    def test_what_is_not_needed_any_more(self):
+        lease = self.lease(50, 100)
+        self.change(models.HeldBuild, sealed='x')
+        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.assertEqual([], self.texts())
+
+    def test_all_of_many_are_opened(self):
+        self.host('big', VCPU=20)
+        for number in range(5):
+            self.lease(50, 100, credential=f'trust{number}')
+        self.change(models.HeldBuild, sealed='x')
+        with mock.patch.object(audit, '_BATCH', 2):
+            self.assertEqual(5, len(self.texts()))
+            self.assertEqual({f'trust{number}' for number in range(5)},
+                             set(self.audit.credentials()))
+
+
+class TestDifference(base.TestCase):
+
+    def test_it_is_what_its_key_says(self):
+        one = audit.Difference(('a', 1), 'text', 'remedy')
+        other = audit.Difference(('a', 1), 'another text', '', print, 5)
+        self.assertEqual(one, other)
+        self.assertEqual(1, len({one, other}))
+        self.assertNotEqual(one, audit.Difference(('a', 2), 'text', 'remedy'))

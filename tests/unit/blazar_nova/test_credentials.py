@@ -1,0 +1,198 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import datetime
+import os
+import types
+
+import fixtures
+from keystoneauth1 import exceptions
+from keystoneauth1 import fixture as tokens
+from oslo_config import cfg
+from requests_mock.contrib import fixture as requests_fixture
+
+from blazar_core import errors
+from blazar_nova import credentials
+from tests.unit import base
+
+URL = 'http://keystone.test/v3'
+TRUSTS = f'{URL}/OS-TRUST/trusts'
+END = 1_900_000_000
+CONFIGURED = f'''
+[keystone_authtoken]
+auth_type = password
+auth_url = {URL}
+username = nova
+password = secret
+user_domain_id = default
+project_name = service
+project_domain_id = default
+'''
+
+
+class CredentialsTestCase(base.TestCase):
+    """Against what keystone was seen to answer (tests/integration)."""
+
+    def setUp(self):
+        super().setUp()
+        self.web = self.useFixture(requests_fixture.Fixture())
+        self.web.get(URL, json={'version': tokens.V3Discovery(URL)})
+        self.web.post(f'{URL}/auth/tokens', json=self.token)
+        self.refused = {}
+        self.trusts = credentials.Credentials(self.conf(CONFIGURED))
+        self.user = types.SimpleNamespace(
+            user_id='user', project_id='project', roles=['member', 'reader'],
+            auth_token='users-token')
+
+    def conf(self, text):
+        """A configuration with this in its file."""
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'nova.conf')
+        with open(path, 'w') as file:
+            file.write(text)
+        conf = cfg.ConfigOpts()
+        conf([], default_config_files=[path], default_config_dirs=[])
+        return conf
+
+    def token(self, request, context):
+        """What POST /v3/auth/tokens answers."""
+        scope = request.json()['auth'].get('scope', {})
+        who = 'trust' if 'OS-TRUST:trust' in scope else 'service'
+        if who in self.refused:
+            context.status_code = self.refused[who]
+            context.headers['Content-Type'] = 'application/json'
+            return {'error': {'message': f'{who} refused'}}
+        context.headers['X-Subject-Token'] = f'{who}-token'
+        token = tokens.V3Token(user_id='user' if who == 'trust' else 'nova',
+                               project_id='project')
+        token.add_service('identity').add_standard_endpoints(internal=URL)
+        return token
+
+
+class TestDelegate(CredentialsTestCase):
+
+    def made(self):
+        """The trusts that were asked for."""
+        return [request.json()['trust'] for request in
+                self.web.request_history if request.url == TRUSTS]
+
+    def expiry(self, trust):
+        return datetime.datetime.strptime(
+            trust['expires_at'], '%Y-%m-%dT%H:%M:%S.%f%z').timestamp() - END
+
+    def test_the_users_roles_until_the_lease_has_ended(self):
+        self.web.post(TRUSTS, json={'trust': {'id': 'the-trust'}})
+        self.assertEqual('the-trust', self.trusts.delegate(self.user, END))
+        trust, = self.made()
+        self.assertTrue(3600 <= self.expiry(trust) < 7200)
+        del trust['expires_at']
+        self.assertEqual({
+            'trustor_user_id': 'user', 'trustee_user_id': 'nova',
+            'project_id': 'project', 'impersonation': True,
+            'roles': [{'name': 'member'}, {'name': 'reader'}]}, trust)
+        self.assertEqual('users-token', self.web.request_history[-1].headers[
+            'X-Auth-Token'])
+
+    def test_a_second_that_another_trust_has_is_left_to_it(self):
+        self.web.post(TRUSTS, [{'status_code': 409}] * 3 + [
+            {'json': {'trust': {'id': 'the-trust'}}}])
+        self.assertEqual('the-trust', self.trusts.delegate(self.user, END))
+        times = [self.expiry(trust) for trust in self.made()]
+        self.assertEqual(4, len(times))
+        self.assertLess(1, len(set(times)))
+
+    def test_when_no_second_is_free_it_is_not_the_users_fault(self):
+        self.web.post(TRUSTS, status_code=409)
+        self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
+                          self.user, END)
+
+    def test_a_token_that_may_not_is_told_what_to_do(self):
+        self.web.post(TRUSTS, status_code=403)
+        self.assertIn('--unrestricted', str(self.assertRaises(
+            errors.NotDelegated, self.trusts.delegate, self.user, END)))
+
+    def test_a_keystone_that_fails_is_not_the_users_fault(self):
+        self.web.post(TRUSTS, status_code=500)
+        self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
+                          self.user, END)
+
+    def test_without_a_keystone_there_is_nothing_to_give(self):
+        trusts = credentials.Credentials(self.conf(''))
+        self.assertFalse(trusts.is_configured())
+        self.assertIsNone(trusts.delegate(self.user, END))
+        self.assertEqual(set(), trusts.held())
+        trusts.revoke('whatever')
+        self.assertEqual([], self.web.request_history)
+
+
+class TestAccess(CredentialsTestCase):
+
+    def test_a_token_in_the_users_name(self):
+        access = self.trusts.access('the-trust')
+        self.assertEqual(('trust-token', 'user'),
+                         (access.auth_token, access.user_id))
+
+    def test_a_user_who_may_not_any_more(self):
+        self.refused['trust'] = 403
+        self.assertIn('trust refused', str(self.assertRaises(
+            errors.NotDelegated, self.trusts.access, 'the-trust')))
+
+    def test_when_the_service_user_cannot_log_in_it_is_not_the_user(self):
+        """It is an operator's to mend, and then the lease can start."""
+        self.refused.update(trust=401, service=401)
+        self.assertRaises(exceptions.Unauthorized, self.trusts.access,
+                          'the-trust')
+
+    def test_a_keystone_that_fails_is_not_the_user(self):
+        self.refused['trust'] = 503
+        self.assertRaises(exceptions.ServiceUnavailable, self.trusts.access,
+                          'the-trust')
+
+
+class TestRevoke(CredentialsTestCase):
+
+    def deleted_by(self):
+        return [request.headers['X-Auth-Token'] for request in
+                self.web.request_history if request.method == 'DELETE']
+
+    def test_it_is_deleted_in_the_name_of_who_gave_it(self):
+        self.web.delete(f'{TRUSTS}/the-trust', status_code=204)
+        self.trusts.revoke('the-trust')
+        self.assertEqual(['trust-token'], self.deleted_by())
+
+    def test_that_of_a_disabled_user_is_deleted_by_the_service_user(self):
+        self.refused['trust'] = 403
+        self.web.delete(f'{TRUSTS}/the-trust', status_code=204)
+        self.trusts.revoke('the-trust')
+        self.assertEqual(['service-token'], self.deleted_by())
+
+    def test_one_that_is_gone_is_gone(self):
+        self.refused['trust'] = 401
+        self.web.delete(f'{TRUSTS}/the-trust', status_code=404)
+        self.trusts.revoke('the-trust')
+        self.assertEqual(['service-token'], self.deleted_by())
+
+    def test_one_that_nobody_may_delete_stays(self):
+        self.refused['trust'] = 403
+        self.web.delete(f'{TRUSTS}/the-trust', status_code=403)
+        self.assertRaises(exceptions.Forbidden, self.trusts.revoke,
+                          'the-trust')
+
+
+class TestHeld(CredentialsTestCase):
+
+    def test_those_that_have_expired_are_held_no_more(self):
+        self.web.get(f'{TRUSTS}?trustee_user_id=nova', json={'trusts': [
+            {'id': 'one', 'expires_at': '2999-01-01T00:00:00.000000Z'},
+            {'id': 'old', 'expires_at': '2001-01-01T00:00:00.000000Z'},
+            {'id': 'two', 'expires_at': None}]})
+        self.assertEqual({'one', 'two'}, self.trusts.held())

@@ -21,10 +21,11 @@ from nova import exception
 from nova import objects
 from nova.scheduler.client import report
 
+from blazar_core import errors
 from blazar_core import model
 
 __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
-           'facts', 'on_service_host']
+           'check_placement', 'facts', 'on_service_host']
 
 _PLACEMENT = '1.39'
 
@@ -107,6 +108,18 @@ def allocations(consumer: str) -> dict[str, ty.Any]:
     """What placement holds for a consumer, by provider."""
     answer = _get(f'/allocations/{consumer}') or {}
     return ty.cast('dict[str, ty.Any]', answer.get('allocations', {}))
+
+
+def check_placement() -> None:
+    """Make sure that placement answers.
+
+    :raises CloudUnavailable: when it does not
+    """
+    try:
+        _get('/')
+    except Exception as exc:
+        raise errors.CloudUnavailable(
+            f'Placement does not answer: {exc}') from exc
 
 
 def _add_inventory(provider: str, capacity: dict[str, int]) -> None:

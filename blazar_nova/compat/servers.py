@@ -69,6 +69,9 @@ class NovaCloud:
         build = calls.load(call)
         if credential is not None:
             build.renew(self._trusts.access(credential))
+        # Without it the scheduler finds no host, and Nova does not try again;
+        # what else a build needs takes messages, and waits in a queue.
+        hosts.check_placement()
         waiting = [(spec, request) for spec in build.request_spec
                    if spec.instance_uuid in server_ids and
                    (request := reserved.unmark(

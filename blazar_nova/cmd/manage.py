@@ -14,6 +14,7 @@
 
 import argparse
 import sys
+import threading
 import typing as ty
 
 from oslo_config import cfg
@@ -26,6 +27,9 @@ from blazar_core import leases
 from blazar_core import opts
 from blazar_core import vault
 
+if ty.TYPE_CHECKING:
+    from blazar_nova import verify
+
 __all__ = ['main']
 
 
@@ -35,6 +39,8 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
     :returns: the exit code; 1 when an error was printed
     """
     parsed = _parser().parse_args(argv)
+    if parsed.action is _verify:
+        return _verify(parsed)
     try:
         parsed.action(_conf(parsed.config_file))
     except errors.BlazarError as exc:
@@ -60,7 +66,28 @@ def _parser() -> argparse.ArgumentParser:
           _key_rotate)
     lease = _noun(nouns, 'lease', 'the leases of all projects')
     _verb(lease, 'list', 'print a table of them', _lease_list)
+    _add_verify(nouns)
     return parser
+
+
+def _add_verify(nouns: ty.Any) -> None:
+    text = 'compare the books with Nova, placement and keystone'
+    verify = nouns.add_parser('verify', help=text, description=(
+        f'{text[0].upper()}{text[1:]}, and name every difference in a line. '
+        f'Changes nothing without --fix. Exit code 0: no difference, or '
+        f'all were mended; 1: some are left; 2: something could not be '
+        f'compared.'))
+    verify.add_argument('--fix', action='store_true',
+                        help='mend what may be mended without harm')
+    verify.add_argument(
+        '--revoke-trusts', action='store_true',
+        help='with --fix, revoke the trusts that no lease has; only where '
+             'no other cloud or region has the same service user')
+    verify.add_argument(
+        '--grace', type=int, default=10, metavar='SECONDS',
+        help='look again after so long at what differs, because it may be '
+             'under way (default: %(default)s)')
+    verify.set_defaults(action=_verify)
 
 
 def _noun(nouns: ty.Any, name: str, text: str) -> ty.Any:
@@ -113,3 +140,47 @@ def _lease_list(conf: cfg.ConfigOpts) -> None:
                       for server in reservation['servers']),
             lease['status_reason']])
     print(table)
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    # Nova is loaded for this alone; the other commands do without.
+    from blazar_nova.compat import threads  # noqa: F401  (the first of all)
+
+    from blazar_nova.compat import service
+    from blazar_nova import verify
+    from blazar_nova import wiring
+
+    opts.register_opts(service.CONF)
+    words = [word for path in parsed.config_file or ()
+             for word in ('--config-file', path)]
+    try:
+        service.configure(['blazar-nova-manage', *words], 'blazar')
+        verifier = verify.Verifier(
+            wiring.assemble(service.CONF), threading.Event().wait,
+            lambda text: print(text, file=sys.stderr, flush=True),
+            parsed.grace, parsed.revoke_trusts)
+        report = verifier.run(parsed.fix)
+        sizes = verifier.size()
+    except Exception as exc:
+        print(f'Nothing could be compared: {exc}', file=sys.stderr)
+        return 2
+    return _tell(report, sizes)
+
+
+def _tell(report: 'verify.Report', sizes: ty.Mapping[str, int]) -> int:
+    """Print what was found; returns the exit code."""
+    for difference in report.mended:
+        print(f'Mended: {difference.text}')
+    for difference in report.left:
+        print(f'{difference.text} [{difference.remedy}]')
+    for sentence in (*report.problems, *report.failures):
+        print(sentence)
+    found = len(report.mended) + len(report.left)
+    print(f'{found or "No"} difference{"s" if found > 1 else ""}, '
+          f'{len(report.mended)} mended, {len(report.left)} left; compared: ' +
+          ', '.join(f'{count} {what}' for what, count in sizes.items()) + (
+              '; NOT EVERYTHING COULD BE COMPARED.'
+              if report.failures else '.'))
+    if report.failures:
+        return 2
+    return 1 if report.left else 0

@@ -22,6 +22,7 @@ Nova; a test holds that.
     reserved.py   makes RESERVED one of Nova's states
     calls.py      the call of a build as text, and back
     servers.py    looks at servers, builds and deletes them
+    survey.py     looks at many servers at once
     demand.py     what a build asks for, and of which hosts
     hosts.py      what hosts have, and what runs there
     router.py     Nova's API application, and answers in its manner

@@ -17,20 +17,28 @@ each sentence says what was expected and, where it is an operator's to mend,
 which line to write. A process with such a sentence does not start.
 """
 
+import configparser
 import inspect
+import os
 import typing as ty
 
 from nova.api.openstack import common
+from nova.api.openstack import wsgi_app
 from nova.compute import vm_states
 from nova import conductor
 from nova import objects
+from nova import version
+import oslo_messaging
 
 from blazar_core import errors
 from blazar_nova.compat import hold
 from blazar_nova.compat import reserved
 
-__all__ = ['notifications', 'nova_api', 'nova_objects', 'refuse', 'router',
-           'scheduler']
+__all__ = ['api_paste', 'filter_order', 'notifications', 'nova_api',
+           'nova_objects', 'nova_version', 'refuse', 'router', 'scheduler']
+
+#: The release of Nova that this one was written for.
+_NOVA = '34.0'
 
 _CALL = ['self', 'context', 'build_requests', 'request_spec', 'image',
          'admin_password', 'injected_files', 'requested_networks',
@@ -48,7 +56,12 @@ _FIELDS = {
 }
 
 FILTER = 'BlazarFilter'
+FILTER_CLASS = 'blazar_nova.scheduler.filters.BlazarFilter'
 WEIGHER = 'blazar_nova.scheduler.weights.BlazarWeigher'
+
+#: What api-paste.ini loads.
+_APP = 'app:osapi_compute_app_v21'
+_FACTORY = 'blazar_nova.api.app:factory'
 
 
 def refuse(process: str, problems: ty.Sequence[str]) -> None:
@@ -72,13 +85,21 @@ def nova_objects() -> list[str]:
             f'nova.conductor.ComputeTaskAPI.schedule_and_build_instances was '
             f'expected to take ({", ".join(_CALL)}), but takes '
             f'({", ".join(call)}); this is not the Nova that this version '
-            f'was written for (34.0).')
+            f'was written for ({_NOVA}).')
     for name, fields in _FIELDS.items():
         missing = set(fields) - set(getattr(objects, name).fields)
         if missing:
             problems.append(f'nova.objects.{name} was expected to have '
                             f'{", ".join(sorted(missing))}.')
     return problems
+
+
+def nova_version() -> list[str]:
+    """Nova is of the release that this one was written for."""
+    found = version.version_string()
+    return [] if found.startswith(f'{_NOVA}.') else [
+        f'Nova {found} is installed, and this release was written for Nova '
+        f'{_NOVA}: install the release that belongs to your Nova.']
 
 
 def nova_api() -> list[str]:
@@ -104,6 +125,9 @@ def router(app: ty.Any) -> list[str]:
 def notifications(conf: ty.Any) -> list[str]:
     """Nova's notifications reach our listener."""
     problems = []
+    if 'oslo_messaging_notifications' not in conf:
+        # This makes its options known, as Nova does it when it starts.
+        oslo_messaging.get_notification_transport(conf)
     topic = conf.blazar.notification_topic
     if conf.notifications.notification_format == 'unversioned':
         problems.append('Write in nova.conf [notifications]: '
@@ -124,6 +148,11 @@ def scheduler(conf: ty.Any) -> list[str]:
     """The filter keeps the promises, the weigher stands beside it."""
     problems = []
     group = conf.filter_scheduler
+    if FILTER_CLASS not in group.available_filters:
+        # Whoever writes one line has to write the default as well.
+        problems += [f'Write in nova.conf [filter_scheduler]: '
+                     f'available_filters = {name}'
+                     for name in [*group.available_filters, FILTER_CLASS]]
     if FILTER not in group.enabled_filters:
         problems.append('Write in nova.conf [filter_scheduler]: '
                         'enabled_filters = ' + ','.join(
@@ -133,3 +162,35 @@ def scheduler(conf: ty.Any) -> list[str]:
                         'weight_classes = ' + ','.join(
                             [*group.weight_classes, WEIGHER]))
     return problems
+
+
+def filter_order(conf: ty.Any) -> list[str]:
+    """Filters behind ours may take away the hosts that it has chosen."""
+    enabled = conf.filter_scheduler.enabled_filters
+    if FILTER not in enabled or enabled[-1] == FILTER:
+        return []
+    return ['Write in nova.conf [filter_scheduler] the filter at the end: '
+            'enabled_filters = ' + ','.join(
+                [*(name for name in enabled if name != FILTER), FILTER])]
+
+
+def api_paste(conf: ty.Any) -> list[str]:
+    """The api-paste.ini that nova-api reads loads our application.
+
+    nova-api is told by its environment where that is; whoever looks may have
+    another one, and then has it beside his nova.conf.
+    """
+    path = wsgi_app._get_config_files()[0]
+    if not os.path.exists(path):
+        path = conf.find_file(conf.wsgi.api_paste_config) or path
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        with open(path) as file:
+            parser.read_file(file)
+    except (OSError, configparser.Error) as exc:
+        return [f'{path} could not be read ({exc}). Set OS_NOVA_CONFIG_DIR '
+                f'and OS_NOVA_CONFIG_FILES as nova-api has them.']
+    factory = parser.get(_APP, 'paste.app_factory', fallback='nothing')
+    return [] if factory == _FACTORY else [
+        f'Write in {path} under [{_APP}]: paste.app_factory = {_FACTORY} '
+        f'(it has {factory})']

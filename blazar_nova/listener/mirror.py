@@ -98,7 +98,7 @@ class Mirror:
                 self.compare_server(name)
             else:
                 for host in nova_hosts.on_service_host(name):
-                    self._compare_host(host)
+                    self.compare_host(host)
         except Exception:
             # The next comparison in full finds it.
             LOG.exception('What happened to %s %s could not be found out',
@@ -131,15 +131,18 @@ class Mirror:
     def _compare_hosts(self) -> None:
         found, complete = nova_hosts.all_hosts()
         for number, host in enumerate(found, 1):
-            self._compare_host(host)
+            self.compare_host(host)
             if number % 100 == 0:
                 LOG.info('Compared %s of %s hosts', number, len(found))
         if complete:
-            uuids = {host.uuid for host in found}
-            gone = self._parts.database.retried(self._retain, uuids)
-            if gone:
-                LOG.warning('Hosts that Nova does not have any more: %s',
-                            ', '.join(gone))
+            self.retain({host.uuid for host in found})
+
+    def retain(self, uuids: set[str]) -> None:
+        """Take the room from all hosts but these."""
+        gone = self._parts.database.retried(self._retain, uuids)
+        if gone:
+            LOG.warning('Hosts that Nova does not have any more: %s',
+                        ', '.join(gone))
 
     def _retain(self, uuids: set[str]) -> list[str]:
         with self._parts.database.writer() as session:
@@ -149,7 +152,8 @@ class Mirror:
         with self._parts.database.writer() as session:
             books.trim(session, self._parts.clock.now() - index.KEEP)
 
-    def _compare_host(self, host: nova_hosts.ComputeHost) -> None:
+    def compare_host(self, host: nova_hosts.ComputeHost) -> None:
+        """Make the books true for a host."""
         facts = nova_hosts.facts(host.uuid)
         if facts is not None:
             self._parts.database.retried(self._report, host, facts)
@@ -169,8 +173,12 @@ class Mirror:
         user got no answer, and nothing would ever build them.
         """
         for server_id in self._parts.cloud.reserved_servers(_ORPHAN_AGE):
-            if not self._parts.leases.is_leased(server_id):
-                LOG.warning('Server %s is RESERVED without a lease: nova-api '
-                            'died while it was being created. Deleting it.',
-                            server_id)
-                self._parts.cloud.delete(server_id)
+            self.delete_orphan(server_id)
+
+    def delete_orphan(self, server_id: str) -> None:
+        """Delete a server that waits for a lease which nobody made."""
+        if not self._parts.leases.is_leased(server_id):
+            LOG.warning('Server %s waits for its build, and no lease has it: '
+                        'nova-api died while it was being created. Deleting '
+                        'it.', server_id)
+            self._parts.cloud.delete(server_id)

@@ -1,0 +1,152 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The command blazar-status: is everything there that leases need?
+
+``blazar-status upgrade check`` looks at what is configured and installed on
+the machine on which it runs, by the checks that the services make when they
+start, and says of everything that is missing which line to write.
+"""
+
+from blazar_nova.compat import threads  # noqa: F401  (the first of all)
+
+import sys
+import textwrap
+import typing as ty
+
+from oslo_upgradecheck import upgradecheck
+
+from blazar_core import audit
+from blazar_core import clock as clocks
+from blazar_core import errors
+from blazar_core import opts
+from blazar_core import vault
+from blazar_nova.compat import checks
+from blazar_nova.compat import service
+from blazar_nova import credentials
+from blazar_nova import verify
+from blazar_nova import wiring
+
+__all__ = ['Checks', 'main']
+
+CONF = service.CONF
+Result = upgradecheck.Result
+Code = upgradecheck.Code
+
+#: Of sentences in the table.
+_WIDTH = 72
+
+
+def _result(problems: ty.Sequence[str], code: Code = Code.FAILURE) -> Result:
+    return Result(code, '\n'.join(problems)) if problems else Result(
+        Code.SUCCESS)
+
+
+def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
+             ) -> Result:
+    """What a check says that raises an error when something is wrong."""
+    try:
+        check()
+    except errors.ConfigurationError as exc:
+        return Result(code, str(exc))
+    except Exception as exc:
+        return Result(code, f'{type(exc).__name__}: {exc}')
+    return Result(Code.SUCCESS)
+
+
+class Checks(upgradecheck.UpgradeCommands):
+    """One check for each thing that an operator has to do."""
+
+    def _nova(self) -> Result:
+        return _result([*checks.nova_version(), *checks.nova_objects(),
+                        *checks.nova_api()])
+
+    def _scheduler(self) -> Result:
+        return _result(checks.scheduler(CONF))
+
+    def _filter_order(self) -> Result:
+        return _result(checks.filter_order(CONF), Code.WARNING)
+
+    def _notifications(self) -> Result:
+        return _result(checks.notifications(CONF))
+
+    def _api_paste(self) -> Result:
+        return _result(checks.api_paste(CONF))
+
+    def _keys(self) -> Result:
+        return _checked(lambda: vault.Vault(CONF.blazar.encryption_keys))
+
+    def _defaults(self) -> Result:
+        return _checked(lambda: wiring.check_defaults(
+            wiring.defaults(CONF), clocks.SystemClock().now()))
+
+    def _database(self) -> Result:
+        return _checked(lambda: wiring.database(CONF))
+
+    def _keystone(self) -> Result:
+        """The service user can log in and sees the trusts given to it."""
+        trusts = credentials.Credentials(CONF)
+        result = _checked(trusts.held)
+        if result.code == Code.SUCCESS and not trusts.is_configured():
+            return Result(Code.WARNING, (
+                'No service user is configured: leases that start later are '
+                'built without a token of their users. Write in nova.conf '
+                'auth_type, auth_url, username, password ... of one into '
+                f'[{CONF[credentials.GROUP].auth_section}]'))
+        return result
+
+    def _listener(self) -> Result:
+        """Somebody carries out what is due."""
+        overdue: list[audit.Difference] = []
+        result = _checked(lambda: overdue.extend(
+            verify.auditor(wiring.assemble(CONF)).overdue()), Code.WARNING)
+        if overdue:
+            return Result(Code.WARNING, (
+                f'Events of leases are overdue, {len(overdue)} in all: start '
+                f'blazar-listener. The first: {overdue[0].text}'))
+        return result
+
+    def _get_details(self, upgrade_check_result: Result) -> str | None:
+        """What the table shows: lines to write are not broken."""
+        if upgrade_check_result.details is None:
+            return None
+        lines = []
+        for problem in upgrade_check_result.details.splitlines():
+            where, colon, line = problem.partition(': ')
+            if not where.startswith('Write in '):
+                where, colon, line = problem, '', ''
+            lines += textwrap.wrap(where + colon.strip(), _WIDTH)
+            lines += [line] if line else []
+        return '\n'.join(lines)
+
+    _upgrade_checks = (
+        ('Nova', _nova),
+        ('Database', _database),
+        ('Encryption keys', _keys),
+        ('Defaults of a lease', _defaults),
+        ('Filter and weigher', _scheduler),
+        ('Order of filters', _filter_order),
+        ('Notifications', _notifications),
+        ('api-paste.ini', _api_paste),
+        ('Keystone', _keystone),
+        ('blazar-listener', _listener),
+    )
+
+
+def main() -> int:
+    """Check, print a table (or JSON), and return the worst code."""
+    opts.register_opts(CONF)
+    return upgradecheck.main(CONF, 'nova', Checks())
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,186 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Many servers at once: what ``servers.NovaCloud.look()`` says of one.
+
+By a few statements for each thousand of servers, where asking for each would
+take several for every one.
+"""
+
+import collections
+import dataclasses
+import itertools
+import typing as ty
+
+from nova.compute import vm_states
+from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
+from nova import objects
+from oslo_serialization import jsonutils
+import sqlalchemy as sa
+
+from blazar_core import lifecycle
+from blazar_nova.compat import hosts
+from blazar_nova.compat import reserved
+
+__all__ = ['BATCH', 'Survey', 'Waiting', 'hints_of']
+
+#: How many servers are asked for at a time.
+BATCH = 500
+
+#: Words of a RequestSpec without which its boot asked for no lease.
+_TELLING = '%"reserved"%'
+
+Seen = lifecycle.Seen
+State = lifecycle.ServerState
+
+Hints: ty.TypeAlias = ty.Mapping[str, object]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waiting:
+    """A server that no conductor has taken up yet.
+
+    ``since`` is when it was asked for, seconds since the epoch.
+    """
+
+    reserved: bool
+    since: int
+
+
+class Survey:
+    """All servers that wait for their build, read when this is made; others
+    when they are asked for.
+
+    :ivar silent: the names of the cells that did not answer
+    """
+
+    def __init__(self, cloud: lifecycle.Cloud) -> None:
+        self._cloud = cloud
+        self.silent: set[str] = set()
+        self._context = nova_context.get_admin_context()
+        self.waiting = {
+            request.instance_uuid: Waiting(
+                request.instance.vm_state == reserved.VM_STATE,
+                int(request.created_at.timestamp()))
+            for request in objects.BuildRequestList.get_all(self._context)}
+        found, _complete = hosts.all_hosts()
+        self._nodes = {(host.service_host, host.name): host.uuid
+                       for host in found}
+
+    def look(self, server_ids: ty.Iterable[str]) -> dict[str, Seen]:
+        """What Nova says of servers; without those in cells that are silent.
+        """
+        seen: dict[str, Seen] = {}
+        for batch in batches(server_ids):
+            seen.update(self._look(batch))
+        return seen
+
+    def _look(self, server_ids: ty.Sequence[str]) -> dict[str, Seen]:
+        by_cell: dict[str, list[str]] = collections.defaultdict(list)
+        cells = {}
+        seen: dict[str, Seen] = {}
+        mapped: dict[str, ty.Any] = {
+            mapping.instance_uuid: mapping.cell_mapping for mapping in
+            objects.InstanceMappingList.get_by_instance_uuids(
+                self._context, server_ids)}
+        for server_id in server_ids:
+            cell, waits = mapped.get(server_id), self.waiting.get(server_id)
+            if cell is not None:
+                cells[cell.uuid] = cell
+                by_cell[cell.uuid].append(server_id)
+            elif waits is not None and server_id in mapped:
+                seen[server_id] = Seen(
+                    State.HELD if waits.reserved else State.BUILDING)
+            else:
+                # Gone, or it has just reached its cell.
+                seen[server_id] = self._cloud.look(server_id)
+        for uuid, members in by_cell.items():
+            seen.update(self._look_in(cells[uuid], members))
+        return seen
+
+    def _look_in(self, cell: ty.Any, server_ids: list[str],
+                 ) -> dict[str, Seen]:
+        answer = nova_context.scatter_gather_cells(
+            self._context, [cell], nova_context.CELL_TIMEOUT, _instances,
+            server_ids)[cell.uuid]
+        if nova_context.is_cell_failure_sentinel(answer):
+            self.silent.add(cell.name or cell.uuid)
+            return {}
+        seen = {instance.uuid: self._seen(instance) for instance in answer}
+        for server_id in server_ids:
+            if server_id not in seen:
+                # Deleted: its allocations tell whether it has left.
+                seen[server_id] = self._cloud.look(server_id)
+        return seen
+
+    def _seen(self, instance: ty.Any) -> Seen:
+        host = self._nodes.get((instance.host, instance.node))
+        if instance.vm_state == vm_states.ERROR:
+            fault = instance.fault
+            return Seen(State.ERROR, host, fault.message if fault else '')
+        building = instance.vm_state == vm_states.BUILDING
+        return Seen(State.BUILDING if building else State.RUNNING, host)
+
+    def asked_for(self, is_lease: ty.Callable[[Hints], bool]) -> list[str]:
+        """The servers in cells whose boot asked for a lease by its hints.
+
+        With some that were deleted not long ago.
+        """
+        with api_db.context_manager.reader.using(self._context):
+            rows = self._context.session.execute(
+                sa.select(_SPECS.instance_uuid, _SPECS.spec)
+                .join(_MAPPINGS,
+                      _MAPPINGS.instance_uuid == _SPECS.instance_uuid)
+                .where(_MAPPINGS.cell_id.is_not(None),
+                       sa.or_(_MAPPINGS.queued_for_delete.is_(None),
+                              _MAPPINGS.queued_for_delete == sa.false()),
+                       _SPECS.spec.like(_TELLING)),
+                execution_options={'yield_per': BATCH})
+            return [row.instance_uuid for row in rows
+                    if is_lease(_hints(jsonutils.loads(row.spec)))]
+
+
+_SPECS = api_models.RequestSpec
+_MAPPINGS = api_models.InstanceMapping
+
+
+def hints_of(server_ids: ty.Iterable[str]) -> dict[str, Hints]:
+    """The hints with which servers were booted."""
+    found: dict[str, Hints] = {}
+    context = nova_context.get_admin_context()
+    for batch in batches(server_ids):
+        with api_db.context_manager.reader.using(context):
+            for row in context.session.execute(
+                    sa.select(_SPECS.instance_uuid, _SPECS.spec).where(
+                        _SPECS.instance_uuid.in_(batch))):
+                found[row.instance_uuid] = _hints(jsonutils.loads(row.spec))
+    return found
+
+
+def _hints(spec: ty.Any) -> Hints:
+    """The scheduler hints of a RequestSpec as the database has it."""
+    return (spec.get('nova_object.data') or {}).get('scheduler_hints') or {}
+
+
+def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:
+    return objects.InstanceList.get_by_filters(
+        context, {'uuid': server_ids, 'deleted': False, 'soft_deleted': True},
+        expected_attrs=['fault'])
+
+
+def batches(server_ids: ty.Iterable[str]) -> ty.Iterator[list[str]]:
+    """So many at a time."""
+    rest = iter(server_ids)
+    while batch := list(itertools.islice(rest, BATCH)):
+        yield batch

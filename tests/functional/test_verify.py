@@ -1,0 +1,584 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""blazar-nova-manage verify: what differs is named, and mended on request."""
+
+import contextlib
+import io
+import typing as ty
+from unittest import mock
+
+from nova import context as nova_context
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.db import models
+from blazar_nova.cmd import manage
+from blazar_nova.compat import reserved
+from blazar_nova import verify
+
+from tests.functional import leased
+
+HOUR = 3600
+
+
+class VerifyTestCase(leased.LeasedTestCase):
+    """A clock that a pause moves."""
+
+    def compare(self, fix: bool = False, **options: ty.Any) -> verify.Report:
+        self.said: list[str] = []
+        self.pauses: list[int] = []
+        return verify.Verifier(self.listener.parts, self.pause,
+                               self.said.append, 10, **options).run(fix)
+
+    def pause(self, seconds: int) -> None:
+        self.pauses.append(seconds)
+        self.clock.advance(seconds)
+
+    def assert_nothing(self, fix: bool = False) -> None:
+        report = self.compare(fix)
+        self.assertEqual(verify.Report([], [], [], []), report)
+        self.assertEqual([], self.pauses)
+
+    def assert_left(self, *words: str) -> verify.Report:
+        """One difference for each of these words, and no other.
+
+        Nobody changed anything, nor does a second look.
+        """
+        before = self.dump()
+        for _time in range(2):
+            report = self.compare()
+            self.assertEqual([], report.failures + report.mended)
+            texts = [one.text for one in report.left]
+            self.assertEqual(len(words), len(texts), texts)
+            for text in words:
+                self.assertEqual(
+                    1, sum(text in one for one in texts), (text, texts))
+        self.assertEqual(before, self.dump())
+        return report
+
+    def assert_mended(self, *words: str) -> None:
+        """Each of these differs, is mended, and then does not."""
+        found = self.assert_left(*words)
+        for one in found.left:
+            self.assertIn('--fix', one.remedy)
+        report = self.compare(fix=True)
+        self.assertEqual(([], [], []), report[1:])
+        for text in words:
+            self.assertTrue(any(text in one.text for one in report.mended))
+        self.assert_nothing()
+        self.assert_nothing(fix=True)
+
+    def dump(self) -> list[ty.Any]:
+        """All that is in the books."""
+        return [self.books(f'SELECT * FROM {table} ORDER BY 1')
+                for table in models.Base.metadata.tables]
+
+    def change(self, table: ty.Any, *where: ty.Any, **values: ty.Any,
+               ) -> None:
+        """Somebody's hand in the books."""
+        with self.listener.parts.database.writer() as session:
+            session.execute(sa.update(table).where(*where).values(**values))
+
+    def active(self, name: str, **kwargs: ty.Any) -> str:
+        """A lease whose server runs, and the books know it."""
+        server = self.boot_active(
+            name, hints=self.lease_hints(name, length=2 * HOUR), **kwargs)
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.lease(name)['status'])
+        return ty.cast(str, server['id'])
+
+    def fail_to_start(self, name: str) -> str:
+        """A lease whose server Nova could not place, by its books."""
+        server_id = self.hold(name)['id']
+        with mock.patch('nova.scheduler.manager.SchedulerManager.'
+                        '_get_sorted_hosts', return_value=[]):
+            self.clock.advance(HOUR)
+            self.run_due()
+            self.wait_for_status(server_id, 'ERROR')
+        return ty.cast(str, server_id)
+
+    def host_uuid(self, name: str) -> str:
+        ((uuid,),) = self.books(f"SELECT uuid FROM hosts WHERE name='{name}'")
+        return ty.cast(str, uuid)
+
+
+class HealthyTest(VerifyTestCase):
+
+    def test_nothing_differs_in_a_healthy_cloud(self):
+        """With leases in every state that they can stay in."""
+        self.assert_nothing()
+        self.fail_to_start('failed')
+        self.boot_active('plain')
+        self.hold('waits', start_in=3 * HOUR, count=2)
+        over = self.active('over')
+        self.alice.delete_server(over)
+        self.wait_until_gone(over)
+        self.wait_for(lambda: not self.allocations(over))
+        self.active('runs')
+        self.assertEqual(
+            {'failed': 'ERROR', 'waits': 'PENDING', 'over': 'TERMINATED',
+             'runs': 'ACTIVE'},
+            {lease['name']: lease['status'] for lease in self.leases()})
+        before = self.dump()
+        self.assert_nothing()
+        self.assert_nothing(fix=True)
+        self.assertEqual(before, self.dump())
+
+
+class HostsTest(VerifyTestCase):
+
+    def test_a_host_that_the_books_do_not_know(self):
+        self.start_compute('host3')
+        self.assert_mended('Host host3 is one of Nova\'s, and the books do '
+                           'not know it.')
+
+    def test_a_host_that_nova_does_not_have(self):
+        with self.listener.parts.database.writer() as session:
+            session.add(models.Host(
+                uuid=uuidutils.generate_uuid(), name='ghost',
+                service_host='ghost', capacity={'VCPU': 3}, usage={},
+                generation=0, updated_at=0))
+        self.assert_mended('Host ghost is in the books with 3 VCPU, and Nova '
+                           'has no such host.')
+
+    def test_capacity_usage_and_properties(self):
+        self.change(models.Host, models.Host.name == 'host1',
+                    capacity={'VCPU': 4}, usage={'VCPU': 1})
+        self.change(models.Host, models.Host.name == 'host2',
+                    service_host='other')
+        self.assert_mended(
+            'Host host1, capacity: 4 VCPU in the books, 200 DISK_GB, 16384 '
+            'MEMORY_MB, 8 VCPU in placement.',
+            'Host host1, in use without an end: 1 VCPU in the books, nothing '
+            'in placement.',
+            'Host host2 is not in the books as Nova describes it')
+
+    def test_a_server_without_a_lease_that_no_notification_told(self):
+        server = self.boot_active('plain')
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.assert_mended(f'Host {host}, in use without an end: nothing in '
+                           f'the books, 1 DISK_GB, 512 MEMORY_MB, 1 VCPU')
+
+    def test_an_allocation_of_another_size_and_none(self):
+        server_id = self.active('runs')
+        ((uuid, held),) = self.allocations(server_id).items()
+        url = f'/allocations/{server_id}'
+        consumer = self.placement.get(url, version='1.28').body
+        consumer['allocations'] = {uuid: {'resources': {**held, 'VCPU': 2}}}
+        answer = self.placement.put(url, consumer, version='1.28')
+        self.assertEqual(204, answer.status, answer.body)
+        self.assert_mended('with 1 DISK_GB, 512 MEMORY_MB, 1 VCPU, and has '
+                           '1 DISK_GB, 512 MEMORY_MB, 2 VCPU in placement.')
+        self.placement.delete(url)
+        report = self.assert_left('and has nothing in placement.')
+        self.assertIn('heal_allocations --instance ' + server_id,
+                      report.left[0].remedy)
+
+    def test_a_host_without_an_inventory(self):
+        self.computes['host1'].stop()
+        uuid = self.host_uuid('host1')
+        generation = self.placement.get(
+            f'/resource_providers/{uuid}').body['generation']
+        self.placement.put(
+            f'/resource_providers/{uuid}/inventories',
+            {'resource_provider_generation': generation, 'inventories': {}})
+        self.assert_left('in the books, and no inventory in placement.')
+
+
+class ServersTest(VerifyTestCase):
+
+    def test_one_that_was_deleted_and_no_notification_told(self):
+        server_id = self.active('runs')
+        held = self.hold('waits')['id']
+        self.listener.parts.cloud.delete(held)
+        self.alice.delete_server(server_id)
+        self.wait_until_gone(server_id)
+        self.wait_for(lambda: not self.allocations(server_id))
+        self.assert_mended(
+            f'(runs) is ACTIVE: server {server_id} does not exist in Nova '
+            f'any more.',
+            f'(waits) is PENDING: server {held} does not exist in Nova any '
+            f'more.')
+        self.assertEqual({'TERMINATED'}, {
+            lease['status'] for lease in self.leases()})
+
+    def test_one_that_runs_unknown_to_the_books(self):
+        server_id = self.boot_active(
+            'runs', hints=self.lease_hints('runs'))['id']
+        self.assert_mended(f'server {server_id} runs, and the books do not '
+                           f'know it.')
+        self.assertEqual('ACTIVE', self.lease('runs')['status'])
+
+    def test_one_on_another_host_than_the_booked_one(self):
+        server_id = self.active('runs')
+        there = self.bookings()[server_id]
+        (other,) = {'host1', 'host2'} - {there}
+        ((host_id,),) = self.books(
+            f"SELECT id FROM hosts WHERE name='{other}'")
+        self.change(models.Booking, models.Booking.server_id == server_id,
+                    host_id=host_id)
+        self.assert_mended(
+            f'server {server_id} is on another host than the one that is '
+            f'booked, {other}.',
+            f'Host {there}, in use without an end: nothing in the books')
+        self.assertEqual(there, self.bookings()[server_id])
+
+    def test_one_in_error_whose_booking_holds_room(self):
+        server_id = self.fail_to_start('fails')
+        self.assert_mended(f'server {server_id} is in ERROR in Nova, and its '
+                           f'booking holds room on host')
+        self.assertEqual('ERROR', self.lease('fails')['status'])
+
+    def test_one_that_waits_without_a_lease(self):
+        for shown, words in ((True, 'is RESERVED, and no lease has it'),
+                             (False, 'is to be built with a lease, and no '
+                                     'lease has it')):
+            server_id = self.hold('waits')['id']
+            if not shown:
+                self.unmark(server_id)
+            self.listener.parts.leases.withdraw(self.lease('waits')['id'])
+            self.assert_mended(f'Server {server_id} {words}')
+            # Not before nova-api must have been done with it.
+            self.assertFalse(self.exists(server_id))
+
+    def test_one_that_waits_without_a_lease_may_get_it_yet(self):
+        server_id = self.hold('waits')['id']
+        self.listener.parts.leases.withdraw(self.lease('waits')['id'])
+        report = self.compare(fix=True)
+        self.assertEqual(1, len(report.mended))
+        self.assertGreater(sum(self.pauses), 50, self.pauses)
+        self.assertFalse(self.exists(server_id))
+
+    def test_one_that_waits_for_a_build_of_nova_alone(self):
+        """No lease was asked for: that is Nova's business."""
+        with mock.patch('nova.conductor.api.ComputeTaskAPI.'
+                        'schedule_and_build_instances'):
+            self.boot('plain')
+            self.boot('plain', hints={'reserved': 'False'})
+        self.assert_nothing()
+
+    def test_one_whose_lease_is_not_in_the_books_any_more(self):
+        server_id = self.active('runs')
+        self.listener.parts.leases.withdraw(self.lease('runs')['id'])
+        words = (f'Server {server_id} was booted with a lease, and the books '
+                 f'have none of it that is not over')
+        self.assert_left(words, 'in use without an end: nothing in the books')
+        report = self.compare(fix=True)
+        self.assertEqual(1, len(report.mended))
+        self.assert_left(words)
+        self.assertTrue(self.exists(server_id))
+
+    def test_one_whose_lease_is_over(self):
+        server_id = self.active('runs')
+        self.change(models.Lease, status='TERMINATED')
+        self.change(models.Event, status='DONE')
+        words = (f'(runs) is TERMINATED: server {server_id} still exists in '
+                 f'Nova (running).')
+        report = self.assert_left(words)
+        self.assertIn('delete it', report.left[0].remedy)
+        self.assertEqual(1, len(self.compare(fix=True).left))
+        self.alice.delete_server(server_id)
+        self.wait_until_gone(server_id)
+        self.wait_for(lambda: not self.allocations(server_id))
+        self.assert_mended(f'(runs) is TERMINATED: server {server_id} does '
+                           f'not exist in Nova any more.')
+        self.assertEqual({}, self.bookings())
+
+    def test_one_that_is_held_and_not_shown_so(self):
+        server_id = self.hold('waits')['id']
+        self.unmark(server_id)
+        words = (f'(waits) is PENDING: server {server_id} is shown as being '
+                 f'built, not as RESERVED.')
+        self.assert_left(words)
+        # It is just being started, then.
+        self.clock.advance(HOUR)
+        self.assert_nothing()
+
+    def test_one_that_is_built_before_its_lease_starts(self):
+        server_id = self.boot_active(
+            'early', hints=self.lease_hints('early'))['id']
+        self.fill_books()
+        self.change(models.Lease, status='PENDING')
+        self.change(models.Event, models.Event.event_type == 'start_lease',
+                    status='UNDONE', due=self.began + HOUR)
+        self.assert_left(
+            f'(early) is PENDING: server {server_id} is built already.',
+            'is PENDING, but the build of its servers is not kept')
+
+    def test_one_that_no_conductor_has_taken_up(self):
+        server_id = self.hold('lost')['id']
+        self.clock.advance(HOUR)
+        with mock.patch('nova.conductor.api.ComputeTaskAPI.'
+                        'schedule_and_build_instances'):
+            self.run_due()
+        self.assertEqual('STARTING', self.lease('lost')['status'])
+        self.assert_nothing()
+        self.clock.advance(290)
+        self.assert_nothing()
+        self.clock.advance(11)
+        report = self.assert_left(
+            f'(lost) is STARTING: server {server_id} should be under '
+            f'construction since', )
+        self.assertIn('blazar-listener sends it again',
+                      report.left[0].remedy)
+
+    def test_one_that_runs_reserved(self):
+        server_id = self.hold('held')['id']
+        self.change(models.Lease, status='STARTING')
+        self.assert_left(
+            f'server {server_id} is still RESERVED in Nova.',
+            'is STARTING, but the build of its servers is still kept as not '
+            'sent')
+
+    def unmark(self, server_id: str) -> None:
+        reserved.unmark(nova_context.get_admin_context(), server_id)
+
+
+class BooksTest(VerifyTestCase):
+    """The rest is in the unit tests of blazar_core.audit."""
+
+    def test_an_end_that_will_not_come(self):
+        server_id = self.active('runs')
+        self.change(models.Event, status='DONE')
+        self.assert_mended('(runs) is ACTIVE, and no end_lease will come.')
+        self.clock.advance(2 * HOUR)
+
+        def over() -> bool:
+            self.clock.advance(2)
+            self.run_due()
+            return self.lease('runs')['status'] == 'TERMINATED'
+
+        self.wait_for(over, what='the lease is over')
+        self.assertFalse(self.exists(server_id))
+        self.fill_books()
+        self.assert_nothing()
+
+    def test_more_than_there_is(self):
+        self.hold('one', flavor='5')
+        self.hold('two', flavor='5')
+        self.change(models.Booking, host_id=1)
+        self.assert_left('320 are in use or promised; leases: ')
+
+
+class TrustsTest(VerifyTestCase):
+    """With a keystone that this test plays."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.trusts: set[str] = set()
+        for name, stand_in in (
+                ('is_configured', lambda _self: True),
+                ('delegate', lambda _self, *_args: self.delegate()),
+                ('held', lambda _self: set(self.trusts)),
+                ('revoke', lambda _self, trust: self.trusts.discard(trust))):
+            self.stub_out(f'blazar_nova.credentials.Credentials.{name}',
+                          stand_in)
+
+    def delegate(self) -> str:
+        trust_id = uuidutils.generate_uuid(dashed=False)
+        self.trusts.add(trust_id)
+        return trust_id
+
+    def test_a_healthy_cloud(self):
+        self.hold('one')
+        self.hold('two')
+        self.assertEqual(2, len(self.trusts))
+        self.assert_nothing(fix=True)
+        self.assertEqual(2, len(self.trusts))
+
+    def test_a_lease_whose_trust_is_gone(self):
+        self.hold('waits')
+        self.trusts.clear()
+        self.assert_left('(waits) is PENDING, and keystone does not have the '
+                         'trust any more')
+
+    def test_a_trust_that_no_lease_has(self):
+        self.hold('waits')
+        stray = self.delegate()
+        words = f'Trust {stray[:8]}... was given to our service user'
+        report = self.assert_left(words)
+        self.assertNotIn(stray, report.left[0].text)
+        # It may be another cloud's, unless it is said that it cannot be.
+        self.assertEqual(1, len(self.compare(fix=True).left))
+        self.assertIn(stray, self.trusts)
+        report = self.compare(fix=True, trusts_are_ours=True)
+        self.assertEqual(([], 1), (report.left, len(report.mended)))
+        # Its lease had the time to come.
+        self.assertGreater(sum(self.pauses), 60)
+        self.assertNotIn(stray, self.trusts)
+        self.assertEqual(1, len(self.trusts))
+        self.assert_nothing()
+
+    def test_a_trust_whose_lease_comes_at_last(self):
+        stray = self.delegate()
+
+        def pause(seconds: int) -> None:
+            self.pauses.append(seconds)
+            self.clock.advance(seconds)
+            if seconds > 10:
+                with mock.patch.object(self, 'delegate', lambda: stray):
+                    self.hold('late', start_in=2 * HOUR)
+
+        with mock.patch.object(self, 'pause', pause):
+            report = self.compare(fix=True, trusts_are_ours=True)
+        self.assertEqual([], report.left)
+        self.assertEqual({stray}, self.trusts)
+        self.assert_nothing()
+
+    def test_a_trust_of_a_lease_that_is_over(self):
+        server_id = self.hold('waits')['id']
+        self.stub_out('blazar_nova.credentials.Credentials.revoke',
+                      mock.Mock(side_effect=ValueError('away')))
+        self.alice.delete_server(server_id)
+        self.stub_out('blazar_nova.credentials.Credentials.revoke',
+                      lambda _self, trust: self.trusts.discard(trust))
+        lease_id = self.lease('waits')['id']
+        self.assert_mended(f'Lease {lease_id} is over, and the trust of its '
+                           f'owner is still kept.')
+        self.assertEqual(set(), self.trusts)
+
+    def test_a_keystone_that_does_not_answer(self):
+        self.hold('waits')
+        self.stub_out('blazar_nova.credentials.Credentials.held',
+                      mock.Mock(side_effect=ValueError('away')))
+        report = self.compare()
+        self.assertEqual(
+            ([], ['The trusts could not be compared: ValueError: away']),
+            (report.left, report.failures))
+
+
+class MomentsTest(VerifyTestCase):
+    """What is under way is no difference."""
+
+    def test_what_is_over_by_the_second_look_is_not_told(self):
+        server_id = self.boot_active(
+            'runs', hints=self.lease_hints('runs'))['id']
+        looked: list[int] = []
+
+        def meanwhile(seconds: int) -> None:
+            looked.append(seconds)
+            self.listener.mirror.compare_server(server_id)
+
+        with mock.patch.object(self, 'pause', meanwhile):
+            report = self.compare()
+        self.assertEqual(([10], verify.Report([], [], [], [])),
+                         (looked, report))
+
+    def test_what_moves_is_not_told(self):
+        """Another boot on the same host, that is not in the books yet."""
+        self.boot_active('plain')
+
+        def meanwhile(_seconds: int) -> None:
+            for number in (1, 2, 3):
+                self.boot_active(f'plain{number}', flavor='3')
+
+        with mock.patch.object(self, 'pause', meanwhile):
+            self.assertEqual([], self.compare().left)
+        self.assertEqual({'host1', 'host2'}, set(self.guests().values()))
+
+    def test_a_mend_that_fails_is_left_and_told(self):
+        self.start_compute('host3')
+        with mock.patch('blazar_core.books.report',
+                        side_effect=ValueError('no')):
+            report = self.compare(fix=True)
+        self.assertEqual((1, 0), (len(report.left), len(report.mended)))
+        self.assertEqual(1, len(report.problems))
+        self.assertIn('Mending failed, ValueError: no', report.problems[0])
+
+
+class AwayTest(VerifyTestCase):
+    """Something does not answer."""
+
+    def test_a_cell(self):
+        self.active('runs')
+        with mock.patch('nova.objects.InstanceList.get_by_filters',
+                        side_effect=ValueError('away')):
+            report = self.compare(fix=True)
+        self.assertEqual([], report.left + report.mended)
+        self.assertEqual(
+            ['Cell cell1 did not answer: its servers were not compared.'],
+            report.failures)
+        with mock.patch('nova.objects.ComputeNodeList.get_all',
+                        side_effect=ValueError('away')):
+            report = self.compare(fix=True)
+        self.assertEqual([], report.left + report.mended)
+        self.assertEqual(
+            ['A cell did not answer: its hosts were not compared.'],
+            report.failures)
+        self.assert_nothing()
+
+    def test_placement(self):
+        self.start_compute('host3')
+        with mock.patch('blazar_nova.compat.hosts._get',
+                        side_effect=ValueError('no placement')):
+            report = self.compare()
+        self.assertEqual(([], ['The hosts could not be compared: ValueError: '
+                               'no placement']),
+                         (report.left, report.failures))
+
+    def test_what_cannot_be_seen_any_more_is_not_called_mended(self):
+        self.start_compute('host3')
+        away = mock.patch('blazar_nova.compat.hosts._get',
+                          side_effect=ValueError('no placement'))
+        self.addCleanup(away.stop)
+        with mock.patch('blazar_nova.listener.mirror.Mirror.compare_host',
+                        lambda *_args: away.start()):
+            report = self.compare(fix=True)
+        self.assertEqual(
+            ([], ['Host host3 is one of Nova\'s, and the books do not know '
+                  'it.']), (report.mended, [one.text for one in report.left]))
+        self.assertEqual(1, len(report.failures))
+
+
+class CommandTest(VerifyTestCase):
+
+    def type(self, *words: str) -> tuple[int, list[str], str]:
+        """Type a command; returns its code, its lines, what it told."""
+        out, error = io.StringIO(), io.StringIO()
+        with (contextlib.redirect_stdout(out),
+              contextlib.redirect_stderr(error),
+              mock.patch('blazar_nova.compat.service.configure')):
+            code = manage.main(['verify', '--grace', '0', *words])
+        return code, out.getvalue().splitlines(), error.getvalue()
+
+    def test_codes_and_lines(self):
+        self.assertEqual(
+            (0, ['No difference, 0 mended, 0 left; compared: 0 leases, 0 '
+                 'servers, 2 hosts.']), self.type()[:2])
+        self.start_compute('host3')
+        line = ('Host host3 is one of Nova\'s, and the books do not know it.')
+        code, lines, told = self.type()
+        self.assertEqual((1, [
+            f'{line} [--fix writes it down]',
+            '1 difference, 0 mended, 1 left; compared: 0 leases, 0 servers, '
+            '2 hosts.']), (code, lines))
+        self.assertIn('Comparing servers\n', told)
+        self.assertEqual((0, [
+            f'Mended: {line}',
+            '1 difference, 1 mended, 0 left; compared: 0 leases, 0 servers, '
+            '3 hosts.']), self.type('--fix')[:2])
+        self.assertEqual(0, self.type('--fix')[0])
+
+    def test_what_cannot_be_compared(self):
+        with mock.patch('blazar_nova.compat.hosts._get',
+                        side_effect=ValueError('no placement')):
+            code, lines, _told = self.type()
+        self.assertEqual(2, code)
+        self.assertEqual('The hosts could not be compared: ValueError: no '
+                         'placement', lines[0])
+        self.assertIn('NOT EVERYTHING COULD BE COMPARED', lines[1])
+        self.flags(group='blazar_database', connection=None)
+        code, lines, told = self.type()
+        self.assertEqual((2, []), (code, lines))
+        self.assertIn('Nothing could be compared: [blazar_database] '
+                      'connection is not set', told)

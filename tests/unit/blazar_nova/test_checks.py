@@ -1,0 +1,135 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import os
+import types
+from unittest import mock
+
+import fixtures
+
+from blazar_nova.compat import checks
+from tests.unit import base
+
+ALL = 'nova.scheduler.filters.all_filters'
+OURS = 'blazar_nova.scheduler.filters.BlazarFilter'
+SECTION = 'Write in nova.conf [filter_scheduler]'
+
+
+def scheduler(enabled=('ComputeFilter', 'BlazarFilter'),
+              available=(ALL, OURS),
+              weighers=('all', checks.WEIGHER)):
+    """The configuration of a scheduler; as documented, if nothing is said."""
+    return types.SimpleNamespace(filter_scheduler=types.SimpleNamespace(
+        available_filters=list(available), enabled_filters=list(enabled),
+        weight_classes=list(weighers)))
+
+
+class TestScheduler(base.TestCase):
+
+    def test_as_documented(self):
+        self.assertEqual([], checks.scheduler(scheduler()))
+        self.assertEqual([], checks.filter_order(scheduler()))
+
+    def test_each_line_to_write_is_named(self):
+        # One that was not set has a default, which has to be written too.
+        self.assertEqual(
+            [f'{SECTION}: available_filters = {ALL}',
+             f'{SECTION}: available_filters = {OURS}'],
+            checks.scheduler(scheduler(available=[ALL])))
+        self.assertEqual(
+            [f'{SECTION}: enabled_filters = ComputeFilter,BlazarFilter'],
+            checks.scheduler(scheduler(enabled=['ComputeFilter'])))
+        self.assertEqual(
+            [f'{SECTION}: weight_classes = all,{checks.WEIGHER}'],
+            checks.scheduler(scheduler(weighers=['all'])))
+
+    def test_our_filter_is_the_last(self):
+        self.assertEqual(
+            [f'{SECTION} the filter at the end: enabled_filters = '
+             f'One,Two,BlazarFilter'],
+            checks.filter_order(scheduler(['One', 'BlazarFilter', 'Two'])))
+        # Another check's business.
+        self.assertEqual([], checks.filter_order(scheduler(['One'])))
+
+
+class TestVersion(base.TestCase):
+
+    def test_the_release_this_was_written_for(self):
+        for found, good in (('34.0.0', True), ('34.0.1.dev5', True),
+                            ('34.1.0', False), ('33.0.2', False),
+                            ('340.0.0', False)):
+            with mock.patch('nova.version.version_string',
+                            return_value=found):
+                problems = checks.nova_version()
+            self.assertEqual(good, not problems, found)
+            self.assertTrue(good or f'Nova {found} is' in problems[0])
+
+
+class TestApiPaste(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.folder = self.useFixture(fixtures.TempDir()).path
+        self.elsewhere = self.useFixture(fixtures.TempDir()).path
+        self.conf = types.SimpleNamespace(
+            wsgi=types.SimpleNamespace(api_paste_config='api-paste.ini'),
+            find_file=lambda name: self.found)
+        self.found = None
+        for name, value in (('OS_NOVA_CONFIG_DIR', self.folder),
+                            ('OS_NOVA_CONFIG_FILES', None)):
+            self.useFixture(fixtures.EnvironmentVariable(name, value))
+
+    def write(self, factory, folder=None, name='api-paste.ini'):
+        path = os.path.join(folder or self.folder, name)
+        with open(path, 'w') as file:
+            file.write('[composite:osapi_compute]\nuse = call:some:thing\n'
+                       '/v2.1: openstack_compute_api_v21\n'
+                       f'[app:osapi_compute_app_v21]\n{factory}\n')
+        return path
+
+    def test_as_documented(self):
+        self.write('paste.app_factory = blazar_nova.api.app:factory')
+        self.assertEqual([], checks.api_paste(self.conf))
+
+    def test_the_line_to_write_is_named_with_its_file(self):
+        for line, has in (
+                ('paste.app_factory = nova.api:other', 'nova.api:other'),
+                ('', 'nothing')):
+            path = self.write(line)
+            self.assertEqual(
+                [f'Write in {path} under [app:osapi_compute_app_v21]: '
+                 f'paste.app_factory = blazar_nova.api.app:factory (it has '
+                 f'{has})'], checks.api_paste(self.conf))
+
+    def test_it_is_the_file_that_nova_api_reads(self):
+        self.write('paste.app_factory = nova.api:other')
+        self.write('paste.app_factory = blazar_nova.api.app:factory',
+                   name='mine.ini')
+        self.useFixture(fixtures.EnvironmentVariable(
+            'OS_NOVA_CONFIG_FILES', 'mine.ini;nova.conf'))
+        self.assertEqual([], checks.api_paste(self.conf))
+
+    def test_where_nobody_said_where_it_is_beside_nova_conf(self):
+        self.found = self.write(
+            'paste.app_factory = nova.api:other', self.elsewhere)
+        problem, = checks.api_paste(self.conf)
+        self.assertIn(self.elsewhere, problem)
+
+    def test_one_that_cannot_be_read(self):
+        problem, = checks.api_paste(self.conf)
+        self.assertIn(f'{self.folder}/api-paste.ini could not be read',
+                      problem)
+        with open(os.path.join(self.folder, 'api-paste.ini'), 'w') as file:
+            file.write('nothing of the kind\n')
+        problem, = checks.api_paste(self.conf)
+        self.assertIn('Set OS_NOVA_CONFIG_DIR and OS_NOVA_CONFIG_FILES as '
+                      'nova-api has them.', problem)

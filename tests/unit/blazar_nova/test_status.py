@@ -1,0 +1,142 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""blazar-status, in a process of its own, as an operator types it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import fixtures
+
+from blazar_core.db import api
+from blazar_core.db import migration
+from blazar_core.db import models
+from blazar_core import vault
+from tests import databases
+from tests.unit import base
+
+RIGHT = f"""\
+[DEFAULT]
+transport_url = fake:/
+[filter_scheduler]
+available_filters = nova.scheduler.filters.all_filters
+available_filters = blazar_nova.scheduler.filters.BlazarFilter
+enabled_filters = ComputeFilter,BlazarFilter
+weight_classes = nova.scheduler.weights.all_weighers,\
+blazar_nova.scheduler.weights.BlazarWeigher
+[notifications]
+notification_format = versioned
+versioned_notifications_topics = blazar_notifications
+[oslo_messaging_notifications]
+driver = messagingv2
+[blazar]
+encryption_keys = {vault.new_key()}
+"""
+
+
+class StatusTest(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.folder = self.useFixture(fixtures.TempDir()).path
+        self.url = f'sqlite:///{self.folder}/books.sqlite'
+
+    def write(self, conf=RIGHT, factory='blazar_nova.api.app:factory'):
+        for name, text in (
+                ('nova.conf',
+                 f'{conf}[blazar_database]\nconnection = {self.url}\n'),
+                ('api-paste.ini', f'[app:osapi_compute_app_v21]\n'
+                                  f'paste.app_factory = {factory}\n')):
+            with open(os.path.join(self.folder, name), 'w') as file:
+                file.write(text)
+
+    def make_books(self):
+        database = api.Database(databases.configuration(self.url))
+        self.addCleanup(database.engine.dispose)
+        migration.upgrade(database)
+        return database
+
+    def type(self, *words):
+        """Type the command; returns its code and what it printed."""
+        done = subprocess.run(
+            [sys.executable, '-m', 'blazar_nova.cmd.status', '--config-file',
+             os.path.join(self.folder, 'nova.conf'), 'upgrade', 'check',
+             *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, 'OS_NOVA_CONFIG_DIR': self.folder})
+        return done.returncode, done.stdout or done.stderr
+
+    def results(self):
+        code, text = self.type('--json')
+        checks = {check['check']: (check['result'], check['details'])
+                  for check in json.loads(text)['checks']}
+        self.assertEqual(code, max(result for result, _details in
+                                   checks.values()))
+        return checks
+
+    def test_where_everything_is_there(self):
+        self.write()
+        self.make_books()
+        results = self.results()
+        # There is no keystone here, and the command says so.
+        code, details = results.pop('Keystone')
+        self.assertEqual(1, code)
+        self.assertIn('No service user is configured', details)
+        self.assertEqual({(0, None)}, set(results.values()), results)
+        self.assertEqual(9, len(results))
+
+    def test_where_nothing_is_there(self):
+        self.url = ''
+        self.write('[DEFAULT]\ntransport_url = fake:/\n',
+                   'nova.api.openstack.compute:APIRouterV21.factory')
+        results = self.results()
+        for check, words in (
+                ('Database', '[blazar_database] connection is not set. '),
+                ('Encryption keys', 'encryption_keys = KEY'),
+                ('Filter and weigher', 'enabled_filters = '),
+                ('Notifications', 'notification_format = versioned'),
+                ('api-paste.ini', 'paste.app_factory = '
+                                  'blazar_nova.api.app:factory')):
+            code, details = results.pop(check)
+            self.assertEqual(2, code)
+            self.assertIn(words, details)
+        self.assertEqual({'Nova': 0, 'Defaults of a lease': 0,
+                          'Order of filters': 0, 'Keystone': 1,
+                          'blazar-listener': 1},
+                         {check: code for check, (code, _details)
+                          in results.items()})
+        code, text = self.type()
+        self.assertEqual(2, code)
+        # To be copied, in one piece.
+        self.assertIn('| weight_classes = nova.scheduler.weights.all_weighers,'
+                      'blazar_nova.scheduler.weights.BlazarWeigher ', text)
+
+    def test_the_books(self):
+        self.write()
+        self.assertIn('Run: blazar-nova-manage db sync',
+                      self.results()['Database'][1])
+        with self.make_books().writer() as session:
+            session.add(models.Lease(
+                id='lease', name='lease1', project_id='project',
+                user_id='user', start_date=0, end_date=1, on_end='delete',
+                status='ACTIVE', created_at=0, updated_at=0))
+            session.flush()
+            session.add(models.Event(
+                id='event', lease_id='lease', event_type='end_lease', time=1,
+                due=1, status='UNDONE'))
+        code, details = self.results()['blazar-listener']
+        self.assertEqual(1, code)
+        self.assertIn(
+            'Events of leases are overdue, 1 in all: start blazar-listener. '
+            'The first: Lease lease (lease1): its end_lease is due since '
+            '1970-01-01 00:00:01 UTC', details)

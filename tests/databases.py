@@ -76,6 +76,8 @@ rm -rf "$FOLDER"
 class Server:
     """A database server of this process.
 
+    :param folder: for its files, if somebody else installs, starts and ends
+        it (see :mod:`tests.stack`), by :meth:`install` and :meth:`command`
     :raises unittest.SkipTest: when it cannot be had here
     """
 
@@ -85,7 +87,7 @@ class Server:
     #: Who has to run it if we are root; None: root may.
     user: str | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str | None = None) -> None:
         if importlib.util.find_spec(self.driver) is None:
             raise unittest.SkipTest(
                 f'The Python package {self.driver} is not installed.')
@@ -94,15 +96,27 @@ class Server:
             raise unittest.SkipTest(
                 f'The package {self.package} is not installed.')
         self._numbers = itertools.count(1)
-        self.folder = tempfile.mkdtemp(prefix='blazar-', dir=_TEMPORARY)
-        self._as_user: dict[str, ty.Any] = {}
+        self.folder = folder or tempfile.mkdtemp(
+            prefix='blazar-', dir=_TEMPORARY)
+        #: What :class:`subprocess.Popen` has to be told of the user.
+        self.as_user: dict[str, ty.Any] = {}
         if self.user and os.geteuid() == 0:
+            self.as_user = {'user': self.user, 'group': self.user,
+                            'extra_groups': []}
+        if folder is None:
+            self._log = os.path.join(self.folder, 'log')
+            self.install()
+            self._keep()
+
+    def install(self) -> None:
+        """Fill the data folder."""
+        if self.as_user:
             shutil.chown(self.folder, self.user, self.user)
-            self._as_user = {'user': self.user, 'group': self.user,
-                             'extra_groups': []}
-        self._log = os.path.join(self.folder, 'log')
         self._run(self._install())
-        self._keep()
+
+    def command(self) -> list[str]:
+        """What serves it, in the foreground."""
+        return self._serve()
 
     def _find(self) -> dict[str, str] | None:
         """The paths of the binaries, if they are installed."""
@@ -147,7 +161,7 @@ class Server:
         done = subprocess.run(
             command, cwd=self.folder, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            **self._as_user)
+            **self.as_user)
         if done.returncode:
             shutil.rmtree(self.folder)
             raise RuntimeError(f'{command} failed: {done.stdout[-2000:]}')
@@ -161,7 +175,7 @@ class Server:
                 env={**os.environ, 'SIGNAL': self.signal,
                      'FOLDER': self.folder},
                 # What interrupts the tests must not interrupt the keeper.
-                start_new_session=True, **self._as_user)
+                start_new_session=True, **self.as_user)
         atexit.register(self.stop)
         deadline = time.monotonic() + _PATIENCE
         while not self._answers():

@@ -14,7 +14,9 @@
 # Sourced by the commands beside it. `use_venv` makes .venv in the top folder
 # of the repository, with everything of constraints.txt that running and
 # testing need, or finds that it has been made before; it sets VENV.
-# `need_databases` installs the database servers that tests start.
+# `use_venv stack-requirements.txt` adds what that file asks for.
+# `need_databases` and `need_stack_servers` install the servers that are
+# started.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
@@ -79,6 +81,12 @@ missing_databases() {
         command -v postgres >/dev/null || echo postgresql
 }
 
+# The same for a stack on one of them: mariadb or postgresql.
+missing_stack_servers() {
+    missing_databases | grep "^$1" || true
+    [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || echo rabbitmq-server
+}
+
 # Runs a command during which packages start nothing, in the way of invoke-rc.d
 # and deb-systemd-invoke: they ask this file first.
 without_services() (
@@ -110,6 +118,22 @@ need_databases() {
             "will be skipped."
 }
 
+# The same for a stack, which can do without none of its servers.
+need_stack_servers() {
+    local missing
+    mapfile -t missing < <(missing_stack_servers "$1")
+    [[ ${#missing[@]} == 0 ]] && return
+    if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+        die "Not installed: ${missing[*]}. On Debian or Ubuntu, run this" \
+            "and try again: sudo apt-get install ${missing[*]}"
+    fi
+    say "Installing ${missing[*]} (half a minute or so) ..."
+    without_services apt_install "${missing[@]}"
+    mapfile -t missing < <(missing_stack_servers "$1")
+    [[ ${#missing[@]} == 0 ]] ||
+        die "apt-get could not install ${missing[*]}."
+}
+
 # What identifies an environment that still does: where it stands (its
 # scripts name their folder), its Python, and what was to be installed.
 place_stamp() {
@@ -117,7 +141,7 @@ place_stamp() {
 }
 
 input_stamp() {
-    (cd "$ROOT" && sha256sum -- "${INPUTS[@]}")
+    (cd "$ROOT" && sha256sum -- "$@")
 }
 
 # Reads pip's output, and shows how far it is.
@@ -148,21 +172,34 @@ run_pip() {
     cd "$ROOT" || return
     # The constraints hold for what builds a package as well.
     PIP_CONSTRAINT=$ROOT/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        "$VENV/bin/python" -m pip install -c constraints.txt \
-        -r requirements.txt -r test-requirements.txt -e .
+        "$VENV/bin/python" -m pip install -c constraints.txt "$@"
 }
 
 install_packages() {
     local log=$VENV/pip.log
     need_version
-    if ! run_pip 2>&1 | tee "$log" | show_pip; then
+    if ! run_pip "$@" 2>&1 | tee "$log" | show_pip; then
         tail -n 20 "$log" >&2
         die "The packages could not be installed; all that pip said: $log"
     fi
 }
 
+# Installs what pip is told to unless it has been done for these files; what
+# has been is written down in the first argument.
+need_installed() {
+    local record=$VENV/$1 files stamp
+    read -ra files <<<"$2"
+    shift 2
+    stamp=$(input_stamp "${files[@]}")
+    [[ $(cat "$record" 2>/dev/null) == "$stamp" ]] && return
+    say "Installing the packages of constraints.txt (a minute or so) ..."
+    install_packages "$@"
+    printf '%s\n' "$stamp" >"$record"
+    say "Installed in $SECONDS s."
+}
+
 use_venv() {
-    local python lock place
+    local python lock place more
     python=$(find_python) || exit 1
     # One at a time, when two commands are started together.
     exec {lock}<"$ROOT"
@@ -174,11 +211,10 @@ use_venv() {
         "$python" -m venv --clear "$VENV" || die "$VENV could not be made."
         echo "$place" >"$VENV/place"
     fi
-    if [[ $(cat "$VENV/inputs" 2>/dev/null) != "$(input_stamp)" ]]; then
-        say "Installing the packages of constraints.txt (a minute or so) ..."
-        install_packages
-        input_stamp >"$VENV/inputs"
-        say "Installed in $SECONDS s."
-    fi
+    need_installed inputs "${INPUTS[*]}" \
+        -r requirements.txt -r test-requirements.txt -e .
+    for more in "$@"; do
+        need_installed "inputs-$more" "constraints.txt $more" -r "$more"
+    done
     exec {lock}<&-
 }

@@ -1,0 +1,112 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The command line of ./tools/stack; its help is there."""
+
+import argparse
+import glob
+import os
+import re
+import shlex
+import shutil
+import sys
+
+from tests import stack as stacks
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog='./tools/stack')
+    parser.add_argument('--folder', default=os.path.join(ROOT, '.stack'))
+    commands = parser.add_subparsers(dest='command', required=True)
+    up = commands.add_parser('up')
+    up.add_argument('--database', choices=('mariadb', 'postgresql'))
+    up.add_argument('--hosts', type=int)
+    up.add_argument('--token-expiry', type=int)
+    commands.add_parser('down')
+    commands.add_parser('status')
+    logs = commands.add_parser('logs')
+    logs.add_argument('name', nargs='?')
+    for name in ('kill', 'restart'):
+        commands.add_parser(name).add_argument('name')
+    shell = commands.add_parser('shell')
+    shell.add_argument('user', nargs='?', default='admin')
+    for command in commands.choices.values():
+        # After the command too.
+        command.add_argument('--folder', default=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> int:
+    words = _parser().parse_args()
+    stack = stacks.Stack(words.folder, lambda line: print(line, flush=True))
+    try:
+        return globals()[f'_{words.command}'](stack, words) or 0
+    except stacks.Failure as exc:
+        print(exc, file=sys.stderr)
+        return 1
+
+
+def _up(stack: stacks.Stack, words: argparse.Namespace) -> None:
+    stack.up(words.database, words.hosts, words.token_expiry)
+    print('It is up. For the openstack client, as an ordinary user:\n'
+          '  eval "$(./tools/stack shell demo)"')
+
+
+def _down(stack: stacks.Stack, _words: argparse.Namespace) -> None:
+    stack.down()
+
+
+def _status(stack: stacks.Stack, _words: argparse.Namespace) -> int:
+    found = stack.status()
+    for process in found:
+        print(f'{process.name:20} {process.state:12} {process.pid or ""}')
+    if not found:
+        print('There is no stack; ./tools/stack up makes one.')
+    return int(not found or any(
+        process.state != 'up' for process in found))
+
+
+def _logs(stack: stacks.Stack, words: argparse.Namespace) -> None:
+    """One log; or of all logs the lines that tell of errors."""
+    if words.name:
+        with open(stack.log(words.name), errors='replace') as file:
+            shutil.copyfileobj(file, sys.stdout)
+        return
+    for path in sorted(glob.glob(f'{stack.folder}/log/*.log')):
+        name = os.path.basename(path).removesuffix('.log')
+        with open(path, errors='replace') as file:
+            for line in file:
+                if re.search(r'\b(ERROR|CRITICAL|Traceback)\b', line):
+                    print(f'{name}: {line.rstrip()}')
+
+
+def _kill(stack: stacks.Stack, words: argparse.Namespace) -> None:
+    stack.kill(words.name)
+
+
+def _restart(stack: stacks.Stack, words: argparse.Namespace) -> None:
+    stack.restart(words.name)
+
+
+def _shell(stack: stacks.Stack, words: argparse.Namespace) -> None:
+    for name, value in stack.env(words.user).items():
+        print(f'export {name}={shlex.quote(value)}')
+
+
+if __name__ == '__main__':
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,256 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The configuration files of all services.
+
+What concerns the leases is what the installation guide tells operators to
+write (doc/source/install), and where: compute and conductor know neither the
+key nor the database of the leases.
+"""
+
+import os
+import sys
+import typing as ty
+import uuid
+
+from blazar_core import vault
+
+__all__ = ['ACCOUNTS', 'PASSWORD', 'REGION', 'Site', 'write', 'write_own']
+
+#: Of everybody; nothing of this is reached from outside of the machine.
+PASSWORD = 'secret'
+REGION = 'RegionOne'
+#: user -> (project, roles)
+ACCOUNTS = {
+    'demo': ('demo', ('member', 'reader')),
+    'other': ('other', ('member', 'reader')),
+    'watcher': ('demo', ('reader',)),
+    **{service: ('service', ('service', 'admin')) for service in (
+        'nova', 'placement', 'glance', 'neutron', 'blazar')},
+}
+
+Lines = dict[str, dict[str, ty.Any]]
+
+
+class Site(ty.NamedTuple):
+    """What the files have to say of this stack.
+
+    :ivar urls: database -> its URL
+    :ivar ports: service -> its port
+    :ivar token_expiry: seconds
+    """
+
+    folder: str
+    urls: dict[str, str]
+    ports: dict[str, int]
+    token_expiry: int | None
+
+    def endpoint(self, service: str) -> str:
+        return f'http://127.0.0.1:{self.ports[service]}'
+
+    def etc(self, service: str) -> str:
+        """The folder of a service's configuration."""
+        return os.path.join(self.folder, 'etc', service)
+
+    def data(self, *names: str) -> str:
+        return os.path.join(self.folder, 'data', *names)
+
+
+def write(site: Site) -> None:
+    """Write all of them."""
+    for folder in ('etc/keystone', 'etc/placement', 'etc/glance', 'etc/nova',
+                   'etc/rabbitmq', 'data/images', 'data/staging',
+                   'data/tasks', 'data/locks', 'data/nova', 'data/guests'):
+        os.makedirs(os.path.join(site.folder, folder), exist_ok=True)
+    _write(f'{site.etc("keystone")}/keystone.conf', _keystone(site))
+    _write(f'{site.etc("placement")}/placement.conf', _placement(site))
+    _write(f'{site.etc("glance")}/glance-api.conf', _glance(site))
+    control, conductor, compute = _nova(site)
+    _write(f'{site.etc("nova")}/nova.conf', control)
+    _write(f'{site.etc("nova")}/conductor.conf', conductor)
+    _write(f'{site.etc("nova")}/compute.conf', compute)
+    _write_paste(f'{site.etc("nova")}/api-paste.ini')
+    with open(f'{site.etc("rabbitmq")}/rabbitmq.conf', 'w') as file:
+        file.write(
+            f'listeners.tcp.default = 127.0.0.1:{site.ports["rabbitmq"]}\n'
+            'log.console = true\nlog.file = false\n')
+    with open(f'{site.etc("rabbitmq")}/enabled_plugins', 'w') as file:
+        file.write('[].\n')
+
+
+def write_own(site: Site, name: str, host: str) -> None:
+    """Write what only one process of Nova has."""
+    _write(f'{site.etc("nova")}/{name}.conf', {'DEFAULT': {
+        'host': host, 'state_path': site.data(name)}})
+    os.makedirs(site.data(name), exist_ok=True)
+    if name.startswith('nova-compute'):
+        # Without it Nova takes a host that it knows for another machine when
+        # it starts again; real drivers write it, the fake one does not.
+        with open(os.path.join(site.data(name), 'compute_id'), 'w') as file:
+            file.write(str(uuid.uuid5(uuid.NAMESPACE_DNS, host)))
+
+
+def _write(path: str, lines: Lines) -> None:
+    with open(path, 'w') as file:
+        for section, options in lines.items():
+            file.write(f'[{section}]\n')
+            for name, value in options.items():
+                for one in value if isinstance(value, list) else [value]:
+                    file.write(f'{name} = {one}\n')
+            file.write('\n')
+
+
+def _write_paste(path: str) -> None:
+    """Nova's file, with the one line of the installation guide changed."""
+    with open(os.path.join(sys.prefix, 'etc/nova/api-paste.ini')) as file:
+        text = file.read()
+    section = '[app:osapi_compute_app_v21]\npaste.app_factory = '
+    before, found, after = text.partition(section)
+    if not found:
+        raise RuntimeError(f'No {section} in Nova\'s api-paste.ini.')
+    with open(path, 'w') as file:
+        file.write(f'{before}{section}blazar_nova.api.app:factory\n'
+                   f'{after.partition(chr(10))[2]}')
+
+
+def _credentials(site: Site, user: str) -> dict[str, ty.Any]:
+    return {'auth_url': site.endpoint('keystone') + '/v3',
+            'auth_type': 'password', 'username': user, 'password': PASSWORD,
+            'project_name': 'service', 'user_domain_id': 'default',
+            'project_domain_id': 'default', 'region_name': REGION}
+
+
+def _middleware(site: Site, user: str) -> dict[str, ty.Any]:
+    return {'www_authenticate_uri': site.endpoint('keystone') + '/v3',
+            'service_token_roles_required': True, **_credentials(site, user)}
+
+
+def _keystone(site: Site) -> Lines:
+    folder = site.etc('keystone')
+    lines: Lines = {
+        'DEFAULT': {},
+        'database': {'connection': site.urls['keystone']},
+        'token': {'provider': 'fernet', 'expiration': 86400},
+        'fernet_tokens': {'key_repository': f'{folder}/fernet'},
+        'credential': {'key_repository': f'{folder}/credential'},
+        # What protects a password costs a quarter of a second each time.
+        'identity': {'password_hash_rounds': 4},
+        'cache': {'enabled': True, 'backend': 'dogpile.cache.memory'},
+    }
+    if site.token_expiry is not None:
+        # With a service's token beside it, an expired token would be good
+        # for two more days: days pass here in a minute.
+        lines['token'] |= {'expiration': site.token_expiry,
+                           'allow_expired_window': 0}
+    return lines
+
+
+def _placement(site: Site) -> Lines:
+    return {'DEFAULT': {},
+            'api': {'auth_strategy': 'keystone'},
+            'placement_database': {'connection': site.urls['placement']},
+            'keystone_authtoken': _middleware(site, 'placement')}
+
+
+def _glance(site: Site) -> Lines:
+    return {
+        'DEFAULT': {'enabled_backends': 'file:file',
+                    'use_keystone_limits': False,
+                    'worker_self_reference_url': site.endpoint('glance')},
+        'database': {'connection': site.urls['glance']},
+        'glance_store': {'default_backend': 'file'},
+        'file': {'filesystem_store_datadir': site.data('images')},
+        'os_glance_staging_store': {
+            'filesystem_store_datadir': site.data('staging')},
+        'os_glance_tasks_store': {
+            'filesystem_store_datadir': site.data('tasks')},
+        'paste_deploy': {
+            'flavor': 'keystone',
+            'config_file': os.path.join(
+                sys.prefix, 'etc/glance/glance-api-paste.ini')},
+        'keystone_authtoken': _middleware(site, 'glance'),
+        'oslo_concurrency': {'lock_path': site.data('locks')},
+    }
+
+
+def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
+    """Of api, scheduler and listener; of the conductor; of computes."""
+    credentials = _credentials(site, 'nova')
+    everywhere: Lines = {
+        'DEFAULT': {
+            'my_ip': '127.0.0.1',
+            'state_path': site.data('nova'),
+            'transport_url': 'rabbit://guest:guest@127.0.0.1:'
+                             f'{site.ports["rabbitmq"]}/',
+            'report_interval': 5, 'service_down_time': 30,
+            # What Nova writes when a service is up is of this level.
+            'default_log_levels': 'amqp=WARN,amqplib=WARN,qpid=WARN,'
+            'sqlalchemy=WARN,suds=INFO,oslo.messaging=INFO,'
+            'oslo_messaging=INFO,iso8601=WARN,urllib3=WARN,'
+            'requests=WARN,stevedore=WARN,keystonemiddleware=WARN,'
+            'routes.middleware=WARN,taskflow=WARN,keystoneauth=WARN,'
+            'oslo.cache=INFO,dogpile.core.dogpile=INFO,'
+            'nova.service=DEBUG'},
+        'notifications': {
+            'notification_format': 'versioned',
+            'versioned_notifications_topics': 'blazar_notifications'},
+        'oslo_messaging_notifications': {'driver': 'messagingv2'},
+        'service_user': {'send_service_user_token': True, **credentials},
+        'placement': credentials,
+        'glance': {'region_name': REGION},
+        'neutron': credentials,
+        'keystone': credentials,
+        'oslo_concurrency': {'lock_path': site.data('locks')},
+        'vnc': {'enabled': False},
+    }
+    conductor: Lines = {
+        **everywhere,
+        'database': {'connection': site.urls['nova']},
+        'api_database': {'connection': site.urls['nova_api']},
+        'conductor': {'workers': 1},
+    }
+    control: Lines = {
+        **conductor,
+        'api': {'response_validation': 'error'},
+        'keystone_authtoken': _middleware(site, 'nova'),
+        'scheduler': {'workers': 1},
+        'filter_scheduler': {
+            'available_filters': [
+                'nova.scheduler.filters.all_filters',
+                'blazar_nova.scheduler.filters.BlazarFilter'],
+            'enabled_filters':
+                'ComputeFilter,ComputeCapabilitiesFilter,'
+                'ImagePropertiesFilter,ServerGroupAntiAffinityFilter,'
+                'ServerGroupAffinityFilter,BlazarFilter',
+            'weight_classes': 'nova.scheduler.weights.all_weighers,'
+                              'blazar_nova.scheduler.weights.BlazarWeigher',
+            # Else servers that come at once pile up on one host.
+            'shuffle_best_same_weighed_hosts': True},
+        'blazar': {'encryption_keys': vault.new_key(),
+                   'comparison_interval': 10},
+        'blazar_database': {'connection': site.urls['blazar']},
+    }
+    compute: Lines = {
+        **everywhere,
+        'DEFAULT': {
+            **everywhere['DEFAULT'],
+            'compute_driver': 'fake.StackDriver',
+            'instances_path': site.data('guests'),
+            'update_resources_interval': 15,
+            # A host has what it says it has.
+            'initial_cpu_allocation_ratio': 1,
+            'initial_ram_allocation_ratio': 1,
+            'initial_disk_allocation_ratio': 1,
+            'reserved_host_memory_mb': 0,
+            'vif_plugging_is_fatal': False, 'vif_plugging_timeout': 0},
+    }
+    return control, conductor, compute

@@ -1,0 +1,163 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""MariaDB and PostgreSQL as those of the tests, but on a port; RabbitMQ."""
+
+import os
+import sys
+import typing as ty
+import unittest
+
+from tests import databases
+from tests.stack import configuration
+from tests.stack import processes
+
+__all__ = ['DATABASES', 'Mariadb', 'Postgresql', 'database', 'erlang',
+           'rabbitmq']
+
+#: database -> the user it belongs to
+DATABASES = {'keystone': 'keystone', 'placement': 'placement',
+             'glance': 'glance', 'nova_api': 'nova', 'nova_cell0': 'nova',
+             'nova': 'nova', 'blazar': 'blazar'}
+_BIN = '/usr/lib/rabbitmq/bin'
+
+
+class _OnPort(databases.Server):
+    """A server that others connect to from wherever they are."""
+
+    scheme: str
+    query = ''
+    #: What it writes when it answers.
+    ready: str
+
+    def __init__(self, folder: str, port: int) -> None:
+        super().__init__(folder)
+        self.port = port
+
+    def shared_url(self, name: str) -> str:
+        """The URL of a database for its owner."""
+        return (f'{self.scheme}://{DATABASES[name]}:{configuration.PASSWORD}'
+                f'@127.0.0.1:{self.port}/{name}{self.query}')
+
+    def create_all(self) -> None:
+        """Make the databases of all services, empty."""
+        raise NotImplementedError
+
+
+class Mariadb(_OnPort, databases.Mariadb):
+    scheme = 'mysql+pymysql'
+    query = '?charset=utf8mb4'
+    ready = 'ready for connections'
+
+    def _serve(self) -> list[str]:
+        # Of two that contradict each other, the later one counts. The name
+        # of the socket is one within the data folder: short enough.
+        return [*super()._serve(), '--skip-networking=OFF',
+                '--bind-address=127.0.0.1', f'--port={self.port}',
+                '--socket=socket', '--skip-name-resolve',
+                '--max-connections=1000', '--innodb-buffer-pool-size=256M',
+                '--character-set-server=utf8mb4']
+
+    def url(self, name: str) -> str:
+        return f'{self.scheme}://root@127.0.0.1:{self.port}/{name}'
+
+    def create_all(self) -> None:
+        for user in dict.fromkeys(DATABASES.values()):
+            self.execute(f"CREATE USER {user}@'%%' IDENTIFIED BY "
+                         f"'{configuration.PASSWORD}'")
+        for name, user in DATABASES.items():
+            self.execute(f'CREATE DATABASE {name}',
+                         f"GRANT ALL ON {name}.* TO {user}@'%%'")
+
+
+class Postgresql(_OnPort, databases.Postgresql):
+    scheme = 'postgresql+psycopg2'
+    ready = 'ready to accept connections'
+
+    def _serve(self) -> list[str]:
+        settings = ['listen_addresses=127.0.0.1', f'port={self.port}',
+                    'unix_socket_directories=', 'max_connections=1000']
+        return [*super()._serve(), *(
+            word for setting in settings for word in ('-c', setting))]
+
+    def command(self) -> list[str]:
+        # It does not start while its former process is listed, and a dead
+        # one is where nobody takes notice of its end, as in containers.
+        return ['sh', '-c', 'rm -f "$1"; shift; exec "$@"', 'sh',
+                f'{self.folder}/data/postmaster.pid', *super().command()]
+
+    def url(self, name: str) -> str:
+        return (f'{self.scheme}://blazar@127.0.0.1:{self.port}/'
+                f'{name or "postgres"}')
+
+    def create_all(self) -> None:
+        for user in dict.fromkeys(DATABASES.values()):
+            # The administrator is called blazar, and is there.
+            verb = 'ALTER' if user == 'blazar' else 'CREATE'
+            self.execute(f'{verb} ROLE {user} LOGIN PASSWORD '
+                         f"'{configuration.PASSWORD}'")
+        for name, user in DATABASES.items():
+            self.execute(f'CREATE DATABASE {name} OWNER {user}')
+
+
+Database: ty.TypeAlias = Mariadb | Postgresql
+
+
+def database(kind: str, folder: str, port: int) -> Database:
+    """A server whose data are in a folder.
+
+    :raises Failure: when it is not installed
+    """
+    classes = {'mariadb': Mariadb, 'postgresql': Postgresql}
+    try:
+        return classes[kind](folder, port)
+    except unittest.SkipTest as skip:
+        raise processes.Failure(str(skip)) from None
+
+
+def erlang(site: configuration.Site) -> dict[str, str]:
+    """The environment of RabbitMQ's node and of all commands for it."""
+    etc, data = site.etc('rabbitmq'), site.data('rabbitmq')
+    return {
+        # Its secret cookie is there.
+        'HOME': data,
+        'ERL_EPMD_ADDRESS': '127.0.0.1',
+        'ERL_EPMD_PORT': str(site.ports['epmd']),
+        'RABBITMQ_NODENAME': 'stack@localhost',
+        'RABBITMQ_DIST_PORT': str(site.ports['erlang']),
+        'RABBITMQ_CONF_ENV_FILE': f'{etc}/rabbitmq-env.conf',
+        'RABBITMQ_CONFIG_FILE': f'{etc}/rabbitmq',
+        'RABBITMQ_ADVANCED_CONFIG_FILE': f'{etc}/advanced.config',
+        'RABBITMQ_ENABLED_PLUGINS_FILE': f'{etc}/enabled_plugins',
+        'RABBITMQ_MNESIA_BASE': f'{data}/mnesia',
+        'RABBITMQ_LOG_BASE': f'{data}/log',
+        'RABBITMQ_PID_FILE': f'{data}/pid',
+        'RABBITMQ_GENERATED_CONFIG_DIR': f'{data}/config',
+        # One scheduler that sleeps when it has nothing to do.
+        'RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS':
+            '+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none '
+            '-kernel inet_dist_use_interface {127,0,0,1}'}
+
+
+def rabbitmq(site: configuration.Site) -> processes.Program:
+    if not os.access(f'{_BIN}/rabbitmq-server', os.X_OK):
+        raise processes.Failure('The package rabbitmq-server is not '
+                                'installed.')
+    os.makedirs(site.data('rabbitmq'), exist_ok=True)
+    return processes.Program(
+        'rabbitmq', [f'{_BIN}/rabbitmq-server'], 'Server startup complete',
+        environ=erlang(site), needs=('epmd',))
+
+
+def python(*words: str) -> list[str]:
+    """A command of this Python."""
+    return [sys.executable, *words]

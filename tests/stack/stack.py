@@ -1,0 +1,565 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Starts and ends all of it, in the right order and side by side."""
+
+import collections.abc
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import typing as ty
+
+import sqlalchemy as sa
+
+from tests.stack import cloud
+from tests.stack import configuration
+from tests.stack import processes
+from tests.stack import servers
+
+__all__ = ['Stack', 'Status']
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+DATABASES = ('mariadb', 'postgresql')
+PORTS = ('database', 'epmd', 'erlang', 'rabbitmq', 'keystone', 'placement',
+         'glance', 'neutron', 'nova-api')
+#: Seconds that anything may take to be up.
+PATIENCE = 60
+#: What Nova writes, for each of its hosts, when it takes messages.
+JOINED = 'Join ServiceGroup membership'
+
+Program = processes.Program
+Step: ty.TypeAlias = collections.abc.Callable[[], None]
+
+
+class Status(ty.NamedTuple):
+    """Of one process.
+
+    :ivar state: ``up``, ``starting``, ``dead`` or ``not started``
+    """
+
+    name: str
+    pid: int | None
+    state: str
+    log: str
+
+
+@dataclasses.dataclass
+class Settings:
+    """What stays the same until the stack is taken down."""
+
+    database: str = 'mariadb'
+    hosts: int = 3
+    token_expiry: int | None = None
+    ports: dict[str, int] = dataclasses.field(default_factory=dict)
+    #: Steps of the set-up that have been done once and for all.
+    done: list[str] = dataclasses.field(default_factory=list)
+
+
+class Stack:
+    """The stack in a folder; any number of these may be of the same one.
+
+    As a context manager it is taken down at the end.
+
+    :param folder: where all its files are
+    :param report: is called with a line for each thing that happens
+    """
+
+    def __init__(self, folder: str, report: collections.abc.Callable[
+            [str], None] = lambda line: None) -> None:
+        self.folder = os.path.abspath(folder)
+        self._report = report
+        self._file = os.path.join(self.folder, 'stack.json')
+        self._begun = time.monotonic()
+        self._writing = threading.Lock()
+
+    def __enter__(self) -> 'Stack':
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.down()
+
+    # What others use
+
+    def up(self, database: str | None = None, hosts: int | None = None,
+           token_expiry: int | None = None) -> None:
+        """Start what is missing, and return when a server can be booted.
+
+        What is left out is as before, or ``mariadb``, 3 and a day.
+
+        :param database: ``mariadb`` or ``postgresql``
+        :param hosts: how many are in one process, beside the two that have
+            processes of their own
+        :param token_expiry: seconds for which keystone's tokens are good
+        :raises Failure: when something does not come up
+        """
+        wanted = {'database': database, 'hosts': hosts,
+                  'token_expiry': token_expiry}
+        wanted = {name: value for name, value in wanted.items()
+                  if value is not None}
+        with self._lock():
+            self._begun = time.monotonic()
+            if os.path.exists(self._file) and not self._is_complete():
+                self._say('removing what a run left that did not finish')
+                self._remove()
+            if not os.path.exists(self._file):
+                self._create(Settings(**wanted))
+            for name, value in wanted.items():
+                if getattr(self.settings, name) != value:
+                    raise processes.Failure(
+                        f'There is a stack with another {name} '
+                        f'({getattr(self.settings, name)}) in {self.folder}; '
+                        'take it down first.')
+            self._run(self._steps())
+            if not self._is_complete():
+                self._have_done('complete')
+
+    def down(self) -> None:
+        """End all processes and remove all data; the logs stay."""
+        with self._lock():
+            self._remove()
+
+    def kill(self, name: str) -> None:
+        """End a process and its children by signal 9.
+
+        :raises Failure: when there is none of this name
+        """
+        self._process(name).kill()
+
+    def stop(self, name: str) -> None:
+        """End a process as an operator would."""
+        self._process(name).stop()
+
+    def restart(self, name: str) -> None:
+        """End a process as an operator would, if it lives, and start it.
+
+        Returns when it is up.
+        """
+        process = self._process(name)
+        process.stop()
+        process.start()
+        process.wait_until_up(PATIENCE)
+
+    def wait_until_up(self, name: str, seconds: float = PATIENCE) -> None:
+        """Return when a process does its work.
+
+        :raises Failure: when it has ended, or is not up in time
+        """
+        self._process(name).wait_until_up(seconds)
+
+    def pid(self, name: str) -> int | None:
+        """The first process of this name; None when it is dead."""
+        return self._process(name).pid
+
+    def log(self, name: str) -> str:
+        """The path of the log of a process."""
+        return self._process(name).log
+
+    def names(self) -> list[str]:
+        """Of all that runs; [] when there is no stack."""
+        return [name for name, process in self._processes.items()
+                if not process.program.once]
+
+    def status(self) -> list[Status]:
+        """Of all that runs, in the order in which it is started."""
+        found = []
+        for name in self.names():
+            process = self._processes[name]
+            pid = process.pid
+            if pid is None:
+                state = 'dead' if process.started else 'not started'
+            else:
+                state = 'up' if process.is_up() else 'starting'
+            found.append(Status(name, pid, state, process.log))
+        return found
+
+    def env(self, user: str = 'admin') -> dict[str, str]:
+        """The environment of a user's clients.
+
+        :param user: ``admin``; ``demo`` and ``other``, members of projects
+            of these names; ``watcher``, who may only read in ``demo``; or a
+            service
+        """
+        project = {'admin': 'admin', **{
+            name: account[0]
+            for name, account in configuration.ACCOUNTS.items()}}[user]
+        return {
+            'OS_AUTH_URL': self.site.endpoint('keystone') + '/v3',
+            'OS_IDENTITY_API_VERSION': '3', 'OS_AUTH_TYPE': 'password',
+            'OS_USERNAME': user, 'OS_PASSWORD': configuration.PASSWORD,
+            'OS_USER_DOMAIN_ID': 'default', 'OS_PROJECT_NAME': project,
+            'OS_PROJECT_DOMAIN_ID': 'default',
+            'OS_REGION_NAME': configuration.REGION,
+            # From 2.37 on one says which networks a server gets: none.
+            'OS_COMPUTE_API_VERSION': '2.90',
+            'PATH': os.pathsep.join([os.path.dirname(sys.executable),
+                                     os.environ.get('PATH', '')])}
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """service -> its port on 127.0.0.1"""
+        return self.settings.ports
+
+    def database_url(self, name: str) -> str:
+        """The URL of a database, ``blazar`` or ``nova`` for example."""
+        return self.site.urls[name]
+
+    def guests(self, host: str) -> str:
+        """The folder where a host's guests are (tests/stack/compute.py)."""
+        return self.site.data('guests', host)
+
+    def hosts(self) -> dict[str, str]:
+        """host -> the process that it is in"""
+        own = {f'host{number}': f'nova-compute-{number}' for number in (1, 2)}
+        return own | {f'host{number}': 'nova-computes'
+                      for number in range(3, 3 + self.settings.hosts)}
+
+    # What it is made of
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        with open(self._file) as file:
+            return Settings(**json.load(file))
+
+    @functools.cached_property
+    def site(self) -> configuration.Site:
+        return configuration.Site(
+            self.folder, {name: self._database.shared_url(name)
+                          for name in servers.DATABASES},
+            self.settings.ports, self.settings.token_expiry)
+
+    @functools.cached_property
+    def _database(self) -> servers.Database:
+        folder = os.path.join(self.folder, 'data', self.settings.database)
+        return servers.database(self.settings.database, folder,
+                                self.settings.ports['database'])
+
+    @functools.cached_property
+    def _processes(self) -> dict[str, processes.Process]:
+        if not os.path.exists(self._file):
+            return {}
+        return {program.name: processes.Process(self.folder, program)
+                for program in self._programs()}
+
+    def _process(self, name: str) -> processes.Process:
+        if name not in self._processes:
+            raise processes.Failure(
+                f'There is no process {name}. There are: '
+                f'{", ".join(self._processes) or "none"}.')
+        return self._processes[name]
+
+    def _programs(self) -> collections.abc.Iterator[Program]:
+        """All of them, in the order in which most of them are started."""
+        site, settings = self.site, self.settings
+        yield Program(
+            'database', self._database.command(), self._database.ready,
+            end=signal.SIGQUIT if settings.database == 'postgresql'
+            else signal.SIGTERM,
+            options={'cwd': '/', **self._database.as_user},
+            needs=('database-files',))
+        yield Program(
+            'epmd', ['epmd', '-d', '-address', '127.0.0.1', '-port',
+                     str(settings.ports['epmd'])], 'epmd running')
+        yield servers.rabbitmq(site)
+        yield self._module(
+            'setup-keystone', 'setup', 'keystone', self.folder,
+            site.endpoint('keystone') + '/v3', ready='exit 0', once=True,
+            needs=('databases',))
+        yield self._module(
+            'setup-nova', 'setup', 'nova', self.folder,
+            site.urls['nova_cell0'], str(2 + settings.hosts),
+            ready='Databases are ready', once=True, needs=('databases',))
+        for name, command, conf, *words in (
+                ('placement', 'placement-manage', 'placement/placement.conf',
+                 'db', 'sync'),
+                ('glance', 'glance-manage', 'glance/glance-api.conf',
+                 'db_sync'),
+                ('blazar', 'blazar-nova-manage', 'nova/nova.conf',
+                 'db', 'sync')):
+            yield self._program(
+                f'setup-{name}',
+                ['sh', '-c', '"$@" && echo "exit 0"', 'sh',
+                 _binary(command), '--config-file',
+                 os.path.join(self.folder, 'etc', conf), *words],
+                'exit 0', once=True, needs=('databases',))
+        yield self._wsgi('keystone', 'keystone', 'keystone.wsgi.api',
+                         'setup-keystone')
+        yield self._wsgi('placement', 'placement', 'placement.wsgi.api',
+                         'setup-placement')
+        yield self._wsgi('glance', 'glance', 'glance.wsgi.api',
+                         'setup-glance')
+        yield self._module('neutron', 'network', str(settings.ports[
+            'neutron']), ready='Serving requests')
+        nova = ('setup-nova', 'rabbitmq', 'accounts')
+        yield self._nova('nova-conductor', 'conductor', nova)
+        for name in dict.fromkeys(self.hosts().values()):
+            yield self._compute(name, ('nova-conductor', 'placement'))
+        for number in (1, 2):
+            yield self._nova(f'nova-scheduler-{number}', 'nova',
+                             (*nova, 'setup-blazar', 'placement'))
+        for number in (1, 2):
+            yield self._wsgi(f'nova-api-{number}', 'nova-api',
+                             'nova.wsgi.osapi_compute', *nova,
+                             'setup-blazar')
+        for number in (1, 2):
+            yield self._program(
+                f'blazar-listener-{number}',
+                [_binary('blazar-listener'), '--config-file',
+                 f'{site.etc("nova")}/nova.conf'], 'Started',
+                needs=(*nova, 'setup-blazar', 'hosts'))
+
+    def _program(self, name: str, command: list[str], ready: str,
+                 **more: ty.Any) -> Program:
+        """A program in Python."""
+        environ = {f'OS_{service.upper()}_CONFIG_DIR': self.site.etc(service)
+                   for service in ('keystone', 'placement', 'glance', 'nova')}
+        return Program(
+            name, command, ready, options={'cwd': ROOT}, environ={
+                **environ, 'OS_NOVA_DISABLE_EVENTLET_PATCHING': '1',
+                'PYTHONWARNINGS': 'ignore'}, **more)
+
+    def _module(self, name: str, module: str, *words: str,
+                **more: ty.Any) -> Program:
+        """A module of this package."""
+        return self._program(name, [
+            sys.executable, '-m', f'tests.stack.{module}', *words], **more)
+
+    def _wsgi(self, name: str, service: str, module: str,
+              *needs: str) -> Program:
+        return self._module(
+            name, 'wsgi', str(self.settings.ports[service]), module, '8',
+            ready='Serving requests', needs=needs)
+
+    def _nova(self, name: str, conf: str, needs: tuple[str, ...]) -> Program:
+        """A daemon with messages and a configuration of its own."""
+        folder = self.site.etc('nova')
+        return self._program(
+            name, [_binary(name.rstrip('-12')), '--config-file',
+                   f'{folder}/{conf}.conf', '--config-file',
+                   f'{folder}/{name}.conf'], JOINED, needs=needs)
+
+    def _compute(self, name: str, needs: tuple[str, ...]) -> Program:
+        folder = self.site.etc('nova')
+        hosts = [host for host, process in self.hosts().items()
+                 if process == name]
+        return self._module(
+            name, 'compute', ','.join(hosts), '--config-file',
+            f'{folder}/compute.conf', '--config-file',
+            f'{folder}/{name}.conf', ready=JOINED, times=len(hosts),
+            needs=needs)
+
+    def _steps(self) -> dict[str, tuple[tuple[str, ...], Step]]:
+        """What has to be done: what it needs, and how it is done."""
+        records = cloud.Cloud(self.site)
+        steps = {
+            'database-files': ((), self._database.install),
+            'databases': (('database',), self._database.create_all),
+            'accounts': (('keystone',), records.accounts),
+            'image': (('glance', 'accounts'), records.image),
+            'flavors': (('nova-api-1', 'nova-api-2', 'accounts'),
+                        records.compute),
+            'hosts': (('setup-nova',), self._wait_for_hosts),
+            'books': (('setup-blazar', 'hosts'), self._wait_for_books),
+        }
+        steps = {name: (needs, functools.partial(self._once, name, step))
+                 for name, (needs, step) in steps.items()}
+        for name, process in self._processes.items():
+            steps[name] = (process.program.needs, functools.partial(
+                self._start, process))
+        return steps
+
+    def _run(self, steps: dict[str, tuple[tuple[str, ...], Step]]) -> None:
+        """Do all of it, as much side by side as can be."""
+        self._given_up = threading.Event()
+        started = threading.Event()
+        futures: dict[str, concurrent.futures.Future[None]] = {}
+
+        def do(needs: tuple[str, ...], step: Step) -> None:
+            started.wait()
+            for need in needs:
+                futures[need].result()
+            if not self._given_up.is_set():
+                step()
+
+        with concurrent.futures.ThreadPoolExecutor(len(steps)) as pool:
+            for name, (needs, step) in steps.items():
+                futures[name] = pool.submit(do, needs, step)
+            started.set()
+            try:
+                for future in concurrent.futures.as_completed(
+                        futures.values()):
+                    future.result()
+            finally:
+                # Those that still wait for something stop it.
+                self._given_up.set()
+
+    def _start(self, process: processes.Process) -> None:
+        """Start a program unless it runs, or has been done."""
+        name, once = process.name, process.program.once
+        if once and name in self.settings.done:
+            return
+        if process.pid is None:
+            process.start()
+            begun = time.monotonic()
+            self._wait(process.is_up, name, process)
+            self._say(f'{name} is up, after '
+                      f'{time.monotonic() - begun:.1f} s')
+        else:
+            self._wait(process.is_up, name, process)
+        if once:
+            self._have_done(name)
+
+    def _once(self, name: str, step: Step) -> None:
+        if name not in self.settings.done:
+            step()
+            self._say(f'{name}: done')
+            self._have_done(name)
+
+    def _wait(self, condition: collections.abc.Callable[[], ty.Any],
+              what: str, process: processes.Process) -> None:
+        """Wait for a condition that the log of a process tells about."""
+        if not processes.wait_for(
+                lambda: self._given_up.is_set() or condition(), PATIENCE):
+            raise processes.Failure(
+                f'{what} is not up after {PATIENCE} s.\n{process.tail()}')
+
+    def _wait_for_hosts(self) -> None:
+        """Until nova-manage has found the hosts of all computes."""
+        process = self._processes['setup-nova']
+
+        def done() -> bool:
+            alive = process.pid is not None
+            is_done = '\nexit 0' in process.written()
+            if not alive and not is_done:
+                raise processes.Failure(
+                    f'The hosts were not mapped.\n{process.tail()}')
+            return is_done
+
+        self._wait(done, 'A host', process)
+
+    def _wait_for_books(self) -> None:
+        """Until blazar-listener knows the hosts."""
+        engine = sa.create_engine(
+            self.database_url('blazar'), poolclass=sa.pool.NullPool)
+
+        def done() -> bool:
+            with engine.connect() as connection:
+                count = connection.exec_driver_sql(
+                    'SELECT count(*) FROM hosts').scalar()
+            return count == len(self.hosts())
+
+        self._wait(done, 'What blazar-listener knows of the hosts',
+                   self._processes['blazar-listener-1'])
+
+    def _say(self, text: str) -> None:
+        self._report(f'{time.monotonic() - self._begun:6.1f} s  {text}')
+
+    # Its files
+
+    @contextlib.contextmanager
+    def _lock(self) -> collections.abc.Iterator[None]:
+        """Nobody else starts or ends it meanwhile."""
+        os.makedirs(self.folder, exist_ok=True)
+        with open(os.path.join(self.folder, 'lock'), 'w') as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _create(self, settings: Settings) -> None:
+        """Begin anew: folders, ports and configuration files."""
+        for name in ('log', 'run', 'data', 'etc'):
+            path = os.path.join(self.folder, name)
+            shutil.rmtree(path, ignore_errors=True)
+            os.mkdir(path)
+        settings.ports = dict(zip(PORTS, _free_ports(len(PORTS)),
+                                  strict=True))
+        os.mkdir(os.path.join(self.folder, 'data', settings.database))
+        self._store(settings)
+        self._forget()
+        configuration.write(self.site)
+        for name in self.names():
+            if name.startswith('nova-') and 'api' not in name:
+                hosts = [host for host, process in self.hosts().items()
+                         if process == name]
+                configuration.write_own(
+                    self.site, name, hosts[0] if hosts else name)
+
+    def _remove(self) -> None:
+        for process in self._processes.values():
+            # At once: nothing of it is needed any more.
+            process.kill(process.program.end
+                         if process.program.options.get('user')
+                         else signal.SIGKILL)
+        for process in self._processes.values():
+            process.kill()
+        for name in ('run', 'data', 'etc'):
+            shutil.rmtree(os.path.join(self.folder, name),
+                          ignore_errors=True)
+        if os.path.exists(self._file):
+            os.remove(self._file)
+        self._forget()
+
+    def _is_complete(self) -> bool:
+        """Whether all has been done that is done once."""
+        return 'complete' in self.settings.done
+
+    def _store(self, settings: Settings) -> None:
+        with open(f'{self._file}.new', 'w') as file:
+            json.dump(dataclasses.asdict(settings), file, indent=1)
+        os.replace(f'{self._file}.new', self._file)
+
+    def _have_done(self, name: str) -> None:
+        with self._writing:
+            self.settings.done.append(name)
+            self._store(self.settings)
+
+    def _forget(self) -> None:
+        """Read again what is in files."""
+        for name in ('settings', 'site', '_database', '_processes'):
+            self.__dict__.pop(name, None)
+
+
+def _binary(name: str) -> str:
+    """A command that stands beside this Python."""
+    return os.path.join(os.path.dirname(sys.executable), name)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody uses.
+
+    Not of those that the system gives to whoever connects somewhere: one of
+    these may be taken while its service is dead for a moment.
+    """
+    with open('/proc/sys/net/ipv4/ip_local_port_range') as file:
+        low = int(file.read().split()[0])
+    numbers = list(range(max(1024, low - 20000), low))
+    random.shuffle(numbers)
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as sock:
+            number = numbers.pop()
+            try:
+                sock.bind(('127.0.0.1', number))
+            except OSError:
+                continue
+            found.append(number)
+    return found

@@ -1,0 +1,47 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Serves a WSGI application: python -m tests.stack.wsgi PORT MODULE THREADS
+
+Several of these on the same port share its requests: the kernel gives each
+new connection to one of them. So there is no master that starts a killed one
+again, and a test decides when it comes back.
+"""
+
+import importlib
+import logging
+import socket
+import sys
+
+import waitress
+
+
+def main() -> None:
+    port, module, threads = sys.argv[1:]
+    # Nova's application takes the arguments for its own.
+    sys.argv[1:] = []
+    application = importlib.import_module(module).application
+    # "Task queue depth is 1" for every request that has to wait.
+    logging.getLogger('waitress.queue').setLevel(logging.ERROR)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind(('127.0.0.1', int(port)))
+    server = waitress.create_server(
+        application, sockets=[sock], threads=int(threads), ident=None,
+        backlog=256)
+    print('Serving requests', file=sys.stderr, flush=True)
+    server.run()
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,503 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What integration tests share: one stack, its clients, and waiting.
+
+The stack is started for the first test and taken down at the end of the
+process. BLAZAR_STACK=FOLDER names one that stays (it is made if it is not
+there): then a run begins at once. BLAZAR_STACK_DATABASE=postgresql is for
+that instead of MariaDB.
+"""
+
+import atexit
+import base64
+import datetime
+import fcntl
+import functools
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import typing as ty
+
+from oslo_config import cfg
+import requests
+import sqlalchemy as sa
+import testtools
+
+from blazar_core.db import api
+from blazar_core import leases
+from blazar_core import opts
+from tests import stack
+from tests.stack import cloud as accounts
+from tests.stack import configuration
+
+__all__ = ['Client', 'IntegrationTestCase', 'Json', 'ROOT', 'date',
+           'encoded', 'folder', 'password', 'say', 'seconds', 'shared',
+           'start']
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+#: All in one process, beside the two that have their own: twenty in all.
+HOSTS = 18
+#: Seconds between two looks at something that is waited for.
+LOOK = 0.2
+#: Seconds that something may take which is under way.
+PATIENCE = 60
+#: The microversion of :meth:`IntegrationTestCase.boot`.
+MICROVERSION = '2.90'
+
+T = ty.TypeVar('T')
+Json: ty.TypeAlias = dict[str, ty.Any]
+
+
+def say(text: str) -> None:
+    """Tell whoever looks on; not captured, and no result."""
+    print(text, file=sys.__stderr__, flush=True)
+
+
+def folder() -> str:
+    """Where the stack of this process is."""
+    return (os.environ.get('BLAZAR_STACK') or
+            os.path.join(ROOT, '.stack-tests'))
+
+
+@functools.cache
+def shared() -> stack.Stack:
+    """The stack of this process."""
+    cloud = stack.Stack(folder())
+    if not os.environ.get('BLAZAR_STACK'):
+        _occupy(cloud.folder)
+        # What a run left that was killed.
+        cloud.down()
+        atexit.register(cloud.down)
+    start(cloud, HOSTS)
+    return cloud
+
+
+def start(cloud: stack.Stack, hosts: int, token_expiry: int | None = None,
+          ) -> None:
+    """Start a stack, on the database that is to be tested on."""
+    begun = time.monotonic()
+    cloud.up(os.environ.get('BLAZAR_STACK_DATABASE'), hosts, token_expiry)
+    say(f'  {cloud.folder} is up with {len(cloud.hosts())} hosts, after '
+        f'{time.monotonic() - begun:.0f} s')
+
+
+def _occupy(folder: str) -> None:
+    """Fail if another process uses the folder; it is ours until we end."""
+    os.makedirs(folder, exist_ok=True)
+    lock = os.open(os.path.join(folder, 'in-use'), os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise stack.Failure(f'Integration tests run already in {folder}; '
+                            'BLAZAR_STACK names another folder.') from None
+
+
+def date(seconds: float) -> str:
+    """As lease_params takes it, UTC."""
+    return datetime.datetime.fromtimestamp(
+        seconds, datetime.UTC).strftime('%Y-%m-%d %H:%M:%S')
+
+
+def seconds(text: str) -> float:
+    """The instant that the APIs show as a date, UTC."""
+    return datetime.datetime.fromisoformat(
+        text.rstrip('Z')).replace(tzinfo=datetime.UTC).timestamp()
+
+
+class Client:
+    """HTTP as one user; each request on a connection of its own, so that
+    all processes of a service get some.
+
+    :param auth: what keystone's POST /v3/auth/tokens takes under ``auth``;
+        by default the user's password, for his project
+    """
+
+    def __init__(self, cloud: stack.Stack, user: str = 'demo',
+                 auth: Json | None = None) -> None:
+        self._cloud = cloud
+        self.token, described = self.log_in(auth or password(cloud, user))
+        self.user_id: str = described['user']['id']
+        self.project_id: str = described['project']['id']
+
+    def log_in(self, auth: Json) -> tuple[str, Json]:
+        answer = requests.post(self._url('keystone', '/v3/auth/tokens'),
+                               json={'auth': auth}, timeout=PATIENCE)
+        _check(answer)
+        return answer.headers['X-Subject-Token'], answer.json()['token']
+
+    def request(self, method: str, path: str, body: ty.Any = None,
+                service: str = 'nova-api', microversion: str | None = None,
+                ) -> requests.Response:
+        """Ask; whatever the answer is.
+
+        :param path: without the version, such as ``/servers``
+        """
+        prefix, kind, default = _SERVICES[service]
+        return requests.request(
+            method, self._url(service, prefix + path), json=body,
+            timeout=PATIENCE, headers={
+                'X-Auth-Token': self.token, 'Connection': 'close',
+                'OpenStack-API-Version': f'{kind} {microversion or default}'})
+
+    def __call__(self, method: str, path: str, body: ty.Any = None,
+                 **options: str) -> ty.Any:
+        """Ask, and return what the answer holds.
+
+        :raises requests.HTTPError: when the answer is not 2xx
+        """
+        answer = self.request(method, path, body, **options)
+        _check(answer)
+        return answer.json() if answer.content else None
+
+    def _url(self, service: str, path: str) -> str:
+        return f'http://127.0.0.1:{self._cloud.ports[service]}{path}'
+
+
+#: service -> where its API begins, its type and the microversion
+_SERVICES = {'nova-api': ('/v2.1', 'compute', MICROVERSION),
+             'placement': ('', 'placement', '1.39'),
+             'keystone': ('/v3', 'identity', '3'),
+             'glance': ('/v2', 'image', '2')}
+
+
+def password(cloud: stack.Stack, user: str) -> Json:
+    domain = {'id': 'default'}
+    return {
+        'identity': {'methods': ['password'], 'password': {'user': {
+            'name': user, 'domain': domain,
+            'password': configuration.PASSWORD}}},
+        'scope': {'project': {
+            'name': cloud.env(user)['OS_PROJECT_NAME'], 'domain': domain}}}
+
+
+def _check(answer: requests.Response) -> None:
+    if not answer.ok:
+        raise requests.HTTPError(
+            f'{answer.request.method} {answer.url}: {answer.status_code} '
+            f'{answer.text[:1000]}', response=answer)
+
+
+class IntegrationTestCase(testtools.TestCase):
+    """A test on the stack of the process, and its traces removed."""
+
+    _names = itertools.count(1)
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.cloud = self.stack()
+        self.admin = self.client('admin')
+        self.demo = self.client('demo')
+        self._kept = set(self.server_ids()), set(self.leases())
+        self.addCleanup(self.remove_what_is_new)
+
+    @classmethod
+    def stack(cls) -> stack.Stack:
+        """The stack on which the tests are."""
+        return shared()
+
+    def remove_what_is_new(self) -> None:
+        """Delete the servers that are there since setUp(), and wait until
+        they and their leases are gone.
+        """
+        servers, leases_ = self._kept
+        self.delete(*(set(self.server_ids()) - servers))
+        self.wait_for(lambda: set(self.server_ids()) <= servers,
+                      f'servers are gone: {self.server_ids()}')
+        self.wait_for(lambda: all(
+            lease_id in leases_ or lease['status'] == 'TERMINATED'
+            for lease_id, lease in self.leases().items()),
+            'leases are TERMINATED')
+
+    # -- waiting -----------------------------------------------------------
+
+    def wait_for(self, condition: ty.Callable[[], T], what: str,
+                 seconds: float = PATIENCE) -> T:
+        """Look until a condition is true; return what it returned."""
+        deadline = time.monotonic() + seconds
+        pause = threading.Event()
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                self.fail(f'Not within {seconds:.0f} s: {what}')
+            pause.wait(LOOK)
+        return value
+
+    def wait_for_server(self, server_id: str, status: str = 'ACTIVE',
+                        seconds: float = PATIENCE) -> Json:
+        """Wait until a server has a status; an ERROR on the way fails.
+
+        :returns: the server as the administrator sees it
+        """
+        server: Json = {}
+
+        def there() -> bool:
+            server.update(self.server(server_id))
+            if server['status'] == 'ERROR' != status:
+                self.fail(f'{server_id} is in ERROR: {server.get("fault")}, '
+                          f'{self.lease_of(server_id)}')
+            return bool(server['status'] == status)
+
+        self.wait_for(there, f'{server_id} is {status}', seconds)
+        return server
+
+    def wait_until_gone(self, server_id: str, seconds: float = PATIENCE,
+                        ) -> None:
+        self.wait_for(lambda: not self.exists(server_id),
+                      f'{server_id} is gone', seconds)
+
+    def wait_for_lease(self, lease_id: str, status: str,
+                       seconds: float = PATIENCE) -> Json:
+        """Wait until a lease has a status; returns it as lease() does."""
+        self.wait_for(lambda: self.lease(lease_id)['status'] == status,
+                      f'lease {lease_id} is {status}', seconds)
+        return self.lease(lease_id)
+
+    # -- asking over HTTP --------------------------------------------------
+
+    def client(self, user: str = 'demo', auth: Json | None = None) -> Client:
+        return Client(self.cloud, user, auth)
+
+    def boot(self, hints: Json | None = None, client: Client | None = None,
+             name: str | None = None, flavor: str = 'm1.nano',
+             microversion: str = MICROVERSION, **server: ty.Any) -> Json:
+        """POST /servers as demo; without networks.
+
+        :param server: more of the request's ``server``
+        :returns: what the answer holds
+        """
+        return ty.cast(Json, (client or self.demo)(
+            'POST', '/servers', self.boot_body(
+                hints, name, flavor, microversion, **server),
+            microversion=microversion))
+
+    def boot_body(self, hints: Json | None = None, name: str | None = None,
+                  flavor: str = 'm1.nano', microversion: str = MICROVERSION,
+                  **server: ty.Any) -> Json:
+        body: Json = {'server': {
+            'name': name or f'server-{next(self._names)}',
+            'imageRef': self.image_id, 'flavorRef': self.flavors[flavor],
+            **server}}
+        if tuple(map(int, microversion.split('.'))) >= (2, 37):
+            body['server'].setdefault('networks', 'none')
+        if hints is not None:
+            body['os:scheduler_hints'] = hints
+        return body
+
+    @staticmethod
+    def lease_hints(start: float | str = 'now', lasts: int = 600,
+                    **more: ty.Any) -> dict[str, str]:
+        """The hints of a boot with a lease.
+
+        :param start: seconds since the epoch, or ``now``
+        :param lasts: seconds
+        :param more: of lease_params
+        """
+        return {'reserved': 'True', 'lease_params': json.dumps({
+            'start': start if isinstance(start, str) else date(start),
+            'duration': f'{lasts}s', **more})}
+
+    def post_held_boot(self, name: str | None = None, starts_in: int = 20,
+                       lasts: int = 600, **boot: ty.Any) -> str:
+        """Boot a server whose lease starts later; returns its id."""
+        answer = self.boot(self.lease_hints(time.time() + starts_in, lasts),
+                           name=name, **boot)
+        return ty.cast(str, answer['server']['id'])
+
+    def hold(self, starts_in: int = 20, lasts: int = 600, **boot: ty.Any,
+             ) -> tuple[str, str]:
+        """The same; returns the ids of the server and of its lease."""
+        server_id = self.post_held_boot(starts_in=starts_in, lasts=lasts,
+                                        **boot)
+        return server_id, self.lease_of(server_id)['id']
+
+    def refusal(self, code: int, client: Client, method: str, path: str,
+                body: ty.Any = None, **options: str) -> Json:
+        """Ask for what is refused with a code; returns what it says."""
+        answer = client.request(method, path, body, **options)
+        self.assertEqual(code, answer.status_code, answer.text)
+        fault, = answer.json().values()
+        return ty.cast(Json, fault)
+
+    def delete(self, *server_ids: str) -> None:
+        """Ask for the end of servers, those that are gone included."""
+        for server_id in server_ids:
+            answer = self.admin.request('DELETE', f'/servers/{server_id}')
+            self.assertIn(answer.status_code, (204, 404), answer.text)
+
+    def server(self, server_id: str) -> Json:
+        """A server as the administrator sees it."""
+        return ty.cast(Json, self.admin(
+            'GET', f'/servers/{server_id}')['server'])
+
+    def exists(self, server_id: str) -> bool:
+        answer = self.admin.request('GET', f'/servers/{server_id}')
+        self.assertIn(answer.status_code, (200, 404), answer.text)
+        return answer.status_code == 200
+
+    def server_ids(self) -> list[str]:
+        """The servers of all projects."""
+        return [server['id'] for server in self.admin(
+            'GET', '/servers?all_tenants=1')['servers']]
+
+    def allocations(self, server_id: str) -> Json:
+        """What placement holds for a server: provider -> resources."""
+        held = self.admin('GET', f'/allocations/{server_id}',
+                          service='placement')
+        return {provider: allocation['resources'] for provider, allocation
+                in held['allocations'].items()}
+
+    @functools.cached_property
+    def image_id(self) -> str:
+        return ty.cast(str, self.admin(
+            'GET', f'/images?name={accounts.IMAGE}',
+            service='glance')['images'][0]['id'])
+
+    @functools.cached_property
+    def flavors(self) -> dict[str, str]:
+        """name -> id"""
+        return {flavor['name']: flavor['id'] for flavor in
+                self.admin('GET', '/flavors')['flavors']}
+
+    # -- asking with the real clients --------------------------------------
+
+    def run_client(self, *words: str, user: str = 'demo',
+                   ) -> subprocess.CompletedProcess[str]:
+        """Run ``openstack``, ``nova`` or another command as a user."""
+        return subprocess.run(
+            words, env={**{name: value for name, value in os.environ.items()
+                           if not name.startswith('OS_')},
+                        **self.cloud.env(user), 'PYTHONWARNINGS': 'ignore'},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=3 * PATIENCE)
+
+    def openstack(self, *words: str, user: str = 'demo') -> ty.Any:
+        """Run ``openstack``, and return what it shows.
+
+        :param words: of a command that shows something
+        """
+        done = self.run_client('openstack', *words, '-f', 'json', user=user)
+        self.assertEqual(0, done.returncode, done.stderr)
+        return json.loads(done.stdout)
+
+    def refused(self, code: int, *words: str, user: str = 'demo') -> str:
+        """Run a client that is refused; returns what it says."""
+        done = self.run_client(*words, user=user)
+        self.assertNotEqual(0, done.returncode, done.stdout)
+        self.assertIn(f'{code}: Client Error', done.stderr)
+        return done.stderr
+
+    def verify(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run ``blazar-nova-manage verify``."""
+        return self.run_client(
+            'blazar-nova-manage', '--config-file',
+            f'{self.cloud.folder}/etc/nova/nova.conf', 'verify', *words)
+
+    def trusts(self) -> set[str]:
+        """The ids of all trusts that there are."""
+        return {trust['id'] for trust in self.admin(
+            'GET', '/OS-TRUST/trusts', service='keystone')['trusts']}
+
+    # -- the books -----------------------------------------------------------
+
+    @functools.cached_property
+    def conf(self) -> cfg.ConfigOpts:
+        """The configuration of the stack's nova-api, our options of it."""
+        conf = cfg.ConfigOpts()
+        opts.register_opts(conf)
+        conf([], project='nova', default_config_files=[
+            f'{self.cloud.folder}/etc/nova/nova.conf'])
+        return conf
+
+    def leases(self) -> dict[str, Json]:
+        """All leases by their ids, as they were described to a user."""
+        database = api.Database(self.conf)
+        try:
+            return {lease['id']: lease for lease in leases.listed(database)}
+        finally:
+            database.engine.dispose()
+
+    def lease(self, lease_id: str) -> Json:
+        return self.leases()[lease_id]
+
+    def lease_of(self, server_id: str) -> Json:
+        """The lease of a server."""
+        lease, = [lease for lease in self.leases().values()
+                  for reservation in lease['reservations']
+                  if server_id in reservation['servers']]
+        return lease
+
+    def servers_of(self, lease_id: str) -> list[str]:
+        """The servers of a lease that it still has."""
+        return [server_id for reservation in
+                self.lease(lease_id)['reservations']
+                for server_id in reservation['servers']]
+
+    def booked_hosts(self) -> dict[str, str | None]:
+        """server -> the host where it is booked"""
+        return dict(self.sql(
+            'SELECT bookings.server_id, hosts.name FROM bookings '
+            'LEFT JOIN hosts ON hosts.id = bookings.host_id '
+            'WHERE bookings.server_id IS NOT NULL'))
+
+    def sql(self, query: str, database: str = 'blazar', **values: ty.Any,
+            ) -> list[tuple[ty.Any, ...]]:
+        """Ask a database of the stack; names are those of the stack."""
+        engine = sa.create_engine(self.cloud.database_url(database),
+                                  poolclass=sa.pool.NullPool)
+        with engine.connect() as connection:
+            return [tuple(row) for row in
+                    connection.execute(sa.text(query), values)]
+
+    # -- the hosts -----------------------------------------------------------
+
+    def spawns(self, server_id: str) -> list[Json]:
+        """Every guest that was ever made for a server, as it was made, and
+        its ``host``.
+        """
+        return [{'host': host, **guest} for host in self.cloud.hosts()
+                for guest in self._written(host)
+                if guest['uuid'] == server_id]
+
+    def _written(self, host: str) -> ty.Iterator[Json]:
+        try:
+            with open(f'{self.cloud.guests(host)}/spawned.jsonl') as file:
+                # The last line may not be whole yet.
+                yield from (json.loads(line) for line in file
+                            if line.endswith('\n'))
+        except FileNotFoundError:
+            # Nothing was ever made there.
+            return
+
+    def guests(self, server_id: str) -> list[str]:
+        """The hosts on which a server has a guest."""
+        return [host for host in self.cloud.hosts() if os.path.exists(
+            f'{self.cloud.guests(host)}/{server_id}.json')]
+
+    def assert_built_once(self, server_id: str) -> Json:
+        """A server was built once, and runs where it was.
+
+        :returns: its guest
+        """
+        guests = self.spawns(server_id)
+        self.assertEqual(1, len(guests), f'{server_id}: {guests}')
+        self.assertEqual([guests[0]['host']], self.guests(server_id))
+        return guests[0]
+
+
+def encoded(text: str) -> str:
+    """As the API wants user data and files."""
+    return base64.b64encode(text.encode()).decode()

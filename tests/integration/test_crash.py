@@ -1,0 +1,210 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whatever dies, and wherever: every lease comes to where it should.
+
+Processes are killed by signal 9: the listener at each named step of a start
+and of an end, nova-api at each step of a held create, the message bus and the
+database under all of them. Afterwards each server was built exactly once, and
+``blazar-nova-manage verify`` finds the books, Nova, placement and keystone of
+one mind.
+"""
+
+import os
+import sys
+import time
+
+import requests
+
+from blazar_core import lifecycle
+from tests.integration import base
+from tests.stack import processes
+
+#: What makes the wait for another worker short. Longer than anything takes
+#: here, and shorter than a test's patience.
+QUICK = '''
+[blazar]
+claim_seconds = 5
+comparison_interval = 2
+lost_build_seconds = 8
+longest_sleep = 2
+'''
+
+#: Seconds in which a listener comes to a step, and another one finishes.
+PATIENCE = 90
+
+Step = lifecycle.Step
+
+
+def steps(prefix):
+    return [step for step in Step if step.name.startswith(prefix)]
+
+
+class CrashTestCase(base.IntegrationTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.quick = os.path.join(self.cloud.folder, 'etc', 'quick.conf')
+        with open(self.quick, 'w') as file:
+            file.write(QUICK)
+
+    def process(self, name, command, ready):
+        """A process of the stack, but not one of those that it knows."""
+        process = processes.Process(self.cloud.folder, processes.Program(
+            name, command, ready, options={'cwd': base.ROOT}, environ={
+                'OS_NOVA_DISABLE_EVENTLET_PATCHING': '1',
+                'OS_NOVA_CONFIG_DIR': self.etc(), 'PYTHONWARNINGS': 'ignore',
+            }))
+        self.addCleanup(process.kill)
+        process.start()
+        return process
+
+    def etc(self, *path):
+        return os.path.join(self.cloud.folder, 'etc', 'nova', *path)
+
+    def without(self, *names):
+        """Stop these processes of the stack until the test is over."""
+        for name in names:
+            self.addCleanup(self.cloud.restart, name)
+            self.cloud.stop(name)
+
+    def crashing(self, step, what, *arguments, ready):
+        """A process that dies at a step."""
+        return self.process(
+            f'crashing-{step.name.lower()}',
+            [sys.executable, '-m', 'tests.integration.crashing', step.name,
+             what, *arguments], ready)
+
+    def listener_dies_at(self, step):
+        """A listener takes up what there is until it comes to a step."""
+        process = self.crashing(step, 'listener', *self.files(),
+                                ready='Started')
+        self.wait_for(lambda: process.pid is None,
+                      f'a listener comes to {step.name}', PATIENCE)
+        self.assertNotIn('Traceback', process.written())
+
+    def new_listener(self):
+        self.process('listener-after', [
+            os.path.join(os.path.dirname(sys.executable), 'blazar-listener'),
+            *self.files()], 'Started').wait_until_up(PATIENCE)
+
+    def files(self):
+        return ['--config-file', self.etc('nova.conf'),
+                '--config-file', self.quick]
+
+    def wait_for_status(self, leases, status):
+        """All of these leases reach a state."""
+        def statuses():
+            every = self.leases()
+            return {every[lease_id]['status'] for lease_id in leases}
+
+        self.wait_for(lambda: statuses() == {status},
+                      f'all leases are {status}', PATIENCE)
+
+    def assert_all_built_once(self, servers):
+        for server_id in servers:
+            self.assertEqual(1, len(self.spawns(server_id)), server_id)
+
+    def assert_nothing_left(self, *, fix=()):
+        """All agree, when nothing is under way any more."""
+        verified = self.verify(*fix)
+        self.assertEqual(0, verified.returncode, verified.stdout)
+
+
+class ListenerTest(CrashTestCase):
+
+    def test_at_each_step_of_a_start(self):
+        self.without('blazar-listener-1', 'blazar-listener-2')
+        servers, leases = [], []
+        for step in steps('START'):
+            server_id, lease_id = self.hold(starts_in=3, lasts=600)
+            servers.append(server_id)
+            leases.append(lease_id)
+            self.listener_dies_at(step)
+        self.new_listener()
+        self.wait_for_status(leases, 'ACTIVE')
+        self.assert_all_built_once(servers)
+        self.delete(*servers)
+        self.wait_for_status(leases, 'TERMINATED')
+        self.assert_nothing_left()
+
+    def test_at_each_step_of_an_end(self):
+        ending = steps('END')
+        first = 40
+        held = [self.hold(starts_in=3, lasts=first + 12 * number)
+                for number, _step in enumerate(ending)]
+        servers, leases = zip(*held)
+        self.wait_for_status(leases, 'ACTIVE')
+        self.without('blazar-listener-1', 'blazar-listener-2')
+        for step in ending:
+            self.listener_dies_at(step)
+        self.new_listener()
+        self.wait_for_status(leases, 'TERMINATED')
+        self.assert_all_built_once(servers)
+        for server_id in servers:
+            self.assertEqual([], self.guests(server_id))
+        self.assert_nothing_left()
+
+
+class ApiTest(CrashTestCase):
+
+    def test_at_each_step_of_a_held_create(self):
+        self.without('nova-api-1', 'nova-api-2')
+        before = set(self.leases())
+        for step in steps('CREATE'):
+            process = self.crashing(
+                step, 'tests.stack.wsgi', str(self.cloud.ports['nova-api']),
+                'nova.wsgi.osapi_compute', '8', ready='Serving requests')
+            process.wait_until_up(PATIENCE)
+            # The answer never comes.
+            self.assertRaises(requests.ConnectionError, self.post_held_boot,
+                              step.name, starts_in=20, lasts=600)
+            self.assertIsNone(process.pid)
+        self.cloud.restart('nova-api-1')
+        # Only the last one was written down: it starts, the others go.
+        lease_id, = set(self.leases()) - before
+        server_id, = self.servers_of(lease_id)
+        self.wait_for_status([lease_id], 'ACTIVE')
+        self.assert_built_once(server_id)
+        self.assertEqual(1, self.verify().returncode)
+        self.assert_nothing_left(fix=('--fix', '--revoke-trusts'))
+        self.assertEqual([server_id], self.server_ids())
+        self.delete(server_id)
+        self.wait_for_status([lease_id], 'TERMINATED')
+        self.assert_nothing_left()
+
+
+class InfrastructureTest(CrashTestCase):
+    """What is due while it is away happens when it is back."""
+
+    def survive(self, name):
+        held = [self.hold(starts_in=8 + 2 * number, lasts=600)
+                for number in range(3)]
+        ending = self.hold(starts_in=2, lasts=14)
+        servers, leases = zip(*held)
+        self.wait_for_status([ending[1]], 'ACTIVE')
+        self.cloud.kill(name)
+        due = time.time() + 16
+        self.wait_for(lambda: time.time() > due, 'all are due', PATIENCE)
+        self.cloud.restart(name)
+        self.wait_for_status(leases, 'ACTIVE')
+        self.wait_for_status([ending[1]], 'TERMINATED')
+        self.assert_all_built_once((*servers, ending[0]))
+        self.delete(*servers)
+        self.wait_for_status(leases, 'TERMINATED')
+        self.assert_nothing_left(fix=('--fix',))
+
+    def test_the_message_bus(self):
+        self.survive('rabbitmq')
+
+    def test_the_database(self):
+        self.survive('database')

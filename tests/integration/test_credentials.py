@@ -1,0 +1,201 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""In whose name the servers of a lease are built, and when they are not."""
+
+import typing as ty
+
+from tests.integration import base
+from tests.stack import configuration
+
+
+class CredentialsTest(base.IntegrationTestCase):
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.trusts_before = self.trusts()
+
+    # -- users who change until the lease starts -----------------------------
+
+    def test_user_who_is_disabled_meanwhile(self) -> None:
+        user = self.new_user()
+        held = self.hold(starts_in=6, client=user)
+        self.keystone('PATCH', f'/users/{user.user_id}',
+                      {'user': {'enabled': False}})
+        self.assert_not_built(*held)
+
+    def test_user_who_has_lost_a_role(self) -> None:
+        user = self.new_user()
+        held = self.hold(starts_in=6, client=user)
+        self.keystone('DELETE', self.grant(user.user_id, 'member'))
+        self.assert_not_built(*held)
+
+    def test_user_as_he_was(self) -> None:
+        """The same as above, and nothing happens meanwhile."""
+        user = self.new_user()
+        server_id, lease_id = self.hold(starts_in=6, client=user)
+        trust = self.only_new_trust()
+        self.assertEqual(user.user_id, trust['trustor_user_id'])
+        self.assertEqual(['member', 'reader'], sorted(
+            role['name'] for role in trust['roles']))
+        self.wait_for_lease(lease_id, 'ACTIVE')
+        guest = self.assert_built_once(server_id)
+        self.assertEqual({'user_id': user.user_id,
+                          'project_id': user.project_id}, guest['request'])
+        user('DELETE', f'/servers/{server_id}')
+        self.assert_over(lease_id)
+
+    def assert_not_built(self, server_id: str, lease_id: str) -> None:
+        """The lease says why, and gives back what it held."""
+        self.assertIsNotNone(self.booked_hosts()[server_id])
+        lease = self.wait_for_lease(lease_id, 'ERROR')
+        self.assertIn('cannot be built in the name of the user any more',
+                      lease['status_reason'])
+        self.wait_for(lambda: self.booked_hosts()[server_id] is None,
+                      'the room is free')
+        self.assertEqual([], self.spawns(server_id))
+        self.assertEqual({}, self.allocations(server_id))
+        self.delete(server_id)
+        self.assert_over(lease_id)
+
+    def assert_over(self, lease_id: str) -> None:
+        self.wait_for_lease(lease_id, 'TERMINATED')
+        self.wait_for(lambda: self.trusts() == self.trusts_before,
+                      'the trust is gone')
+
+    def only_new_trust(self) -> base.Json:
+        trust_id, = self.trusts() - self.trusts_before
+        return ty.cast(base.Json, self.keystone(
+            'GET', f'/OS-TRUST/trusts/{trust_id}')['trust'])
+
+    # -- tokens that may not make trusts -------------------------------------
+
+    def test_restricted_application_credential(self) -> None:
+        client = self.with_application_credential(unrestricted=False)
+        self.assert_refused(client)
+        self.assert_starts_now(client)
+
+    def test_unrestricted_application_credential(self) -> None:
+        """Keystone lets none make trusts, whatever it is called."""
+        client = self.with_application_credential(unrestricted=True)
+        self.assert_refused(client)
+        self.assert_starts_now(client)
+
+    def test_application_credential_where_keystone_lets_it(self) -> None:
+        self.configure_keystone(
+            '[security_compliance]\n'
+            'allow_insecure_application_credential_trust_escalation = true\n')
+        client = self.with_application_credential(unrestricted=True)
+        server_id, lease_id = self.hold(starts_in=6, client=client)
+        self.wait_for_lease(lease_id, 'ACTIVE')
+        self.assert_built_once(server_id)
+        self.delete(server_id)
+        self.assert_over(lease_id)
+
+    def configure_keystone(self, lines: str) -> None:
+        """Add lines to its configuration until the test is over."""
+        path = f'{self.cloud.folder}/etc/keystone/keystone.conf'
+        with open(path) as file:
+            before = file.read()
+        self.addCleanup(self.cloud.restart, 'keystone')
+        self.addCleanup(self.write, path, before)
+        self.write(path, before + lines)
+        self.cloud.restart('keystone')
+
+    @staticmethod
+    def write(path: str, text: str) -> None:
+        with open(path, 'w') as file:
+            file.write(text)
+
+    def test_token_of_a_trust(self) -> None:
+        other = self.client('other')
+        trust = self.demo('POST', '/OS-TRUST/trusts', {'trust': {
+            'trustor_user_id': self.demo.user_id,
+            'trustee_user_id': other.user_id,
+            'project_id': self.demo.project_id, 'impersonation': True,
+            'roles': [{'name': 'member'}, {'name': 'reader'}],
+        }}, service='keystone')['trust']
+        self.addCleanup(self.demo, 'DELETE',
+                        f'/OS-TRUST/trusts/{trust["id"]}', service='keystone')
+        self.trusts_before = self.trusts()
+        client = self.client(auth=base.password(self.cloud, 'other') | {
+            'scope': {'OS-TRUST:trust': {'id': trust['id']}}})
+        self.assertEqual(self.demo.user_id, client.user_id)
+        self.assert_refused(client)
+        self.assert_starts_now(client)
+
+    def assert_refused(self, client: base.Client) -> None:
+        """What starts later is refused, and leaves nothing behind."""
+        before = self.records()
+        fault = self.refusal(
+            403, client, 'POST', '/servers',
+            self.boot_body(self.lease_hints('2099-01-01 00:00')))
+        for what_to_do in 'by your password', 'let the lease start now':
+            self.assertIn(what_to_do, fault['message'])
+        self.assertEqual(before, self.records())
+
+    def records(self) -> list[object]:
+        """All that a boot with a lease writes somewhere."""
+        return [self.server_ids(), self.leases(), self.booked_hosts(),
+                self.trusts(), *(
+                    self.sql(f'SELECT count(*) FROM {table}', database)
+                    for database, table in (
+                        ('nova_api', 'build_requests'),
+                        ('nova_api', 'request_specs'),
+                        ('nova_api', 'instance_mappings'),
+                        ('blazar', 'credentials'),
+                        ('blazar', 'held_builds')))]
+
+    def assert_starts_now(self, client: base.Client) -> None:
+        answer = self.boot(self.lease_hints(), client=client)
+        server_id = answer['server']['id']
+        self.wait_for_server(server_id)
+        self.wait_for_lease(self.lease_of(server_id)['id'], 'ACTIVE')
+        self.assertEqual(self.trusts_before, self.trusts())
+
+    # -- accounts ------------------------------------------------------------
+
+    def keystone(self, method: str, path: str, body: ty.Any = None) -> ty.Any:
+        """Ask keystone as its administrator."""
+        return self.admin(method, path, body, service='keystone')
+
+    def grant(self, user_id: str, role: str) -> str:
+        """The path of a role that a user has on the project demo."""
+        role_id = self.keystone('GET', f'/roles?name={role}')['roles'][0]['id']
+        return (f'/projects/{self.demo.project_id}/users/{user_id}'
+                f'/roles/{role_id}')
+
+    def new_user(self) -> base.Client:
+        """Another member of the project demo, until the test is over."""
+        name = self.getUniqueString('user')
+        user_id = self.keystone('POST', '/users', {'user': {
+            'name': name, 'password': configuration.PASSWORD,
+            'domain_id': 'default'}})['user']['id']
+        self.addCleanup(self.keystone, 'DELETE', f'/users/{user_id}')
+        for role in ('member', 'reader'):
+            self.keystone('PUT', self.grant(user_id, role))
+        auth = base.password(self.cloud, 'demo')
+        auth['identity']['password']['user']['name'] = name
+        return self.client(auth=auth)
+
+    def with_application_credential(self, unrestricted: bool) -> base.Client:
+        path = f'/users/{self.demo.user_id}/application_credentials'
+        made = self.demo('POST', path, {'application_credential': {
+            'name': self.getUniqueString('credential'),
+            'unrestricted': unrestricted,
+        }}, service='keystone')['application_credential']
+        self.addCleanup(self.demo, 'DELETE', f'{path}/{made["id"]}',
+                        service='keystone')
+        return self.client(auth={'identity': {
+            'methods': ['application_credential'],
+            'application_credential': {
+                'id': made['id'], 'secret': made['secret']}}})

@@ -1,0 +1,90 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Restarting any service, with a lease that starts meanwhile."""
+
+import time
+import typing as ty
+
+from tests.integration import base
+
+#: All of the stack. epmd only tells RabbitMQ's commands where it is.
+SERVICES = (
+    'database', 'rabbitmq', 'keystone', 'placement', 'glance', 'neutron',
+    'nova-conductor', 'nova-compute-1', 'nova-compute-2', 'nova-computes',
+    'nova-scheduler-1', 'nova-scheduler-2', 'nova-api-1', 'nova-api-2',
+    'blazar-listener-1', 'blazar-listener-2')
+#: Seconds after which, at most, all is well again.
+SOON = 30
+#: Without these nothing is built. (Nobody needs glance and neutron for guests
+#: that only pretend, and of the others there are two.)
+NEEDED = ('database', 'rabbitmq', 'keystone', 'placement', 'nova-conductor',
+          'nova-compute-1', 'nova-compute-2', 'nova-computes')
+
+
+class RestartTest(base.IntegrationTestCase):
+    """One service after the other is away when a lease starts."""
+
+    def test_all_services_are_named_here(self) -> None:
+        self.assertEqual({*SERVICES, 'epmd'}, set(self.cloud.names()))
+
+    def survive(self, name: str) -> None:
+        """One lease starts while a service is away, and one just after."""
+        hosts = [host for host, process in self.cloud.hosts().items()
+                 if process == name]
+        # Onto a host of a nova-compute that goes away; only administrators
+        # may say so.
+        where: base.Json = {'host': hosts[0], 'client': self.admin} if (
+            hosts) else {}
+        # Those with one host finish in peace what they have to do.
+        first = int(time.time()) + (16 if len(hosts) == 1 else 5)
+        then = first + 10
+        while_away, lease_1 = self.hold_at(first, **where)
+        pending, lease_2 = self.hold_at(then, **where)
+        self.cloud.stop(name)
+        gone = time.time()
+        self.wait_for(lambda: time.time() > first + 1, 'a lease has started')
+        self.cloud.restart(name)
+        back = time.time()
+        self.wait_for_lease(lease_1, 'ACTIVE')
+        self.wait_for_lease(lease_2, 'ACTIVE')
+        launched = self.launched(while_away), self.launched(pending)
+        base.say(f'  {name}: away for {back - gone:.0f} s; leases started '
+                 f'{launched[0] - first:.0f} s and {launched[1] - then:.0f} s '
+                 'late')
+        if name in NEEDED:
+            self.assertLess(gone, first, f'{name} took long to end')
+            self.assertGreaterEqual(launched[0], int(gone))
+        self.assertLess(launched[0] - max(back, first), SOON)
+        self.assertLess(launched[1] - max(back, then), SOON)
+        for server_id in (while_away, pending):
+            guest = self.assert_built_once(server_id)
+            if hosts:
+                self.assertEqual(hosts[0], guest['host'])
+            self.assertEqual(guest['host'], self.booked_hosts()[server_id])
+
+    def hold_at(self, start: int, **boot: ty.Any) -> tuple[str, str]:
+        server_id = self.boot(self.lease_hints(start), **boot)['server']['id']
+        return server_id, self.lease_of(server_id)['id']
+
+    def launched(self, server_id: str) -> float:
+        return base.seconds(self.wait_for_server(server_id)[
+            'OS-SRV-USG:launched_at'])
+
+
+def _test(name: str) -> ty.Callable[[RestartTest], None]:
+    return lambda test: test.survive(name)
+
+
+# A test of its own for each, so that one that fails is seen by its name.
+for _name in SERVICES:
+    setattr(RestartTest, f'test_{_name.replace("-", "_")}', _test(_name))

@@ -1,0 +1,163 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The tour: an ordinary user and the real clients."""
+
+import json
+import time
+import typing as ty
+
+from tests.integration import base
+
+BOOT = ('--image', 'cirros', '--nic', 'none')
+
+
+class TourTest(base.IntegrationTestCase):
+
+    def create(self, name: str, *words: str) -> base.Json:
+        """openstack server create"""
+        return ty.cast(base.Json, self.openstack(
+            'server', 'create', *BOOT, '--flavor', 'm1.nano', *words, name))
+
+    @staticmethod
+    def lease_words(start: float, lasts: int) -> list[str]:
+        """The hints as one types them."""
+        return [word for name, value in
+                base.IntegrationTestCase.lease_hints(start, lasts).items()
+                for word in ('--hint', f'{name}={value}')]
+
+    def test_boot_without_a_lease(self) -> None:
+        server = self.create('plain', '--wait')
+        self.assertEqual('ACTIVE', server['status'])
+        self.assert_built_once(server['id'])
+        self.assertEqual({}, self.leases_of('plain'))
+        done = self.run_client('openstack', 'server', 'delete', '--wait',
+                               'plain')
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertEqual([], self.guests(server['id']))
+
+    def leases_of(self, name: str) -> dict[str, base.Json]:
+        """The leases of demo's project since setUp() that are not over."""
+        return {lease_id: lease for lease_id, lease in self.leases().items()
+                if lease['status'] != 'TERMINATED' and
+                lease['project_id'] == self.demo.project_id}
+
+    def test_lease_for_later_from_its_boot_to_its_end(self) -> None:
+        start, lasts = int(time.time()) + 15, 15
+        server_id = self.create('later', *self.lease_words(start, lasts))['id']
+        self.assert_held(server_id, 'later')
+        host = self.booked_hosts()[server_id]
+
+        server = self.wait_for_server(server_id)
+        launched = base.seconds(server['OS-SRV-USG:launched_at'])
+        self.assertGreaterEqual(launched, start)
+        self.assertEqual(host, server['OS-EXT-SRV-ATTR:host'])
+        self.assertEqual(host, self.assert_built_once(server_id)['host'])
+        self.assertEqual([{'DISK_GB': 1, 'MEMORY_MB': 64, 'VCPU': 1}],
+                         list(self.allocations(server_id).values()))
+        lease_id = self.lease_of(server_id)['id']
+        self.wait_for_lease(lease_id, 'ACTIVE')
+        # It was there for its time, not only on the way.
+        self.wait_for(lambda: time.time() >= start + lasts - 3, 'nearly over')
+        self.assertEqual('ACTIVE', self.server(server_id)['status'])
+
+        self.wait_until_gone(server_id)
+        self.assertGreaterEqual(time.time(), start + lasts)
+        self.wait_for_lease(lease_id, 'TERMINATED')
+        self.assertEqual({}, self.allocations(server_id))
+        self.assertEqual([], self.guests(server_id))
+        self.assertNotIn(server_id, self.booked_hosts())
+
+    def assert_held(self, server_id: str, name: str) -> None:
+        """It is shown as RESERVED everywhere, and takes nothing."""
+        shown = self.openstack('server', 'show', server_id)
+        self.assertEqual('RESERVED', shown['status'])
+        listed = {server['ID']: server['Status']
+                  for server in self.openstack('server', 'list')}
+        self.assertEqual({server_id: 'RESERVED'}, listed)
+        self.assertIn(name, self.nova('list', '--status', 'RESERVED'))
+        self.assertNotIn(name, self.nova('list', '--status', 'ACTIVE'))
+        self.assertNotIn(name, self.nova('list', '--status', 'BUILD'))
+        self.assertIsNone(self.server(server_id)['OS-EXT-SRV-ATTR:host'])
+        self.assertEqual({}, self.allocations(server_id))
+        self.assertEqual([], self.spawns(server_id))
+        self.assertEqual('PENDING', self.lease_of(server_id)['status'])
+        self.assertIsNotNone(self.booked_hosts()[server_id])
+
+    def nova(self, *words: str) -> str:
+        done = self.run_client('nova', *words)
+        self.assertEqual(0, done.returncode, done.stderr)
+        return done.stdout
+
+    def test_refusal_says_from_when_it_would_fit(self) -> None:
+        """A host is full; what must be on the same host has to wait."""
+        group = self.openstack('server', 'group', 'create', '--policy',
+                               'affinity', 'together')['id']
+        self.addCleanup(self.run_client, 'openstack', 'server', 'group',
+                        'delete', group)
+        whole = ('--min', '2', '--max', '2', '--flavor', 'm1.large',
+                 '--hint', f'group={group}')
+        start = int(time.time()) + 600
+        self.create('first', *whole, *self.lease_words(start, 600))
+        before = self.server_ids(), self.leases()
+
+        said = self.refused(
+            409, 'openstack', 'server', 'create', *BOOT, *whole,
+            *self.lease_words(start + 60, 600), 'second')
+        end = base.date(start + 600)
+        self.assertIn(f'(write "start": "{end}")', said)
+        self.assertIn('fits_now: 0 of 2', said)
+
+        # What a program reads.
+        hints = {**self.lease_hints(start + 60, 600), 'group': group}
+        fault = self.refusal(409, self.demo, 'POST', '/servers',
+                             self.boot_body(hints, flavor='m1.large'))
+        self.assertEqual(end.replace(' ', 'T') + '.000000',
+                         fault['next_start'])
+        self.assertEqual(0, fault['fits_now'])
+        # Nothing is left of those that were refused ...
+        self.assertEqual(before, (self.server_ids(), self.leases()))
+        # ... and the answer was right.
+        hints = {**self.lease_hints(start + 600, 600), 'group': group}
+        self.boot(hints, flavor='m1.large')
+
+    def test_deleting_a_held_server_ends_its_lease(self) -> None:
+        hints = self.lease_words(time.time() + 600, 600)
+        self.nova('boot', '--image', 'cirros', '--flavor', 'm1.nano', '--nic',
+                  'none', *hints, 'unwanted')
+        server, = self.openstack('server', 'list')
+        self.assertEqual(('unwanted', 'RESERVED'),
+                         (server['Name'], server['Status']))
+        lease_id = self.lease_of(server['ID'])['id']
+        self.nova('delete', 'unwanted')
+        self.assertEqual([], self.openstack('server', 'list'))
+        # At once: no comparison has to find out.
+        self.assertEqual('TERMINATED', self.lease(lease_id)['status'])
+        self.assertNotIn(server['ID'], self.booked_hosts())
+
+    def test_held_server_can_be_renamed_and_not_rebooted(self) -> None:
+        server_id, _lease_id = self.hold(starts_in=600)
+        self.assertIn('is RESERVED', self.refused(
+            409, 'openstack', 'server', 'reboot', server_id))
+        done = self.run_client('openstack', 'server', 'set', '--name',
+                               'renamed', server_id)
+        self.assertEqual(0, done.returncode, done.stderr)
+        shown = self.openstack('server', 'show', 'renamed')
+        self.assertEqual((server_id, 'RESERVED'),
+                         (shown['id'], shown['status']))
+
+    def test_hints_that_cannot_be_understood(self) -> None:
+        self.assertIn('soon is an invalid date', self.refused(
+            400, 'openstack', 'server', 'create', *BOOT, '--flavor',
+            'm1.nano', '--hint', 'reserved=True', '--hint',
+            f'lease_params={json.dumps({"start": "soon"})}', 'never'))
+        self.assertEqual([], self.openstack('server', 'list'))

@@ -47,6 +47,7 @@ from nova.conductor import rpcapi as conductor_rpcapi  # noqa: E402
 import nova.conf  # noqa: E402
 from nova import config  # noqa: E402
 import nova.db.main.api  # noqa: E402
+from nova.image import glance  # noqa: E402
 from nova import objects  # noqa: E402
 from nova.objects import base as objects_base  # noqa: E402
 from nova import service  # noqa: E402
@@ -140,7 +141,10 @@ class StackDriver(fake.FakeDriver):
                 [path, base64.b64encode(content).decode()
                  if isinstance(content, bytes) else content]
                 for path, content in injected_files or ()],
-            'admin_password': admin_password})
+            'admin_password': admin_password,
+            # Fetched as real drivers do, in the name of whom it is for.
+            'image_bytes': sum(map(len, glance.API().download(
+                context, instance.image_ref)))})
         super().spawn(context, instance, image_meta, injected_files,
                       admin_password, *args, **kwargs)
 

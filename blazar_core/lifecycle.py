@@ -205,6 +205,11 @@ class Lifecycle:
         reached(Step.START_READ, lease_id)
         self._send(lease_id, sealed, lambda: self._may_send(
             lease_id, when_due))
+        with self._database.reader() as session:
+            lease = _found(session, lease_id)
+            if when_due and lease.status == 'PENDING' and (
+                    lease.start_date > now):
+                return Later(lease.start_date - now, 'it was just moved')
         return None
 
     def _send(self, lease_id: str, sealed: str, gate: ty.Callable[[], bool],
@@ -266,7 +271,7 @@ class Lifecycle:
         with self._database.writer() as session:
             lease = _locked(session, lease_id)
             if when_due and lease.start_date > now:
-                # It was moved meanwhile; its event comes again.
+                # It was moved meanwhile, and start() puts it off.
                 return False
             taken = session.execute(
                 sa.update(models.HeldBuild)

@@ -65,6 +65,8 @@ class ExpiryTest(base.IntegrationTestCase):
         self.assertEqual({'user_id': self.demo.user_id,
                           'project_id': self.demo.project_id},
                          guest['request'])
+        # The host has fetched the image in his name.
+        self.assertEqual(2 ** 20, guest['image_bytes'])
         self.assert_nowhere(secrets, server_id)
 
         self.log_in_again()

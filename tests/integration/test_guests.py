@@ -13,6 +13,7 @@
 """What a guest gets by a lease is what it gets by an immediate boot."""
 
 import time
+import typing as ty
 
 from tests.integration import base
 
@@ -89,7 +90,7 @@ class GuestTest(base.IntegrationTestCase):
         self.assertEqual(self.public_key.split()[:2],
                          guest['key_data'].split()[:2])
 
-    def assert_same(self, microversion: str, **server: object,
+    def assert_same(self, microversion: str, **server: ty.Any,
                     ) -> tuple[base.Json, base.Json]:
         """:returns: the guest and the server of the lease"""
         _answers, guests, servers = self.both(microversion, **server)
@@ -102,7 +103,7 @@ class GuestTest(base.IntegrationTestCase):
                               if name not in own} for one in both)
         self.assertEqual(immediate, leased)
 
-    def both(self, microversion: str, **server: object) -> tuple[
+    def both(self, microversion: str, **server: ty.Any) -> tuple[
             list[base.Json], list[base.Json], list[base.Json]]:
         """Boot the same with a lease and at once.
 

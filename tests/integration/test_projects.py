@@ -68,7 +68,7 @@ class ProjectsTest(base.IntegrationTestCase):
         said = {self.refusal(400, self.other, 'POST', '/servers',
                              self.boot_body({'reservation': one}))['message']
                 for one in (*theirs, str(uuid.uuid4()))}
-        self.assertEqual(1, len(said), said)
+        self.assertEqual(1, len(said), str(said))
 
     def state(self, server_id: str) -> object:
         """All that somebody could have changed."""

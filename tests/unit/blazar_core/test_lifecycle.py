@@ -88,14 +88,21 @@ class TestStart(LifecycleTestCase):
     def test_the_gate_is_closed_when_the_lease_was_moved_meanwhile(self):
         lease = self.lease(50, 100)
         self.clock.advance(50)
-        gates = []
-        self.cloud.send = lambda *args: gates.append(args[-1])
-        self.lifecycle.start(lease['id'], when_due=True)
-        self.leases.update(lease['id'], start=NOW + 60)
-        self.assertFalse(gates[0]())
-        self.assertEqual('PENDING', self.status(lease))
+        send = self.cloud.send
+
+        def late(*args):
+            self.leases.update(lease['id'], start=NOW + 60)
+            send(*args)
+
+        self.cloud.send = late
+        self.assertEqual(10, self.lifecycle.start(
+            lease['id'], when_due=True).seconds)
+        self.assertEqual(([], 'PENDING'), (
+            self.cloud.sent, self.status(lease)))
+        self.cloud.send = send
         self.clock.advance(10)
-        self.assertTrue(gates[0]())
+        self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
+        self.assertEqual(1, len(self.cloud.sent))
 
     def test_a_worker_that_died_before_the_gate_has_sent_nothing(self):
         lease = self.lease(50, 100)

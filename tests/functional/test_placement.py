@@ -224,9 +224,10 @@ class LeasedPlacementTest(PlacementTestCase):
             'vm1', start_in=HOUR))
         self.boot_active('the first one reads everything')
         statements = self.statements_of(lambda: self.boot_active('plain'))
-        # What changed, who overstays, and the booking of this server (there
-        # is none): whatever the number of hosts.
-        self.assertEqual(3, len(statements), statements)
+        # What changed, the booking of this server (there is none), and, if
+        # it is another second or anything changed, who overstays: whatever
+        # the number of hosts.
+        self.assertIn(len(statements), (2, 3), statements)
 
     def statements_of(self, work: ty.Callable[[], ty.Any]) -> list[str]:
         """The SELECTs that the scheduler's filter sends meanwhile."""

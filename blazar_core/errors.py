@@ -15,6 +15,7 @@
     BlazarError
     +-- InvalidLeaseParams    the request cannot be understood
     +-- Refused               understood, but there is no room (carries why)
+    +-- Forbidden             the policy does not let this user do it
     +-- NotFound              no such lease, reservation, host ...
     +-- InvalidTransition     a state machine was asked for a forbidden step
     +-- BooksBusy             the retries of a transaction are used up
@@ -36,6 +37,7 @@ __all__ = [
     'BooksBusy',
     'CloudUnavailable',
     'ConfigurationError',
+    'Forbidden',
     'InvalidLeaseParams',
     'InvalidTransition',
     'NotDelegated',
@@ -59,6 +61,10 @@ class Refused(BlazarError):
     def __init__(self, refusal: 'model.Refusal') -> None:
         super().__init__(refusal.sentence())
         self.refusal = refusal
+
+
+class Forbidden(BlazarError):
+    """The policy does not let this user do this."""
 
 
 class NotFound(BlazarError):

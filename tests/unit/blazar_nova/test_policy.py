@@ -1,0 +1,275 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import configparser
+import os
+import re
+import textwrap
+
+import fixtures
+from nova import context as nova_context
+from nova import policies as nova_policies
+from nova import policy as nova_policy
+from oslo_config import cfg
+from oslo_policy import generator
+import stevedore.extension
+
+from blazar_core import errors
+from blazar_nova import policy
+from tests.unit import base
+from tests.unit import test_layers
+
+HERE = {'project_id': 'here'}
+ELSEWHERE = {'project_id': 'elsewhere'}
+#: Tokens of keystone have the roles that a role implies.
+ROLES = ['reader', 'member', 'manager', 'admin']
+
+#: By rule, the least role that is enough on one's own project.
+LEAST = {
+    'blazar:leases:get': 'reader',
+    'blazar:leases:get_all_projects': 'admin',
+    'blazar:leases:post': 'member',
+    'blazar:leases:offer': 'member',
+    'blazar:leases:put': 'member',
+    'blazar:leases:delete': 'member',
+    'blazar:availability:get': 'reader',
+}
+
+
+def user(role, **values):
+    """Who has a role, and those that it implies."""
+    roles = ROLES[:ROLES.index(role) + 1] if role in ROLES else [role]
+    return nova_context.RequestContext(**{
+        'user_id': 'user', 'project_id': 'here', 'roles': roles,
+        'is_admin': role == 'admin', **values})
+
+
+class PolicyTestCase(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger())
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'policy.yaml')
+
+    def write(self, text):
+        """Put something into the file that we share with Nova."""
+        with open(self.path, 'w') as file:
+            file.write(textwrap.dedent(text))
+
+    def conf(self):
+        conf = cfg.ConfigOpts()
+        conf([], default_config_files=[], default_config_dirs=[])
+        return conf
+
+    def policy(self):
+        conf = self.conf()
+        policy.Policy(conf)
+        conf.set_override('policy_file', self.path, 'oslo_policy')
+        return policy.Policy(conf)
+
+    def allowed(self, who, target, rules=None):
+        """What somebody may do."""
+        rules = rules or self.policy()
+        return {rule for rule in LEAST if rules.allows(who, rule, target)}
+
+
+class TestDefaults(PolicyTestCase):
+
+    def test_each_rule_is_in_the_table_of_this_test(self):
+        self.assertEqual(sorted(LEAST), sorted(
+            rule.name for rule in policy.list_rules()
+            if rule.name.startswith('blazar:')))
+
+    def test_each_role_on_its_own_project(self):
+        for role in ROLES:
+            self.assertEqual(
+                {rule for rule, least in LEAST.items()
+                 if ROLES.index(least) <= ROLES.index(role)},
+                self.allowed(user(role), HERE), role)
+
+    def test_another_project_is_for_admins(self):
+        for role in ('reader', 'member', 'manager'):
+            self.assertEqual(set(), self.allowed(user(role), ELSEWHERE), role)
+        self.assertEqual(set(LEAST), self.allowed(user('admin'), ELSEWHERE))
+
+    def test_other_roles_may_nothing(self):
+        for who in (user('service'), user('swiftoperator'),
+                    user('reader', roles=[])):
+            self.assertEqual(set(), self.allowed(who, HERE))
+
+    def test_nor_may_tokens_that_are_not_for_a_project(self):
+        for scope in ({'system_scope': 'all'}, {'domain_id': 'default'}):
+            who = user('admin', project_id=None, **scope)
+            self.assertEqual(set(), self.allowed(who, HERE))
+            self.assertRaises(errors.Forbidden, self.policy().authorize, who,
+                              'blazar:leases:get', HERE)
+
+    def test_an_elevated_context_is_an_admin(self):
+        self.assertEqual(set(LEAST), self.allowed(
+            user('reader').elevated(), ELSEWHERE))
+
+    def test_a_refusal_names_the_rule(self):
+        rules = self.policy()
+        rules.authorize(user('member'), 'blazar:leases:post', HERE)
+        self.assertIn('(blazar:leases:post)', str(self.assertRaises(
+            errors.Forbidden, rules.authorize, user('reader'),
+            'blazar:leases:post', HERE)))
+
+    def test_a_rule_that_there_is_not_is_our_mistake(self):
+        self.assertRaises(policy.policy.PolicyNotRegistered,
+                          self.policy().allows, user('admin'),
+                          'blazar:leases:nothing', HERE)
+
+
+class TestFile(PolicyTestCase):
+
+    def test_it_changes_rules_and_personas(self):
+        self.write('''
+            blazar_admin: role:lessor
+            blazar:leases:delete: rule:blazar_project_manager_or_admin
+            blazar:leases:offer: "!"
+            blazar:leases:post: rule:blazar_service_or_admin
+        ''')
+        self.assertEqual(set(LEAST) - {'blazar:leases:offer'},
+                         self.allowed(user('lessor'), ELSEWHERE))
+        self.assertEqual(set(), self.allowed(user('admin'), ELSEWHERE))
+        self.assertNotIn('blazar:leases:delete',
+                         self.allowed(user('member'), HERE))
+        self.assertIn('blazar:leases:delete',
+                      self.allowed(user('manager'), HERE))
+        self.assertEqual({'blazar:leases:post'},
+                         self.allowed(user('service'), HERE))
+
+    def test_a_change_holds_without_a_restart(self):
+        self.write('blazar:leases:get: "!"')
+        rules = self.policy()
+        self.assertNotIn('blazar:leases:get',
+                         self.allowed(user('admin'), HERE, rules))
+        self.write('blazar:leases:get: "@"')
+        # Within one tick of the file system's clock it would not be seen.
+        later = os.stat(self.path).st_mtime + 10
+        os.utime(self.path, (later, later))
+        self.assertEqual({'blazar:leases:get'}, self.allowed(
+            user('other'), HERE, rules))
+
+
+class TestBesideNova(PolicyTestCase):
+    """Nova reads the same file."""
+
+    SHOW = 'os_compute_api:servers:show'
+    DELETE = 'os_compute_api:servers:delete'
+
+    def nova(self):
+        """What Nova lets somebody do, with the file as it is."""
+        cfg.CONF([], project='nova', default_config_files=[],
+                 default_config_dirs=[])
+        self.addCleanup(cfg.CONF.reset)
+        nova_policy.reset()
+        self.addCleanup(nova_policy.reset)
+        nova_policy.init(policy_file=self.path)
+        return lambda who, rule: bool(nova_policy.authorize(
+            who, rule, HERE, do_raise=False))
+
+    def all_of(self, nova):
+        """What each role may do of all that there is in Nova."""
+        return {(role, rule.name): nova(user(role), rule.name)
+                for role in (*ROLES, 'lessor')
+                for rule in nova_policies.list_rules()}
+
+    def test_no_two_rules_have_one_name(self):
+        self.assertEqual(set(), {rule.name for rule in policy.list_rules()} & {
+            rule.name for rule in nova_policies.list_rules()})
+
+    def test_what_stands_there_for_nova_changes_nothing_of_ours(self):
+        self.write('{}')
+        before = {role: self.allowed(user(role), HERE) for role in ROLES}
+        # What Nova's own rules refer to is not in our enforcer.
+        self.write(f'''
+            context_is_admin: role:lessor
+            project_reader_api: "!"
+            project_member_api: "!"
+            default: "@"
+            {self.SHOW}: rule:project_reader_or_admin or is_admin:True
+            {self.DELETE}: rule:nothing_that_there_is
+        ''')
+        self.assertEqual(before, {
+            role: self.allowed(user(role), HERE) for role in ROLES})
+        self.assertEqual(set(), self.allowed(user('lessor'), HERE))
+        self.assertNotIn('not defined', self.log.output)
+
+    def test_what_stands_there_for_us_changes_nothing_of_novas(self):
+        self.write(f'{self.DELETE}: role:manager')
+        before = self.all_of(self.nova())
+        self.write(f'''
+            {self.DELETE}: role:manager
+            blazar_admin: role:lessor
+            blazar_project_reader: "!"
+            blazar:leases:get: "@"
+            blazar:leases:delete: rule:blazar_project_manager_or_admin
+        ''')
+        nova = self.nova()
+        self.policy().allows(user('lessor'), 'blazar:leases:get', HERE)
+        self.assertEqual(before, self.all_of(nova))
+        self.assertTrue(nova(user('manager'), self.DELETE))
+        self.assertFalse(nova(user('member'), self.DELETE))
+        self.assertIn('blazar:leases:delete',
+                      self.allowed(user('manager'), HERE))
+
+
+class TestSample(base.TestCase):
+
+    def sample(self):
+        """What oslopolicy-sample-generator writes."""
+        manager = stevedore.extension.ExtensionManager.make_test_instance([
+            stevedore.extension.Extension(
+                'blazar_nova', None, None, policy.list_rules())])
+        with fixtures.MonkeyPatch(
+                'oslo_policy.generator.stevedore.named.NamedExtensionManager',
+                lambda *_args, **_options: manager):
+            path = os.path.join(
+                self.useFixture(fixtures.TempDir()).path, 'sample')
+            generator._generate_sample(['blazar_nova'], path)
+        with open(path) as file:
+            return file.read()
+
+    def test_the_documentation_shows_it(self):
+        with open(os.path.join(test_layers.ROOT,
+                               'doc/source/admin/policy.rst')) as file:
+            shown = re.search(r'^\.\. code-block:: yaml\n   :name: sample\n\n'
+                              r'((?:   .*\n|\n)+)', file.read(), re.M)
+        self.assertEqual(self.sample().strip().splitlines(),
+                         textwrap.dedent(shown[1]).strip().splitlines())
+
+    def test_each_rule_names_its_operations(self):
+        sample = self.sample()
+        for rule in policy.list_rules():
+            self.assertIn(f'#"{rule.name}": "{rule.check_str}"', sample)
+            if rule.name.startswith('blazar:'):
+                self.assertTrue(rule.operations, rule.name)
+                self.assertEqual(['project'], rule.scope_types)
+                for operation in rule.operations:
+                    self.assertEqual({'method', 'path'}, operation.keys())
+
+    def test_the_tools_of_oslo_policy_find_it(self):
+        parser = configparser.ConfigParser()
+        parser.read(os.path.join(test_layers.ROOT, 'setup.cfg'))
+        for group, function in (('policies', policy.list_rules),
+                                ('enforcer', policy.get_enforcer)):
+            self.assertEqual(
+                f'blazar_nova = blazar_nova.policy:{function.__name__}',
+                parser['entry_points'][f'oslo.policy.{group}'].strip())
+
+    def test_the_enforcer_of_the_tools_knows_the_rules(self):
+        self.addCleanup(cfg.CONF.reset)
+        self.assertEqual({rule.name for rule in policy.list_rules()},
+                         set(policy.get_enforcer().registered_rules))

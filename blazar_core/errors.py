@@ -16,6 +16,7 @@
     +-- InvalidLeaseParams    the request cannot be understood
     +-- Refused               understood, but there is no room (carries why)
     +-- Forbidden             the policy does not let this user do it
+    +-- LimitExceeded         more than the operator lets the project have
     +-- NotFound              no such lease, reservation, host ...
     +-- InvalidTransition     a state machine was asked for a forbidden step
     +-- BooksBusy             the retries of a transaction are used up
@@ -40,6 +41,7 @@ __all__ = [
     'Forbidden',
     'InvalidLeaseParams',
     'InvalidTransition',
+    'LimitExceeded',
     'NotDelegated',
     'NotFound',
     'Refused',
@@ -65,6 +67,10 @@ class Refused(BlazarError):
 
 class Forbidden(BlazarError):
     """The policy does not let this user do this."""
+
+
+class LimitExceeded(BlazarError):
+    """The operator does not let the project have that much."""
 
 
 class NotFound(BlazarError):

@@ -18,7 +18,8 @@ import typing as ty
 from oslo_config import cfg
 from oslo_db import options as db_options
 
-__all__ = ['DATABASE_GROUP', 'GROUP', 'list_opts', 'register_opts']
+__all__ = ['DATABASE_GROUP', 'ENFORCEMENT_GROUP', 'GROUP', 'list_opts',
+           'register_opts']
 
 GROUP = cfg.OptGroup(
     'blazar', title='Leases',
@@ -28,6 +29,11 @@ DATABASE_GROUP = cfg.OptGroup(
     'blazar_database', title='The database of the leases',
     help='Where leases and bookings are kept. It is a database of its own, '
          'never one of Nova\'s. Only ``connection`` has to be set.')
+
+ENFORCEMENT_GROUP = cfg.OptGroup(
+    'enforcement', title='What a project may have',
+    help='Limits of leases, and a service that is asked about each of them. '
+         '-1 is no limit.')
 
 OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
@@ -110,16 +116,77 @@ OPTS: list[cfg.Opt] = [
              'the same host at the same moment.'),
 ]
 
+ENFORCEMENT_OPTS: list[cfg.Opt] = [
+    cfg.IntOpt(
+        'max_lease_duration', default=-1, min=-1,
+        help='Seconds that a lease may last from its start to its end.'),
+    cfg.ListOpt(
+        'max_lease_duration_exempt_project_ids', default=[],
+        help='Projects whose leases may last as long as they like.'),
+    cfg.IntOpt(
+        'max_leases_per_project', default=-1, min=-1,
+        help='Leases and offers that a project may have at a time. Those '
+             'that are over do not count.'),
+    cfg.IntOpt(
+        'max_held_servers_per_project', default=-1, min=-1,
+        help='Servers of a project that may wait, as RESERVED, for the start '
+             'of their lease.'),
+    cfg.IntOpt(
+        'max_reserved_vcpus_per_project', default=-1, min=-1,
+        help='CPUs, dedicated ones included, that the leases of a project '
+             'may hold together, whenever they start.'),
+    cfg.IntOpt(
+        'max_reserved_ram_mb_per_project', default=-1, min=-1,
+        help='MiB of memory that they may hold together.'),
+    cfg.IntOpt(
+        'max_reserved_disk_gb_per_project', default=-1, min=-1,
+        help='GiB of disk that they may hold together.'),
+    cfg.ListOpt(
+        'exempt_project_ids', default=[],
+        help='Projects to which none of these limits applies. The external '
+             'service is asked about their leases too.'),
+    cfg.StrOpt(
+        'external_service_base_endpoint',
+        help='URL of a service that is asked whether a lease may be made or '
+             'changed, and told when one is over: by POST to check-create, '
+             'check-update and on-end beside it. A path in it has to end '
+             'with a slash.'),
+    cfg.StrOpt(
+        'external_service_check_create_endpoint',
+        help='URL that is asked about new leases, instead of check-create '
+             'beside external_service_base_endpoint.'),
+    cfg.StrOpt(
+        'external_service_check_update_endpoint',
+        help='URL that is asked about changes of leases, instead of '
+             'check-update beside external_service_base_endpoint.'),
+    cfg.StrOpt(
+        'external_service_on_end_endpoint',
+        help='URL that is told of leases that are over, instead of on-end '
+             'beside external_service_base_endpoint.'),
+    cfg.StrOpt(
+        'external_service_token', default='', secret=True,
+        help='What the service gets as X-Auth-Token. Empty: no such '
+             'header.'),
+    cfg.IntOpt(
+        'external_service_timeout', default=10, min=1,
+        help='Seconds to wait for the service to accept a connection, and '
+             'again for its answer. Where none comes, the lease is neither '
+             'made nor changed.'),
+]
+
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Make the options known to a configuration. Safe to call twice."""
     # oslo.config keeps what is set in the group itself: each gets its own.
     conf.register_group(copy.deepcopy(GROUP))
     conf.register_opts(OPTS, group=GROUP)
+    conf.register_group(copy.deepcopy(ENFORCEMENT_GROUP))
+    conf.register_opts(ENFORCEMENT_OPTS, group=ENFORCEMENT_GROUP)
     conf.register_group(copy.deepcopy(DATABASE_GROUP))
     conf.register_opts(db_options.database_opts, group=DATABASE_GROUP)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
     """For oslo-config-generator and the documentation."""
-    return [(GROUP, OPTS), (DATABASE_GROUP, db_options.database_opts)]
+    return [(GROUP, OPTS), (ENFORCEMENT_GROUP, ENFORCEMENT_OPTS),
+            (DATABASE_GROUP, db_options.database_opts)]

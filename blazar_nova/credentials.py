@@ -105,6 +105,12 @@ class Credentials:
         """Whether there is a keystone at all."""
         return self._session is not None
 
+    def place(self) -> dict[str, str | None]:
+        """Where keystone is, for others who want to ask it something."""
+        auth = self._session.auth if self.is_configured() else None
+        return {'auth_url': getattr(auth, 'auth_url', None),
+                'region_name': self._conf[GROUP].region_name}
+
     @functools.cached_property
     def _session(self) -> ty.Any:
         """As the service user; None where there is no keystone."""

@@ -30,7 +30,7 @@ class TestOpts(base.BaseTestCase):
             self.assertTrue(group.help)
             for option in options:
                 self.assertTrue(option.help, option.name)
-        for option in opts.OPTS:
+        for option in opts.OPTS + opts.ENFORCEMENT_OPTS:
             self.assertRegex(option.help, r'^[A-Z](?s:.*)\.$', option.name)
 
     def test_the_defaults(self):
@@ -46,6 +46,23 @@ class TestOpts(base.BaseTestCase):
              'admission_retries': 20},
             dict(self.conf().blazar.items()))
 
+    def test_nothing_is_limited_and_nobody_asked_by_default(self):
+        self.assertEqual(
+            {'max_lease_duration': -1,
+             'max_lease_duration_exempt_project_ids': [],
+             'max_leases_per_project': -1,
+             'max_held_servers_per_project': -1,
+             'max_reserved_vcpus_per_project': -1,
+             'max_reserved_ram_mb_per_project': -1,
+             'max_reserved_disk_gb_per_project': -1,
+             'exempt_project_ids': [],
+             'external_service_base_endpoint': None,
+             'external_service_check_create_endpoint': None,
+             'external_service_check_update_endpoint': None,
+             'external_service_on_end_endpoint': None,
+             'external_service_token': '', 'external_service_timeout': 10},
+            dict(self.conf().enforcement.items()))
+
     def test_every_default_is_a_value_that_could_be_written(self):
         conf = self.conf()
         for option in opts.OPTS:
@@ -60,6 +77,7 @@ class TestOpts(base.BaseTestCase):
                   opts.list_opts() for option in options}
         self.assertTrue(secret['encryption_keys'])
         self.assertTrue(secret['connection'])
+        self.assertTrue(secret['external_service_token'])
 
     def test_they_may_be_registered_twice(self):
         conf = self.conf()

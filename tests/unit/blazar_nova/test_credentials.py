@@ -78,6 +78,20 @@ class CredentialsTestCase(base.TestCase):
         return token
 
 
+class TestPlace(CredentialsTestCase):
+
+    def test_where_keystone_is(self):
+        self.assertEqual({'auth_url': URL, 'region_name': None},
+                         self.trusts.place())
+        conf = self.conf(f'{CONFIGURED}[blazar_keystone]\nregion_name = one')
+        self.assertEqual({'auth_url': URL, 'region_name': 'one'},
+                         credentials.Credentials(conf).place())
+
+    def test_without_a_keystone_it_is_nowhere(self):
+        self.assertEqual({'auth_url': None, 'region_name': None},
+                         credentials.Credentials(self.conf('')).place())
+
+
 class TestDelegate(CredentialsTestCase):
 
     def made(self):

@@ -1,0 +1,289 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import sqlalchemy as sa
+import testscenarios
+
+from blazar_core.db import models
+from blazar_core import errors
+from blazar_core import limits
+from blazar_core import model
+from tests.unit import base
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+NOW = base.NOW
+SIZE = {'VCPU': 2, 'MEMORY_MB': 512, 'DISK_GB': 10}
+VCPUS = 'max_reserved_vcpus_per_project'
+HELD = 'max_held_servers_per_project'
+LEASES = 'max_leases_per_project'
+DURATION = 'max_lease_duration'
+
+
+class LimitsTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=64, PCPU=64, MEMORY_MB=65536, DISK_GB=640)
+        self.asked_others = []
+        self.limits = limits.Limits(
+            self.books.conf, self.database, [self.asked_others.append])
+        self.statements = []
+        sa.event.listen(
+            self.database.engine, 'before_cursor_execute',
+            lambda _connection, _cursor, statement, *_rest:
+                self.statements.append(statement))
+
+    def limit(self, **values):
+        for name, value in values.items():
+            self.books.conf.set_override(name, value, 'enforcement')
+
+    def asked(self, start=50, end=100, servers=1, **values):
+        """What would be asked for, of the size of a lease of this test."""
+        return limits.Asked(**{
+            'project_id': 'project', 'user_id': 'user',
+            'window': model.Window(NOW + start, NOW + end),
+            'servers': servers, 'resources': {
+                rc: servers * amount for rc, amount in SIZE.items()},
+            **values})
+
+    def have(self, *args, **wanted):
+        """A lease of the project."""
+        return self.lease(*args, **{'resources': SIZE, **wanted})
+
+    def queries(self, asked):
+        """The statements that a question takes."""
+        del self.statements[:]
+        try:
+            self.limits.check(asked)
+        except errors.LimitExceeded:
+            pass
+        return [one for one in self.statements if one.startswith('SELECT')]
+
+    def refused(self, name, *facts, **values):
+        """Make sure that it is refused, and that this is why."""
+        del self.asked_others[:]
+        sentence = str(self.assertRaises(
+            errors.LimitExceeded, self.limits.check, self.asked(**values)))
+        self.assertIn(f'({name})', sentence)
+        for fact in facts:
+            self.assertRegex(sentence, rf'\b{fact}\b')
+        self.assertEqual([], self.asked_others)
+
+    def allowed(self, **values):
+        self.limits.check(self.asked(**values))
+
+
+class TestDuration(LimitsTestCase):
+
+    def test_as_long_as_the_limit_and_no_longer(self):
+        self.limit(max_lease_duration=50)
+        self.allowed(start=50, end=100)
+        self.refused(DURATION, 50, 51, start=50, end=101)
+
+    def test_it_takes_no_look_into_the_books(self):
+        self.limit(max_lease_duration=50)
+        self.assertEqual([], self.queries(self.asked(end=100)))
+        self.assertEqual([], self.queries(self.asked(end=1000)))
+
+    def test_projects_may_be_exempt(self):
+        self.limit(max_lease_duration=50,
+                   max_lease_duration_exempt_project_ids=['mine', 'other'])
+        self.allowed(end=1000, project_id='other')
+        self.refused(DURATION, end=1000, project_id='another')
+
+    def test_one_that_was_longer_may_be_shortened_but_not_prolonged(self):
+        lease = self.have(50, 150)
+        self.limit(max_lease_duration=50)
+        self.allowed(end=149, lease_id=lease['id'])
+        self.allowed(end=150, lease_id=lease['id'])
+        self.refused(DURATION, 50, 101, end=151, lease_id=lease['id'])
+
+
+class TestLeases(LimitsTestCase):
+
+    def test_those_that_are_not_over_count(self):
+        self.limit(max_leases_per_project=2)
+        first = self.have(0, 50)
+        self.allowed()
+        self.have(50, 100)
+        self.refused(LEASES, 2, 1)
+        self.clock.advance(50)
+        self.lifecycle.end(first['id'])
+        self.assertEqual('TERMINATED', self.status(first))
+        self.allowed()
+
+    def test_so_do_offers(self):
+        self.limit(max_leases_per_project=1)
+        self.leases.offer(self.new_lease(50, 100), 60)
+        self.refused(LEASES, 1)
+
+    def test_those_of_other_projects_do_not(self):
+        self.limit(max_leases_per_project=1)
+        self.have(50, 100, project='other')
+        self.allowed()
+        self.refused(LEASES, project_id='other')
+
+    def test_none_at_all(self):
+        self.limit(max_leases_per_project=0)
+        self.refused(LEASES, 0)
+
+    def test_one_without_reservations_counts(self):
+        self.limit(max_leases_per_project=1)
+        with self.database.writer() as session:
+            session.add(models.Lease(
+                id='empty', name='', project_id='project', user_id='user',
+                start_date=NOW, end_date=NOW + 100, on_end='delete',
+                status='ACTIVE', created_at=NOW, updated_at=NOW))
+        self.refused(LEASES)
+
+    def test_a_lease_with_several_reservations_is_one(self):
+        self.limit(max_leases_per_project=2, **{VCPUS: 10})
+        lease = self.have(50, 100)
+        with self.database.writer() as session:
+            session.add(models.Reservation(
+                id='second', lease_id=lease['id'], amount=1,
+                resource_type='virtual:instance', resources={'VCPU': 3},
+                status='pending', created_at=NOW, updated_at=NOW))
+            session.flush()
+            session.add(models.Booking(
+                reservation_id='second', server_id=None,
+                host_id=session.scalars(sa.select(models.Host.id)).one(),
+                start_date=NOW + 50, end_date=NOW + 100,
+                resources={'VCPU': 3}))
+        self.allowed()
+        self.limit(**{VCPUS: 6})
+        self.refused(VCPUS, 6, 5, 2)
+
+    def test_to_change_one_makes_no_more_of_them(self):
+        lease = self.have(50, 100)
+        self.limit(max_leases_per_project=1)
+        self.allowed(lease_id=lease['id'])
+        self.limit(max_leases_per_project=0)
+        self.allowed(lease_id=lease['id'])
+
+
+class TestHeld(LimitsTestCase):
+
+    def test_servers_that_wait_for_their_lease_count(self):
+        self.have(50, 100, count=2)
+        self.limit(max_held_servers_per_project=3)
+        self.allowed(servers=1)
+        self.refused(HELD, 3, 2, servers=2)
+
+    def test_those_that_do_not_wait_do_not(self):
+        self.have(0, 100, count=3)
+        self.leases.offer(self.new_lease(50, 100, count=3), 60)
+        self.limit(max_held_servers_per_project=3)
+        self.allowed(servers=3)
+        self.have(50, 100, count=3)
+        self.refused(HELD)
+        self.allowed(servers=3, held=False)
+
+    def test_when_they_are_built_they_wait_no_more(self):
+        lease = self.have(50, 100, count=3)
+        self.limit(max_held_servers_per_project=3)
+        self.refused(HELD)
+        self.clock.advance(50)
+        self.lifecycle.start(lease['id'])
+        self.assertEqual('STARTING', self.status(lease))
+        self.allowed(servers=3)
+
+
+class TestReserved(LimitsTestCase):
+
+    def test_what_all_leases_hold_is_added_up(self):
+        self.have(0, 50, count=2)
+        self.have(1000, 2000, count=3)
+        for name, each in (('vcpus', 2), ('ram_mb', 512), ('disk_gb', 10)):
+            name = f'max_reserved_{name}_per_project'
+            self.limit(**{name: 7 * each})
+            self.allowed(servers=2)
+            self.refused(name, 7 * each, 5 * each, 3 * each, servers=3)
+            self.limit(**{name: -1})
+
+    def test_dedicated_cpus_are_cpus(self):
+        self.have(50, 100, resources={'PCPU': 3})
+        self.limit(**{VCPUS: 6})
+        self.allowed(resources={'VCPU': 1, 'PCPU': 2})
+        self.refused(VCPUS, 6, 3, 4, resources={'VCPU': 1, 'PCPU': 3})
+
+    def test_who_wants_nothing_of_it_is_not_limited_by_it(self):
+        self.limit(max_reserved_disk_gb_per_project=0)
+        asked = self.asked(resources={'VCPU': 1})
+        self.limits.check(asked)
+        self.assertEqual([], self.queries(asked))
+
+    def test_what_could_not_be_built_is_not_reserved(self):
+        lease = self.have(0, 100, count=2)
+        self.limit(**{VCPUS: 4})
+        self.refused(VCPUS, 4, 4, 2)
+        self.cloud.servers[base.servers_of(lease)[0]] = base.lifecycle.Seen(
+            base.State.ERROR)
+        self.lifecycle.check(base.servers_of(lease)[0])
+        self.assertEqual('ERROR', self.status(lease))
+        self.allowed(servers=1)
+
+    def test_of_the_lease_that_is_changed_only_what_it_gets_counts(self):
+        lease = self.have(50, 100, count=3)
+        self.have(50, 100, count=1)
+        self.limit(**{VCPUS: 10})
+        self.allowed(servers=4, lease_id=lease['id'])
+        self.refused(VCPUS, 10, 2, servers=5, lease_id=lease['id'])
+
+    def test_a_limit_that_was_lowered_lets_leases_shrink(self):
+        lease = self.have(50, 100, count=3)
+        self.have(50, 100, count=3)
+        self.limit(**{VCPUS: 4})
+        self.allowed(servers=2, lease_id=lease['id'])
+        self.allowed(servers=3, lease_id=lease['id'])
+        self.refused(VCPUS, 4, 6, 8, servers=4, lease_id=lease['id'])
+
+
+class TestCheck(LimitsTestCase):
+
+    def test_without_limits_the_books_are_not_asked(self):
+        asked = self.asked(servers=1000, end=10 ** 9)
+        self.assertEqual([], self.queries(asked))
+        self.assertEqual([asked], self.asked_others)
+
+    def test_all_limits_take_one_statement_however_many_leases(self):
+        self.limit(max_leases_per_project=9, max_lease_duration=60,
+                   max_held_servers_per_project=9,
+                   max_reserved_vcpus_per_project=99,
+                   max_reserved_ram_mb_per_project=99999,
+                   max_reserved_disk_gb_per_project=999)
+        for _number in range(3):
+            lease = self.have(50, 100, count=2)
+        self.assertEqual(1, len(self.queries(self.asked())))
+        self.assertEqual(1, len(self.asked_others))
+        self.assertEqual(1, len(self.queries(
+            self.asked(lease_id=lease['id']))))
+        self.assertEqual(2, len(self.asked_others))
+
+    def test_exempt_projects_have_no_limits_but_others_are_asked(self):
+        self.limit(max_leases_per_project=0, max_lease_duration=1,
+                   exempt_project_ids=['project'])
+        asked = self.asked()
+        self.assertEqual([], self.queries(asked))
+        self.assertEqual([asked], self.asked_others)
+        self.refused(DURATION, project_id='other')
+
+    def test_others_may_refuse(self):
+        def never(asked):
+            raise errors.LimitExceeded(f'Not {asked.user_id}.')
+
+        checks = limits.Limits(self.books.conf, self.database, [
+            self.asked_others.append, never, self.asked_others.append])
+        self.assertEqual('Not user.', str(self.assertRaises(
+            errors.LimitExceeded, checks.check, self.asked())))
+        self.assertEqual(1, len(self.asked_others))

@@ -151,15 +151,15 @@ class Worker:
         """A server more for a reservation that there is."""
         demand = model.Demand(self.dice.choice(SIZES))
 
-        def write(connection: sa.Connection, host_ids: ty.Sequence[int],
+        def write(connection: sa.Connection, picked: admissions.Picked,
                   ) -> None:
             edits = [books.Edit(None, books.NewBooking(
                 self.reservation, host_id, uuidutils.generate_uuid(), window,
-                demand.resources)) for host_id in host_ids]
+                demand.resources)) for host_id in picked[0]]
             books.decide(connection, self.now, edits)
             books.add(connection, edits)
 
-        self.search.admit(demand, window, write)
+        self.search.admit([demand], window, write)
 
     def lease(self, window: model.Window) -> dict[str, ty.Any]:
         """A lease of one server."""
@@ -167,8 +167,9 @@ class Worker:
             'project', 'user', params.LeaseRequest(
                 name='lease', window=window, before_end=window.end - 600,
                 events=(), on_end='delete', starts_now=False),
-            model.Demand(self.dice.choice(SIZES)),
-            (uuidutils.generate_uuid(),)), 'sealed')
+            (leases.NewReservation(
+                model.Demand(self.dice.choice(SIZES)),
+                (uuidutils.generate_uuid(),)),)), 'sealed')
 
     def work(self, seconds: float) -> dict[str, ty.Any]:
         """Admit until the time is over."""

@@ -18,6 +18,8 @@ late: then it is done again, with other hosts first.
 """
 
 import collections
+import contextlib
+import math
 import typing as ty
 
 import numpy as np
@@ -34,7 +36,7 @@ from blazar_core import index as indexes
 from blazar_core import model
 from blazar_core import timeline as timelines
 
-__all__ = ['Admission', 'Strategy', 'pack', 'spread']
+__all__ = ['Admission', 'Picked', 'Rooms', 'Strategy', 'pack', 'spread']
 
 LOG = logging.getLogger(__name__)
 
@@ -67,6 +69,9 @@ def spread(_timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
     return np.random.default_rng().permutation(candidates)
 
 
+#: For each demand, the id of a host for each of its servers.
+Picked: ty.TypeAlias = list[list[int]]
+
 #: Seconds that the first search for room may lag behind the database: to ask
 #: costs half as much as to decide.
 LAG = 0.1
@@ -75,6 +80,31 @@ CROWDED = 1
 
 #: More servers than any request has.
 _MANY = 2 ** 31
+
+
+class Rooms(ty.NamedTuple):
+    """Where a server may be placed.
+
+    ``booked`` is the uuid of the host of its booking; ``by_host`` says how
+    many such servers may go to each host (by uuid) that is judged, and
+    ``elsewhere`` how many to each that is not.
+    """
+
+    booked: str | None
+    by_host: dict[str, int]
+    elsewhere: float
+
+
+class _Own:
+    """A booking of a reservation, and what its servers are to each other."""
+
+    def __init__(self, row: models.Booking,
+                 params: ty.Mapping[str, ty.Any] | None) -> None:
+        self.row = row
+        self.affinity = (params or {}).get('affinity')
+
+    def __getattr__(self, name: str) -> ty.Any:
+        return getattr(self.row, name)
 
 
 class Admission:
@@ -88,14 +118,14 @@ class Admission:
         self._strategy = strategy
         self._lost: dict[int, int] = {}
 
-    def admit(self, demand: model.Demand, window: model.Window,
-              write: ty.Callable[[sa.Connection, ty.Sequence[int]], R],
-              ) -> R:
+    def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
+              write: ty.Callable[[sa.Connection, Picked], R]) -> R:
         """Find hosts and write, again until nobody else is faster.
 
+        :param demands: all of them, or nothing
         :param write: decides in a transaction, by
             :func:`blazar_core.books.decide`, about the hosts it is given,
-            one for each server
+            one for each server of each demand
         :returns: what ``write`` returned, when it is committed
         :raises Refused: when there is no room; says why and when
         :raises BooksBusy: when too many others book at the same moment
@@ -103,11 +133,11 @@ class Admission:
         lags = iter([LAG])
 
         def attempt() -> R:
-            host_ids = self.pick(demand, window, last=self._crowded(),
-                                 lag=next(lags, 0))
+            picked = self.pick_all(demands, window, last=self._crowded(),
+                                   lag=next(lags, 0))
             try:
                 with self._database.begin() as connection:
-                    return write(connection, host_ids)
+                    return write(connection, picked)
             except api.LostRace as race:
                 # Somebody else is busy there: look elsewhere first.
                 self._lost[race.host_id] = self._clock.now()
@@ -128,10 +158,15 @@ class Admission:
         return set(self._lost)
 
     def pick(self, demand: model.Demand, window: model.Window,
-             last: ty.Collection[int] = (),
-             instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
-             ) -> list[int]:
-        """The id of a host for each server of a demand; books nothing.
+             **how: ty.Any) -> list[int]:
+        """As :meth:`pick_all`, for one demand."""
+        return self.pick_all([demand], window, **how)[0]
+
+    def pick_all(self, demands: ty.Sequence[model.Demand],
+                 window: model.Window, last: ty.Collection[int] = (),
+                 instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
+                 ) -> Picked:
+        """The id of a host for each server of demands; books nothing.
 
         :param last: ids of hosts to be taken only when no others will do
         :param instead_of: rows of bookings that would go in exchange
@@ -141,29 +176,91 @@ class Admission:
         """
         with self.index.fresh(lag) as timeline:
             with self.index.without(instead_of):
-                hosts = self._allowed(timeline, demand)
-                rooms = timeline.rooms(demand, window, hosts)
-                picked = self._fill(timeline, demand, window, rooms, last)
-                if picked is not None:
-                    return picked
+                found = self._together(timeline, demands, window, last)
+                if not isinstance(found, model.Demand):
+                    return found
                 if not lag:
-                    refusal = _refusal(timeline, demand, window, hosts, rooms)
+                    refusal = self._refusal(timeline, demands, window, found)
         if lag:
-            return self.pick(demand, window, last, instead_of)
+            return self.pick_all(demands, window, last, instead_of)
         self._explain(refusal, window)
         raise errors.Refused(refusal)
+
+    def _together(self, timeline: timelines.Timeline,
+                  demands: ty.Sequence[model.Demand], window: model.Window,
+                  last: ty.Collection[int] = (),
+                  ) -> Picked | model.Demand:
+        """Hosts for all demands; or the one for which none are left."""
+        picked: Picked = []
+        with contextlib.ExitStack() as before:
+            for demand in demands:
+                rooms = timeline.rooms(
+                    demand, window, self._allowed(timeline, demand))
+                hosts = self._fill(timeline, demand, window, rooms, last)
+                if hosts is None:
+                    return demand
+                picked.append(hosts)
+                if len(picked) < len(demands):
+                    before.enter_context(self.index.booked(
+                        hosts, window, demand.resources))
+        return picked
+
+    def availability(self, demand: model.Demand, window: model.Window,
+                     duration: int, most: int,
+                     ) -> tuple[list[tuple[int, int]], bool]:
+        """How many servers fit for so long, from each start in a window.
+
+        The number changes where a booking ends, and where one begins that
+        would be in the way. Costs a look at all hosts for each of these
+        instants: O(most * H).
+
+        :param demand: its count is the most that is wanted to be known
+        :param duration: seconds
+        :param most: how many instants are looked at
+        :returns: starts, and how many fit from there until the next one;
+            and whether there are more instants in the window
+        """
+        found: list[tuple[int, int]] = []
+        with self.index.fresh() as timeline:
+            hosts = self._allowed(timeline, demand)
+            starts = self._instants(window, duration, most + 1)
+            for start in starts[:most]:
+                rooms = timeline.rooms(
+                    demand, model.Window(start, start + duration), hosts)
+                fits = min(_most_of(demand, rooms), demand.count)
+                if not found or found[-1][1] != fits:
+                    found.append((start, fits))
+        return found, len(starts) > most
+
+    def _instants(self, window: model.Window, duration: int, most: int,
+                  ) -> list[int]:
+        """The first instants of a window at which room may come or go."""
+        late, early = models.Booking.end_date, (
+            models.Booking.start_date - duration + 1)
+        with self._database.reader() as session:
+            found = session.scalars(sa.union(*(
+                sa.select(time.label('time')).where(
+                    models.Booking.host_id.is_not(None),
+                    time > window.start, time < window.end)
+                for time in (late, early))).order_by('time').limit(most))
+            return [window.start, *found][:most]
 
     def quote(self, demand: model.Demand, window: model.Window,
               ) -> model.Refusal | None:
         """What :meth:`pick` would say: None when there is room."""
+        return self.quote_all([demand], window)
+
+    def quote_all(self, demands: ty.Sequence[model.Demand],
+                  window: model.Window) -> model.Refusal | None:
+        """What :meth:`pick_all` would say: None when there is room."""
         try:
-            self.pick(demand, window)
+            self.pick_all(demands, window)
         except errors.Refused as exc:
             return exc.refusal
         return None
 
     def rooms_for(self, server_id: str, resources: model.Resources,
-                  ) -> tuple[str | None, dict[str, int]]:
+                  reservation_id: str | None = None) -> Rooms:
         """Where a server, and those that come with it, may be placed now.
 
         A server with a booking may go to its booked host, and to any host
@@ -174,12 +271,18 @@ class Admission:
         not judged: there is no promise that could be broken, and the cloud
         knows better what fits.
 
-        :returns: the uuid of the booked host, if there is one, and for each
-            host (by uuid) that is judged, how many such servers may go there
+        The servers of a reservation that are to be together or apart keep to
+        the hosts that are booked for them.
+
+        :param reservation_id: the one whose flavor the server has; it may go
+            nowhere unless it has a place in it
         """
         now = self._clock.now()
         with self.index.fresh() as timeline:
             mine, own = self._own(server_id)
+            if reservation_id is not None and (
+                    mine is None or mine.reservation_id != reservation_id):
+                return Rooms(None, {}, 0)
             window = model.Window(now, model.FOREVER)
             if mine is not None:
                 window = model.Window(
@@ -193,21 +296,28 @@ class Admission:
                 if row.running or row.end_date > now)
             hosts = self.index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
-            return (None if booked is None else booked.uuid), {
+            uuid = None if booked is None else booked.uuid
+            if mine is not None and mine.affinity is not None:
+                return Rooms(uuid, {hosts[host_id].uuid: count
+                                    for host_id, count in own_on.items()
+                                    if host_id in hosts}, 0)
+            return Rooms(uuid, {
                 hosts[host_id].uuid: max(room, own_on[host_id])
                 for host_id, room in zip(
                     timeline.ids, rooms.tolist(), strict=True)
-                if busy[timeline.index(host_id)]}
+                if busy[timeline.index(host_id)]}, math.inf)
 
     def _own(self, server_id: str) -> tuple[ty.Any, list[ty.Any]]:
         """The booking of a server, and those that count as its own."""
         with self._database.reader() as session:
-            rows = session.execute(
-                sa.select(models.Booking).where(
-                    models.Booking.reservation_id.in_(
-                        sa.select(models.Booking.reservation_id).where(
-                            models.Booking.server_id == server_id)))
-            ).scalars().all()
+            rows = [_Own(booking, params) for booking, params in
+                    session.execute(
+                        sa.select(models.Booking, models.Reservation.params)
+                        .join(models.Booking.reservation).where(
+                            models.Booking.reservation_id.in_(
+                                sa.select(models.Booking.reservation_id)
+                                .where(models.Booking.server_id ==
+                                       server_id)))).tuples()]
         mine = [row for row in rows if row.server_id == server_id]
         return (mine[0] if mine else None), [
             row for row in rows if row.server_id == server_id or
@@ -251,6 +361,47 @@ class Admission:
                 return picked
         return None
 
+    def _refusal(self, timeline: timelines.Timeline,
+                 demands: ty.Sequence[model.Demand], window: model.Window,
+                 refused: model.Demand) -> model.Refusal:
+        """Why, and when, for the demand that had no room."""
+        hosts = self._allowed(timeline, refused)
+        fits_now = _most_of(refused, timeline.rooms(refused, window, hosts))
+        next_start = self._next_start(timeline, demands, window)
+        if next_start is not None:
+            reason = model.Reason.NO_ROOM
+        elif len(timeline) if hosts is None else hosts.any():
+            reason = model.Reason.TOO_BIG
+        else:
+            reason = model.Reason.NO_HOST
+        return model.Refusal(reason, refused.count,
+                             min(fits_now, refused.count), next_start)
+
+    def _next_start(self, timeline: timelines.Timeline,
+                    demands: ty.Sequence[model.Demand], window: model.Window,
+                    ) -> int | None:
+        """The earliest start at which a demand fits.
+
+        Where several fit one by one but not beside each other, later starts
+        are tried in growing steps: what is found is true, though there may
+        be an earlier one.
+        """
+        duration = window.end - window.start
+        start, step = window.start, 60
+        while start + duration < model.FOREVER:
+            for demand in demands:
+                found = timeline.earliest(demand, duration, start,
+                                          self._allowed(timeline, demand))
+                if found is None:
+                    return None
+                start = max(start, found)
+            if len(demands) == 1 or not isinstance(
+                    self._together(timeline, demands, model.Window(
+                        start, start + duration)), model.Demand):
+                return start
+            start, step = start + step, 2 * step
+        return None
+
     def _explain(self, refusal: model.Refusal, window: model.Window,
                  ) -> None:
         """Tell the operator which leases stand in the way."""
@@ -265,19 +416,7 @@ class Admission:
                  ', '.join(leases) or 'none, but servers without an end')
 
 
-def _refusal(timeline: timelines.Timeline, demand: model.Demand,
-             window: model.Window, hosts: npt.NDArray[np.bool_] | None,
-             rooms: npt.NDArray[np.int64]) -> model.Refusal:
-    fits_now = int(rooms.max(initial=0)
-                   if demand.affinity is model.Affinity.SAME
-                   else rooms.sum())
-    next_start = timeline.earliest(
-        demand, window.end - window.start, window.start, hosts)
-    if next_start is not None:
-        reason = model.Reason.NO_ROOM
-    elif len(timeline) if hosts is None else hosts.any():
-        reason = model.Reason.TOO_BIG
-    else:
-        reason = model.Reason.NO_HOST
-    return model.Refusal(reason, demand.count, min(fits_now, demand.count),
-                         next_start)
+def _most_of(demand: model.Demand, rooms: npt.NDArray[np.int64]) -> int:
+    """How many servers of a demand there is room for."""
+    return int(rooms.max(initial=0)
+               if demand.affinity is model.Affinity.SAME else rooms.sum())

@@ -83,10 +83,12 @@ def when(seconds: int) -> str:
 
 class _Lease(ty.NamedTuple):
     """A lease that is not over, and how much there is of what belongs to it.
+
+    :ivar bookings: None when it has no reservations, and is right without
     """
 
     row: ty.Any
-    bookings: int
+    bookings: int | None
     servers: int
     build: str | None
     events: ty.Mapping[str, ty.Any]
@@ -155,11 +157,11 @@ class Audit:
                 sa.select(models.Lease.__table__).where(
                     models.Lease.status != 'TERMINATED')
                 .order_by(models.Lease.start_date, models.Lease.id)).all()
-        return [_Lease(row, *counts.get(row.id, (0, 0)), builds.get(row.id),
+        return [_Lease(row, *counts.get(row.id, (None, 0)), builds.get(row.id),
                        events.get(row.id, {})) for row in found]
 
     def _about(self, lease: _Lease) -> ty.Iterator[Difference]:
-        if not lease.bookings:
+        if lease.bookings == 0:
             yield self._empty(lease)
             return
         yield from self._unbuilt(lease)
@@ -458,9 +460,10 @@ class Audit:
 
 
 _COUNTS = sa.select(
-    models.Reservation.lease_id, sa.func.count().label('bookings'),
+    models.Reservation.lease_id,
+    sa.func.count(models.Booking.id).label('bookings'),
     sa.func.count(models.Booking.server_id).label('servers'),
-).join(models.Booking.reservation).group_by(models.Reservation.lease_id)
+).outerjoin(models.Reservation.bookings).group_by(models.Reservation.lease_id)
 
 _OPEN_STATES = ('UNDONE', 'IN_PROGRESS')
 _OPEN = models.Event.status.in_(_OPEN_STATES)

@@ -86,6 +86,12 @@ def iso(seconds: int) -> str:
     return utc(seconds).strftime('%Y-%m-%dT%H:%M:%S.%f')
 
 
+def parse_iso(text: str) -> int:
+    """The instant that :func:`iso` wrote."""
+    return int(datetime.datetime.strptime(text, '%Y-%m-%dT%H:%M:%S.%f')
+               .replace(tzinfo=datetime.timezone.utc).timestamp())
+
+
 def minute(seconds: int) -> str:
     """A date as users write it, e.g. ``2026-12-01 16:07``.
 

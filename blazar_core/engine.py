@@ -35,6 +35,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import lifecycle as life
+from blazar_core import model
 from blazar_core import states
 
 __all__ = ['Engine']
@@ -141,6 +142,7 @@ class Engine:
                 sa.update(models.Event)
                 .where(models.Event.status == 'UNDONE',
                        models.Event.attempts == 0,
+                       models.Event.due < model.FOREVER,
                        models.Event.time <= self._clock.now())
                 .values(due=models.Event.time))
 
@@ -294,7 +296,8 @@ class Engine:
                 .where(models.Event.id == claim.event_id,
                        models.Event.claimed_by == self._name,
                        models.Event.status == 'IN_PROGRESS')
-                .values(claimed_by=None, claimed_until=0, **values))
+                .values(claimed_by=None, claimed_until=0,
+                        updated_at=self._clock.now(), **values))
             return ty.cast(
                 'sa.CursorResult[ty.Any]', settled).rowcount == 1
 

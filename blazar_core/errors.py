@@ -18,6 +18,7 @@
     +-- Forbidden             the policy does not let this user do it
     +-- LimitExceeded         more than the operator lets the project have
     +-- NotFound              no such lease, reservation, host ...
+    +-- Conflict              it is not in a state in which that can be done
     +-- InvalidTransition     a state machine was asked for a forbidden step
     +-- BooksBusy             the retries of a transaction are used up
     +-- NotDelegated          one may not act for the user at all, or no more
@@ -38,6 +39,7 @@ __all__ = [
     'BooksBusy',
     'CloudUnavailable',
     'ConfigurationError',
+    'Conflict',
     'Forbidden',
     'InvalidLeaseParams',
     'InvalidTransition',
@@ -75,6 +77,10 @@ class LimitExceeded(BlazarError):
 
 class NotFound(BlazarError):
     """The named thing is not in the books."""
+
+
+class Conflict(BlazarError):
+    """Understood, but not possible with a thing as it is now."""
 
 
 class InvalidTransition(BlazarError):

@@ -106,6 +106,19 @@ class Index:
         finally:
             self._apply_all(taken, 1)
 
+    @contextlib.contextmanager
+    def booked(self, host_ids: ty.Sequence[int], window: model.Window,
+               resources: model.Resources) -> ty.Iterator[None]:
+        """Within :meth:`fresh`: as if this were booked, once on each."""
+        assert self._timeline is not None
+        for host_id in host_ids:
+            self._timeline.apply(host_id, window, resources, 1)
+        try:
+            yield
+        finally:
+            for host_id in host_ids:
+                self._timeline.apply(host_id, window, resources, -1)
+
     def _apply_all(self, bookings: ty.Iterable[ty.Any], sign: int) -> None:
         assert self._timeline is not None
         for one in bookings:

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Leases: how they are made, found, and told to others."""
+"""Leases: how they are made and changed."""
 
 import dataclasses
 import types
@@ -30,9 +30,10 @@ from blazar_core import errors
 from blazar_core import model
 from blazar_core import params
 from blazar_core import states
+from blazar_core import views
 
-__all__ = ['Leases', 'NewLease', 'RESOURCE_TYPE', 'describe', 'listed',
-           'reseal']
+__all__ = ['Change', 'Leases', 'NewLease', 'NewReservation',
+           'RESOURCE_TYPE', 'reseal', 'total']
 
 LOG = logging.getLogger(__name__)
 
@@ -41,8 +42,25 @@ RESOURCE_TYPE = 'virtual:instance'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class NewReservation:
+    """So many servers of a kind.
+
+    :ivar server_ids: those that are about to be built; none when servers
+        come later, of ``flavor``
+    :ivar params: what was asked for, in the API's words
+    :ivar flavor: what servers that come later will be made of
+    """
+
+    demand: model.Demand
+    server_ids: tuple[str, ...] = ()
+    resource_type: str = RESOURCE_TYPE
+    params: ty.Mapping[str, ty.Any] | None = None
+    flavor: ty.Mapping[str, ty.Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class NewLease:
-    """A lease to be made for servers that are about to be built.
+    """A lease to be made.
 
     :ivar credential: what lets us act for the user when it starts, sealed
     """
@@ -50,9 +68,39 @@ class NewLease:
     project_id: str
     user_id: str
     request: params.LeaseRequest
-    demand: model.Demand
-    server_ids: tuple[str, ...]
+    reservations: tuple[NewReservation, ...]
     credential: str | None = None
+
+    @property
+    def demands(self) -> list[model.Demand]:
+        return [one.demand for one in self.reservations]
+
+    @property
+    def server_ids(self) -> list[str]:
+        return [server_id for one in self.reservations
+                for server_id in one.server_ids]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """What is to become of a lease; None leaves a thing as it is.
+
+    :ivar resources: what each of its servers gets
+    :ivar elsewhere: what its hosts must be like, if a lease that has not
+        started may get other ones; None: it keeps those it has
+    :ivar events: all of the user's own that are still to come
+    :ivar reservations: by id, what they are to be
+    """
+
+    start: int | None = None
+    end: int | None = None
+    name: str | None = None
+    before_end: int | None = None
+    events: tuple[params.EventRequest, ...] | None = None
+    resources: model.Resources | None = None
+    elsewhere: model.Demand | None = None
+    reservations: ty.Mapping[str, NewReservation] = dataclasses.field(
+        default_factory=dict)
 
 
 class Leases:
@@ -69,31 +117,43 @@ class Leases:
 
         :raises Refused: when there is none; says why and when
         """
-        self._admission.pick(new.demand, new.request.window)
+        self._admission.pick_all(new.demands, new.request.window)
+
+    def quote(self, new: NewLease) -> model.Refusal | None:
+        """Why there is no room for a lease; None when there is."""
+        return self._admission.quote_all(new.demands, new.request.window)
+
+    def availability(self, demand: model.Demand, window: model.Window,
+                     duration: int, most: int,
+                     ) -> tuple[list[tuple[int, int]], bool]:
+        """See :meth:`blazar_core.admission.Admission.availability`."""
+        return self._admission.availability(demand, window, duration, most)
 
     def create(self, new: NewLease, sealed: str | None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or nothing is written.
 
         :param sealed: the call to be sent at its start; None when the caller
-            sends it now, and the lease starts with that
-        :returns: the lease, as :func:`describe` has it
+            sends it now, and the lease starts with that, or when its servers
+            come later
+        :returns: the lease, as :func:`~blazar_core.views.describe` has it
         :raises Refused: when there is no room; says why and when
         :raises BooksBusy: when too many others book at the same moment
         """
         lease = self._admission.admit(
-            new.demand, new.request.window,
-            lambda connection, host_ids: self._create(
-                connection, new, sealed, host_ids))
+            new.demands, new.request.window,
+            lambda connection, picked: self._create(
+                connection, new, sealed, picked))
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
                  lease['id'], lease['name'], new.project_id, lease['status'],
                  lease['start_date'], lease['end_date'],
-                 ', '.join(new.server_ids))
+                 ', '.join(new.server_ids) or 'come later')
         return lease
 
     def _create(self, connection: sa.Connection, new: NewLease,
-                sealed: str | None, host_ids: ty.Sequence[int],
+                sealed: str | None, picked: admissions.Picked,
                 ) -> dict[str, ty.Any]:
-        rows = _rows(new, self._clock.now(), started=sealed is None)
+        rows = _rows(new, self._clock.now(),
+                     started=sealed is None and bool(new.server_ids))
         if sealed is not None:
             rows.held = [{
                 'lease_id': rows.lease['id'], 'state': models.HeldBuild.HELD,
@@ -102,75 +162,128 @@ class Leases:
             rows.credentials = [{
                 'lease_id': rows.lease['id'], 'sealed': new.credential,
                 'created_at': rows.lease['created_at']}]
-        return self._book(connection, rows, new, host_ids)
+        return self._book(connection, rows, new, picked)
 
     def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
-              host_ids: ty.Sequence[int]) -> dict[str, ty.Any]:
+              picked: admissions.Picked) -> dict[str, ty.Any]:
         """Write a lease and its bookings."""
-        servers = new.server_ids or (None,) * new.demand.count
         edits = [books.Edit(None, books.NewBooking(
-            rows.reservation['id'], host_id, server_id, new.request.window,
-            new.demand.resources))
-            for server_id, host_id in zip(servers, host_ids, strict=True)]
+            row['id'], host_id, server_id, new.request.window,
+            one.demand.resources))
+            for row, one, host_ids in zip(
+                rows.reservations, new.reservations, picked, strict=True)
+            for server_id, host_id in zip(
+                one.server_ids or (None,) * one.demand.count, host_ids,
+                strict=True)]
         books.decide(connection, self._clock.now(), edits)
         rows.insert(connection)
         books.add(connection, edits)
-        return rows.describe(servers)
+        return rows.describe(edits)
 
     # -- changing ------------------------------------------------------------
 
-    def update(self, lease_id: str, start: int | None = None,
-               end: int | None = None,
-               resources: model.Resources | None = None,
-               elsewhere: model.Demand | None = None) -> dict[str, ty.Any]:
-        """Prolong, shorten, move or resize a lease: all of it, or nothing.
+    def update(self, lease_id: str, change: Change) -> dict[str, ty.Any]:
+        """Prolong, shorten, move, resize or rename: all of it, or nothing.
 
-        Only a lease that has not started can be moved or resized.
+        Only a lease that has not started can be moved, or given servers of
+        another kind.
 
-        :param elsewhere: what its hosts must be like, if a lease that has
-            not started may get other ones; None: it keeps those it has
         :returns: the lease as it is then
         :raises NotFound: when there is none of that id
         :raises InvalidLeaseParams: when that cannot be done to it; says why
         :raises Refused: when there is no room
         """
-        return self._database.retried(
-            self._update, lease_id, start, end, resources, elsewhere)
+        return self._database.retried(self._update, lease_id, change)
 
-    def _update(self, lease_id: str, start: int | None, end: int | None,
-                resources: model.Resources | None,
-                elsewhere: model.Demand | None) -> dict[str, ty.Any]:
+    def _update(self, lease_id: str, change: Change) -> dict[str, ty.Any]:
         try:
-            return self._rewrite(lease_id, start, end, resources, {})
+            return self._rewrite(lease_id, change, {})
         except books.Full as full:
             with self._database.reader() as session:
                 lease = _existing(session, lease_id)
-                window = self._new_window(lease, start, end, resources)
+                window = self._new_window(lease, change)
                 rows = _bookings(lease)
-                elsewhere = elsewhere or self._where_it_is(session, rows,
-                                                           resources)
-            if lease.status in _BEGUN:
+                demands = self._demands(session, lease, change)
+                pinned = self._pinned(session, lease)
+            if not demands:
                 # What runs stays where it is, and has started already.
                 raise errors.Refused(model.Refusal(
                     model.Reason.NO_ROOM, len(rows), 0, None)) from full
-        host_ids = self._admission.pick(elsewhere, window, instead_of=rows)
-        if len(host_ids) != len(rows):
-            raise errors.InvalidLeaseParams(
-                f'Lease {lease_id} has {len(rows)} servers.')
-        return self._rewrite(lease_id, start, end, resources, {
-            row.id: host_id for row, host_id in zip(rows, host_ids)})
+        if pinned:
+            window = model.Window(self._clock.now(), window.end)
+        try:
+            picked = self._admission.pick_all(
+                [*pinned, *demands.values()], window, instead_of=rows)
+        except errors.Refused as exc:
+            if not pinned:
+                raise
+            raise errors.Refused(dataclasses.replace(
+                exc.refusal, next_start=None)) from exc
+        return self._rewrite(lease_id, change, dict(
+            zip(demands, picked[len(pinned):], strict=True)))
+
+    def _pinned(self, session: orm.Session, lease: models.Lease,
+                ) -> list[model.Demand]:
+        """What stays where it is of a lease that has begun."""
+        if lease.status not in _BEGUN:
+            return []
+        rows = [row for row in _bookings(lease) if row.host_id is not None]
+        uuids = {host_id: uuid for host_id, uuid in session.execute(
+            sa.select(models.Host.id, models.Host.uuid).where(
+                models.Host.id.in_({row.host_id for row in rows}))).tuples()}
+        return [model.Demand(row.resources, hosts=frozenset(
+            [uuids[ty.cast(int, row.host_id)]])) for row in rows]
+
+    def _demands(self, session: orm.Session, lease: models.Lease,
+                 change: Change) -> dict[str, model.Demand]:
+        """By reservation, what hosts are looked for.
+
+        For all of its servers; for those that are added, if it has begun.
+        """
+        demands = {}
+        for one in lease.reservations:
+            wanted = change.reservations.get(one.id)
+            if lease.status in _BEGUN:
+                added = 0 if wanted is None else (
+                    wanted.demand.count - len(one.bookings))
+                if wanted is not None and added > 0:
+                    demands[one.id] = self._added(
+                        session, one, wanted.demand, added)
+            elif wanted is not None:
+                demands[one.id] = wanted.demand
+            else:
+                demands[one.id] = change.elsewhere or self._where_it_is(
+                    session, one.bookings, change.resources)
+                if demands[one.id].count != len(one.bookings):
+                    raise errors.InvalidLeaseParams(
+                        f'Lease {lease.id} has {len(one.bookings)} servers.')
+        return demands
+
+    def _added(self, session: orm.Session, reservation: models.Reservation,
+               demand: model.Demand, count: int) -> model.Demand:
+        """A demand, for so many servers more than there are."""
+        hosts = frozenset(self._uuids(session, reservation.bookings))
+        demand = dataclasses.replace(demand, count=count)
+        if demand.affinity is model.Affinity.SAME and hosts:
+            return dataclasses.replace(demand, hosts=hosts)
+        if demand.affinity is model.Affinity.DIFFERENT:
+            return dataclasses.replace(demand, avoid=demand.avoid | hosts)
+        return demand
+
+    def _uuids(self, session: orm.Session,
+               rows: ty.Iterable[models.Booking]) -> ty.Iterable[str]:
+        """The uuids of the hosts of bookings."""
+        return session.scalars(sa.select(models.Host.uuid).where(
+            models.Host.id.in_({row.host_id for row in rows})))
 
     def _where_it_is(self, session: orm.Session,
                      rows: ty.Sequence[models.Booking],
                      resources: model.Resources | None) -> model.Demand:
-        """The demand of a lease that keeps to the hosts it has."""
-        hosts = session.scalars(sa.select(models.Host.uuid).where(
-            models.Host.id.in_({row.host_id for row in rows})))
+        """The demand of a reservation that keeps to the hosts it has."""
         return model.Demand(resources or rows[0].resources, len(rows),
-                            hosts=frozenset(hosts))
+                            hosts=frozenset(self._uuids(session, rows)))
 
-    def _new_window(self, lease: models.Lease, start: int | None,
-                    end: int | None, resources: model.Resources | None,
+    def _new_window(self, lease: models.Lease, change: Change,
                     ) -> model.Window:
         """The window that a lease would get.
 
@@ -178,49 +291,91 @@ class Leases:
         """
         now = self._clock.now()
         begun = lease.status in _BEGUN
-        if not begun and lease.status not in ('PENDING', 'OFFERED'):
+        if lease.deleted_at is not None or not begun and (
+                lease.status not in ('PENDING', 'OFFERED')):
             raise errors.InvalidLeaseParams(
-                f'Lease {lease.id} is {lease.status}: it cannot be changed '
-                f'any more.')
-        if begun and (start not in (None, lease.start_date) or resources):
+                f'Lease {lease.id} is {views.status(lease)}: it cannot be '
+                f'changed any more.')
+        if begun and (change.start not in (None, lease.start_date) or
+                      change.resources):
             raise errors.InvalidLeaseParams(
-                f'Lease {lease.id} has started: only its end can be changed.')
-        start = lease.start_date if start is None else start
-        end = lease.end_date if end is None else end
-        if end <= max(start, now) or not begun and start < now:
+                f'Lease {lease.id} has started: only its end, its name, its '
+                f'events and amounts can be changed.')
+        start = lease.start_date if change.start is None else change.start
+        end = lease.end_date if change.end is None else change.end
+        # What is left alone may be overdue; what runs may end this second.
+        late = (start, end) != (lease.start_date, lease.end_date) and (
+            end < now if begun else min(start, end - 1) < now)
+        if end <= start or late:
             raise errors.InvalidLeaseParams(
                 'End date must be later than start date, and neither may lie '
                 f'in the past: from {clocks.minute(start)} to '
                 f'{clocks.minute(end)}, now it is {clocks.minute(now)} UTC.')
         return model.Window(start, end)
 
-    def _rewrite(self, lease_id: str, start: int | None, end: int | None,
-                 resources: model.Resources | None,
-                 moved: ty.Mapping[int, int]) -> dict[str, ty.Any]:
+    def _rewrite(self, lease_id: str, change: Change,
+                 picked: ty.Mapping[str, list[int]]) -> dict[str, ty.Any]:
         """Give a lease another window, amounts and hosts.
 
-        :param moved: by booking, the host it gets; empty: where it is
-        :raises Full: when there is no room for that on a host
-        :raises LostRace: when it has other bookings meanwhile than ``moved``
+        :param picked: by reservation, the hosts that it gets (all of them,
+            or those that are added, if it has begun); empty: where it is
+        :raises Full: when there is no room for that on a host, or hosts
+            have to be picked first
+        :raises LostRace: when it has other bookings than was thought
         """
         with self._database.writer() as session:
             lease = _existing(session, lease_id)
-            window = self._new_window(lease, start, end, resources)
-            rows = _bookings(lease)
-            if moved and (lease.status in _BEGUN or moved.keys() != {
-                    row.id for row in rows}):
-                raise api.LostRace(-1)
-            books.amend(session, self._clock.now(), [books.Edit(
-                row, books.new_of(
-                    row, window=window,
-                    host_id=moved.get(row.id, row.host_id),
-                    resources=resources or row.resources)) for row in rows])
-            for reservation in lease.reservations:
-                reservation.resources = dict(
-                    resources or reservation.resources)
+            window = self._new_window(lease, change)
+            if change.reservations.keys() - {
+                    one.id for one in lease.reservations}:
+                raise errors.InvalidLeaseParams(
+                    f'A reservation to be changed is not one of lease '
+                    f'{lease_id}.')
+            edits = [edit for one in lease.reservations
+                     for edit in _edits(lease, one, window, change,
+                                        picked.get(one.id))]
+            books.amend(session, self._clock.now(), edits)
+            for one in lease.reservations:
+                _resize(one, change, self._clock.now())
             _redate(lease, window, self._clock.now())
+            self._rename(session, lease, change, window)
             session.flush()
-            return describe(lease)
+            session.expire(lease)
+            return views.describe(lease)
+
+    def _rename(self, session: orm.Session, lease: models.Lease,
+                change: Change, window: model.Window) -> None:
+        """Its name and its events."""
+        now = self._clock.now()
+        if change.name is not None:
+            lease.name = change.name
+        own, parts = ty.cast('list[tuple[str, int]]', []), []
+        if change.before_end is not None:
+            lease.before_end_date = change.before_end
+            parts = [states.EventType.BEFORE_END]
+            own.append((states.EventType.BEFORE_END, change.before_end))
+        for event_type, time in own + [
+                (event.event_type, event.time)
+                for event in change.events or ()]:
+            if not window.start <= time <= window.end:
+                raise errors.InvalidLeaseParams(
+                    f'The {event_type} {clocks.minute(time)} is not within '
+                    f'the lease. Write a date from '
+                    f'{clocks.minute(window.start)} to '
+                    f'{clocks.minute(window.end)} UTC.')
+        for event in list(lease.events):
+            if event.status == 'UNDONE' and (
+                    event.event_type in parts or
+                    change.events is not None and
+                    event.event_type not in states.EventType.OWN):
+                session.delete(event)
+        for event_type, time in own + [
+                (event.event_type, event.time)
+                for event in change.events or ()]:
+            row = _event(lease.id, event_type, time, now)
+            if lease.status == 'OFFERED':
+                row['due'] = model.FOREVER
+            session.add(models.Event(**row))
 
     def rebind(self, server_id: str, host_id: int) -> None:
         """Give the booking of a server another host, if there is room.
@@ -253,34 +408,38 @@ class Leases:
         :raises Refused: when there is no room
         """
         # Nobody's servers yet: they would keep it from expiring.
-        offered = dataclasses.replace(new, server_ids=())
+        offered = dataclasses.replace(new, reservations=tuple(
+            dataclasses.replace(one, server_ids=())
+            for one in new.reservations))
         return self._admission.admit(
-            offered.demand, offered.request.window,
-            lambda connection, host_ids: self._offer(
-                connection, offered, seconds, host_ids))
+            offered.demands, offered.request.window,
+            lambda connection, picked: self._offer(
+                connection, offered, seconds, picked))
 
     def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
-               host_ids: ty.Sequence[int]) -> dict[str, ty.Any]:
+               picked: admissions.Picked) -> dict[str, ty.Any]:
         now = self._clock.now()
         rows = _rows(new, now, started=False)
         rows.lease['status'] = 'OFFERED'
-        rows.events = [_event(rows.lease['id'], states.EventType.EXPIRE,
-                              now + seconds, started=False)]
-        return self._book(connection, rows, new, host_ids)
+        # Nothing of it happens unless it is accepted.
+        for event in rows.events:
+            event['due'] = model.FOREVER
+        rows.events.append(_event(
+            rows.lease['id'], states.EventType.EXPIRE, now + seconds, now))
+        return self._book(connection, rows, new, picked)
 
-    def accept(self, lease_id: str, request: params.LeaseRequest,
-               ) -> dict[str, ty.Any]:
+    def accept(self, lease_id: str) -> dict[str, ty.Any]:
         """Make a lease of an offer.
 
         :raises NotFound: when there is no such offer (any more)
         """
-        return self._database.retried(self._accept, lease_id, request)
+        return self._database.retried(self._accept, lease_id)
 
-    def _accept(self, lease_id: str, request: params.LeaseRequest,
-                ) -> dict[str, ty.Any]:
+    def _accept(self, lease_id: str) -> dict[str, ty.Any]:
         with self._database.writer() as session:
             lease = _existing(session, lease_id)
-            if lease.status != 'OFFERED':
+            if lease.status != 'OFFERED' or (
+                    lease.end_date <= self._clock.now()):
                 raise errors.NotFound(
                     f'Offer {lease_id} could not be found; it may have '
                     f'expired. Ask for another one.')
@@ -288,13 +447,66 @@ class Leases:
             lease.status = 'PENDING'
             lease.updated_at = self._clock.now()
             for event in lease.events:
-                event.status = 'DONE'
-            session.add_all(models.Event(**_event(
-                lease.id, event_type, time, started=False))
-                for event_type, time in _events(request))
+                if event.event_type == states.EventType.EXPIRE:
+                    event.status = 'DONE'
+                else:
+                    event.due = event.time
             session.flush()
-            session.expire(lease, ['events'])
-            return describe(lease)
+            return views.describe(lease)
+
+    # -- servers that come later -------------------------------------------
+
+    def occupy(self, reservation_id: str, project_id: str,
+               server_ids: ty.Sequence[str]) -> dict[str, ty.Any]:
+        """Give places of a reservation to servers that are about to be built.
+
+        :returns: the lease
+        :raises NotFound: when the project has no such reservation
+        :raises Conflict: when it is not its time, or no places are left
+        """
+        return self._database.retried(
+            self._occupy, reservation_id, project_id, server_ids)
+
+    def _occupy(self, reservation_id: str, project_id: str,
+                server_ids: ty.Sequence[str]) -> dict[str, ty.Any]:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = _lease_of(session, reservation_id)
+            if lease is None or lease.project_id != project_id:
+                raise errors.NotFound(
+                    f'Reservation {reservation_id} could not be found.')
+            if lease.status != 'ACTIVE' or lease.end_date <= now:
+                raise errors.Conflict(
+                    f'Reservation {reservation_id} belongs to lease '
+                    f'{lease.name} ({lease.id}), which is '
+                    f'{views.status(lease)}: boot with it from '
+                    f'{clocks.minute(lease.start_date)} to '
+                    f'{clocks.minute(lease.end_date)} UTC, when the lease is '
+                    f'ACTIVE.')
+            (rows,) = [one.bookings for one in lease.reservations
+                       if one.id == reservation_id]
+            free = [row for row in rows if row.server_id is None]
+            if len(free) < len(server_ids):
+                raise errors.Conflict(
+                    f'Reservation {reservation_id} holds {len(rows)} '
+                    f'servers, and {len(rows) - len(free)} of them are there '
+                    f'already: boot at most {len(free)} more, or prolong the '
+                    f'amount of lease {lease.id}.')
+            for row, server_id in zip(free, server_ids):
+                row.server_id = server_id
+            session.flush()
+            return views.describe(lease)
+
+    def vacate(self, server_ids: ty.Collection[str]) -> None:
+        """Take back :meth:`occupy`, for servers that will not be built."""
+        self._database.retried(self._vacate, server_ids)
+
+    def _vacate(self, server_ids: ty.Collection[str]) -> None:
+        with self._database.writer() as session:
+            session.execute(
+                sa.update(models.Booking)
+                .where(models.Booking.server_id.in_(server_ids))
+                .values(server_id=None))
 
     def withdraw(self, lease_id: str) -> None:
         """Take a lease out of the books whose servers were never asked for.
@@ -348,6 +560,15 @@ class Leases:
                 sa.select(models.Booking.id).where(
                     models.Booking.server_id == server_id)).first() is not None
 
+    def has_place(self, server_id: str) -> str | None:
+        """The reservation in which a server has a place that it will leave.
+        """
+        with self._database.reader() as session:
+            return session.scalar(
+                sa.select(models.Reservation.id).join(models.Booking)
+                .where(models.Booking.server_id == server_id,
+                       models.Reservation.params.is_not(None)))
+
     def reservation(self, reservation_id: str, project_id: str) -> str | None:
         """The resource type of a project's reservation.
 
@@ -377,31 +598,14 @@ class Leases:
                 sa.select(models.Host.uuid).where(
                     models.Host.service_host.in_(service_hosts))))
 
-    def get(self, lease_id: str) -> dict[str, ty.Any]:
-        """One lease.
 
-        :raises NotFound: when there is none of that id
-        """
-        with self._database.reader() as session:
-            lease = session.get(models.Lease, lease_id)
-            if lease is None:
-                raise errors.NotFound(f'Lease {lease_id} could not be found.')
-            return describe(lease)
-
-    def all(self) -> list[dict[str, ty.Any]]:
-        """All leases by start, oldest first."""
-        return listed(self._database)
-
-
-def listed(database: api.Database) -> list[dict[str, ty.Any]]:
-    """All leases by start, oldest first."""
-    query = sa.select(models.Lease).options(
-        orm.selectinload(models.Lease.events),
-        orm.selectinload(models.Lease.reservations).selectinload(
-            models.Reservation.bookings))
-    with database.reader() as session:
-        return [describe(lease) for lease in session.scalars(
-            query.order_by(models.Lease.start_date, models.Lease.id))]
+def total(demands: ty.Iterable[model.Demand]) -> dict[str, int]:
+    """What all servers of demands take together."""
+    sums: dict[str, int] = {}
+    for demand in demands:
+        for rc, amount in demand.resources.items():
+            sums[rc] = sums.get(rc, 0) + amount * demand.count
+    return sums
 
 
 def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
@@ -443,6 +647,83 @@ def _existing(session: orm.Session, lease_id: str) -> models.Lease:
     return lease
 
 
+def _lease_of(session: orm.Session, reservation_id: str,
+              ) -> models.Lease | None:
+    """The lease of a reservation, locked."""
+    lease_id = session.scalar(sa.select(models.Reservation.lease_id).where(
+        models.Reservation.id == reservation_id))
+    return None if lease_id is None else _existing(session, lease_id)
+
+
+def _edits(lease: models.Lease, reservation: models.Reservation,
+           window: model.Window, change: Change, picked: list[int] | None,
+           ) -> list[books.Edit]:
+    """What becomes of the bookings of a reservation.
+
+    :raises Full: when hosts have to be picked first
+    :raises LostRace: when they were picked for other bookings
+    """
+    wanted = change.reservations.get(reservation.id)
+    begun = lease.status in _BEGUN
+    # Those with a server are the last to go.
+    rows = sorted(reservation.bookings,
+                  key=lambda row: (row.server_id is None, row.id))
+    count = len(rows) if wanted is None else wanted.demand.count
+    resources = change.resources
+    if wanted is not None:
+        used = sum(row.server_id is not None for row in rows)
+        if reservation.flavor is None:
+            raise errors.InvalidLeaseParams(
+                f'Reservation {reservation.id} was made by a boot: its '
+                f'servers are what they are. Leave it out.')
+        if count < used:
+            raise errors.InvalidLeaseParams(
+                f'{used} servers of reservation {reservation.id} are there: '
+                f'delete some of them first, or write an amount of at least '
+                f'{used}.')
+        if begun and dict(wanted.demand.resources) != reservation.resources:
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease.id} has started: of its reservations only the '
+                f'amount can be changed.')
+        resources = wanted.demand.resources
+    kept, gone = rows[:count], rows[count:]
+    if picked is None:
+        if count > len(kept):
+            raise books.Full(0)
+        hosts: list[int | None] = [row.host_id for row in kept]
+        added: list[int] = []
+    elif begun:
+        hosts, added = [row.host_id for row in kept], picked
+    else:
+        hosts, added = [*picked[:len(kept)]], picked[len(kept):]
+    if len(kept) + len(added) != count or len(hosts) != len(kept):
+        raise api.LostRace(-1)
+    return [
+        *(books.Edit(row, None) for row in gone),
+        *(books.Edit(row, books.new_of(
+            row, window=window, host_id=host_id,
+            resources=resources or row.resources))
+            for row, host_id in zip(kept, hosts)),
+        *(books.Edit(None, books.NewBooking(
+            reservation.id, host_id, None, window,
+            resources or reservation.resources)) for host_id in added)]
+
+
+def _resize(reservation: models.Reservation, change: Change, now: int,
+            ) -> None:
+    """Write what a reservation is from now on."""
+    wanted = change.reservations.get(reservation.id)
+    if wanted is not None:
+        reservation.resources = dict(wanted.demand.resources)
+        reservation.amount = wanted.demand.count
+        reservation.params = dict(wanted.params or {})
+        reservation.flavor = dict(wanted.flavor or {})
+        reservation.updated_at = now
+    elif change.resources is not None:
+        reservation.resources = dict(change.resources)
+        reservation.updated_at = now
+
+
 def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
     """Move a lease and its events; the user's own stay where they are."""
     moved = {states.EventType.START: window.start - lease.start_date,
@@ -453,11 +734,13 @@ def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
             continue
         time = event.time + moved[event.event_type]
         if event.status != 'DONE':
-            event.time = event.due = time
+            event.time = time
+            if event.due != model.FOREVER:
+                event.due = time
         elif event.event_type == states.EventType.BEFORE_END and time > now:
             # It was told of an end that is none any more.
             lease.events.append(models.Event(**_event(
-                lease.id, event.event_type, time, started=False)))
+                lease.id, event.event_type, time, now)))
     if lease.before_end_date is not None:
         lease.before_end_date += window.end - lease.end_date
     lease.start_date, lease.end_date = window.start, window.end
@@ -469,7 +752,7 @@ class _Rows:
     """The rows of a lease that is to be."""
 
     lease: dict[str, ty.Any]
-    reservation: dict[str, ty.Any]
+    reservations: list[dict[str, ty.Any]]
     events: list[dict[str, ty.Any]]
     held: list[dict[str, ty.Any]] = dataclasses.field(default_factory=list)
     credentials: list[dict[str, ty.Any]] = dataclasses.field(
@@ -478,23 +761,27 @@ class _Rows:
     def insert(self, connection: sa.Connection) -> None:
         """Write them."""
         for table, rows in ((models.Lease, [self.lease]),
-                            (models.Reservation, [self.reservation]),
+                            (models.Reservation, self.reservations),
                             (models.Event, self.events),
                             (models.HeldBuild, self.held),
                             (models.Credential, self.credentials)):
             if rows:
                 connection.execute(table.__table__.insert(), rows)
 
-    def describe(self, servers: ty.Sequence[str | None],
-                 ) -> dict[str, ty.Any]:
-        """What :func:`describe` will say of them."""
+    def describe(self, edits: ty.Sequence[books.Edit]) -> dict[str, ty.Any]:
+        """What :func:`blazar_core.views.describe` will say of them.
+
+        :param edits: the bookings that are written with them
+        """
         as_row = types.SimpleNamespace
-        return describe(as_row(
+        return views.describe(as_row(
             **self.lease,
             events=[as_row(**event) for event in sorted(
                 self.events, key=lambda event: (event['time'], event['id']))],
-            reservations=[as_row(**self.reservation, bookings=[
-                as_row(server_id=server_id) for server_id in servers])]))
+            reservations=[as_row(**reservation, bookings=[
+                edit.new for edit in edits if edit.new is not None and
+                edit.new.reservation_id == reservation['id']])
+                for reservation in self.reservations]))
 
 
 def _rows(new: NewLease, now: int, started: bool) -> _Rows:
@@ -507,13 +794,17 @@ def _rows(new: NewLease, now: int, started: bool) -> _Rows:
         'start_date': request.window.start, 'end_date': request.window.end,
         'before_end_date': request.before_end, 'on_end': request.on_end,
         'status': 'STARTING' if started else 'PENDING', 'status_reason': '',
-        'created_at': now, 'updated_at': now,
-    }, {
+        'created_at': now, 'updated_at': now, 'deleted_at': None,
+    }, [{
         'id': uuidutils.generate_uuid(), 'lease_id': lease_id,
-        'resource_type': RESOURCE_TYPE, 'amount': new.demand.count,
-        'resources': dict(new.demand.resources), 'status': 'pending',
+        'resource_type': one.resource_type, 'amount': one.demand.count,
+        'resources': dict(one.demand.resources), 'status': 'pending',
+        'params': None if one.params is None else dict(one.params),
+        'flavor': None if one.flavor is None else dict(one.flavor),
         'created_at': now, 'updated_at': now,
-    }, [_event(lease_id, event_type, time, started)
+    } for one in new.reservations], [
+        _event(lease_id, event_type, time, now,
+               done=started and event_type == states.EventType.START)
         for event_type, time in _events(request)])
 
 
@@ -526,39 +817,10 @@ def _events(request: params.LeaseRequest) -> list[tuple[str, int]]:
     return events
 
 
-def _event(lease_id: str, event_type: str, time: int, started: bool,
-           ) -> dict[str, ty.Any]:
-    done = started and event_type == states.EventType.START
+def _event(lease_id: str, event_type: str, time: int, now: int,
+           done: bool = False) -> dict[str, ty.Any]:
     return {'id': uuidutils.generate_uuid(), 'lease_id': lease_id,
             'event_type': event_type, 'time': time, 'due': time,
             'status': 'DONE' if done else 'UNDONE', 'attempts': 0,
-            'claimed_by': None, 'claimed_until': 0}
-
-
-def describe(lease: ty.Any) -> dict[str, ty.Any]:
-    """A row of a lease in the API's words; no secrets in it."""
-    return {
-        'id': lease.id, 'name': lease.name, 'status': lease.status,
-        'status_reason': lease.status_reason,
-        'project_id': lease.project_id, 'user_id': lease.user_id,
-        'start_date': clocks.iso(lease.start_date),
-        'end_date': clocks.iso(lease.end_date),
-        'created_at': clocks.iso(lease.created_at),
-        'updated_at': clocks.iso(lease.updated_at),
-        'reservations': [_describe_reservation(reservation)
-                         for reservation in lease.reservations],
-        'events': [{'id': event.id, 'lease_id': lease.id,
-                    'event_type': event.event_type,
-                    'time': clocks.iso(event.time), 'status': event.status}
-                   for event in lease.events],
-    }
-
-
-def _describe_reservation(reservation: ty.Any) -> dict[str, ty.Any]:
-    return {
-        'id': reservation.id, 'lease_id': reservation.lease_id,
-        'resource_type': reservation.resource_type,
-        'status': reservation.status, 'amount': reservation.amount,
-        'resources': dict(reservation.resources),
-        'servers': [booking.server_id for booking in reservation.bookings],
-    }
+            'claimed_by': None, 'claimed_until': 0, 'created_at': now,
+            'updated_at': now}

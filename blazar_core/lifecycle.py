@@ -34,11 +34,11 @@ from blazar_core import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
-from blazar_core import leases
 from blazar_core import states
+from blazar_core import views
 
-__all__ = ['Cloud', 'Later', 'Lifecycle', 'Seen', 'ServerState', 'Step',
-           'reached']
+__all__ = ['Cloud', 'Later', 'Lifecycle', 'Opening', 'Seen', 'ServerState',
+           'Step', 'reached']
 
 LOG = logging.getLogger(__name__)
 
@@ -69,6 +69,20 @@ class Seen:
     state: ServerState
     host: str | None = None
     fault: str = ''
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opening:
+    """A reservation whose servers come later, and whose time has come.
+
+    :ivar affinity: True: its servers share one host; False: no two do
+    """
+
+    reservation_id: str
+    project_id: str
+    user_id: str
+    flavor: ty.Mapping[str, ty.Any]
+    affinity: bool | None
 
 
 class Cloud(ty.Protocol):
@@ -109,6 +123,14 @@ class Cloud(ty.Protocol):
 
     def delete(self, server_id: str) -> None:
         """Ask for the end of a server; nothing when it is gone."""
+        ...
+
+    def open(self, reservation: Opening) -> None:
+        """Let a project boot servers with a reservation; safe to repeat."""
+        ...
+
+    def close(self, reservation_id: str) -> None:
+        """Let nobody boot with a reservation any more; safe to repeat."""
         ...
 
 
@@ -152,6 +174,9 @@ def reached(step: Step, what: str) -> None:
     """
     LOG.debug('%s: %s', what, step.value)
 
+
+#: The states of a lease whose servers have to go.
+_ENDING = ('TERMINATING', 'TERMINATED')
 
 Outcome: ty.TypeAlias = Later | None
 Lease: ty.TypeAlias = dict[str, ty.Any]
@@ -197,7 +222,7 @@ class Lifecycle:
                 return Later(lease.start_date - now, 'it was moved')
             if held is not None and held.state != models.HeldBuild.HELD:
                 return None
-            if held is not None and self._waits_for_host(session, lease):
+            if self._waits_for_host(session, lease):
                 return Later(AGAIN, 'its host is not empty yet')
             sealed = None if held is None else held.sealed
         if sealed is None:
@@ -227,11 +252,32 @@ class Lifecycle:
         reached(Step.START_SENT, lease_id)
 
     def _begin(self, lease_id: str) -> Outcome:
-        """A lease without servers of its own to build is there at once."""
+        """Its servers come later, from now on."""
+        for opening in self._openings(lease_id):
+            self._cloud.open(opening)
         described = self._database.retried(self._activate, lease_id)
         if described is not None:
             self._notify('lease.event.start_lease', described)
+        elif self._is_ending(lease_id):
+            # It ended meanwhile, and what was opened last is to be closed.
+            self._close(lease_id)
         return None
+
+    def _is_ending(self, lease_id: str) -> bool:
+        with self._database.reader() as session:
+            return _found(session, lease_id).status in _ENDING
+
+    def _openings(self, lease_id: str) -> list[Opening]:
+        """The reservations of a lease that servers come to later."""
+        with self._database.reader() as session:
+            lease = _found(session, lease_id)
+            return [Opening(one.id, lease.project_id, lease.user_id,
+                            one.flavor, (one.params or {}).get('affinity'))
+                    for one in lease.reservations if one.flavor is not None]
+
+    def _close(self, lease_id: str) -> None:
+        for opening in self._openings(lease_id):
+            self._cloud.close(opening.reservation_id)
 
     def _activate(self, lease_id: str) -> Lease | None:
         with self._database.writer() as session:
@@ -243,7 +289,7 @@ class Lifecycle:
                 self._enter(lease, status)
             for reservation in lease.reservations:
                 reservation.status = 'active'
-            return leases.describe(lease)
+            return views.describe(lease)
 
     def _waits_for_host(self, session: orm.Session, lease: models.Lease,
                         ) -> bool:
@@ -282,7 +328,7 @@ class Lifecycle:
                     'sa.CursorResult[ty.Any]', taken).rowcount != 1:
                 return False
             self._enter(lease, 'STARTING')
-            described = leases.describe(lease)
+            described = views.describe(lease)
         LOG.info('Lease %s: sending its build', lease_id)
         self._notify('lease.event.start_lease', described)
         reached(Step.START_TAKEN, lease_id)
@@ -346,7 +392,7 @@ class Lifecycle:
     def announce(self, lease_id: str, event_type: str) -> Outcome:
         """Tell the world that an event of a lease has come."""
         described = self._described(lease_id)
-        if described['status'] not in ('TERMINATING', 'TERMINATED'):
+        if described['status'] not in (*_ENDING, views.DELETING):
             self._notify(f'lease.event.{event_type}', described)
         return None
 
@@ -363,6 +409,41 @@ class Lifecycle:
 
     # -- the end -----------------------------------------------------------
 
+    def delete(self, lease_id: str) -> None:
+        """End a lease that its owner does not want any more.
+
+        It is over at once if it has no servers; else they are deleted by
+        whoever carries out events. Safe to call again at any time.
+
+        :raises NotFound: when there is no such lease
+        """
+        described = self._database.retried(self._delete, lease_id)
+        if described is None:
+            return
+        self._notify('lease.delete', described)
+        if not any(one['servers'] for one in described['reservations']):
+            self.end(lease_id)
+
+    def _delete(self, lease_id: str) -> Lease | None:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = _locked(session, lease_id)
+            if lease.deleted_at is not None:
+                return None
+            lease.deleted_at = lease.updated_at = now
+            if lease.status != 'TERMINATED':
+                self._enter(lease, 'TERMINATING')
+                # Who carries out its end now will find that he does not.
+                session.execute(
+                    sa.update(models.Event)
+                    .where(models.Event.lease_id == lease_id,
+                           models.Event.event_type == states.EventType.END)
+                    .values(status='UNDONE', due=now, claimed_by=None,
+                            claimed_until=0, updated_at=now))
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
+
     def end(self, lease_id: str, when_due: bool = False) -> Outcome:
         """Delete the servers of a lease; done when they are gone.
 
@@ -372,6 +453,7 @@ class Lifecycle:
         if isinstance(servers, Later):
             return servers
         reached(Step.END_BEGUN, lease_id)
+        self._close(lease_id)
         waiting = [server_id for server_id in servers
                    if not self._is_gone(lease_id, server_id)]
         if waiting:
@@ -437,14 +519,22 @@ class Lifecycle:
         return []
 
     def _gone(self, server_id: str) -> None:
-        """Give the room back; the last server takes its lease with it."""
+        """Give the room back; the last server takes its lease with it.
+
+        What was there before the server stays: another one may take its
+        place, until the lease is ending.
+        """
         with self._database.writer() as session:
             booking = _booking_of(session, server_id)
             if booking is None:
                 return
             lease = _locked(session, booking.reservation.lease_id)
+            left = None
+            if booking.reservation.flavor is not None and (
+                    lease.status not in _ENDING):
+                left = books.new_of(booking, server_id=None, running=False)
             books.amend(session, self._clock.now(),
-                        [books.Edit(booking, None)])
+                        [books.Edit(booking, left)])
             lease_id = lease.id
         LOG.info('Lease %s: server %s is gone', lease_id, server_id)
         reached(Step.END_GONE, lease_id)
@@ -454,7 +544,8 @@ class Lifecycle:
         """A lease without servers is over."""
         with self._database.writer() as session:
             lease = _locked(session, lease_id)
-            if lease.status == 'TERMINATED' or _servers(lease):
+            if lease.status == 'TERMINATED' or _servers(lease) or (
+                    lease.status != 'TERMINATING' and _bookings(lease)):
                 return
             described = self._finish(session, lease)
         reached(Step.END_OVER, lease_id)
@@ -524,7 +615,7 @@ class Lifecycle:
         session.execute(sa.delete(models.HeldBuild).where(
             models.HeldBuild.lease_id == lease.id))
         session.flush()
-        return leases.describe(lease)
+        return views.describe(lease)
 
     def _stands(self, server_id: str, seen: Seen) -> list[str]:
         """A server has a host: its booking follows it to where it is."""
@@ -565,8 +656,15 @@ class Lifecycle:
             return []
         LOG.info('Lease %s: server %s stands on host %s, its booking follows',
                  lease.id, booking.server_id, new[0].name)
-        books.amend(session, self._clock.now(), [books.Edit(
-            booking, books.new_of(booking, host_id=new[0].id))], force=True)
+        edits = [books.Edit(
+            booking, books.new_of(booking, host_id=new[0].id))]
+        # Whose place it took gets its own, so that both have one.
+        edits += [books.Edit(
+            other, books.new_of(other, host_id=booking.host_id))
+            for other in booking.reservation.bookings
+            if other.host_id == new[0].id and not other.running and
+            other.id != booking.id][:1] if booking.host_id else []
+        books.amend(session, self._clock.now(), edits, force=True)
         return [row.service_host for row in hosts.values()]
 
     def _failed(self, server_id: str, seen: Seen) -> None:
@@ -579,6 +677,9 @@ class Lifecycle:
             if booking is None or booking.running or (
                     booking.host_id is None):
                 return
+            if booking.reservation.flavor is not None:
+                # The place is the lease's, whatever becomes of a server.
+                return
             lease = _locked(session, booking.reservation.lease_id)
             self._give_room_back(session, [booking])
             booking.reservation.status = 'error'
@@ -587,7 +688,7 @@ class Lifecycle:
                 lease.status_reason = (
                     f'Server {server_id} could not be built: '
                     f'{seen.fault or "Nova gave no reason"}')
-            described = leases.describe(lease)
+            described = views.describe(lease)
         LOG.warning('Lease %s: server %s could not be built: %s',
                     described['id'], server_id, seen.fault)
         self._notify('lease.update', described)
@@ -617,7 +718,7 @@ class Lifecycle:
             for reservation in lease.reservations:
                 reservation.status = 'error'
             self._give_room_back(session, _bookings(lease))
-            described = leases.describe(lease)
+            described = views.describe(lease)
         LOG.warning('Lease %s could not start: %s', lease_id, reason)
         self._notify('lease.update', described)
 
@@ -646,7 +747,7 @@ class Lifecycle:
 
     def _described(self, lease_id: str) -> Lease:
         with self._database.reader() as session:
-            return leases.describe(_found(session, lease_id))
+            return views.describe(_found(session, lease_id))
 
 
 def _locked(session: orm.Session, lease_id: str) -> models.Lease:

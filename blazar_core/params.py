@@ -50,9 +50,17 @@ __all__ = [
     'Defaults',
     'EventRequest',
     'LeaseRequest',
+    'check_keys',
+    'default_before_end',
+    'events_of',
+    'inside',
+    'kind_of',
     'lease_request',
+    'name_of',
     'parse_date',
     'parse_duration',
+    'shown',
+    'window_of',
 ]
 
 RESERVED = 'reserved'
@@ -92,9 +100,10 @@ _EVENT_KEYS = {
 }
 #: Events that every lease has by itself, and what sets their time.
 _OWN_EVENTS = {
-    'start_lease': '"start"',
-    'end_lease': '"end" or "duration"',
-    'before_end_lease': '"before_end"',
+    'start_lease': 'the start of the lease',
+    'end_lease': 'its end or duration',
+    'before_end_lease': 'its before_end',
+    'expire_offer': 'the seconds of the offer',
 }
 
 _EVENT_TYPE = re.compile(r'[A-Za-z0-9_.-]{1,64}')
@@ -182,7 +191,7 @@ def parse_date(text: str, now: int) -> int:
     seconds = None if match is None else _seconds(match)
     if match is None or seconds is None or not 0 <= seconds < LATEST:
         raise errors.InvalidLeaseParams(
-            f'{_shown(text)} is an invalid date. Required format: '
+            f'{shown(text)} is an invalid date. Required format: '
             '%Y-%m-%d %H:%M in UTC, such as "2026-12-01 16:07", with a year '
             'from 1970 to 9998; "now", seconds and ISO 8601 such as '
             '"2026-12-01T16:07:00+02:00" are accepted too.')
@@ -198,14 +207,14 @@ def parse_duration(text: str) -> int:
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()):
         raise errors.InvalidLeaseParams(
-            f'"{_shown(text)}" is an invalid duration. Write whole numbers of '
+            f'"{shown(text)}" is an invalid duration. Write whole numbers of '
             'at most 10 digits with the units w, d, h, m, s, the largest '
             'first, such as "2h", "90m" or "1d12h".')
     seconds = sum(int(number or 0) * unit for number, unit in
                   zip(match.groups(), _UNIT_SECONDS, strict=True))
     if seconds == 0:
         raise errors.InvalidLeaseParams(
-            f'The duration "{_shown(text)}" is zero. Write one that is '
+            f'The duration "{shown(text)}" is zero. Write one that is '
             'longer, such as "2h".')
     return seconds
 
@@ -217,7 +226,7 @@ def _refuse_service_hints(
     for name in hints:
         if name.lower().startswith(SERVICE_PREFIX):
             raise errors.InvalidLeaseParams(
-                f'The hint "{_shown(name)}" is one that only the service may '
+                f'The hint "{shown(name)}" is one that only the service may '
                 'set, as are all that begin with "blazar". Leave it out; a '
                 'lease is asked for with --hint reserved=True.')
 
@@ -248,8 +257,8 @@ def _boolean(value: object) -> bool:
             return bool(strutils.bool_from_string(value, strict=True))
     except ValueError:
         pass
-    given = (f'"{_shown(value)}"' if isinstance(value, str)
-             else _kind(value))
+    given = (f'"{shown(value)}"' if isinstance(value, str)
+             else kind_of(value))
     raise errors.InvalidLeaseParams(
         f'The hint reserved is {given}, which is neither true nor false. '
         'Write --hint reserved=True for a server with a lease, once, or leave '
@@ -262,7 +271,7 @@ def _load(text: object) -> _Object:
     """The object in the string, with known keys only and no nulls."""
     if not isinstance(text, str):
         raise errors.InvalidLeaseParams(
-            f'The hint lease_params is {_kind(text)}. Send it once, as a '
+            f'The hint lease_params is {kind_of(text)}. Send it once, as a '
             f'string that holds a JSON object, such as \'{_EXAMPLE}\'.')
     # A JSON body may hold lone surrogates, which have no strict UTF-8.
     size = len(text.encode('utf-8', 'surrogatepass'))
@@ -273,9 +282,9 @@ def _load(text: object) -> _Object:
     params = _decode(text)
     if not isinstance(params, dict):
         raise errors.InvalidLeaseParams(
-            f'The hint lease_params holds {_kind(params)}. Write a JSON '
+            f'The hint lease_params holds {kind_of(params)}. Write a JSON '
             f'object instead, such as \'{_EXAMPLE}\'.')
-    _check_keys(params, _KEYS, 'lease_params')
+    check_keys(params, _KEYS, 'lease_params')
     return params
 
 
@@ -300,7 +309,7 @@ def _pairs(pairs: list[tuple[str, object]]) -> _Object:
     for key, value in pairs:
         if key in result:
             raise errors.InvalidLeaseParams(
-                f'The key "{_shown(key)}" is given twice in lease_params. '
+                f'The key "{shown(key)}" is given twice in lease_params. '
                 'Write it once.')
         result[key] = value
     return result
@@ -312,12 +321,17 @@ def _constant(name: str) -> ty.NoReturn:
         f'and durations as strings, such as \'{_EXAMPLE}\'.')
 
 
-def _check_keys(
+def check_keys(
         params: _Object, known: dict[str, str], where: str) -> None:
+    """Make sure that an object has known keys only, and no nulls.
+
+    :param known: with examples of their values
+    :raises InvalidLeaseParams: when it has others
+    """
     for key, value in params.items():
         if key not in known:
             raise errors.InvalidLeaseParams(
-                f'The key "{_shown(key)}" is not known in {where}.'
+                f'The key "{shown(key)}" is not known in {where}.'
                 f'{_nearest(key, known)} Known keys: {", ".join(known)}.')
         if value is None:
             raise errors.InvalidLeaseParams(
@@ -339,7 +353,7 @@ def _text(params: _Object, key: str, default: str) -> str:
 def _string(value: object, key: str, known: dict[str, str]) -> str:
     if not isinstance(value, str):
         raise errors.InvalidLeaseParams(
-            f'"{key}" is {_kind(value)}. Write a string, such as "{key}": '
+            f'"{key}" is {kind_of(value)}. Write a string, such as "{key}": '
             f'{known[key]}.')
     return value
 
@@ -348,12 +362,12 @@ def _string(value: object, key: str, known: dict[str, str]) -> str:
 
 def _request(params: _Object, start: int, end: int, now: int,
              defaults: Defaults) -> LeaseRequest:
-    window = _window(start, end, now)
+    window = window_of(start, end, now)
     return LeaseRequest(
         name=_name(params),
         window=window,
         before_end=_before_end(params, window, now, defaults),
-        events=_events(params, window, now),
+        events=events_of(params.get('events', []), window, now),
         on_end=_on_end(params),
         starts_now=start == now)
 
@@ -372,38 +386,47 @@ def _end(params: _Object, start: int, now: int) -> int:
         f'{_KEYS["end"]} or "duration": {_KEYS["duration"]}.')
 
 
-def _window(start: int, end: int, now: int) -> model.Window:
+def window_of(start: int, end: int, now: int) -> model.Window:
+    """The window of a new lease.
+
+    :raises InvalidLeaseParams: when it cannot be one
+    """
     if start < now:
         raise errors.InvalidLeaseParams(
             f'The start {clock.minute(start)} is in the past: it is '
-            f'{clock.minute(now)} UTC. Write "start": "now" in lease_params '
-            'to start at once, or a later date.')
+            f'{clock.minute(now)} UTC. Write "now" to start at once, or a '
+            'later date.')
     if end <= start:
         raise errors.InvalidLeaseParams(
             'End date must be later than start date. The start is '
             f'{clock.minute(start)}, the end is {clock.minute(end)} UTC: '
-            'write a later "end", or a "duration" such as "2h".')
+            'write a later end, or a duration such as "2h".')
     if end >= LATEST:
         raise errors.InvalidLeaseParams(
             f'The lease would not end before {clock.minute(LATEST)} UTC. '
-            'Write a shorter "duration" or an earlier "start".')
+            'Write an earlier one.')
     return model.Window(start, end)
 
 
 def _name(params: _Object) -> str | None:
-    if 'name' not in params:
-        return None
-    text = _text(params, 'name', '')
+    return name_of(_text(params, 'name', '')) if 'name' in params else None
+
+
+def name_of(text: str) -> str:
+    """The name of a lease, as a user wrote it.
+
+    :raises InvalidLeaseParams: when it is none
+    """
     # Before the blanks are cut: a line break is no blank to be forgiven.
     if any(unicodedata.category(char) in ('Cc', 'Cs') for char in text):
         raise errors.InvalidLeaseParams(
-            f'The name "{_shown(text)}" has control characters or halves of '
+            f'The name "{shown(text)}" has control characters or halves of '
             'characters in it. Write one without them.')
     name = text.strip()
     if not 1 <= len(name) <= MAX_NAME:
         raise errors.InvalidLeaseParams(
             f'The name has {len(name)} characters, blanks around it not '
-            f'counted. Write 1 to {MAX_NAME}, or leave "name" out.')
+            f'counted. Write 1 to {MAX_NAME}, or leave it out.')
     return name
 
 
@@ -411,13 +434,19 @@ def _before_end(params: _Object, window: model.Window, now: int,
                 defaults: Defaults) -> int | None:
     if 'before_end' in params:
         time = parse_date(_text(params, 'before_end', ''), now)
-        return _inside(time, window, 'before_end')
+        return inside(time, window, 'before_end')
+    return default_before_end(window, defaults)
+
+
+def default_before_end(window: model.Window, defaults: Defaults,
+                       ) -> int | None:
+    """When a lease nears its end, if the request does not say so."""
     if defaults.minutes_before_end <= 0:
         return None
     return max(window.start, window.end - 60 * defaults.minutes_before_end)
 
 
-def _inside(time: int, window: model.Window, key: str) -> int:
+def inside(time: int, window: model.Window, key: str) -> int:
     """The time, if it is in the window or at its very end."""
     if not window.start <= time <= window.end:
         raise errors.InvalidLeaseParams(
@@ -427,12 +456,15 @@ def _inside(time: int, window: model.Window, key: str) -> int:
     return time
 
 
-def _events(params: _Object, window: model.Window,
-            now: int) -> tuple[EventRequest, ...]:
-    events = params.get('events', [])
+def events_of(events: object, window: model.Window, now: int,
+              ) -> tuple[EventRequest, ...]:
+    """Events of the user's own, from JSON.
+
+    :raises InvalidLeaseParams: when they are none, or not within the window
+    """
     if not isinstance(events, list):
         raise errors.InvalidLeaseParams(
-            f'"events" is {_kind(events)}. Write a list of objects, such as '
+            f'"events" is {kind_of(events)}. Write a list of objects, such as '
             f'"events": {_KEYS["events"]}.')
     if len(events) > MAX_EVENTS:
         raise errors.InvalidLeaseParams(
@@ -444,9 +476,9 @@ def _events(params: _Object, window: model.Window,
 def _event(event: object, window: model.Window, now: int) -> EventRequest:
     if not isinstance(event, dict):
         raise errors.InvalidLeaseParams(
-            f'An entry of "events" is {_kind(event)}. Write an object, as in '
-            f'"events": {_KEYS["events"]}.')
-    _check_keys(event, _EVENT_KEYS, 'an entry of "events"')
+            f'An entry of "events" is {kind_of(event)}. Write an object, as '
+            f'in "events": {_KEYS["events"]}.')
+    check_keys(event, _EVENT_KEYS, 'an entry of "events"')
     for key, example in _EVENT_KEYS.items():
         if key not in event:
             raise errors.InvalidLeaseParams(
@@ -455,17 +487,17 @@ def _event(event: object, window: model.Window, now: int) -> EventRequest:
     date = _string(event['event_date'], 'event_date', _EVENT_KEYS)
     return EventRequest(
         _event_type(_string(event['event_type'], 'event_type', _EVENT_KEYS)),
-        _inside(parse_date(date, now), window, 'event_date'))
+        inside(parse_date(date, now), window, 'event_date'))
 
 
 def _event_type(text: str) -> str:
     if text.lower() in _OWN_EVENTS:
         raise errors.InvalidLeaseParams(
             f'The event "{text}" belongs to every lease. Set its time with '
-            f'{_OWN_EVENTS[text.lower()]} in lease_params instead.')
+            f'{_OWN_EVENTS[text.lower()]} instead.')
     if not _EVENT_TYPE.fullmatch(text):
         raise errors.InvalidLeaseParams(
-            f'The event_type "{_shown(text)}" is not a name. Write 1 to 64 '
+            f'The event_type "{shown(text)}" is not a name. Write 1 to 64 '
             'letters (A to Z), digits, "_", "." and "-", such as "remind".')
     return text
 
@@ -474,7 +506,7 @@ def _on_end(params: _Object) -> str:
     value = _text(params, 'on_end', ON_END[0])
     if value not in ON_END:
         raise errors.InvalidLeaseParams(
-            f'"on_end": "{_shown(value)}" is not available. What is available '
+            f'"on_end": "{shown(value)}" is not available. What is available '
             'at the end of a lease: '
             f'{", ".join(ON_END)}. Write "on_end": "{ON_END[0]}" or leave it '
             'out.')
@@ -499,13 +531,13 @@ def _seconds(date: re.Match[str]) -> int | None:
     return (when - _EPOCH) // datetime.timedelta(seconds=1) - offset
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """The user's own text, short and printable enough for a sentence."""
     cut = text if len(text) <= 64 else text[:61] + '...'
     return ''.join(char if char.isprintable() else '?' for char in cut)
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     """What JSON calls the type of a value."""
     # A bool is an int in Python, so it is asked for first.
     kinds: tuple[tuple[type, str], ...] = (

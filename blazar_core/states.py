@@ -52,7 +52,7 @@ class Machine:
 #: TERMINATED: they are gone and the capacity is free. ERROR: something failed
 #: (status_reason says what); its end still comes.
 LEASE = Machine('lease', {
-    'OFFERED': ['PENDING', 'TERMINATED'],
+    'OFFERED': ['PENDING', 'TERMINATING', 'TERMINATED'],
     'PENDING': ['STARTING', 'TERMINATING', 'TERMINATED', 'ERROR'],
     'STARTING': ['ACTIVE', 'TERMINATING', 'TERMINATED', 'ERROR'],
     'ACTIVE': ['TERMINATING', 'TERMINATED', 'ERROR'],
@@ -83,3 +83,4 @@ class EventType:
     EXPIRE = 'expire_offer'
     BEFORE_END = 'before_end_lease'
     END = 'end_lease'
+    OWN = (START, EXPIRE, BEFORE_END, END)

@@ -22,14 +22,16 @@ from blazar_core.db import migration
 from blazar_core import errors
 from blazar_core import leases
 from blazar_core import lifecycle
+from blazar_core import limits
 from blazar_core import opts
 from blazar_core import params
 from blazar_core import vault
 from blazar_nova.compat import servers
 from blazar_nova.compat import service
 from blazar_nova import credentials
+from blazar_nova import external
 
-__all__ = ['Parts', 'admission', 'assemble',
+__all__ = ['Parts', 'admission', 'asked_of', 'assemble',
            'check_defaults', 'database', 'defaults']
 
 
@@ -45,6 +47,7 @@ class Parts:
     leases: leases.Leases
     cloud: servers.NovaCloud
     lifecycle: lifecycle.Lifecycle
+    limits: limits.Limits
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
@@ -57,12 +60,38 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     secrets = vault.Vault(conf.blazar.encryption_keys)
     trusts = credentials.Credentials(conf)
     cloud = servers.NovaCloud(trusts)
+    outside = external.External(conf, trusts.place)
+
+    def tell(event_type: str, lease: dict[str, ty.Any]) -> None:
+        service.notify(event_type, lease)
+        if event_type == 'lease.event.end_lease':
+            outside.on_end(lease)
+
     return Parts(
         conf, books, clock, secrets, trusts,
         leases.Leases(books, clock, admission(conf, books, clock)), cloud,
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
-                            service.notify, conf.blazar.start_patience,
-                            conf.blazar.lost_build_seconds))
+                            tell, conf.blazar.start_patience,
+                            conf.blazar.lost_build_seconds),
+        limits.Limits(conf, books, [outside.check]))
+
+
+def asked_of(new: leases.NewLease, held: bool) -> limits.Asked:
+    """What a new lease takes of the limits."""
+    request = new.request
+    return limits.Asked(
+        new.project_id, new.user_id, request.window,
+        sum(one.count for one in new.demands), leases.total(new.demands),
+        held=held, described={
+            'name': request.name, 'project_id': new.project_id,
+            'user_id': new.user_id,
+            'start_date': clocks.iso(request.window.start),
+            'end_date': clocks.iso(request.window.end),
+            'reservations': [
+                {'resource_type': one.resource_type,
+                 'amount': one.demand.count,
+                 'resources': dict(one.demand.resources),
+                 **(one.params or {})} for one in new.reservations]})
 
 
 def database(conf: ty.Any) -> api.Database:

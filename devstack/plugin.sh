@@ -12,6 +12,9 @@ set +o xtrace
 BLAZAR_FILTER=blazar_nova.scheduler.filters.BlazarFilter
 BLAZAR_WEIGHER=blazar_nova.scheduler.weights.BlazarWeigher
 BLAZAR_APP_FACTORY=blazar_nova.api.app:factory
+BLAZAR_API_PIPELINE="cors http_proxy_to_wsgi compute_req_id"
+BLAZAR_API_PIPELINE+=" request_log sizelimit authtoken keystonecontext"
+BLAZAR_API_PIPELINE+=" blazar_app"
 NOVA_APP_FACTORY=nova.api.openstack.compute:APIRouterV21.factory
 
 # The filters that Nova has where no enabled_filters are configured.
@@ -104,6 +107,25 @@ function configure_blazar_scheduler {
 function configure_blazar_api {
     iniset "$NOVA_API_PASTE_INI" app:osapi_compute_app_v21 paste.app_factory \
         "$BLAZAR_APP_FACTORY"
+
+    iniset "$NOVA_API_PASTE_INI" composite:osapi_compute /reservation \
+        blazar_versions
+    iniset "$NOVA_API_PASTE_INI" composite:osapi_compute /reservation/v1 \
+        blazar_v1
+    iniset "$NOVA_API_PASTE_INI" composite:blazar_v1 use \
+        call:nova.api.auth:pipeline_factory_v21
+    iniset "$NOVA_API_PASTE_INI" composite:blazar_v1 keystone \
+        "$BLAZAR_API_PIPELINE"
+    iniset "$NOVA_API_PASTE_INI" app:blazar_versions paste.app_factory \
+        blazar_nova.api.rest:versions
+    iniset "$NOVA_API_PASTE_INI" app:blazar_app paste.app_factory \
+        blazar_nova.api.rest:factory
+}
+# Make the service and its endpoint, by which clients find the lease API.
+function create_blazar_accounts {
+    local url="$NOVA_SERVICE_PROTOCOL://$NOVA_SERVICE_HOST:$NOVA_SERVICE_PORT"
+    get_or_create_service blazar reservation 'Leases of servers'
+    get_or_create_endpoint reservation "$REGION_NAME" "$url/reservation/v1"
 }
 
 function configure_blazar_leases {
@@ -188,6 +210,9 @@ function cleanup_blazar_nova {
     if [[ -e $NOVA_API_PASTE_INI ]]; then
         iniset "$NOVA_API_PASTE_INI" app:osapi_compute_app_v21 \
             paste.app_factory "$NOVA_APP_FACTORY"
+        inidelete "$NOVA_API_PASTE_INI" composite:osapi_compute /reservation
+        inidelete "$NOVA_API_PASTE_INI" composite:osapi_compute \
+            /reservation/v1
     fi
 }
 
@@ -208,6 +233,9 @@ if is_service_enabled nova; then
     elif [[ $1 == stack && $2 == extra ]]; then
         # After Nova's services are up: the listener asks them.
         echo_summary "Starting blazar-listener"
+        if is_service_enabled n-api; then
+            create_blazar_accounts
+        fi
         start_blazar_nova
     fi
 

@@ -43,12 +43,19 @@ class Base(orm.DeclarativeBase):
 
 
 class Lease(Base):
-    """A promise to a project over one window."""
+    """A promise to a project over one window.
+
+    ``deleted_at`` is when its deletion was asked for: it is on its way out,
+    and no API shows it any more when it is over.
+    """
 
     __tablename__ = 'leases'
     __table_args__ = (
         sa.Index('leases_project_idx', 'project_id', 'status'),
         sa.Index('leases_status_idx', 'status', 'end_date'),
+        sa.Index('leases_start_idx', 'start_date', 'id'),
+        sa.Index('leases_project_start_idx', 'project_id', 'start_date',
+                 'id'),
     )
 
     id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
@@ -63,6 +70,7 @@ class Lease(Base):
     status_reason: orm.Mapped[str] = orm.mapped_column(sa.Text, default='')
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    deleted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')
@@ -71,7 +79,13 @@ class Lease(Base):
 
 
 class Reservation(Base):
-    """What a lease holds: so many of one thing."""
+    """What a lease holds: so many of one thing.
+
+    The bookings of a boot's lease are its servers' and go with them. A
+    reservation with a ``flavor`` is there first: each of its bookings is a
+    place that a server of this flavor takes and leaves. ``params`` is what
+    was asked for, in the API's words.
+    """
 
     __tablename__ = 'reservations'
     __table_args__ = (sa.Index('reservations_lease_idx', 'lease_id'),)
@@ -81,6 +95,10 @@ class Reservation(Base):
     resource_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
     amount: orm.Mapped[int] = orm.mapped_column(sa.Integer)
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    params: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
+        sa.JSON(none_as_null=True))
+    flavor: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
+        sa.JSON(none_as_null=True))
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
@@ -114,6 +132,8 @@ class Event(Base):
     claimed_by: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
     claimed_until: orm.Mapped[int] = orm.mapped_column(
         sa.BigInteger, default=0)
+    created_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    updated_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
     lease: orm.Mapped[Lease] = orm.relationship(back_populates='events')
 

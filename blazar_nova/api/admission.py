@@ -26,6 +26,7 @@ from blazar_core import params
 from blazar_nova.api import boot as boots
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
+from blazar_nova.compat import flavors
 from blazar_nova.compat import router
 from blazar_nova.compat import service
 from blazar_nova import wiring
@@ -36,6 +37,8 @@ LOG = logging.getLogger(__name__)
 
 #: What a boot is answered that cannot be kept.
 _CODES = {errors.BooksBusy: 409, errors.NotDelegated: 403,
+          errors.LimitExceeded: 403, errors.Conflict: 409,
+          errors.NotFound: 409, errors.InvalidLeaseParams: 400,
           errors.CloudUnavailable: 503}
 
 _AFFINITY = {'affinity': model.Affinity.SAME,
@@ -49,33 +52,57 @@ class Admission:
         self._leases = parts.leases
         self._vault = parts.vault
         self._trusts = parts.trusts
+        self._limits = parts.limits
 
     def __call__(self, call: calls.BuildCall,
                  send: ty.Callable[[], None]) -> None:
         boot = boots.current()
-        if boot is None:
+        reservation_id = flavors.reservation_of(call.request_spec[0].flavor)
+        if boot is None and reservation_id is None:
             send()
             return
         try:
-            self._admit(boot.request, call, send)
+            if reservation_id is not None:
+                self._take_places(reservation_id, boot, call, send)
+            elif boot is not None:
+                self._admit(boot.request, call, send)
         except errors.Refused as exc:
-            boot.refusal = exc.refusal
+            assert boot is not None
+            boot.refused = exc
             call.undo()
             raise router.error(409, str(exc)) from exc
-        except (errors.BooksBusy, errors.NotDelegated,
-                errors.CloudUnavailable) as exc:
+        except tuple(_CODES) as exc:
             call.undo()
             raise router.error(_CODES[type(exc)], str(exc)) from exc
         except Exception:
             with excutils.save_and_reraise_exception():
                 call.undo()
 
+    def _take_places(self, reservation_id: str, boot: boots.Boot | None,
+                     call: calls.BuildCall, send: ty.Callable[[], None],
+                     ) -> None:
+        """The servers are part of a lease that has begun."""
+        if boot is not None:
+            raise errors.InvalidLeaseParams(
+                f'The flavor is that of reservation {reservation_id}: its '
+                f'servers are in a lease already. Leave the hint reserved '
+                f'out.')
+        self._leases.occupy(
+            reservation_id, call.context.project_id, call.server_ids)
+        try:
+            send()
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._leases.vacate(call.server_ids)
+
     def _admit(self, request: params.LeaseRequest, call: calls.BuildCall,
                send: ty.Callable[[], None]) -> None:
+        demand = self._demand(call)
         new = leases.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,
-            request=request, demand=self._demand(call),
-            server_ids=call.server_ids)
+            request=request, reservations=(
+                leases.NewReservation(demand, call.server_ids),))
+        self._limits.check(wiring.asked_of(new, held=not request.starts_now))
         if request.starts_now:
             self._start(new, send)
         else:

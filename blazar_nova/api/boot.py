@@ -21,7 +21,7 @@ import contextvars
 import dataclasses
 import typing as ty
 
-from blazar_core import model
+from blazar_core import errors
 from blazar_core import params
 
 __all__ = ['Boot', 'current', 'underway']
@@ -32,7 +32,7 @@ class Boot:
     """A boot that asks for a lease, and the refusal if it got one."""
 
     request: params.LeaseRequest
-    refusal: model.Refusal | None = None
+    refused: errors.Refused | None = None
 
 
 _current: contextvars.ContextVar[Boot | None] = contextvars.ContextVar(

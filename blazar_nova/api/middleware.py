@@ -26,10 +26,10 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import webob
 
-from blazar_core import clock as clocks
 from blazar_core import errors
 from blazar_core import params
 from blazar_nova.api import boot as boots
+from blazar_nova.api import faults
 from blazar_nova.compat import router
 from blazar_nova import wiring
 
@@ -72,7 +72,8 @@ class LeaseMiddleware:
             return self._app
         server_id, rest = server.group(1).lower(), server.group(2) or ''
         if rest.strip('/'):
-            return self._held_back(environ, server_id) or self._app
+            return (self._held_back(environ, server_id) or
+                    self._of_fixed_size(environ, server_id) or self._app)
         if method == 'DELETE':
             return self._delete(environ, server_id)
         return self._app
@@ -93,8 +94,8 @@ class LeaseMiddleware:
             return self._app
         with boots.underway(boots.Boot(asked)) as boot:
             response = webob.Request(environ).get_response(self._app)
-        if boot.refusal is not None:
-            _add_refusal(response, boot)
+        if boot.refused is not None:
+            _add_refusal(response, boot.refused)
         return response
 
     def _check_reservation(self, environ: Environ,
@@ -119,8 +120,8 @@ class LeaseMiddleware:
                 'found.')
         raise errors.InvalidLeaseParams(
             f'The hint "reservation" is for reservations of hosts, and this '
-            f'one is of {kind}: its servers exist already. Leave the hint '
-            f'out.')
+            f'one is of {kind}. Leave the hint out; a reservation made by '
+            f'the lease API is used with the flavor {wanted}.')
 
     # -- held servers --------------------------------------------------------
 
@@ -145,6 +146,24 @@ class LeaseMiddleware:
             f'{held["start_date"]} UTC. Until then it can be shown, renamed '
             f'and deleted.'))
 
+    def _of_fixed_size(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to a resize out of a reservation, or into one."""
+        wanted = _resized(environ)
+        if wanted is None:
+            return None
+        try:
+            reservation_id = self._parts.leases.has_place(server_id)
+            if reservation_id is None and self._parts.leases.reservation(
+                    wanted, environ['nova.context'].project_id):
+                reservation_id = wanted
+        except db_exception.DBError:
+            LOG.exception('Server %s could not be looked up', server_id)
+            return None
+        return reservation_id and router.fault(environ, 409, (
+            f'Servers of reservation {reservation_id} are of its flavor, and '
+            f'no others are: servers cannot be resized out of it or into it. '
+            f'Boot a new one.'))
+
     def _delete(self, environ: Environ, server_id: str) -> ty.Any:
         """Delete a server; if that was all of it, the books know at once.
 
@@ -162,19 +181,30 @@ class LeaseMiddleware:
         return response
 
 
-def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:
-    """The hints of a boot as Nova will read them; None without any.
-
-    A body that Nova would not accept is left to Nova.
-    """
+def _body(environ: Environ) -> dict[str, ty.Any]:
+    """The object in a request; one that Nova would refuse is empty."""
     request = webob.Request(environ)
     try:
         # Reading the body leaves it to be read again.
         body = jsonutils.loads(request.body)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(body, dict):
-        return None
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _resized(environ: Environ) -> str | None:
+    """The id of the flavor that an action wants a server to have."""
+    resize = _body(environ).get('resize')
+    flavor = resize.get('flavorRef') if isinstance(resize, dict) else None
+    return str(flavor).rsplit('/', 1)[-1] if flavor is not None else None
+
+
+def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:
+    """The hints of a boot as Nova will read them; None without any.
+
+    A body that Nova would not accept is left to Nova.
+    """
+    body = _body(environ)
     for key in _HINT_KEYS:
         if key in body:
             hints = body[key]
@@ -182,13 +212,8 @@ def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:
     return None
 
 
-def _add_refusal(response: webob.Response, boot: boots.Boot) -> None:
+def _add_refusal(response: webob.Response, refused: errors.Refused) -> None:
     """Put beside the sentence what a program wants to know."""
     body = jsonutils.loads(response.body)
-    refusal = boot.refusal
-    assert refusal is not None
-    body['conflictingRequest'].update(
-        reason=refusal.reason.value, fits_now=refusal.fits_now,
-        next_start=None if refusal.next_start is None else clocks.iso(
-            refusal.next_start))
+    body['conflictingRequest'].update(faults.refusal_of(refused))
     response.body = jsonutils.dump_as_bytes(body)

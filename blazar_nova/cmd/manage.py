@@ -26,6 +26,7 @@ from blazar_core import errors
 from blazar_core import leases
 from blazar_core import opts
 from blazar_core import vault
+from blazar_core import views
 
 if ty.TYPE_CHECKING:
     from blazar_nova import verify
@@ -132,7 +133,7 @@ def _lease_list(conf: cfg.ConfigOpts) -> None:
     table = prettytable.PrettyTable(
         ['ID', 'Name', 'Project', 'Status', 'Start (UTC)', 'End (UTC)',
          'Servers', 'Reason'], align='l')
-    for lease in leases.listed(api.Database(conf)):
+    for lease in views.listed(api.Database(conf)):
         table.add_row([
             lease['id'], lease['name'], lease['project_id'], lease['status'],
             lease['start_date'][:19], lease['end_date'][:19],

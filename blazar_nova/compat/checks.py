@@ -59,9 +59,20 @@ FILTER = 'BlazarFilter'
 FILTER_CLASS = 'blazar_nova.scheduler.filters.BlazarFilter'
 WEIGHER = 'blazar_nova.scheduler.weights.BlazarWeigher'
 
-#: What api-paste.ini loads.
-_APP = 'app:osapi_compute_app_v21'
-_FACTORY = 'blazar_nova.api.app:factory'
+#: What api-paste.ini must say, by section.
+_PASTE = {
+    'app:osapi_compute_app_v21': {
+        'paste.app_factory': 'blazar_nova.api.app:factory'},
+    'composite:osapi_compute': {
+        '/reservation': 'blazar_versions', '/reservation/v1': 'blazar_v1'},
+    'app:blazar_versions': {
+        'paste.app_factory': 'blazar_nova.api.rest:versions'},
+    'app:blazar_app': {'paste.app_factory': 'blazar_nova.api.rest:factory'},
+    'composite:blazar_v1': {
+        'use': 'call:nova.api.auth:pipeline_factory_v21',
+        'keystone': 'cors http_proxy_to_wsgi compute_req_id request_log '
+                    'sizelimit authtoken keystonecontext blazar_app'},
+}
 
 
 def refuse(process: str, problems: ty.Sequence[str]) -> None:
@@ -190,7 +201,10 @@ def api_paste(conf: ty.Any) -> list[str]:
     except (OSError, configparser.Error) as exc:
         return [f'{path} could not be read ({exc}). Set OS_NOVA_CONFIG_DIR '
                 f'and OS_NOVA_CONFIG_FILES as nova-api has them.']
-    factory = parser.get(_APP, 'paste.app_factory', fallback='nothing')
-    return [] if factory == _FACTORY else [
-        f'Write in {path} under [{_APP}]: paste.app_factory = {_FACTORY} '
-        f'(it has {factory})']
+    return [
+        f'Write in {path} under [{section}]: {key} = {wanted} (it has '
+        f'{found or "nothing"})'
+        for section, lines in _PASTE.items() for key, wanted in lines.items()
+        if (found := parser.get(section, key, fallback=None)) != wanted and
+        # How requests come to us may be longer with the operator.
+        not (found and found.split()[-1] == wanted.split()[-1])]

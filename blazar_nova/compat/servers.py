@@ -31,6 +31,7 @@ from oslo_utils import timeutils
 
 from blazar_core import lifecycle
 from blazar_nova.compat import calls
+from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts
 from blazar_nova.compat import reserved
 from blazar_nova import credentials
@@ -141,6 +142,14 @@ class NovaCloud:
     @functools.cached_property
     def _compute_api(self) -> ty.Any:
         return compute_api.API()
+
+    def open(self, reservation: lifecycle.Opening) -> None:
+        """Make the flavor with which a reservation is used."""
+        flavors.open_reservation(reservation)
+
+    def close(self, reservation_id: str) -> None:
+        """Remove the flavor of a reservation."""
+        flavors.close_reservation(reservation_id)
 
     def reserved_servers(self, older_than: int) -> list[str]:
         """Servers shown as RESERVED for more than so many seconds."""

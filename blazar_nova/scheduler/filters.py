@@ -16,7 +16,6 @@ It asks the books once for each request, about all hosts together; they are
 in memory, and only what changed is read.
 """
 
-import math
 import typing as ty
 
 from oslo_log import log as logging
@@ -24,6 +23,7 @@ from oslo_log import log as logging
 from blazar_core import clock as clocks
 from blazar_nova.compat import checks
 from blazar_nova.compat import demand
+from blazar_nova.compat import flavors
 from blazar_nova.compat import plugins
 from blazar_nova.compat import service
 from blazar_nova.scheduler import marks
@@ -39,7 +39,8 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
 
     A leased server: on the host of its booking, and on any other where there
     is room for it until its lease ends; the weigher prefers the former. Any
-    other server: where there is room for ever. It is the booking in the
+    other server: where there is room for ever; but one of a reservation's
+    flavor that has no place in it: nowhere. It is the booking in the
     books that lets a server in, never a hint, which anybody could write.
     """
 
@@ -53,11 +54,12 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         hosts = list(filter_obj_list)
         if not hosts or plugins.is_rebuild(spec_obj):
             return hosts
-        booked, rooms = self._admission.rooms_for(
-            spec_obj.instance_uuid, demand.resources_of(spec_obj))
-        marks.mark_booked(hosts, booked)
-        kept = [host for host in hosts
-                if marks.placed(host) < rooms.get(host.uuid, math.inf)]
+        rooms = self._admission.rooms_for(
+            spec_obj.instance_uuid, demand.resources_of(spec_obj),
+            flavors.reservation_of(spec_obj.flavor))
+        marks.mark_booked(hosts, rooms.booked)
+        kept = [host for host in hosts if marks.placed(host) <
+                rooms.by_host.get(host.uuid, rooms.elsewhere)]
         if len(kept) < len(hosts):
             LOG.info('Server %s: %s of %s hosts are promised to leases',
                      spec_obj.instance_uuid, len(hosts) - len(kept),

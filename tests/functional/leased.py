@@ -19,6 +19,7 @@ import sqlite3
 import typing as ty
 
 from blazar_core import clock as clocks
+from blazar_core import views
 
 from tests.functional import base
 
@@ -87,7 +88,7 @@ class LeasedTestCase(base.FunctionalTestCase):
     def leases(self) -> list[dict[str, ty.Any]]:
         """All leases, as Leases.all() describes them."""
         return ty.cast(list[dict[str, ty.Any]],
-                       self.listener.parts.leases.all())
+                       views.listed(self.listener.parts.database))
 
     def lease(self, name_or_id: str) -> dict[str, ty.Any]:
         """The one lease of that name or id."""

@@ -20,7 +20,7 @@ Cinder by the fixtures of Nova's own functional tests; keystone by
 `TokenReader`.
 
 nova.conf and api-paste.ini are files, written as an operator writes them and
-read as Nova reads them: see `plugin_conf` and `switch_app`.
+read as Nova reads them: see `plugin_conf` and `tests.paste`.
 """
 
 import base64
@@ -30,7 +30,6 @@ import logging
 import os
 import shutil
 import sqlite3
-import sys
 import typing as ty
 from unittest import mock
 
@@ -56,12 +55,12 @@ from oslo_db.sqlalchemy import enginefacade
 from oslo_db.sqlalchemy import test_fixtures as db_fixtures
 from oslo_utils.fixture import uuidsentinel as uuids
 
+from tests import paste as pastes
+
 __all__ = ['ApiClient', 'Capacity', 'Identity', 'NovaBox', 'TokenReader',
-           'plain_conf', 'plugin_conf', 'switch_app']
+           'plain_conf', 'plugin_conf']
 
 PROJECT_ID: str = nova_fixtures.PROJECT_ID
-NOVA_APP = 'nova.api.openstack.compute:APIRouterV21.factory'
-BLAZAR_APP = 'blazar_nova.api.app:factory'
 
 #: Loggers that would bury what a failed test has to say.
 CHATTY = ('nova.api.openstack.requestlog', 'nova.manager', 'nova.service',
@@ -125,22 +124,6 @@ encryption_keys = {keys}
 [blazar_database]
 connection = {database}
 """
-
-
-def switch_app(paste: str) -> str:
-    """Nova's api-paste.ini with its one line changed, plugin on.
-
-    :raises ValueError: the line is not there exactly once
-    """
-    if paste.count(NOVA_APP) != 1:
-        raise ValueError(f'api-paste.ini should name {NOVA_APP} once')
-    return paste.replace(NOVA_APP, BLAZAR_APP)
-
-
-def nova_paste() -> str:
-    """The api-paste.ini that Nova's package installs below the prefix."""
-    with open(os.path.join(sys.prefix, 'etc', 'nova', 'api-paste.ini')) as f:
-        return f.read()
 
 
 # -- who is asking ----------------------------------------------------------
@@ -357,9 +340,9 @@ class NovaBox(nova_test.TestCase):
 
     def _write_conf(self) -> str:
         """Write nova.conf and api-paste.ini; return the former's path."""
-        paste, conf = nova_paste(), plain_conf(self.folder)
+        paste, conf = pastes.nova_paste(), plain_conf(self.folder)
         if self.plugin:
-            paste = switch_app(paste)
+            paste = pastes.with_leases(paste)
             self.operator_conf = plugin_conf(
                 f'sqlite:///{self.folder}/blazar.sqlite',
                 fernet.Fernet.generate_key().decode())

@@ -16,6 +16,7 @@ import requests
 
 from tests.functional import base
 from tests.functional import nova_box
+from tests import paste
 
 
 class PlainNovaTest(base.FunctionalTestCase):
@@ -78,14 +79,16 @@ class ConfigurationTest(base.FunctionalTestCase):
 
     plugin = False
 
-    def test_one_line_of_api_paste_ini_changes(self):
-        before = nova_box.nova_paste().splitlines()
-        after = nova_box.switch_app(nova_box.nova_paste()).splitlines()
-        changed = [new for old, new in zip(before, after, strict=True)
-                   if old != new]
+    def test_of_what_nova_has_in_api_paste_ini_one_line_changes(self):
+        before = paste.nova_paste().splitlines()
+        after = paste.with_leases(paste.nova_paste()).splitlines()
         self.assertEqual(
-            ['paste.app_factory = blazar_nova.api.app:factory'], changed)
-        self.assertRaises(ValueError, nova_box.switch_app, 'nothing')
+            ['paste.app_factory = nova.api.openstack.compute:APIRouterV21.'
+             'factory'], [line for line in before if line not in after])
+        self.assertEqual(
+            [], [line for line in after if line not in before and
+                 'blazar' not in line and 'pipeline_factory' not in line])
+        self.assertRaises(ValueError, paste.with_leases, 'nothing')
 
     def test_nova_conf_is_a_file(self):
         with open(self.conf_file) as f:

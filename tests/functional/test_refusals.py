@@ -74,7 +74,7 @@ BAD_PARAMS = (
     ('{"start": "2030-01-02 00:00", "end": "2030-01-01 00:00"}',
      'End date must be later than start date.'),
     ('{"start": "2030-01-01 00:00", "end": "2030-01-01 00:00"}',
-     'write a later "end", or a "duration"'),
+     'write a later end, or a duration'),
     ('{"start": "tomorrow", "duration": "2h"}',
      'tomorrow is an invalid date. Required format: %Y-%m-%d %H:%M'),
     ('{"start": "2030-02-30 00:00", "duration": "2h"}', 'Required format'),
@@ -86,7 +86,7 @@ BAD_PARAMS = (
     ('{"start": "now", "duration": "0h"}', 'Write one that is longer'),
     ('{"start": "now", "duration": "-2h"}', 'whole numbers'),
     ('{"start": "now", "duration": "9999999999w"}',
-     'Write a shorter "duration"'),
+     'Write an earlier one'),
     (f'{{{NOW}, "before_end": "2020-01-01 00:00"}}', 'Write a date from'),
     (f'{{{NOW}, "before_end": "now and then"}}', 'Required format'),
     # Names.

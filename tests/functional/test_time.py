@@ -24,6 +24,7 @@ from oslo_utils import importutils
 
 from blazar_core import clock as clocks
 from blazar_core.db import models
+from blazar_core import views
 from blazar_nova.compat import servers
 
 from tests.functional import base
@@ -418,5 +419,5 @@ class DaemonTest(base.FunctionalTestCase):
             told, key=lambda event: event != 'lease.create'))
 
     def status(self, listener: ty.Any) -> str:
-        (lease,) = listener.parts.leases.all()
+        (lease,) = views.listed(listener.parts.database)
         return ty.cast(str, lease['status'])

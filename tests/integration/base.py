@@ -38,8 +38,8 @@ import sqlalchemy as sa
 import testtools
 
 from blazar_core.db import api
-from blazar_core import leases
 from blazar_core import opts
+from blazar_core import views
 from tests import stack
 from tests.stack import cloud as accounts
 from tests.stack import configuration
@@ -426,7 +426,7 @@ class IntegrationTestCase(testtools.TestCase):
         """All leases by their ids, as they were described to a user."""
         database = api.Database(self.conf)
         try:
-            return {lease['id']: lease for lease in leases.listed(database)}
+            return {lease['id']: lease for lease in views.listed(database)}
         finally:
             database.engine.dispose()
 

@@ -129,32 +129,32 @@ class Contender:
 
     def accept(self) -> None:
         lease, _count = self._lease('OFFERED')
-        self.leases.accept(lease.id, self._request(
-            model.Window(lease.start_date, lease.end_date)))
+        self.leases.accept(lease.id)
 
     def prolong(self) -> None:
         lease, _count = self._lease()
-        self.leases.update(
-            lease.id, end=lease.end_date + self.dice.randint(1, 600))
+        self.leases.update(lease.id, leases.Change(
+            end=lease.end_date + self.dice.randint(1, 600)))
 
     def shorten(self) -> None:
         lease, _count = self._lease()
-        self.leases.update(lease.id, end=self.dice.randint(
-            lease.start_date + 1, lease.end_date))
+        self.leases.update(lease.id, leases.Change(end=self.dice.randint(
+            lease.start_date + 1, lease.end_date)))
 
     def move(self) -> None:
         lease, count = self._lease('PENDING', 'OFFERED')
         later = self.dice.randint(-300, 600)
-        self.leases.update(
-            lease.id, lease.start_date + later, lease.end_date + later,
+        self.leases.update(lease.id, leases.Change(
+            lease.start_date + later, lease.end_date + later,
             elsewhere=self.dice.choice(
-                [None, self._demand(lease, count)]))
+                [None, self._demand(lease, count)])))
 
     def resize(self) -> None:
         lease, count = self._lease('PENDING', 'OFFERED')
         demand = model.Demand(self._resources(), max(count, 1))
-        self.leases.update(lease.id, resources=demand.resources,
-                           elsewhere=self.dice.choice([None, demand]))
+        self.leases.update(lease.id, leases.Change(
+            resources=demand.resources,
+            elsewhere=self.dice.choice([None, demand])))
 
     def rebind(self) -> None:
         self.leases.rebind(self._server(), self.dice.choice(self.host_ids))
@@ -205,9 +205,11 @@ class Contender:
         return leases.NewLease(
             'project', 'user', self._request(model.Window(
                 start, start + self.dice.randint(1, HORIZON))),
-            model.Demand(self._resources(), count, self.dice.choice(
-                [model.Affinity.NONE, *model.Affinity])),
-            tuple(uuidutils.generate_uuid() for _server in range(count)))
+            (leases.NewReservation(
+                model.Demand(self._resources(), count, self.dice.choice(
+                    [model.Affinity.NONE, *model.Affinity])),
+                tuple(uuidutils.generate_uuid()
+                      for _server in range(count))),))
 
     def _demand(self, lease: ty.Any, count: int) -> model.Demand:
         return model.Demand(lease.resources, max(count, 1))

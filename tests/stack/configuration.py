@@ -24,6 +24,8 @@ import uuid
 
 from blazar_core import vault
 
+from tests import paste
+
 __all__ = ['ACCOUNTS', 'PASSWORD', 'REGION', 'Site', 'write', 'write_own']
 
 #: Of everybody; nothing of this is reached from outside of the machine.
@@ -110,16 +112,9 @@ def _write(path: str, lines: Lines) -> None:
 
 
 def _write_paste(path: str) -> None:
-    """Nova's file, with the one line of the installation guide changed."""
-    with open(os.path.join(sys.prefix, 'etc/nova/api-paste.ini')) as file:
-        text = file.read()
-    section = '[app:osapi_compute_app_v21]\npaste.app_factory = '
-    before, found, after = text.partition(section)
-    if not found:
-        raise RuntimeError(f'No {section} in Nova\'s api-paste.ini.')
+    """Nova's file, changed as the installation guide says."""
     with open(path, 'w') as file:
-        file.write(f'{before}{section}blazar_nova.api.app:factory\n'
-                   f'{after.partition(chr(10))[2]}')
+        file.write(paste.with_leases(paste.nova_paste()))
 
 
 def _credentials(site: Site, user: str) -> dict[str, ty.Any]:

@@ -31,6 +31,7 @@ from blazar_core import lifecycle
 from blazar_core import model
 from blazar_core import params
 from blazar_core import vault
+from blazar_core import views
 from tests import databases
 
 __all__ = ['DatabaseTestCase', 'FakeCloud', 'LeaseTestCase', 'NOW',
@@ -74,6 +75,7 @@ class FakeCloud:
     :ivar revoked: those that were given back
     :ivar missing: servers whose build has left no trace
     :ivar deleted: the servers whose end was asked for, in order
+    :ivar opened: the reservations that may be booted with
     :ivar stubborn: servers that do not go when they are deleted
     :ivar broken: raised instead of what is asked for
     """
@@ -86,6 +88,7 @@ class FakeCloud:
         self.revoked: list[str] = []
         self.missing: set[str] = set()
         self.deleted: list[str] = []
+        self.opened: dict[str, lifecycle.Opening] = {}
         self.stubborn: set[str] = set()
         self.broken: dict[str, Exception] = {}
 
@@ -98,6 +101,14 @@ class FakeCloud:
             self.sent.append((call, list(server_ids)))
             for server_id in server_ids:
                 self.servers[server_id] = lifecycle.Seen(State.BUILDING)
+
+    def open(self, reservation: lifecycle.Opening) -> None:
+        self._break('open')
+        self.opened[reservation.reservation_id] = reservation
+
+    def close(self, reservation_id: str) -> None:
+        self._break('close')
+        self.opened.pop(reservation_id, None)
 
     def revoke(self, credential: str) -> None:
         self._break('revoke')
@@ -232,8 +243,10 @@ class LeaseTestCase(DatabaseTestCase):
         """A lease that is wanted for ``count`` servers of 1 VCPU."""
         return leases.NewLease(
             project, 'user', request or self.request(start, end),
-            model.Demand(resources or {'VCPU': 1}, count, **demand),
-            tuple(uuidutils.generate_uuid() for _number in range(count)),
+            (leases.NewReservation(
+                model.Demand(resources or {'VCPU': 1}, count, **demand),
+                tuple(uuidutils.generate_uuid()
+                      for _number in range(count))),),
             credential and self.vault.seal(credential))
 
     def lease(self, start: int = 0, end: int = 100, *, call: str = 'call',
@@ -260,12 +273,12 @@ class LeaseTestCase(DatabaseTestCase):
 
     def status(self, lease: dict[str, ty.Any]) -> str:
         """The state a lease is in."""
-        return ty.cast(str, self.leases.get(lease['id'])['status'])
+        return ty.cast(str, views.get(self.database, lease['id'])['status'])
 
     def events_of(self, lease: dict[str, ty.Any]) -> dict[str, str]:
         """The state of each of its events, by type."""
         return {event['event_type']: event['status']
-                for event in self.leases.get(lease['id'])['events']}
+                for event in views.get(self.database, lease['id'])['events']}
 
 
 def servers_of(lease: dict[str, ty.Any]) -> list[str]:

@@ -155,7 +155,8 @@ class Racer:
             resources, len(server_ids), model.Affinity(affinity))
         try:
             lease = self.leases.create(leases.NewLease(
-                'project', 'user', request, demand, tuple(server_ids)), None)
+                'project', 'user', request, (leases.NewReservation(
+                    demand, tuple(server_ids)),)), None)
         except errors.Refused as exc:
             return {'refused': exc.refusal.next_start}
         except errors.BooksBusy:

@@ -12,6 +12,7 @@
 
 import collections
 import functools
+import math
 
 import fixtures
 from hypothesis import strategies as st
@@ -159,13 +160,14 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
 
         def check(world, resources, own, followed):
             server_id = f'server-{own}'
-            booked, judged = self.in_books(
+            booked, judged, elsewhere = self.in_books(
                 world, followed, lambda admitting: admitting.rooms_for(
                     server_id, resources))
             self.assertEqual(
                 self.expected(world, resources, server_id), (booked, {
                     uuid: min(room, self.MANY)
                     for uuid, room in judged.items()}))
+            self.assertEqual(math.inf, elsewhere)
             rooms.update(judged.values())
 
         # Every world has a server-0, and none has a server-10.
@@ -217,7 +219,7 @@ class AdmissionTestCase(worlds.BooksTestCase):
         demand = model.Demand(
             wanted.pop('resources', {'VCPU': 1}), count, **wanted)
         return list(map(self.name_of, self.admission.pick(
-            demand, model.Window(NOW + start, NOW + end), last)))
+            demand, model.Window(NOW + start, NOW + end), last=last)))
 
     def refusal(self, *args, **kwargs):
         return self.assertRaises(
@@ -558,7 +560,8 @@ class TestRoomsFor(AdmissionTestCase):
 
     def rooms(self, server_id='unleased', **resources):
         """The booked host, and the room of the judged ones, by name."""
-        booked, rooms = self.admission.rooms_for(server_id, resources)
+        booked, rooms, _elsewhere = self.admission.rooms_for(
+            server_id, resources)
         names = {host.uuid: host.name for host in self.scalars(models.Host)}
         return names.get(booked), {
             names[uuid]: room for uuid, room in rooms.items()}

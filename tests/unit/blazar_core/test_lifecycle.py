@@ -15,8 +15,10 @@ import testscenarios
 
 from blazar_core.db import models
 from blazar_core import errors
+from blazar_core import leases
 from blazar_core import lifecycle
 from blazar_core import model
+from blazar_core import views
 from tests import databases
 from tests.unit import base
 
@@ -91,7 +93,8 @@ class TestStart(LifecycleTestCase):
         send = self.cloud.send
 
         def late(*args):
-            self.leases.update(lease['id'], start=NOW + 60)
+            self.leases.update(lease['id'], leases.Change(
+                start=NOW + 60))
             send(*args)
 
         self.cloud.send = late
@@ -209,7 +212,7 @@ class TestObserve(LifecycleTestCase):
         self.assertEqual('STARTING', self.status(lease))
         self.see(second, State.RUNNING, self.one)
         self.assertEqual('ACTIVE', self.status(lease))
-        reservation, = self.leases.get(lease['id'])['reservations']
+        reservation, = views.get(self.database, lease['id'])['reservations']
         self.assertEqual('active', reservation['status'])
 
     def test_seeing_the_same_again_changes_nothing(self):
@@ -222,10 +225,10 @@ class TestObserve(LifecycleTestCase):
     def test_a_held_server_or_one_without_a_host_says_nothing(self):
         lease = self.lease(50, 100)
         server_id, = base.servers_of(lease)
-        before = self.leases.get(lease['id'])
+        before = views.get(self.database, lease['id'])
         for state in (State.HELD, State.BUILDING):
             self.assertEqual([], self.see(server_id, state))
-        self.assertEqual(before, self.leases.get(lease['id']))
+        self.assertEqual(before, views.get(self.database, lease['id']))
         self.assertEqual('one', self.host_of(server_id))
 
     def test_a_server_without_a_lease_is_nobodys_business(self):
@@ -288,7 +291,7 @@ class TestFailure(LifecycleTestCase):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         self.see(server_id, State.ERROR, fault='No valid host')
-        described = self.leases.get(lease['id'])
+        described = views.get(self.database, lease['id'])
         self.assertEqual('ERROR', described['status'])
         for part in (server_id, 'No valid host'):
             self.assertIn(part, described['status_reason'])
@@ -329,7 +332,7 @@ class TestFailure(LifecycleTestCase):
         lease = self.lease(50, 100, count=2)
         self.assertEqual(0, self.room())
         self.lifecycle.give_up(lease['id'], 'start_lease')
-        described = self.leases.get(lease['id'])
+        described = views.get(self.database, lease['id'])
         self.assertEqual('ERROR', described['status'])
         self.assertIn('could not be sent', described['status_reason'])
         self.assertEqual('error', described['reservations'][0]['status'])
@@ -378,7 +381,7 @@ class TestCredentials(LifecycleTestCase):
         self.assertIsNone(self.lifecycle.start(lease['id']))
         self.assertEqual('ERROR', self.status(lease))
         self.assertEqual('He was disabled.',
-                         self.leases.get(lease['id'])['status_reason'])
+                         views.get(self.database, lease['id'])['status_reason'])
         self.assertEqual([('lease.update', lease['id'])], self.notified)
         # What was booked is free again.
         self.lease(50, 100)
@@ -497,7 +500,7 @@ class TestEnd(LifecycleTestCase):
         self.assertIsNone(self.lifecycle.end(lease['id']))
         self.assertEqual(sorted(base.servers_of(lease)),
                          sorted(self.cloud.deleted))
-        described = self.leases.get(lease['id'])
+        described = views.get(self.database, lease['id'])
         self.assertEqual('TERMINATED', described['status'])
         reservation, = described['reservations']
         self.assertEqual(('deleted', []), (

@@ -388,14 +388,14 @@ class TestWindow(ParamsTestCase):
                       '2025-01-01 00:00', '2026-11-20T17:00+02:00'):
             self.assert_refused(
                 {'start': start, 'duration': '2h'}, 'is in the past',
-                'it is 2026-11-20 16:07:20 UTC', 'Write "start": "now"')
+                'it is 2026-11-20 16:07:20 UTC', 'Write "now" to start')
         self.assert_refused({'start': '2025-01-01 00:00', 'duration': '9w'},
                             'The start 2025-01-01 00:00 is')
 
     def test_a_default_start_in_the_past_is_refused(self):
         past = params.Defaults('2020-01-01 00:00', DAY, 0)
         self.assert_sentence(
-            ('is in the past', 'Write "start": "now" in lease_params'),
+            ('is in the past', 'Write "now" to start at once'),
             params.lease_request, {'reserved': 'True'}, NOW, past)
 
     def test_defaults_that_make_no_window_are_refused(self):
@@ -529,11 +529,12 @@ class TestEvents(ParamsTestCase):
                                  self.event, text)
 
     def test_the_leases_own_events_are_refused_with_their_keys(self):
-        for text, keys in (('start_lease', '"start"'),
-                           ('end_lease', '"end" or "duration"'),
-                           ('before_end_lease', '"before_end"'),
-                           ('Start_Lease', '"start"')):
-            self.assert_sentence((f'"{text}"', f'with {keys} in'),
+        for text, what in (('start_lease', 'the start of the lease'),
+                           ('end_lease', 'its end or duration'),
+                           ('before_end_lease', 'its before_end'),
+                           ('expire_offer', 'the seconds of the offer'),
+                           ('Start_Lease', 'the start of the lease')):
+            self.assert_sentence((f'"{text}"', f'with {what} instead'),
                                  self.event, text)
 
     def test_a_date_outside_the_lease_is_refused(self):

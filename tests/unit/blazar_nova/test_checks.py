@@ -33,6 +33,25 @@ def scheduler(enabled=('ComputeFilter', 'BlazarFilter'),
         weight_classes=list(weighers)))
 
 
+_PASTE = """
+[composite:osapi_compute]
+use = call:some:thing
+/v2.1: openstack_compute_api_v21
+/reservation: blazar_versions
+/reservation/v1: {composite}
+[app:osapi_compute_app_v21]
+{factory}
+[composite:blazar_v1]
+use = call:nova.api.auth:pipeline_factory_v21
+keystone = cors http_proxy_to_wsgi compute_req_id request_log sizelimit \
+authtoken keystonecontext blazar_app
+[app:blazar_versions]
+paste.app_factory = blazar_nova.api.rest:versions
+[app:blazar_app]
+paste.app_factory = blazar_nova.api.rest:factory
+"""
+
+
 class TestScheduler(base.TestCase):
 
     def test_as_documented(self):
@@ -88,12 +107,11 @@ class TestApiPaste(base.TestCase):
                             ('OS_NOVA_CONFIG_FILES', None)):
             self.useFixture(fixtures.EnvironmentVariable(name, value))
 
-    def write(self, factory, folder=None, name='api-paste.ini'):
+    def write(self, factory, folder=None, name='api-paste.ini',
+              composite='blazar_v1'):
         path = os.path.join(folder or self.folder, name)
         with open(path, 'w') as file:
-            file.write('[composite:osapi_compute]\nuse = call:some:thing\n'
-                       '/v2.1: openstack_compute_api_v21\n'
-                       f'[app:osapi_compute_app_v21]\n{factory}\n')
+            file.write(_PASTE.format(factory=factory, composite=composite))
         return path
 
     def test_as_documented(self):
@@ -109,6 +127,25 @@ class TestApiPaste(base.TestCase):
                 [f'Write in {path} under [app:osapi_compute_app_v21]: '
                  f'paste.app_factory = blazar_nova.api.app:factory (it has '
                  f'{has})'], checks.api_paste(self.conf))
+
+    def test_each_line_is_asked_for(self):
+        right = 'paste.app_factory = blazar_nova.api.app:factory'
+        path = self.write(right, composite='other')
+        self.assertEqual(
+            [f'Write in {path} under [composite:osapi_compute]: '
+             f'/reservation/v1 = blazar_v1 (it has other)'],
+            checks.api_paste(self.conf))
+        with open(path, 'w') as file:
+            file.write(f'[app:osapi_compute_app_v21]\n{right}\n')
+        self.assertEqual(6, len(checks.api_paste(self.conf)))
+
+    def test_requests_may_take_another_way_to_us(self):
+        path = self.write('paste.app_factory = blazar_nova.api.app:factory')
+        with open(path) as file:
+            text = file.read()
+        with open(path, 'w') as file:
+            file.write(text.replace('sizelimit', 'osprofiler sizelimit'))
+        self.assertEqual([], checks.api_paste(self.conf))
 
     def test_it_is_the_file_that_nova_api_reads(self):
         self.write('paste.app_factory = nova.api:other')

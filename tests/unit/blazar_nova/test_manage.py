@@ -74,8 +74,9 @@ class ManageTest(base.TestCase):
             before_end=None, events=(), on_end='delete', starts_now=False)
         return leases.Leases(
             database, clock, admission.Admission(database, clock)).create(
-                leases.NewLease('project', 'user', request,
-                                model.Demand({'VCPU': 1}), ('server-1',)),
+                leases.NewLease('project', 'user', request, (
+                    leases.NewReservation(
+                        model.Demand({'VCPU': 1}), ('server-1',)),)),
                 vault.Vault(self.keys).seal('the call'))
 
     def test_the_schema_is_made_once_and_its_version_told(self):

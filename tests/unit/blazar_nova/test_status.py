@@ -24,6 +24,7 @@ from blazar_core.db import migration
 from blazar_core.db import models
 from blazar_core import vault
 from tests import databases
+from tests import paste
 from tests.unit import base
 
 RIGHT = f"""\
@@ -45,6 +46,14 @@ encryption_keys = {vault.new_key()}
 """
 
 
+#: Of Nova's api-paste.ini, what leases change.
+_NOVA = """[composite:osapi_compute]
+use = call:nova.api.openstack.urlmap:urlmap_factory
+[app:osapi_compute_app_v21]
+paste.app_factory = nova.api.openstack.compute:APIRouterV21.factory
+"""
+
+
 class StatusTest(base.TestCase):
 
     def setUp(self):
@@ -56,8 +65,8 @@ class StatusTest(base.TestCase):
         for name, text in (
                 ('nova.conf',
                  f'{conf}[blazar_database]\nconnection = {self.url}\n'),
-                ('api-paste.ini', f'[app:osapi_compute_app_v21]\n'
-                                  f'paste.app_factory = {factory}\n')):
+                ('api-paste.ini', paste.with_leases(_NOVA).replace(
+                    'blazar_nova.api.app:factory', factory))):
             with open(os.path.join(self.folder, name), 'w') as file:
                 file.write(text)
 

@@ -1,0 +1,277 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""From the JSON of an API request to what is wanted of leases.
+
+The names and formats are those that clients of reservations in OpenStack
+send. Dates are as in lease_params (:mod:`blazar_core.params`); null stands
+for what is left out; whole numbers and booleans may come as text.
+"""
+
+import collections.abc
+import dataclasses
+import typing as ty
+
+from oslo_utils import strutils
+
+from blazar_core import clock
+from blazar_core import errors
+from blazar_core import leases
+from blazar_core import model
+from blazar_core import params
+from blazar_core import views
+
+__all__ = ['ChangeRequest', 'CreateRequest', 'affinity_of', 'change',
+           'create', 'integer', 'json_object', 'query']
+
+#: No request is for more reservations, or more servers in one of them.
+MAX_RESERVATIONS = 100
+MAX_AMOUNT = 1000
+#: Seconds that an offer may stand.
+OFFER = (60, 86400)
+
+#: More than any host has, less than what a database column or a sum of many
+#: could not hold.
+_LARGEST = 2 ** 31 - 1
+
+_CREATE_KEYS = {
+    'name': '"lease1"',
+    'start_date': '"2026-12-01 16:07" or "now"',
+    'end_date': '"2026-12-02 16:07"',
+    'before_end_date': '"2026-12-02 15:07"',
+    'reservations': '[{"resource_type": "virtual:instance", ...}]',
+    'events': '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]',
+    'offer_seconds': '600',
+}
+_CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
+    'name', 'start_date', 'end_date', 'before_end_date', 'reservations',
+    'events')}
+
+#: What a list may be sorted by.
+_SORT_KEYS = ('start_date', 'end_date', 'created_at', 'updated_at', 'name',
+              'status', 'id')
+_QUERY_KEYS = {
+    'status': 'ACTIVE', 'name': 'lease1', 'project_id': 'an id',
+    'resource_type': 'virtual:instance', 'start_date': '2026-12-01 16:07',
+    'end_date': '2026-12-02 16:07', 'sort': 'created_at:desc,name',
+    'limit': '100', 'marker': 'the id of a lease', 'fields': 'id,name',
+}
+MAX_LIMIT = 1000
+
+_Object: ty.TypeAlias = dict[str, object]
+Reservations: ty.TypeAlias = tuple[_Object, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """A lease that is asked for; its reservations as they were written."""
+
+    lease: params.LeaseRequest
+    reservations: Reservations
+    offer_seconds: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    """What is to become of a lease; its reservations as they were written.
+    """
+
+    change: leases.Change
+    reservations: Reservations
+
+
+def json_object(value: object, what: str) -> _Object:
+    """An object, with what is null left out.
+
+    :raises InvalidLeaseParams: when it is none
+    """
+    if not isinstance(value, dict):
+        raise errors.InvalidLeaseParams(
+            f'{what} is {params.kind_of(value)}. Write a JSON object.')
+    return {key: one for key, one in value.items() if one is not None}
+
+
+def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
+    """A whole number, also as text.
+
+    :raises InvalidLeaseParams: when it is none, or not within the bounds
+    """
+    number = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, str) and value.strip().isascii() and (
+            value.strip().lstrip('+-').isdigit() and len(value) <= 20):
+        number = int(value)
+    if number is None or not least <= number <= most:
+        given = params.shown(value) if isinstance(value, str) else (
+            number if number is not None else params.kind_of(value))
+        raise errors.InvalidLeaseParams(
+            f'"{key}" is {given}. Write a whole number from {least} to '
+            f'{most}.')
+    return number
+
+
+def affinity_of(value: object) -> bool | None:
+    """True, false or none, as clients write them.
+
+    :raises InvalidLeaseParams: for anything else
+    """
+    if value is None or isinstance(value, str) and (
+            value.strip().lower() in ('none', 'null', '')):
+        return None
+    if isinstance(value, bool):
+        return value
+    try:
+        if isinstance(value, str | int):
+            return bool(strutils.bool_from_string(value, strict=True))
+    except ValueError:
+        pass
+    raise errors.InvalidLeaseParams(
+        f'"affinity" is {params.kind_of(value)} that is neither true nor '
+        f'false. Write True for all servers on one host, False for each on '
+        f'another one, or None.')
+
+
+def create(body: object, now: int, defaults: params.Defaults,
+           ) -> CreateRequest:
+    """Read the body of ``POST /leases``.
+
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    values = json_object(body, 'The body of the request')
+    params.check_keys(values, _CREATE_KEYS, 'the lease')
+    start = _start(values, now, defaults)
+    end = params.parse_date(_text(values, 'end_date'), now)
+    window = params.window_of(start, end, now)
+    offer = values.get('offer_seconds')
+    return CreateRequest(
+        params.LeaseRequest(
+            name=params.name_of(_text(values, 'name'))
+            if 'name' in values else None,
+            window=window,
+            before_end=_before_end(values, window, now, defaults),
+            events=params.events_of(values.get('events', []), window, now),
+            on_end=params.ON_END[0], starts_now=start == now),
+        _reservations(values),
+        None if offer is None else integer(offer, 'offer_seconds', *OFFER))
+
+
+def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
+           ) -> ChangeRequest:
+    """Read the body of ``PUT /leases/{id}``.
+
+    Dates compare at the minute: one that says the minute at which the lease
+    begins or ends anyway changes nothing.
+
+    :param lease: as it is, in the API's words
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    values = json_object(body, 'The body of the request')
+    params.check_keys(values, _CHANGE_KEYS, 'a change of a lease')
+    start = _new_date(values, 'start_date', lease, now)
+    end = _new_date(values, 'end_date', lease, now)
+    window = model.Window(0, params.LATEST)
+    return ChangeRequest(
+        leases.Change(
+            start=start, end=end,
+            name=params.name_of(_text(values, 'name'))
+            if 'name' in values else None,
+            before_end=_new_date(values, 'before_end_date', lease, now),
+            events=params.events_of(values['events'], window, now)
+            if 'events' in values else None),
+        _reservations(values))
+
+
+def query(values: collections.abc.Mapping[str, str], now: int,
+          ) -> tuple[views.Query, list[str] | None]:
+    """Read the parameters of ``GET /leases``.
+
+    :returns: the query, and the fields that are wanted (None: all)
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    params.check_keys(dict(values), _QUERY_KEYS, 'the query of leases')
+    dates = {key: params.parse_date(values[key + '_date'], now)
+             for key in ('start', 'end') if key + '_date' in values}
+    limit = values.get('limit')
+    # A client that pages gets what there may be; others get all, as ever.
+    return views.Query(
+        project_id=values.get('project_id'), name=values.get('name'),
+        status=values.get('status', '').upper() or None,
+        resource_type=values.get('resource_type'),
+        start=dates.get('start'), end=dates.get('end'),
+        sort=_sort(values.get('sort', 'start_date')),
+        marker=values.get('marker'),
+        limit=None if limit is None else integer(limit, 'limit', 1,
+                                                 MAX_LIMIT),
+    ), [name.strip() for name in values['fields'].split(',')] if (
+        'fields' in values) else None
+
+
+def _sort(text: str) -> tuple[tuple[str, bool], ...]:
+    keys = []
+    for part in text.split(','):
+        key, _colon, direction = part.strip().partition(':')
+        if key not in _SORT_KEYS or direction not in ('', 'asc', 'desc'):
+            raise errors.InvalidLeaseParams(
+                f'"{params.shown(part)}" cannot be sorted by. Write one or '
+                f'more of {", ".join(_SORT_KEYS)}, each with ":asc" or '
+                f'":desc", such as "sort=created_at:desc,name".')
+        keys.append((key, direction == 'desc'))
+    return tuple(dict(keys).items())
+
+
+def _start(values: _Object, now: int, defaults: params.Defaults) -> int:
+    start = params.parse_date(
+        _text(values, 'start_date', defaults.start), now)
+    return now if now - params.LATE < start < now else start
+
+
+def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
+              now: int) -> int | None:
+    if key not in values:
+        return None
+    time = params.parse_date(_text(values, key), now)
+    old = lease[key]
+    if old is not None and old[:16] == clock.iso(time)[:16]:
+        return None
+    return time
+
+
+def _before_end(values: _Object, window: model.Window, now: int,
+                defaults: params.Defaults) -> int | None:
+    if 'before_end_date' in values:
+        return params.inside(
+            params.parse_date(_text(values, 'before_end_date'), now), window,
+            'before_end_date')
+    return params.default_before_end(window, defaults)
+
+
+def _text(values: _Object, key: str, default: str | None = None) -> str:
+    value = values.get(key, default)
+    if value is None:
+        raise errors.InvalidLeaseParams(
+            f'Missing parameter {key}. Write for example "{key}": '
+            f'{_CREATE_KEYS[key]}.')
+    if not isinstance(value, str):
+        raise errors.InvalidLeaseParams(
+            f'"{key}" is {params.kind_of(value)}. Write a string, such as '
+            f'"{key}": {_CREATE_KEYS[key]}.')
+    return value
+
+
+def _reservations(values: _Object) -> Reservations:
+    found = values.get('reservations', [])
+    if not isinstance(found, list) or len(found) > MAX_RESERVATIONS:
+        raise errors.InvalidLeaseParams(
+            f'"reservations" must be a list of at most {MAX_RESERVATIONS} '
+            f'objects, such as {_CREATE_KEYS["reservations"]}.')
+    return tuple(json_object(one, 'An entry of "reservations"')
+                 for one in found)

@@ -1,0 +1,96 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""What errors are answered: their codes and names, which are stable.
+
+``error_name`` is what a program may go by, ``error_message`` is for people.
+"""
+
+import typing as ty
+
+from oslo_db import exception as db_exception
+from oslo_serialization import jsonutils
+import webob
+
+from blazar_core import clock
+from blazar_core import errors
+
+__all__ = ['ERRORS', 'Fault', 'answer', 'refusal_of']
+
+
+class Fault(Exception):
+    """A request that is answered with an error of HTTP's own.
+
+    :param name: as in :data:`HTTP`
+    """
+
+    def __init__(self, name: str, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.name = name
+        self.headers = headers
+
+
+#: HTTP's own.
+HTTP: dict[str, int] = {
+    'URL_NOT_FOUND': 404,
+    'METHOD_NOT_ALLOWED': 405,
+    'NOT_IMPLEMENTED': 501,
+    'INTERNAL_SERVER_ERROR': 500,
+}
+
+#: Ours, the more special ones first.
+ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
+    (errors.InvalidLeaseParams, 400, 'INVALID_REQUEST'),
+    (errors.Forbidden, 403, 'FORBIDDEN'),
+    (errors.LimitExceeded, 403, 'LIMIT_EXCEEDED'),
+    (errors.NotFound, 404, 'NOT_FOUND'),
+    (errors.Refused, 409, 'NO_ROOM'),
+    (errors.Conflict, 409, 'CONFLICT'),
+    (errors.InvalidTransition, 409, 'CONFLICT'),
+    (errors.BooksBusy, 409, 'BOOKS_BUSY'),
+    (errors.CloudUnavailable, 503, 'CLOUD_UNAVAILABLE'),
+    (db_exception.DBConnectionError, 503, 'DATABASE_UNAVAILABLE'),
+)
+
+
+def answer(exc: Exception) -> webob.Response:
+    """The answer to a request that ended in an error."""
+    code, name = _code_of(exc)
+    message = str(exc) if code != 500 and not isinstance(
+        exc, db_exception.DBError) else {
+            500: 'Something went wrong; the log of nova-api says what.',
+            503: 'The database of the leases does not answer. Try again '
+                 'later.'}[code]
+    body: dict[str, ty.Any] = {
+        'error_code': code, 'error_message': message, 'error_name': name}
+    if isinstance(exc, errors.Refused):
+        body |= refusal_of(exc)
+    response = webob.Response(
+        status=code, content_type='application/json', charset='UTF-8',
+        body=jsonutils.dump_as_bytes(body))
+    if isinstance(exc, Fault):
+        response.headers.update(exc.headers)
+    return response
+
+
+def _code_of(exc: Exception) -> tuple[int, str]:
+    if isinstance(exc, Fault):
+        return HTTP[exc.name], exc.name
+    return next(((code, name) for kind, code, name in ERRORS
+                 if isinstance(exc, kind)), (500, 'INTERNAL_SERVER_ERROR'))
+
+
+def refusal_of(exc: errors.Refused) -> dict[str, ty.Any]:
+    """What a program wants to know of a refusal."""
+    refusal = exc.refusal
+    return {'reason': refusal.reason.value, 'fits_now': refusal.fits_now,
+            'next_start': None if refusal.next_start is None else
+            clock.iso(refusal.next_start)}

@@ -1,0 +1,315 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""What the lease API does."""
+
+import dataclasses
+import typing as ty
+from urllib import parse
+
+from oslo_serialization import jsonutils
+import webob
+
+from blazar_core import bodies
+from blazar_core import clock as clocks
+from blazar_core import errors
+from blazar_core import leases
+from blazar_core import model
+from blazar_core import params
+from blazar_core import views
+from blazar_nova.compat import service
+from blazar_nova import policy
+from blazar_nova import resources
+from blazar_nova import wiring
+
+__all__ = ['Handler', 'Leases']
+
+Answer: ty.TypeAlias = tuple[int, dict[str, ty.Any] | None]
+Handler: ty.TypeAlias = ty.Callable[..., Answer]
+
+#: How far ahead is looked for room, and for how many starts, if not said.
+_AHEAD = 30 * 86400
+_STARTS = 100
+
+
+class Leases:
+    """The handlers; each is given a request whose user is known."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._defaults = wiring.defaults(parts.conf)
+        self._policy = policy.Policy(parts.conf)
+
+    # -- looking -----------------------------------------------------------
+
+    def index(self, request: webob.Request) -> Answer:
+        context = _context(request)
+        target = {'project_id': context.project_id}
+        self._policy.authorize(context, 'blazar:leases:get', target)
+        query, fields = bodies.query(
+            _query(request), self._parts.clock.now())
+        if not self._policy.allows(
+                context, 'blazar:leases:get_all_projects', target):
+            if query.project_id not in (None, context.project_id):
+                raise errors.Forbidden(
+                    'The leases of other projects are for admins. Leave '
+                    'project_id out.')
+            query = dataclasses.replace(query, project_id=context.project_id)
+        more = None if query.limit is None else query.limit + 1
+        found = views.page(self._parts.database, dataclasses.replace(
+            query, limit=more))
+        body: dict[str, ty.Any] = {
+            'leases': [_chosen(lease, fields) for lease in
+                       found[:query.limit]]}
+        if query.limit is not None and len(found) > query.limit:
+            body['leases_links'] = [{'rel': 'next', 'href': _next(
+                request, found[query.limit - 1]['id'])}]
+        return 200, body
+
+    def show(self, request: webob.Request, lease_id: str) -> Answer:
+        return 200, {'lease': self._lease(
+            request, lease_id, 'blazar:leases:get')}
+
+    def _lease(self, request: webob.Request, lease_id: str, rule: str,
+               ) -> dict[str, ty.Any]:
+        """A lease with which somebody may do something.
+
+        Who may not even see it is told that there is none.
+        """
+        lease = views.get(self._parts.database, lease_id)
+        context = _context(request)
+        target = {'project_id': lease['project_id']}
+        if not self._policy.allows(context, 'blazar:leases:get', target):
+            raise errors.NotFound(f'Lease {lease_id} could not be found.')
+        self._policy.authorize(context, rule, target)
+        return lease
+
+    # -- making ------------------------------------------------------------
+
+    def create(self, request: webob.Request) -> Answer:
+        context = _context(request)
+        target = {'project_id': context.project_id}
+        asked = bodies.create(_body(request), self._parts.clock.now(),
+                              self._defaults)
+        dry = _flag(request, 'dry_run')
+        self._policy.authorize(
+            context, 'blazar:leases:post' if asked.offer_seconds is None
+            else 'blazar:leases:offer', target)
+        try:
+            new = leases.NewLease(
+                context.project_id, context.user_id, asked.lease, tuple(
+                    resources.new_reservation(context, one)
+                    for one in asked.reservations))
+            self._parts.limits.check(wiring.asked_of(new, held=False))
+            if dry:
+                return 200, {'quote': _quote(
+                    new, self._parts.leases.quote(new))}
+        except errors.Refused as exc:
+            if not dry:
+                raise
+            return 200, {'quote': _quote_of(
+                asked.lease.window, exc.refusal.wanted, exc.refusal)}
+        lease = self._parts.leases.create(new, None) if (
+            asked.offer_seconds is None) else (
+                self._parts.leases.offer(new, asked.offer_seconds))
+        service.notify('lease.create', lease)
+        return 201, {'lease': lease}
+
+    def accept(self, request: webob.Request, lease_id: str) -> Answer:
+        self._lease(request, lease_id, 'blazar:leases:offer')
+        lease = self._parts.leases.accept(lease_id)
+        service.notify('lease.update', lease)
+        return 200, {'lease': lease}
+
+    # -- changing ----------------------------------------------------------
+
+    def update(self, request: webob.Request, lease_id: str) -> Answer:
+        lease = self._lease(request, lease_id, 'blazar:leases:put')
+        asked = bodies.change(_body(request), self._parts.clock.now(), lease)
+        change = dataclasses.replace(asked.change, reservations=self._changed(
+            _context(request), lease, asked.reservations))
+        self._check_change(lease, change)
+        lease = self._parts.leases.update(lease_id, change)
+        service.notify('lease.update', lease)
+        return 200, {'lease': lease}
+
+    def _changed(self, context: ty.Any, lease: dict[str, ty.Any],
+                 asked: bodies.Reservations,
+                 ) -> dict[str, leases.NewReservation]:
+        """What the reservations of a lease are to be."""
+        own = {one['id']: one for one in lease['reservations']}
+        changed = {}
+        for one in asked:
+            reservation = own.get(ty.cast(str, one.get('id'))) if isinstance(
+                one.get('id'), str) else None
+            if reservation is None:
+                raise errors.InvalidLeaseParams(
+                    'An entry of "reservations" must have the "id" of a '
+                    f'reservation of this lease: '
+                    f'{", ".join(own) or "it has none"}.')
+            if not one.keys() - {'id', 'resource_type'}:
+                continue
+            if 'flavor_id' not in reservation:
+                raise errors.InvalidLeaseParams(
+                    f'Reservation {reservation["id"]} was made by a boot: '
+                    f'its servers are what they are. Leave it out.')
+            changed[reservation['id']] = resources.new_reservation(
+                context, one, reservation)
+        return changed
+
+    def _check_change(self, lease: dict[str, ty.Any], change: leases.Change,
+                      ) -> None:
+        """Ask the limits about a lease as it would be."""
+        start, end = (
+            getattr(change, key) or clocks.parse_iso(lease[f'{key}_date'])
+            for key in ('start', 'end'))
+        if end <= start:
+            return
+        new = leases.NewLease(
+            lease['project_id'], lease['user_id'], params.LeaseRequest(
+                name=change.name or lease['name'],
+                window=model.Window(start, end), before_end=None, events=(),
+                on_end='', starts_now=False),
+            tuple(change.reservations.get(one['id']) or leases.NewReservation(
+                model.Demand(one['resources'], one['amount']),
+                resource_type=one['resource_type'])
+                for one in lease['reservations']))
+        self._parts.limits.check(dataclasses.replace(
+            wiring.asked_of(new, held=False), lease_id=lease['id'],
+            current=lease))
+
+    def delete(self, request: webob.Request, lease_id: str) -> Answer:
+        try:
+            self._lease(request, lease_id, 'blazar:leases:delete')
+        except errors.NotFound:
+            owner = views.owner_of_deleted(self._parts.database, lease_id)
+            if owner is None or not self._policy.allows(
+                    _context(request), 'blazar:leases:delete',
+                    {'project_id': owner}):
+                raise
+            return 204, None
+        self._parts.lifecycle.delete(lease_id)
+        return 204, None
+
+    # -- asking what would fit ---------------------------------------------
+
+    def availability(self, request: webob.Request) -> Answer:
+        context = _context(request)
+        self._policy.authorize(context, 'blazar:availability:get',
+                               {'project_id': context.project_id})
+        now = self._parts.clock.now()
+        values: dict[str, ty.Any] = _query(request)
+        start = params.parse_date(values.pop('start_date', 'now'), now)
+        end = params.parse_date(values.pop('end_date'), now) if (
+            'end_date' in values) else min(start + _AHEAD, params.LATEST)
+        window = params.window_of(start, end, now)
+        duration = params.parse_duration(values.pop('duration', '1h'))
+        most = bodies.integer(values.pop('limit', _STARTS), 'limit', 1,
+                              bodies.MAX_LIMIT)
+        wanted = bodies.integer(values.get('amount', 1), 'amount', 1,
+                                bodies.MAX_AMOUNT)
+        values.setdefault('resource_type', 'flavor:instance' if (
+            'flavor_id' in values) else leases.RESOURCE_TYPE)
+        if window.end + duration >= params.LATEST:
+            raise errors.InvalidLeaseParams(
+                'The window and the duration lead beyond the year 9998. '
+                'Write an earlier end_date.')
+        try:
+            new = resources.new_reservation(context, values)
+        except errors.Refused:
+            found, more = [(window.start, 0)], False
+        else:
+            found, more = self._parts.leases.availability(
+                dataclasses.replace(new.demand, count=bodies.MAX_AMOUNT),
+                window, duration, most)
+        return 200, {
+            'availability': [
+                {'start_date': clocks.iso(time), 'fits': fits,
+                 'enough': fits >= wanted} for time, fits in found],
+            'truncated': more}
+
+
+def _context(request: webob.Request) -> ty.Any:
+    return request.environ['nova.context']
+
+
+def _body(request: webob.Request) -> object:
+    try:
+        return ty.cast(object, jsonutils.loads(request.body))
+    except (ValueError, RecursionError) as exc:
+        raise errors.InvalidLeaseParams(
+            'The body of the request is not JSON that can be read. Send an '
+            'object, such as {"name": "lease1", "end_date": '
+            '"2026-12-01 16:07", "reservations": []}.') from exc
+
+
+def _query(request: webob.Request) -> dict[str, ty.Any]:
+    """The parameters of a request, each of which may be there once."""
+    try:
+        values = request.GET.mixed()
+    except UnicodeDecodeError as exc:
+        raise errors.InvalidLeaseParams(
+            'The query is not UTF-8.') from exc
+    for key, value in values.items():
+        if not isinstance(value, str):
+            raise errors.InvalidLeaseParams(
+                f'The parameter "{params.shown(key)}" is given twice. Write '
+                f'it once.')
+    return ty.cast('dict[str, ty.Any]', values)
+
+
+def _flag(request: webob.Request, name: str) -> bool:
+    values = _query(request)
+    params.check_keys(values, {name: 'true'}, 'the query')
+    value = values.get(name, 'false').lower()
+    if value not in ('true', 'false', '1', '0'):
+        raise errors.InvalidLeaseParams(
+            f'"{name}" is {params.shown(value)}. Write true or false.')
+    return value in ('true', '1')
+
+
+def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
+            ) -> dict[str, ty.Any]:
+    if fields is None:
+        return lease
+    unknown = [name for name in fields if name not in lease]
+    if unknown:
+        raise errors.InvalidLeaseParams(
+            f'"{params.shown(unknown[0])}" is no field of a lease. Write '
+            f'some of {", ".join(lease)}.')
+    return {name: lease[name] for name in fields}
+
+
+def _next(request: webob.Request, marker: str) -> str:
+    values = {**_query(request), 'marker': marker}
+    return f'{request.path_url}?{parse.urlencode(values)}'
+
+
+def _quote(new: leases.NewLease, refusal: model.Refusal | None,
+           ) -> dict[str, ty.Any]:
+    wanted = sum(demand.count for demand in new.demands)
+    return _quote_of(new.request.window, wanted, refusal)
+
+
+def _quote_of(window: model.Window, wanted: int,
+              refusal: model.Refusal | None) -> dict[str, ty.Any]:
+    quote = {
+        'fits': refusal is None, 'reason': None, 'next_start': None,
+        'message': 'There is room for this lease.', 'fits_now': wanted,
+        'wanted': wanted, 'start_date': clocks.iso(window.start),
+        'end_date': clocks.iso(window.end)}
+    if refusal is not None:
+        quote |= {
+            'reason': refusal.reason.value, 'message': refusal.sentence(),
+            'fits_now': refusal.fits_now,
+            'next_start': None if refusal.next_start is None else
+            clocks.iso(refusal.next_start)}
+    return quote

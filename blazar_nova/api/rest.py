@@ -1,0 +1,145 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""The lease API, as nova-api serves it.
+
+In Nova's api-paste.ini an operator writes::
+
+    [composite:osapi_compute]
+    /reservation: blazar_versions
+    /reservation/v1: blazar_v1
+
+    [composite:blazar_v1]
+    use = call:nova.api.auth:pipeline_factory_v21
+    keystone = cors http_proxy_to_wsgi compute_req_id request_log sizelimit \
+authtoken keystonecontext blazar_app
+
+    [app:blazar_app]
+    paste.app_factory = blazar_nova.api.rest:factory
+
+    [app:blazar_versions]
+    paste.app_factory = blazar_nova.api.rest:versions
+"""
+
+import re
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+import webob
+import webob.dec
+
+from blazar_nova.api import faults
+from blazar_nova.api import leases
+from blazar_nova.compat import checks
+from blazar_nova.compat import service
+from blazar_nova import wiring
+
+__all__ = ['Application', 'factory', 'versions']
+
+LOG = logging.getLogger(__name__)
+
+_ID = r'(?P<lease_id>[^/]{1,255})'
+
+#: Which path is for what: the methods of :class:`leases.Leases`.
+ROUTES: tuple[tuple[re.Pattern[str], dict[str, str]], ...] = tuple(
+    (re.compile(path), methods) for path, methods in (
+        (r'/leases', {'GET': 'index', 'POST': 'create'}),
+        (rf'/leases/{_ID}',
+         {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
+        (rf'/leases/{_ID}/accept', {'POST': 'accept'}),
+        (r'/availability', {'GET': 'availability'}),
+    ))
+
+#: What clients know and this installation does not have.
+_OTHERS = re.compile(r'/(?:os-hosts|floatingips)(?:/.*)?')
+
+_VERSION = 'reservation 1.0'
+
+
+class Application:
+    """A WSGI application behind Nova's authentication."""
+
+    def __init__(self, controller: leases.Leases) -> None:
+        self._controller = controller
+
+    @webob.dec.wsgify
+    def __call__(self, request: webob.Request) -> webob.Response:
+        try:
+            response = self._respond(request)
+        except Exception as exc:
+            response = faults.answer(exc)
+            if response.status_int == 500:
+                LOG.exception('%s %s failed', request.method, request.path)
+        response.headers['OpenStack-API-Version'] = _VERSION
+        return response
+
+    def _respond(self, request: webob.Request) -> webob.Response:
+        handler, named = self._handler(request)
+        code, body = handler(request, **named)
+        if body is None:
+            # Clients look for JSON in every answer that has a type.
+            return webob.Response(status=code, content_type=None)
+        return webob.Response(
+            status=code, content_type='application/json', charset='UTF-8',
+            body=jsonutils.dump_as_bytes(body))
+
+    def _handler(self, request: webob.Request,
+                 ) -> tuple[leases.Handler, dict[str, str]]:
+        path = request.path_info.rstrip('/')
+        for pattern, methods in ROUTES:
+            match = pattern.fullmatch(path)
+            if match is None:
+                continue
+            if request.method not in methods:
+                raise faults.Fault(
+                    'METHOD_NOT_ALLOWED',
+                    f'{request.method} is not for this URL. Use one of '
+                    f'{", ".join(methods)}.', Allow=', '.join(methods))
+            return (getattr(self._controller, methods[request.method]),
+                    match.groupdict())
+        if _OTHERS.fullmatch(path):
+            raise faults.Fault(
+                'NOT_IMPLEMENTED',
+                'Hosts and floating IPs cannot be reserved here yet; servers '
+                'can, by /leases.')
+        raise faults.Fault('URL_NOT_FOUND', 'There is nothing at this URL. '
+                           'Leases are at /v1/leases.')
+
+
+def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
+    """Make the application; paste calls this.
+
+    :raises ConfigurationError: when this Nova or its configuration is not
+        as it has to be; it says which line to write
+    """
+    checks.refuse('nova-api', checks.nova_objects())
+    return Application(leases.Leases(wiring.assemble(service.CONF)))
+
+
+def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
+    """Make what tells of the versions, without a token; paste calls this."""
+    @webob.dec.wsgify
+    def tell(request: webob.Request) -> webob.Response:
+        if request.path_info.rstrip('/') not in ('', '/versions'):
+            return faults.answer(faults.Fault(
+                'URL_NOT_FOUND', 'There is nothing at this URL. The lease '
+                'API is at /v1.'))
+        url = request.application_url.rstrip('/')
+        return webob.Response(
+            status=300, content_type='application/json', charset='UTF-8',
+            headers={'OpenStack-API-Version': _VERSION},
+            body=jsonutils.dump_as_bytes({'versions': [{
+                'id': 'v1.0', 'status': 'CURRENT',
+                'min_version': '1.0', 'max_version': '1.0',
+                'links': [{'rel': 'self', 'href': f'{url}/v1'}]}]}))
+
+    return tell

@@ -1,0 +1,135 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""Flavors: what a reservation is made of, and what boots with it.
+
+A reservation of servers that come later has a flavor of its own, private to
+its project, from its start until its end. The reservation's id is the
+flavor's id, and that of the server group if its servers are to be together
+or apart.
+"""
+
+import dataclasses
+import typing as ty
+
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from oslo_utils import uuidutils
+
+from blazar_core import errors
+from blazar_core import lifecycle
+from blazar_core import model
+from blazar_nova.compat import demand as demands
+
+__all__ = ['close_reservation', 'demand_of', 'facts_of', 'facts_like',
+           'open_reservation', 'reservation_of']
+
+#: The extra spec that makes a flavor one of a reservation.
+_MARK = 'blazar:reservation'
+_NUMBERS = ('vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap')
+_POLICIES = {True: 'affinity', False: 'anti-affinity'}
+
+Facts: ty.TypeAlias = dict[str, ty.Any]
+
+
+def facts_of(vcpus: int, memory_mb: int, disk_gb: int) -> Facts:
+    """A flavor of these amounts, as it is kept."""
+    return {'vcpus': vcpus, 'memory_mb': memory_mb, 'root_gb': disk_gb,
+            'ephemeral_gb': 0, 'swap': 0, 'extra_specs': {}}
+
+
+def facts_like(context: ty.Any, flavor_id: str) -> Facts:
+    """A flavor that a user has, as it is kept.
+
+    :raises InvalidLeaseParams: when the user has none of this id, or it is
+        one of a reservation
+    """
+    try:
+        flavor = objects.Flavor.get_by_flavor_id(
+            context.elevated(), flavor_id, read_deleted='no')
+    except exception.FlavorNotFound:
+        flavor = None
+    if flavor is None or not (
+            flavor.is_public or context.is_admin or
+            context.project_id in flavor.projects):
+        raise errors.InvalidLeaseParams(
+            f'Flavor {flavor_id} could not be found. Write the id of a '
+            f'flavor that your project may use.')
+    if _MARK in flavor.extra_specs:
+        raise errors.InvalidLeaseParams(
+            f'Flavor {flavor_id} is one of a reservation. Write the id of '
+            f'an ordinary one.')
+    return {**{name: flavor[name] for name in _NUMBERS},
+            'extra_specs': dict(flavor.extra_specs)}
+
+
+def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
+              affinity: bool | None) -> model.Demand:
+    """What servers of a flavor need, with what Nova says of hosts for them.
+
+    :raises NoSuchHost: when Nova's own rules leave no host
+    """
+    spec = objects.RequestSpec.from_components(
+        context, uuidutils.generate_uuid(), {},
+        objects.Flavor(context, id=0, flavorid='', name='', is_public=False,
+                       disabled=False, **facts),
+        None, objects.InstancePCIRequests(requests=[]), {}, None, None)
+    demand = demands.demand_of(context, [spec] * count)
+    return dataclasses.replace(demand, affinity={
+        None: model.Affinity.NONE, True: model.Affinity.SAME,
+        False: model.Affinity.DIFFERENT}[affinity])
+
+
+def reservation_of(flavor: ty.Any) -> str | None:
+    """The reservation whose flavor this is."""
+    return ty.cast('str | None', (
+        flavor.extra_specs if 'extra_specs' in flavor else {}).get(_MARK))
+
+
+def open_reservation(opening: lifecycle.Opening) -> None:
+    """Make the flavor of a reservation, and its server group.
+
+    What is there already is left as it is.
+    """
+    context = nova_context.get_admin_context()
+    name = f'reservation:{opening.reservation_id}'
+    facts = {**opening.flavor, 'extra_specs': {
+        **opening.flavor['extra_specs'], _MARK: opening.reservation_id}}
+    try:
+        objects.Flavor(
+            context, flavorid=opening.reservation_id, name=name,
+            is_public=False, disabled=False, rxtx_factor=1.0,
+            projects=[opening.project_id], **facts).create()
+    except (exception.FlavorIdExists, exception.FlavorExists):
+        pass
+    if opening.affinity is None:
+        return
+    try:
+        objects.InstanceGroup(
+            context, uuid=opening.reservation_id, name=name,
+            user_id=opening.user_id, project_id=opening.project_id,
+            policy=_POLICIES[opening.affinity]).create()
+    except exception.InstanceGroupIdExists:
+        pass
+
+
+def close_reservation(reservation_id: str) -> None:
+    """Remove the flavor of a reservation, and its server group."""
+    context = nova_context.get_admin_context()
+    for kind, find, missing in (
+            (objects.Flavor, 'get_by_flavor_id', exception.FlavorNotFound),
+            (objects.InstanceGroup, 'get_by_uuid',
+             exception.InstanceGroupNotFound)):
+        try:
+            getattr(kind, find)(context, reservation_id).destroy()
+        except missing:
+            pass

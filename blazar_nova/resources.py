@@ -1,0 +1,173 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""Resource types: what of a cloud can be reserved, and how it is asked for.
+
+Each is an entry point of the group ``blazar_nova.resource_types``, so that
+an operator adds one without a change here.
+"""
+
+import dataclasses
+import functools
+import typing as ty
+
+import stevedore
+
+from blazar_core import bodies
+from blazar_core import errors
+from blazar_core import leases
+from blazar_core import model
+from blazar_core import params
+from blazar_core import properties
+from blazar_nova.compat import demand as demands
+from blazar_nova.compat import flavors
+
+__all__ = ['FlavorInstances', 'Instances', 'ResourceType', 'available',
+           'new_reservation']
+
+_GROUP = 'blazar_nova.resource_types'
+
+Values: ty.TypeAlias = dict[str, ty.Any]
+
+
+class ResourceType(ty.Protocol):
+    """A kind of thing that can be reserved."""
+
+    #: Its parameters, each with an example of its value.
+    keys: ty.ClassVar[dict[str, str]]
+
+    def read(self, values: Values) -> Values:
+        """Parameters as they are kept and shown.
+
+        :raises InvalidLeaseParams: when one is missing or wrong
+        """
+        ...
+
+    def wanted(self, context: ty.Any, asked: Values,
+               ) -> tuple[model.Demand, Values]:
+        """What servers of these parameters need, and their flavor.
+
+        :raises InvalidLeaseParams: when there is no such thing
+        :raises NoSuchHost: when no host may be used at all
+        """
+        ...
+
+
+class Instances:
+    """virtual:instance: so many servers of so much."""
+
+    keys: ty.ClassVar[dict[str, str]] = {
+        'amount': '2', 'vcpus': '2', 'memory_mb': '4096', 'disk_gb': '20',
+        'affinity': 'None',
+        'resource_properties': '"[\\"=\\", \\"$gpu\\", \\"a100\\"]"'}
+
+    def read(self, values: Values) -> Values:
+        asked = _common(values)
+        for key, least in (('vcpus', 1), ('memory_mb', 1), ('disk_gb', 0)):
+            asked[key] = bodies.integer(_needed(values, key), key, least)
+        text = values.get('resource_properties', '')
+        properties.parse(text)
+        asked['resource_properties'] = text
+        return asked
+
+    def wanted(self, context: ty.Any, asked: Values,
+               ) -> tuple[model.Demand, Values]:
+        flavor = flavors.facts_of(
+            asked['vcpus'], asked['memory_mb'], asked['disk_gb'])
+        demand = flavors.demand_of(
+            context, flavor, asked['amount'], asked['affinity'])
+        return dataclasses.replace(demand, properties=properties.parse(
+            asked['resource_properties'])), flavor
+
+
+class FlavorInstances:
+    """flavor:instance: so many servers of a flavor."""
+
+    keys: ty.ClassVar[dict[str, str]] = {
+        'amount': '2', 'flavor_id': '"1"', 'affinity': 'None'}
+
+    def read(self, values: Values) -> Values:
+        flavor_id = _needed(values, 'flavor_id')
+        if isinstance(flavor_id, int) and not isinstance(flavor_id, bool):
+            # Clients make a number of what looks like one.
+            flavor_id = str(flavor_id)
+        if not isinstance(flavor_id, str) or not 1 <= len(flavor_id) <= 255:
+            raise errors.InvalidLeaseParams(
+                '"flavor_id" must be the id of a flavor, a string.')
+        # flavor_id is shown as that of the reserved flavor, as instances
+        # have it; what it is like stays beside it.
+        return {**_common(values), 'source_flavor_id': flavor_id}
+
+    def wanted(self, context: ty.Any, asked: Values,
+               ) -> tuple[model.Demand, Values]:
+        flavor = flavors.facts_like(context, asked['source_flavor_id'])
+        return flavors.demand_of(
+            context, flavor, asked['amount'], asked['affinity']), flavor
+
+
+def _common(values: Values) -> Values:
+    return {
+        'amount': bodies.integer(values.get('amount', 1), 'amount', 1,
+                                 bodies.MAX_AMOUNT),
+        'affinity': bodies.affinity_of(values.get('affinity'))}
+
+
+def _needed(values: Values, key: str) -> object:
+    if key not in values:
+        raise errors.InvalidLeaseParams(f'Missing parameter {key}.')
+    return values[key]
+
+
+@functools.cache
+def available() -> dict[str, ResourceType]:
+    """The resource types of this installation, by their names."""
+    return {one.name: one.plugin() for one in stevedore.ExtensionManager(
+        _GROUP, on_load_failure_callback=_fail)}
+
+
+def _fail(_manager: ty.Any, entry_point: ty.Any, exc: Exception) -> None:
+    raise errors.ConfigurationError(
+        f'The resource type {entry_point.name} cannot be loaded: {exc}')
+
+
+def new_reservation(context: ty.Any, values: Values,
+                    old: ty.Mapping[str, ty.Any] | None = None,
+                    ) -> leases.NewReservation:
+    """What an entry of "reservations" asks for.
+
+    :param old: the reservation that is to be changed, in the API's words
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    :raises Refused: when no host may be used at all
+    """
+    name = old['resource_type'] if old else values.get('resource_type')
+    kind = available().get(name) if isinstance(name, str) else None
+    if kind is None:
+        given = params.shown(name) if isinstance(name, str) else (
+            params.kind_of(name) if name is not None else 'not given')
+        raise errors.InvalidLeaseParams(
+            f'The resource type is {given}. Write "resource_type": one of '
+            f'{", ".join(sorted(available()))}.')
+    given = {key: value for key, value in values.items()
+             if key not in ('id', 'resource_type')}
+    params.check_keys(given, kind.keys, f'a reservation of {name}')
+    before = {}
+    if old:
+        before = {key: old[key] for key in kind.keys if key in old}
+        if 'source_flavor_id' in old:
+            before['flavor_id'] = old['source_flavor_id']
+    asked = kind.read(before | given)
+    try:
+        demand, flavor = kind.wanted(context, asked)
+    except demands.NoSuchHost as exc:
+        raise errors.Refused(model.Refusal(
+            model.Reason.NO_HOST, asked['amount'], 0, None)) from exc
+    return leases.NewReservation(
+        demand, resource_type=name, params=asked, flavor=flavor)

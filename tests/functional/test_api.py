@@ -1,0 +1,412 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""The lease API of a real nova-api, and booting with what it made."""
+
+import time
+import urllib.parse
+
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+import requests
+
+from blazar_core import clock as clocks
+from tests.functional import leased
+from tests.functional import nova_box
+
+HOUR = 3600
+
+
+class ApiTestCase(leased.LeasedTestCase):
+    """Two hosts of 10 VCPUs each, and clients of the lease API."""
+
+    hosts = {name: nova_box.Capacity(vcpus=4, memory_mb=8192, disk_gb=100)
+             for name in ('host1', 'host2')}
+
+    def ask(self, method, path, body=None, client=None, code=None, **query):
+        """Ask the lease API; returns what it answers.
+
+        :param client: who asks; by default alice
+        :param code: the code that must come
+        """
+        client = client or self.alice
+        url = client.base_url.rsplit('/v2', 1)[0] + '/reservation/v1' + path
+        answer = requests.request(
+            method, url, json=body, params=query,
+            headers={'X-Auth-Token': client.who.token()})
+        if code is not None:
+            self.assertEqual(code, answer.status_code, answer.text)
+        return answer.json() if answer.content else None
+
+    def reservation(self, **params):
+        """What is asked for: by default one server of 2 VCPUs."""
+        return {'resource_type': 'virtual:instance', 'vcpus': 2,
+                'memory_mb': 1024, 'disk_gb': 1, 'amount': 1, **params}
+
+    def make(self, start_in=None, length=HOUR, reservations=None,
+             client=None, code=201, **more):
+        """POST a lease; returns it, or the error when that is expected."""
+        body = {
+            'name': 'lease1', 'start_date': 'now' if start_in is None else
+            self.at(start_in), 'end_date': self.at(
+                (start_in or 0) + length),
+            'reservations': [self.reservation()] if reservations is None
+            else reservations, 'events': [], 'before_end_date': None, **more}
+        answer = self.ask('POST', '/leases', body, client, code)
+        return answer.get('lease', answer)
+
+    def make_active(self, **kwargs):
+        """A lease that has started."""
+        lease = self.make(**kwargs)
+        self.run_until(clocks.SystemClock().now())
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+        return lease
+
+    def run_until(self, when):
+        """Carry out what is due by then."""
+        self.clock.advance(max(0, when - self.clock.now()))
+        self.listener.engine.run_due()
+
+    def get(self, lease, **kwargs):
+        return self.ask('GET', f'/leases/{lease["id"]}', code=200,
+                        **kwargs)['lease']
+
+    def flavor(self, flavor_id):
+        """A flavor as Nova has it; None when it has none."""
+        try:
+            return objects.Flavor.get_by_flavor_id(
+                nova_context.get_admin_context(), flavor_id)
+        except exception.FlavorNotFound:
+            return None
+
+
+class TestLeases(ApiTestCase):
+
+    def test_a_lease_is_used_by_its_flavor_within_its_time_and_amount(self):
+        lease = self.make_active(reservations=[self.reservation(amount=2)])
+        reservation, = lease['reservations']
+        flavor = self.flavor(reservation['id'])
+        self.assertEqual(
+            (f'reservation:{reservation["id"]}', 2, 1024, 1, False,
+             [nova_box.PROJECT_ID]),
+            (flavor.name, flavor.vcpus, flavor.memory_mb, flavor.root_gb,
+             flavor.is_public, flavor.projects))
+        first = self.boot_active('one', flavor=reservation['flavor_id'])
+        self.boot_active('two', flavor=reservation['id'])
+        self.listener.mirror.compare_all()
+        message = self.refused(409, self.boot, 'three',
+                               flavor=reservation['id'])
+        self.assertIn('holds 2 servers, and 2 of them are there', message)
+        # A place that is left may be taken again.
+        self.alice.delete_server(first['id'])
+        self.wait_until_gone(first['id'])
+        self.listener.mirror.compare_all()
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+        self.boot_active('three', flavor=reservation['id'])
+        servers = self.get(lease)['reservations'][0]['servers']
+        self.assertEqual(2, len(servers))
+        # All of it ends with the lease.
+        self.clock.advance(2 * HOUR)
+        self.listener.engine.run_due()
+        for server_id in servers:
+            self.wait_until_gone(server_id)
+        self.clock.advance(60)
+        self.listener.engine.run_due()
+        lease = self.get(lease)
+        self.assertEqual('TERMINATED', lease['status'])
+        self.assertEqual('deleted', lease['reservations'][0]['status'])
+        self.assertEqual({'end_lease': 'DONE'}, {
+            event['event_type']: event['status'] for event in
+            lease['events'] if event['event_type'] == 'end_lease'})
+        self.assertIsNone(self.flavor(reservation['id']))
+
+    def test_nobody_boots_with_it_before_its_time(self):
+        lease = self.make(start_in=HOUR)
+        flavor_id = lease['reservations'][0]['flavor_id']
+        self.assertIsNone(self.flavor(flavor_id))
+        self.refused(400, self.boot, 'early', flavor=flavor_id)
+        self.run_until(self.began + HOUR)
+        self.boot_active('in time', flavor=flavor_id)
+
+    def test_others_do_not_boot_with_it(self):
+        lease = self.make_active()
+        bob = self.api(project='b' * 32, user='bob')
+        flavor_id = lease['reservations'][0]['flavor_id']
+        self.refused(400, self.boot, 'mine?', flavor=flavor_id, client=bob)
+        # An admin may use every flavor, but not every reservation.
+        self.refused(409, self.boot, 'mine?', flavor=flavor_id,
+                     client=self.api(project='c' * 32, roles=('admin',)))
+
+    def test_what_is_reserved_is_not_given_to_others(self):
+        self.make_active(reservations=[self.reservation(vcpus=4, amount=2)])
+        server = self.boot('ordinary')
+        self.wait_for(lambda: self.admin.get_server(server['id'])[
+            'status'] == 'ERROR', what='no room')
+        refused = self.make(code=409)
+        self.assertEqual(
+            ('NO_ROOM', 'no_room', 0, 409),
+            tuple(refused[key] for key in (
+                'error_name', 'reason', 'fits_now', 'error_code')))
+        self.assertIn('next_start', refused['error_message'])
+
+    def test_servers_apart_and_together(self):
+        apart, together = self.make_active(reservations=[
+            self.reservation(amount=2, vcpus=1, affinity='False'),
+            self.reservation(amount=2, vcpus=1, affinity=True)],
+        )['reservations']
+        for reservation, hosts in ((apart, 2), (together, 1)):
+            self.assertEqual(reservation['id'],
+                             reservation['server_group_id'])
+            servers = [self.boot_active(name, flavor=reservation['id'])
+                       for name in ('one', 'two')]
+            self.assertEqual(hosts, len({
+                self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
+                for server in servers}))
+
+    def test_servers_of_it_are_not_resized(self):
+        flavor_id = self.make_active()['reservations'][0]['flavor_id']
+        inside = self.boot_active('inside', flavor=flavor_id)
+        outside = self.boot_active('outside')
+        for server, flavor in ((inside, '2'), (outside, flavor_id)):
+            message = self.refused(
+                409, self.alice.post_server_action, server['id'],
+                {'resize': {'flavorRef': flavor}})
+            self.assertIn('cannot be resized', message)
+
+    def test_a_lease_without_reservations_is_one(self):
+        lease = self.make_active(reservations=[])
+        self.assertEqual([], lease['reservations'])
+        self.run_until(self.began + 2 * HOUR)
+        self.assertEqual('TERMINATED', self.get(lease)['status'])
+
+    def test_a_reservation_of_a_flavor(self):
+        lease = self.make_active(reservations=[
+            {'resource_type': 'flavor:instance', 'flavor_id': 2,
+             'amount': '2', 'affinity': 'None'}])
+        reservation, = lease['reservations']
+        self.assertEqual('2', reservation['source_flavor_id'])
+        server = self.boot_active('one', flavor=reservation['flavor_id'])
+        self.assertEqual(self.flavor('2').vcpus,
+                         self.admin.get_server(server['id'])['flavor'][
+                             'vcpus'])
+
+
+class TestChanges(ApiTestCase):
+
+    def change(self, lease, code=200, client=None, **body):
+        answer = self.ask('PUT', f'/leases/{lease["id"]}', body, client, code)
+        return answer.get('lease', answer)
+
+    def test_the_name_the_dates_and_the_amount(self):
+        lease = self.make(start_in=HOUR)
+        changed = self.change(lease, name='other',
+                              start_date=self.at(2 * HOUR),
+                              end_date=self.at(3 * HOUR))
+        self.assertEqual(changed, self.get(lease))
+        self.assertEqual(
+            ('other', *(clocks.iso(self.began + hours * HOUR)
+                        for hours in (2, 3))),
+            tuple(changed[key] for key in ('name', 'start_date',
+                                           'end_date')))
+        reservation_id = lease['reservations'][0]['id']
+        changed = self.change(lease, reservations=[
+            {'id': reservation_id, 'amount': 2, 'vcpus': 4}])
+        self.assertEqual((2, 4), tuple(
+            changed['reservations'][0][key] for key in ('amount', 'vcpus')))
+        # Two hosts are full then.
+        self.make(start_in=2 * HOUR, code=409)
+        refused = self.change(lease, 409, reservations=[
+            {'id': reservation_id, 'amount': 3}], name='not even this')
+        self.assertEqual((2, 'NO_ROOM'),
+                         (refused['fits_now'], refused['error_name']))
+        self.assertEqual(changed, self.get(lease))
+        changed = self.change(lease, reservations=[
+            {'id': reservation_id, 'amount': 1}])
+        self.make(start_in=2 * HOUR)
+
+    def test_one_that_has_started_grows_and_is_prolonged(self):
+        lease = self.make_active()
+        reservation_id = lease['reservations'][0]['id']
+        changed = self.change(
+            lease, start_date=lease['start_date'][:16].replace('T', ' '),
+            end_date=self.at(2 * HOUR),
+            reservations=[{'id': reservation_id, 'amount': 2}])
+        self.assertEqual(2, changed['reservations'][0]['amount'])
+        for name in ('one', 'two'):
+            self.boot_active(name, flavor=reservation_id)
+        self.listener.mirror.compare_all()
+        for body, words in (
+                ({'start_date': self.at(HOUR)}, 'has started'),
+                ({'reservations': [{'id': reservation_id, 'amount': 1}]},
+                 'delete some of them first'),
+                ({'reservations': [{'id': reservation_id, 'vcpus': 1}]},
+                 'only the amount'),
+                ({'reservations': [{'id': 'mine'}]}, 'must have the "id"'),
+                ({'nam': 'x'}, 'Did you mean "name"')):
+            refused = self.change(lease, 400, **body)
+            self.assertIn(words, refused['error_message'])
+        self.assertEqual(changed['end_date'], self.get(lease)['end_date'])
+
+    def test_delete_in_every_state_and_twice(self):
+        bob = self.api(project='b' * 32, user='bob')
+        pending = self.make(start_in=HOUR)
+        active = self.make_active()
+        server = self.boot_active(
+            'one', flavor=active['reservations'][0]['flavor_id'])
+        held = self.boot('held', hints=self.lease_hints(start_in=HOUR))
+        held_lease, = (one for one in self.ask(
+            'GET', '/leases')['leases'] if held['id'] in one[
+                'reservations'][0]['servers'])
+        for lease in (pending, active, held_lease):
+            self.ask('DELETE', f'/leases/{lease["id"]}', client=bob,
+                     code=404)
+            self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.ask('GET', f'/leases/{pending["id"]}', code=404)
+        self.assertEqual('DELETING', self.get(active)['status'])
+        self.run_until(int(time.time()))
+        for server_id in (server['id'], held['id']):
+            self.wait_until_gone(server_id)
+        self.clock.advance(60)
+        self.listener.engine.run_due()
+        for lease in (pending, active, held_lease):
+            self.ask('GET', f'/leases/{lease["id"]}', code=404)
+            self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+            self.ask('DELETE', f'/leases/{lease["id"]}', client=bob,
+                     code=404)
+        self.assertEqual({'leases': []}, self.ask('GET', '/leases'))
+        self.ask('DELETE', '/leases/unheard-of', code=404)
+
+
+class TestAnswers(ApiTestCase):
+
+    def test_the_versions_are_told_to_everybody(self):
+        url = self.alice.base_url.rsplit('/v2', 1)[0] + '/reservation'
+        for path in ('', '/', '/versions'):
+            answer = requests.get(url + path, allow_redirects=False)
+            self.assertEqual(300, answer.status_code)
+            version, = answer.json()['versions']
+            self.assertEqual('v1.0', version['id'])
+            self.assertEqual('/reservation/v1', urllib.parse.urlsplit(
+                version['links'][0]['href']).path)
+        answer = requests.get(url + '/v1/leases')
+        self.assertEqual(401, answer.status_code)
+
+    def test_what_is_not_there_is_told_in_json(self):
+        for method, path, code, name in (
+                ('GET', '/nothing', 404, 'URL_NOT_FOUND'),
+                ('PATCH', '/leases', 405, 'METHOD_NOT_ALLOWED'),
+                ('GET', '/os-hosts', 501, 'NOT_IMPLEMENTED'),
+                ('POST', '/floatingips', 501, 'NOT_IMPLEMENTED'),
+                ('GET', '/leases/unheard-of', 404, 'NOT_FOUND')):
+            answer = self.ask(method, path, {}, code=code)
+            self.assertEqual((code, name), (answer['error_code'],
+                                            answer['error_name']))
+
+    def test_bad_input_is_told_what_to_write(self):
+        for body, words in (
+                ({'end_date': None}, 'Missing parameter end_date'),
+                ({'end_date': 'soon'}, 'soon is an invalid date. Required '
+                                       'format: %Y-%m-%d %H:%M'),
+                ({'end_date': '2020-01-01 00:00'},
+                 'End date must be later than start date.'),
+                ({'reservations': [{'resource_type': 'physical:host'}]},
+                 'one of flavor:instance, virtual:instance'),
+                ({'reservations': [self.reservation(vcpus='two')]},
+                 '"vcpus" is two'),
+                ({'reservations': [self.reservation(affinity='maybe')]},
+                 '"affinity"'),
+                ({'reservations': [{'resource_type': 'flavor:instance',
+                                    'flavor_id': 'none'}]},
+                 'Flavor none could not be found'),
+                ({'reservations': 'all'}, '"reservations" must be a list')):
+            answer = self.make(code=400, **body)
+            self.assertEqual('INVALID_REQUEST', answer['error_name'])
+            self.assertIn(words, answer['error_message'])
+        self.assertEqual([], self.ask('GET', '/leases')['leases'])
+
+    def test_a_list_is_filtered_sorted_and_paged(self):
+        made = [self.make(start_in=hour * HOUR, name=f'lease{hour}')
+                for hour in (3, 1, 2)]
+        bob = self.api(project='b' * 32, user='bob')
+        bobs = self.make(start_in=5 * HOUR, client=bob)
+
+        def names(client=None, **query):
+            return [lease['name'] for lease in self.ask(
+                'GET', '/leases', client=client, code=200,
+                **query)['leases']]
+
+        self.assertEqual(['lease1', 'lease2', 'lease3'], names())
+        self.assertEqual(['lease3', 'lease2', 'lease1'],
+                         names(sort='name:desc'))
+        self.assertEqual(['lease2'], names(name='lease2'))
+        self.assertEqual(['lease2'], names(
+            start_date=self.at(2 * HOUR + 60),
+            end_date=self.at(3 * HOUR - 60)))
+        self.assertEqual([], names(status='ACTIVE'))
+        self.assertEqual(['lease1'], names(client=bob))
+        self.assertEqual(4, len(names(client=self.admin)))
+        self.assertEqual(['lease1'], names(
+            client=self.admin, project_id='b' * 32))
+        self.ask('GET', '/leases', project_id='b' * 32, code=403)
+        page = self.ask('GET', '/leases', limit=2, fields='id,name')
+        self.assertEqual([{'id': made[1]['id'], 'name': 'lease1'},
+                          {'id': made[2]['id'], 'name': 'lease2'}],
+                         page['leases'])
+        link, = page['leases_links']
+        rest = requests.get(link['href'], headers={
+            'X-Auth-Token': self.alice.who.token()}).json()
+        self.assertEqual([{'id': made[0]['id'], 'name': 'lease3'}],
+                         rest['leases'])
+        self.assertNotIn('leases_links', rest)
+        self.ask('GET', '/leases', marker=bobs['id'], code=400)
+        self.ask('GET', '/leases', sort='colour', code=400)
+        self.ask('GET', '/leases', limit=0, code=400)
+
+    def test_who_may_only_read(self):
+        lease = self.make(start_in=HOUR)
+        reader = self.api(user='carol', roles=('reader',))
+        self.assertEqual(lease, self.get(lease, client=reader))
+        self.make(client=reader, code=403)
+        for method in ('PUT', 'DELETE'):
+            answer = self.ask(method, f'/leases/{lease["id"]}', {},
+                              reader, 403)
+            self.assertEqual('FORBIDDEN', answer['error_name'])
+
+    def test_a_quote_an_offer_and_what_is_free(self):
+        body = {'end_date': self.at(HOUR), 'reservations': [
+            self.reservation(vcpus=4, amount=3)]}
+        quote = self.ask('POST', '/leases', body, code=200,
+                         dry_run='true')['quote']
+        self.assertEqual(
+            (False, 'too_big', None, 2, 3), tuple(quote[key] for key in (
+                'fits', 'reason', 'next_start', 'fits_now', 'wanted')))
+        offer = self.make(reservations=[
+            self.reservation(vcpus=4, amount=2)], offer_seconds=600)
+        self.assertEqual('OFFERED', offer['status'])
+        body['reservations'][0]['amount'] = 1
+        quote = self.ask('POST', '/leases', body, code=200,
+                         dry_run='true')['quote']
+        self.assertEqual((False, 'no_room', offer['end_date']), tuple(
+            quote[key] for key in ('fits', 'reason', 'next_start')))
+        free = self.ask('GET', '/availability', code=200, vcpus=4,
+                        memory_mb=1024, disk_gb=1, amount=2,
+                        duration='10m')
+        self.assertEqual([(0, False), (2, True)], [
+            (one['fits'], one['enough']) for one in free['availability']])
+        self.assertEqual(offer['end_date'],
+                         free['availability'][1]['start_date'])
+        self.assertEqual('PENDING', self.ask(
+            'POST', f'/leases/{offer["id"]}/accept', code=200)['lease'][
+                'status'])
+        self.ask('POST', f'/leases/{offer["id"]}/accept', code=404)
+        self.run_until(int(time.time()))
+        self.assertEqual('ACTIVE', self.get(offer)['status'])

@@ -14,6 +14,7 @@
 
 import ast
 import os
+import sys
 import typing as ty
 
 import fixtures
@@ -88,6 +89,17 @@ class TestLayers(base.BaseTestCase):
         self.assertTrue(any(
             is_in(name, 'nova') for path in sources('blazar_nova/compat')
             for name in imports(path)))
+
+    def test_the_plug_in_of_the_client_is_all_that_a_user_needs(self):
+        paths = ['blazar_nova/__init__.py', *sources('blazar_nova/osc')]
+        self.assertIn('blazar_nova/osc/plugin.py', paths)
+        self.assertEqual([], [
+            f'{path} imports {name}' for path in paths
+            for name in imports(path)
+            if name.split('.')[0] not in sys.stdlib_module_names
+            # What the openstack client itself is made of.
+            and not is_in(name, 'blazar_nova.osc', 'keystoneauth1',
+                          'osc_lib', 'oslo_utils')])
 
     def test_nothing_runs_on_anything_but_native_threads(self):
         self.assert_none(sources('blazar_core', 'blazar_nova', 'tests'),

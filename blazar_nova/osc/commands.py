@@ -1,0 +1,408 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The commands ``openstack reservation ...`` that blazarclient has not."""
+
+import argparse
+import json
+import re
+import time
+import typing as ty
+
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+from osc_lib import exceptions
+
+#: The keys of --reservation, and what is sent for those that are not given.
+#: They are those of blazarclient's ``lease create``, so that a quote is for
+#: what that command would ask for.
+RESERVATIONS: dict[str, dict[str, ty.Any]] = {
+    'virtual:instance': {
+        'vcpus': '', 'memory_mb': '', 'disk_gb': '', 'amount': '',
+        'affinity': 'None', 'resource_properties': ''},
+    'flavor:instance': {'flavor_id': '', 'amount': '', 'affinity': 'None'},
+    'physical:host': {
+        'min': '', 'max': '', 'hypervisor_properties': '',
+        'resource_properties': '', 'before_end': None},
+    'virtual:floatingip': {
+        'amount': 1, 'network_id': None, 'required_floatingips': []},
+}
+
+#: The way of a lease. ERROR is beside it: from there, too, its end comes.
+STAGES = ['OFFERED', 'PENDING', 'STARTING', 'ACTIVE', 'TERMINATING',
+          'TERMINATED']
+
+#: Seconds between two looks at a lease.
+PAUSE = 5
+
+#: Exit code of a quote that says no. 1 is an error, 2 wrong arguments.
+DOES_NOT_FIT = 3
+
+_UNITS = {'w': 604800, 'd': 86400, 'h': 3600, 'm': 60, 's': 1}
+
+
+# Arguments
+
+def reservation(text: str) -> dict[str, ty.Any]:
+    """The reservation of ``resource_type=...,key=value,...``.
+
+    Values may have commas, as properties in JSON do; so it is divided where a
+    key of its type stands, not at every comma.
+    """
+    match = re.search('(?:^|,)resource_type=([^,]*)', text)
+    kind = match[1] if match else None
+    if kind not in RESERVATIONS:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} needs resource_type=..., with one of '
+            f'{", ".join(RESERVATIONS)}')
+    keys = ['resource_type', *RESERVATIONS[kind]]
+    before, *rest = re.split(f'(?:^|,)({"|".join(keys)})=', text)
+    given: dict[str, ty.Any] = {}
+    for key, value in zip(rest[::2], rest[1::2], strict=True):
+        if key in given:
+            raise argparse.ArgumentTypeError(f'{text!r} has {key} twice')
+        if ',' in value and value[0] not in '["':
+            before = value.partition(',')[2]
+        given[key] = int(value) if re.fullmatch(
+            '0|-?[1-9][0-9]*', value) else value
+    if before:
+        raise argparse.ArgumentTypeError(
+            f'{before!r} is not key=value with a key of {kind}: '
+            f'{", ".join(keys)}')
+    if 'required_floatingips' in given:
+        try:
+            given['required_floatingips'] = json.loads(
+                str(given['required_floatingips']))
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                'required_floatingips needs a list, such as ["192.0.2.7"]')
+    return {**{key: value for key, value in RESERVATIONS[kind].items()
+               if value is not None}, **given}
+
+
+def seconds(text: str) -> int:
+    """The seconds of a duration such as "10m" or "1h30m"."""
+    match = re.fullmatch(
+        ''.join(f'(?:([0-9]+){unit})?' for unit in _UNITS), text)
+    total = match and sum(
+        int(number or 0) * size
+        for number, size in zip(match.groups(), _UNITS.values(), strict=True))
+    if not total:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a duration such as 10m or 1h30m')
+    return total
+
+
+def add_demand(parser: argparse.ArgumentParser) -> None:
+    """What quote and offer have in common with lease create."""
+    parser.add_argument(
+        '--start-date', metavar='<date>', default='now',
+        help='Start, as YYYY-MM-DD HH:MM in UTC (default: now)')
+    parser.add_argument(
+        '--end-date', metavar='<date>', required=True,
+        help='End, as YYYY-MM-DD HH:MM in UTC (required)')
+    parser.add_argument(
+        '--reservation', metavar='<key=value,...>', action='append',
+        dest='reservations', type=reservation, required=True,
+        help='What to reserve, written as for "reservation lease create": '
+             'resource_type, and the keys of that type (repeat for several; '
+             'required)')
+
+
+def add_lease(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument('lease', metavar='<lease>',
+                        help=f'{what} (name or ID)')
+
+
+def demand(parsed_args: argparse.Namespace, name: str) -> dict:
+    return {'name': name,
+            'start_date': parsed_args.start_date,
+            'end_date': parsed_args.end_date,
+            'reservations': parsed_args.reservations,
+            'events': []}
+
+
+# Output
+
+def shown(body: dict) -> tuple[tuple, tuple]:
+    """The columns of an object: lists and objects in it readable, too."""
+    kinds = {list: format_columns.ListDictColumn,
+             dict: format_columns.DictColumn}
+    return tuple(body), tuple(
+        kinds[type(value)](value) if type(value) in kinds else value
+        for value in body.values())
+
+
+class Progress:
+    """Tells on stderr how far a lease is, so that stdout has the result only.
+
+    A terminal sees one line that changes, a file a line for each status.
+    """
+
+    def __init__(self, stream: ty.TextIO, quiet: bool) -> None:
+        self.stream = stream
+        self.quiet = quiet
+        self.last = ''
+
+    def tell(self, lease: dict, elapsed: float) -> None:
+        status = lease['status']
+        line = f'{lease["name"]}: {status}'
+        if status in ('OFFERED', 'PENDING'):
+            line += f', starts {when(lease["start_date"])}'
+        elif status == 'ACTIVE':
+            line += f', ends {when(lease["end_date"])}'
+        if self.quiet:
+            return
+        if self.stream.isatty():
+            # To the end of the line, what stood there goes.
+            self.stream.write(f'\r{line} ({elapsed:.0f} s)\x1b[K')
+        elif status != self.last:
+            self.stream.write(f'{line}\n')
+        self.stream.flush()
+        self.last = status
+
+    def end(self) -> None:
+        if self.last and self.stream.isatty():
+            self.stream.write('\n')
+
+
+def when(date: str) -> str:
+    """A date of the API, without its fraction of a second."""
+    return date.partition('.')[0].replace('T', ' ')
+
+
+class LeaseCommand(command.ShowOne):
+    """A command that shows a lease, perhaps after it has waited."""
+
+    def wait(self, lease_id: str, wanted: str, timeout: int | None) -> dict:
+        """Wait for a status of a lease; returns it as it is then.
+
+        :raises CommandError: when it cannot come any more, or not in time
+        """
+        progress = Progress(self.app.stderr,
+                            self.app.options.verbose_level == 0)
+        began = time.monotonic()
+        try:
+            while True:
+                lease = self.app.client_manager.blazar_nova.lease(lease_id)
+                elapsed = time.monotonic() - began
+                progress.tell(lease, elapsed)
+                if is_at(lease, wanted):
+                    return lease
+                if timeout is not None and elapsed >= timeout:
+                    raise exceptions.CommandError(
+                        f'The lease is {lease["status"]}, and not {wanted} '
+                        f'after {timeout} s.')
+                time.sleep(PAUSE if timeout is None
+                           else min(PAUSE, timeout - elapsed))
+        finally:
+            progress.end()
+
+
+def is_at(lease: dict, wanted: str) -> bool:
+    """Whether a lease has come as far as wanted; from there it goes on.
+
+    A lease that starts now passes PENDING and STARTING between two looks, so
+    one that is further on its way to ACTIVE is there, too.
+
+    :raises CommandError: if it will not come there any more
+    """
+    status = lease['status']
+    stage = STAGES.index(status) if status in STAGES else None
+    goal, active = STAGES.index(wanted), STAGES.index('ACTIVE')
+    lost = (status in ('ERROR', 'DELETING') if stage is None
+            else stage > active)
+    if goal <= active and lost:
+        reason = lease.get('status_reason')
+        raise exceptions.CommandError(
+            f'The lease is {status} and will not be {wanted} any more.'
+            + (f' {reason}' if reason else ''))
+    return stage is not None and stage >= goal
+
+
+# The commands
+
+class Availability(command.Lister):
+    """Show from when how many servers of a size could be leased.
+
+    Each row holds from its date until the date of the next one.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--flavor', metavar='<flavor>',
+            help='Size of a server: a flavor (name or ID). Instead of it:')
+        parser.add_argument('--vcpus', metavar='<n>', type=int,
+                            help='vCPUs of a server')
+        parser.add_argument('--memory', metavar='<MB>', type=int,
+                            help='Memory of a server, in MB')
+        parser.add_argument('--disk', metavar='<GB>', type=int,
+                            help='Disk of a server, in GB')
+        parser.add_argument(
+            '--amount', metavar='<n>', type=int,
+            help='How many servers there shall be; a column says where that '
+                 'many fit')
+        parser.add_argument(
+            '--affinity', metavar='<true|false>', type=str.lower,
+            choices=['true', 'false'],
+            help='true: all servers on one host. false: each on another')
+        parser.add_argument(
+            '--properties', metavar='<json>',
+            help='What the hosts shall be like, such as '
+                 '[">=", "$vcpus", "8"]')
+        parser.add_argument(
+            '--duration', metavar='<duration>',
+            help='For how long, such as 2h or 1d12h')
+        parser.add_argument(
+            '--start-date', metavar='<date>',
+            help='From when to look, as YYYY-MM-DD HH:MM in UTC (default: '
+                 'now)')
+        parser.add_argument(
+            '--end-date', metavar='<date>',
+            help='Until when (default: 30 days later)')
+        parser.add_argument(
+            '--limit', metavar='<n>', type=int,
+            help='At most so many rows (default: 100)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace,
+                    ) -> tuple[list, list]:
+        client = self.app.client_manager.blazar_nova
+        answer = client.ask('GET', '/availability',
+                            params=self._question(parsed_args))
+        rows = answer['availability']
+        if answer.get('truncated') and rows:
+            self.log.warning(
+                'There is more: ask again with --start-date %s',
+                when(rows[-1]['start_date']))
+        columns = ['start_date', 'fits']
+        if parsed_args.amount is not None:
+            columns.append('enough')
+        return columns, [[row[column] for column in columns] for row in rows]
+
+    def _question(self, parsed_args: argparse.Namespace) -> dict:
+        size = {'vcpus': parsed_args.vcpus, 'memory_mb': parsed_args.memory,
+                'disk_gb': parsed_args.disk}
+        if parsed_args.flavor is not None:
+            if any(value is not None for value in size.values()):
+                raise exceptions.CommandError(
+                    'The size of a server is either --flavor, or --vcpus, '
+                    '--memory and --disk.')
+            compute = self.app.client_manager.sdk_connection.compute
+            flavor = compute.find_flavor(parsed_args.flavor,
+                                         ignore_missing=False)
+            size = {'flavor_id': flavor.id}
+        question = {
+            'resource_type': ('virtual:instance' if parsed_args.flavor is None
+                              else 'flavor:instance'),
+            **size,
+            'amount': parsed_args.amount,
+            'affinity': parsed_args.affinity,
+            'resource_properties': parsed_args.properties,
+            'duration': parsed_args.duration,
+            'start_date': parsed_args.start_date,
+            'end_date': parsed_args.end_date,
+            'limit': parsed_args.limit}
+        return {key: value for key, value in question.items()
+                if value is not None}
+
+
+class Quote(command.ShowOne):
+    """Ask whether a lease would fit, without making it.
+
+    Exit code: 0 it fits, 3 it does not, 1 an error, 2 wrong arguments.
+    """
+
+    fits = True
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        add_demand(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace,
+                    ) -> tuple[tuple, tuple]:
+        quote = self.app.client_manager.blazar_nova.ask(
+            'POST', '/leases', params={'dry_run': 'true'},
+            json=demand(parsed_args, 'quote'))['quote']
+        self.fits = quote['fits']
+        return shown(quote)
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        return super().run(parsed_args) or (
+            0 if self.fits else DOES_NOT_FIT)
+
+
+class Offer(LeaseCommand):
+    """Hold a lease for some minutes, to be accepted or to expire."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('name', metavar='<name>',
+                            help='Name of the lease')
+        add_demand(parser)
+        parser.add_argument(
+            '--expires', metavar='<duration>', type=seconds, default='10m',
+            help='How long to hold it, from 1m to 24h (default: 10m)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace,
+                    ) -> tuple[tuple, tuple]:
+        body = demand(parsed_args, parsed_args.name)
+        body['offer_seconds'] = parsed_args.expires
+        return shown(self.app.client_manager.blazar_nova.ask(
+            'POST', '/leases', json=body)['lease'])
+
+
+class Accept(LeaseCommand):
+    """Accept an offer, which makes it a lease."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        add_lease(parser, 'The offer')
+        parser.add_argument(
+            '--wait', action='store_true',
+            help='Wait until the lease is ACTIVE, and show progress')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace,
+                    ) -> tuple[tuple, tuple]:
+        client = self.app.client_manager.blazar_nova
+        lease_id = client.find(parsed_args.lease, status='OFFERED')
+        lease = client.ask('POST', f'/leases/{lease_id}/accept')['lease']
+        if parsed_args.wait:
+            lease = self.wait(lease_id, 'ACTIVE', None)
+        return shown(lease)
+
+
+class Wait(LeaseCommand):
+    """Wait for a status of a lease, and show progress."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        add_lease(parser, 'The lease')
+        parser.add_argument(
+            '--status', metavar='<status>', type=str.upper, default='ACTIVE',
+            choices=STAGES[1:],
+            help=f'One of {", ".join(STAGES[1:])} (default: ACTIVE)')
+        parser.add_argument(
+            '--timeout', metavar='<seconds>', type=int,
+            help='Give up after so long (default: never)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace,
+                    ) -> tuple[tuple, tuple]:
+        lease_id = self.app.client_manager.blazar_nova.find(
+            parsed_args.lease)
+        return shown(self.wait(lease_id, parsed_args.status,
+                               parsed_args.timeout))

@@ -1,0 +1,116 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The plug-in of the openstack client: how it reaches the lease API.
+
+A user's machine has neither Nova nor the rest of this project, so nothing here
+imports any of it; what the openstack client itself needs is there.
+"""
+
+import typing as ty
+
+from keystoneauth1 import adapter
+from osc_lib import exceptions
+from oslo_utils import uuidutils
+
+#: Not ``reservation``, which is python-blazarclient's: two plug-ins of one
+#: name would replace each other. So both can be installed, or either.
+API_NAME = 'blazar_nova'
+API_VERSION_OPTION = 'os_blazar_nova_api_version'
+API_VERSIONS = {'1': 'blazar_nova.osc.plugin.Client'}
+DEFAULT_API_VERSION = '1'
+
+SERVICE_TYPE = 'reservation'
+
+#: A wait may take days: it outlives some 15 seconds without the API.
+RETRIES = {'connect_retries': 5, 'status_code_retries': 5}
+
+
+def make_client(instance: ty.Any) -> 'Client':
+    """The client of a client manager, which has the session."""
+    return Client(
+        session=instance.session,
+        endpoint_override=instance.get_endpoint_for_service_type(
+            SERVICE_TYPE, interface=instance.interface,
+            region_name=instance.region_name))
+
+
+def build_option_parser(parser: ty.Any) -> ty.Any:
+    """No options: there is one version, and blazarclient has its option."""
+    return parser
+
+
+class Client(adapter.Adapter):
+    """The lease API, in the words of the commands."""
+
+    def ask(self, method: str, path: str, **kwargs: ty.Any) -> dict:
+        """Send a request; returns the JSON object of the answer.
+
+        :raises CommandError: with the sentence of the server
+        """
+        response = self.request(
+            path, method, raise_exc=False,
+            headers={'Accept': 'application/json'}, **kwargs)
+        try:
+            body = response.json()
+        except ValueError:
+            body = None
+        if response.status_code >= 400:
+            raise exceptions.CommandError(
+                refusal(body)
+                or f'The server answered {response.status_code} '
+                   f'{response.reason} to {method} {response.url}')
+        if not isinstance(body, dict):
+            raise exceptions.CommandError(
+                f'What answers at {response.url} is not the lease API. Its '
+                f'URL in the service catalog ends in /{SERVICE_TYPE}/v1.')
+        return body
+
+    def lease(self, lease_id: str) -> dict:
+        return self.ask('GET', f'/leases/{lease_id}', **RETRIES)['lease']
+
+    def find(self, name_or_id: str, status: str | None = None) -> str:
+        """The ID of the lease that has a name; an ID is taken as it is.
+
+        A name may be used again: leases that are over do not count if there
+        is another.
+
+        :param status: leases with a name have to have it
+        :raises CommandError: if there is none, or more than one
+        """
+        if uuidutils.is_uuid_like(name_or_id):
+            return name_or_id
+        params = {'name': name_or_id}
+        if status:
+            params['status'] = status
+        found = self.ask('GET', '/leases', params=params)['leases']
+        found = [lease for lease in found
+                 if lease['status'] != 'TERMINATED'] or found
+        what = f'the name {name_or_id!r}' + (
+            f' and the status {status}' if status else '')
+        if not found:
+            raise exceptions.CommandError(f'No lease has {what}.')
+        if len(found) > 1:
+            ids = ', '.join(lease['id'] for lease in found)
+            raise exceptions.CommandError(
+                f'More than one lease has {what}. Say which one: {ids}')
+        return found[0]['id']
+
+
+def refusal(body: ty.Any) -> str | None:
+    """The sentence of an error, with what would do instead."""
+    message = body.get('error_message') if isinstance(body, dict) else None
+    if not message:
+        return None
+    more = [f'{key}: {body[key]}' for key in ('next_start', 'fits_now')
+            if body.get(key) is not None and key not in message]
+    return f'{message} ({", ".join(more)})' if more else str(message)

@@ -1,0 +1,626 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""The plug-in of the openstack client, through the shell that users type in.
+
+The shell is the real one, with the real python-blazarclient beside the plug-in
+or without it; the cloud is an HTTP server that answers what it is told, and
+keeps what it was asked.
+"""
+
+import collections
+import contextlib
+import http.server
+import io
+import json
+import logging
+import os
+import threading
+from urllib import parse
+import warnings
+
+import fixtures
+from keystoneauth1 import fixture as keystone
+from openstackclient.common import clientmanager
+from openstackclient import shell
+from osc_lib import clientmanager as clients
+from oslotest import base
+
+from blazar_nova.osc import commands
+
+ID = '0f3d5c1a-7b52-4a0e-8a53-6f1d2f7d9b10'
+OTHER = '5a0f7f6e-1d0c-4a4b-9df7-2f6e3c8b7a21'
+INSTANCE = ('resource_type=virtual:instance,vcpus=2,memory_mb=2048,'
+            'disk_gb=10,amount=3')
+WINDOW = ('--start-date', '2026-12-01 14:00', '--end-date',
+          '2026-12-01 16:00')
+
+
+def a_lease(**values):
+    return {'id': ID, 'name': 'lease1', 'status': 'PENDING',
+            'start_date': '2026-12-01T14:00:00.000000',
+            'end_date': '2026-12-01T16:00:00.000000',
+            'before_end_date': None, 'degraded': False,
+            'reservations': [{'id': OTHER, 'amount': 3}], 'events': [],
+            **values}
+
+
+Request = collections.namedtuple('Request', 'method path query body token')
+
+
+class FakeCloud(fixtures.Fixture):
+    """A keystone with a catalog; the other answers are a test's own.
+
+    :ivar answers: for "METHOD /path", what to answer: (status, body), one
+        after the other; the last one again and again
+    :ivar requests: what was asked, save of keystone
+    """
+
+    def _setUp(self):
+        self.answers = {}
+        self.requests = []
+        self.services = ['reservation', 'compute']
+        cloud = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+
+            def do_GET(self):
+                url = parse.urlsplit(self.path)
+                body = self.rfile.read(
+                    int(self.headers.get('Content-Length') or 0))
+                status, answer = cloud.answer(Request(
+                    self.command, url.path, dict(parse.parse_qsl(url.query)),
+                    json.loads(body) if body else None,
+                    self.headers.get('X-Auth-Token')))
+                text = answer.encode() if isinstance(answer, str) else (
+                    json.dumps(answer).encode())
+                self.send_response(status)
+                self.send_header('Content-Type', 'application/json')
+                self.send_header('Content-Length', str(len(text)))
+                if url.path == '/v3/auth/tokens':
+                    self.send_header('X-Subject-Token', 'a-token')
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_POST = do_GET
+
+            def log_message(self, *args):
+                pass
+
+        server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.url = f'http://127.0.0.1:{server.server_port}'
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(thread.join)
+        self.addCleanup(server.shutdown)
+
+    def answer(self, request):
+        if request.path == '/v3/auth/tokens':
+            token = keystone.V3Token()
+            token.set_project_scope()
+            paths = {'reservation': 'reservation/v1', 'compute': 'v2.1'}
+            for service in self.services:
+                token.add_service(service).add_standard_endpoints(
+                    public=f'{self.url}/{paths[service]}')
+            return 201, token
+        self.requests.append(request)
+        name = f'{request.method} {request.path}'
+        answers = self.answers.get(name)
+        if not answers:
+            return 404, f'Nobody answers {name}'
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    def sees(self, call, *answers):
+        """What to answer to a call of the lease API."""
+        method, path = call.split()
+        self.answers[f'{method} /reservation/v1{path}'] = list(answers)
+
+
+class Terminal(io.StringIO):
+
+    def isatty(self):
+        return True
+
+
+class OscTestCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cloud = self.useFixture(FakeCloud())
+        for name in os.environ:
+            if name.startswith('OS_'):
+                self.useFixture(fixtures.EnvironmentVariable(name))
+        # No clouds.yaml of whoever runs the tests.
+        home = self.useFixture(fixtures.TempHomeDir()).path
+        self.useFixture(fixtures.EnvironmentVariable('XDG_CONFIG_HOME', home))
+        self.useFixture(fixtures.EnvironmentVariable('NO_PROXY', '127.0.0.1'))
+        self.useFixture(fixtures.MockPatchObject(commands, 'PAUSE', 0.001))
+        self.stderr = io.StringIO()
+
+    def openstack(self, *words):
+        """Type a command; returns its exit code, its output and the rest."""
+        out = io.StringIO()
+        # The shell makes itself at home in the process: it logs everything,
+        # and keeps its clients.
+        root = logging.getLogger()
+        level, handlers = root.level, root.handlers[:]
+        root.handlers.clear()
+        for cache in vars(clients.ClientManager).values():
+            if isinstance(cache, clients.ClientCache):
+                cache._handle = None
+        try:
+            with (warnings.catch_warnings(),
+                  contextlib.redirect_stdout(out),
+                  contextlib.redirect_stderr(self.stderr)):
+                try:
+                    code = shell.main([
+                        '--os-auth-type', 'v3password', '--os-auth-url',
+                        f'{self.cloud.url}/v3', '--os-username', 'alice',
+                        '--os-password', 'secret', '--os-project-name', 'p',
+                        '--os-user-domain-id', 'default',
+                        '--os-project-domain-id', 'default', *words])
+                except SystemExit as end:
+                    code = end.code
+        finally:
+            root.setLevel(level)
+            root.handlers[:] = handlers
+        # blazarclient 4.6 registers a command that it does not have.
+        return code, out.getvalue(), ''.join(
+            line for line in self.stderr.getvalue().splitlines(True)
+            if not line.startswith("Could not load 'reservation_host_unset'"))
+
+    def reservation(self, *words):
+        """Type a command that succeeds; returns its JSON."""
+        code, out, self.error = self.openstack(
+            'reservation', *words, '-f', 'json')
+        self.assertEqual(0, code, self.error)
+        return json.loads(out)
+
+    def fails(self, *words, code=1):
+        """Type a command that fails; returns what it says."""
+        got, out, error = self.openstack('reservation', *words)
+        self.assertEqual((code, ''), (got, out), error)
+        self.assertNotIn('Traceback', error)
+        return error
+
+    def asked(self):
+        """The only request."""
+        self.assertEqual(1, len(self.cloud.requests), self.cloud.requests)
+        return self.cloud.requests[0]
+
+
+class PluginTest(OscTestCase):
+    """Beside other plug-ins of the client, and without them."""
+
+    OURS = ['accept', 'availability', 'offer', 'quote', 'wait']
+
+    def listed(self):
+        code, out, error = self.openstack(
+            'command', 'list', '--group', 'openstack.blazar_nova.v1',
+            '-f', 'json')
+        self.assertEqual(0, code, error)
+        return json.loads(out)
+
+    def test_its_commands_are_there(self):
+        self.assertEqual(
+            [{'Command Group': 'openstack.blazar_nova.v1',
+              'Commands': [f'reservation {name}' for name in self.OURS]}],
+            self.listed())
+
+    def test_it_works_beside_the_client_of_blazar(self):
+        self.cloud.sees('GET /leases', (200, {'leases': [a_lease()]}))
+        self.cloud.sees('GET /availability', (200, {'availability': []}))
+        self.assertEqual(['lease1'], [
+            row['name'] for row in self.reservation('lease', 'list')])
+        self.assertEqual([], self.reservation('availability'))
+
+    def test_it_works_without_the_client_of_blazar(self):
+        self.useFixture(fixtures.MockPatchObject(
+            clientmanager, 'PLUGIN_MODULES', [
+                plugin for plugin in clientmanager.PLUGIN_MODULES
+                if not plugin.__name__.startswith('blazarclient.')]))
+        theirs = vars(clients.ClientManager)['reservation']
+        del clients.ClientManager.reservation
+        self.addCleanup(setattr, clients.ClientManager, 'reservation', theirs)
+        self.cloud.sees('GET /availability', (200, {'availability': []}))
+        self.assertEqual(2, self.openstack('reservation', 'lease', 'list')[0])
+        self.assertEqual([], self.reservation('availability'))
+
+    def test_every_command_has_a_help(self):
+        for name in self.OURS:
+            code, out, _error = self.openstack('reservation', name, '--help')
+            self.assertEqual(0, code)
+            self.assertIn(f' reservation {name} [-h]', out)
+            self.assertIn('--format', out)
+
+
+class AvailabilityTest(OscTestCase):
+
+    ROWS = [{'start_date': '2026-12-01T14:00:00.000000', 'fits': 1,
+             'enough': False},
+            {'start_date': '2026-12-01T16:00:00.000000', 'fits': 5,
+             'enough': True}]
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.sees('GET /availability',
+                        (200, {'availability': self.ROWS}))
+
+    def test_all_that_can_be_said_arrives(self):
+        rows = self.reservation(
+            'availability', '--vcpus', '2', '--memory', '2048', '--disk',
+            '10', '--amount', '3', '--affinity', 'True', '--properties',
+            '[">=", "$vcpus", "8"]', '--duration', '2h', '--start-date',
+            '2026-12-01 14:00', '--end-date', '2026-12-02 14:00', '--limit',
+            '50')
+        self.assertEqual(Request(
+            'GET', '/reservation/v1/availability', {
+                'resource_type': 'virtual:instance', 'vcpus': '2',
+                'memory_mb': '2048', 'disk_gb': '10', 'amount': '3',
+                'affinity': 'true',
+                'resource_properties': '[">=", "$vcpus", "8"]',
+                'duration': '2h', 'start_date': '2026-12-01 14:00',
+                'end_date': '2026-12-02 14:00', 'limit': '50',
+            }, None, 'a-token'), self.asked())
+        self.assertEqual(self.ROWS, rows)
+
+    def test_what_was_not_said_is_not_sent(self):
+        self.reservation('availability', '--vcpus', '1')
+        self.assertEqual({'resource_type': 'virtual:instance', 'vcpus': '1'},
+                         self.asked().query)
+
+    def test_zero_is_something_that_was_said(self):
+        self.reservation('availability', '--disk', '0')
+        self.assertEqual('0', self.asked().query['disk_gb'])
+
+    def test_enough_is_shown_to_who_said_how_many(self):
+        self.assertEqual(
+            [{'start_date': row['start_date'], 'fits': row['fits']}
+             for row in self.ROWS],
+            self.reservation('availability', '--vcpus', '1'))
+
+    def test_as_a_table_and_by_column(self):
+        code, out, _error = self.openstack(
+            'reservation', 'availability', '--vcpus', '1')
+        self.assertEqual(0, code)
+        self.assertIn('| start_date                 | fits |', out)
+        self.assertEqual((0, '1\n5\n', ''), self.openstack(
+            'reservation', 'availability', '--vcpus', '1', '-f', 'value',
+            '-c', 'fits'))
+
+    def test_a_list_that_was_cut_says_how_to_go_on(self):
+        self.cloud.sees('GET /availability', (200, {
+            'availability': self.ROWS, 'truncated': True}))
+        self.assertEqual(
+            'There is more: ask again with --start-date 2026-12-01 16:00:00',
+            self.openstack('reservation', 'availability')[2].strip())
+
+    def flavors(self):
+        """A Nova that has the flavor m1.small with the ID 42."""
+        self.cloud.answers.update({
+            'GET /v2.1': [(200, {'version': {
+                'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
+                'min_version': '2.1', 'links': [
+                    {'rel': 'self', 'href': f'{self.cloud.url}/v2.1/'}]}})],
+            'GET /v2.1/flavors/42': [(200, {'flavor': {
+                'id': '42', 'name': 'm1.small'}})],
+            'GET /v2.1/flavors/detail': [(200, {'flavors': [
+                {'id': '42', 'name': 'm1.small'}]})],
+            'GET /v2.1/flavors': [(200, {'flavors': [
+                {'id': '42', 'name': 'm1.small'}]})]})
+
+    def test_a_flavor_by_name_or_id(self):
+        self.flavors()
+        for flavor in ('m1.small', '42'):
+            self.reservation('availability', '--flavor', flavor,
+                             '--amount', '2')
+            self.assertEqual(
+                ('/reservation/v1/availability',
+                 {'resource_type': 'flavor:instance', 'flavor_id': '42',
+                  'amount': '2'}),
+                self.cloud.requests[-1][1:3])
+
+    def test_a_flavor_that_is_not_there(self):
+        self.flavors()
+        self.assertIn('no-such', self.fails(
+            'availability', '--flavor', 'no-such'))
+        self.assertNotIn('/reservation/v1/availability',
+                         [request.path for request in self.cloud.requests])
+
+    def test_a_size_is_said_in_one_way(self):
+        self.assertIn('either --flavor', self.fails(
+            'availability', '--flavor', '42', '--vcpus', '0'))
+        self.assertEqual([], self.cloud.requests)
+
+
+class QuoteTest(OscTestCase):
+
+    FITS = {'fits': True, 'reason': None, 'message': 'It fits.',
+            'next_start': None, 'fits_now': 3, 'wanted': 3,
+            'start_date': '2026-12-01T14:00:00.000000',
+            'end_date': '2026-12-01T16:00:00.000000'}
+    FULL = {**FITS, 'fits': False, 'reason': 'no_room', 'fits_now': 1,
+            'message': 'There is no room for this lease in its time.',
+            'next_start': '2026-12-01T16:00:00.000000'}
+
+    def test_one_that_fits(self):
+        self.cloud.sees('POST /leases', (200, {'quote': self.FITS}))
+        self.assertEqual(self.FITS, self.reservation(
+            'quote', *WINDOW, '--reservation', INSTANCE))
+        self.assertEqual(Request(
+            'POST', '/reservation/v1/leases', {'dry_run': 'true'}, {
+                'name': 'quote', 'start_date': '2026-12-01 14:00',
+                'end_date': '2026-12-01 16:00', 'events': [],
+                'reservations': [{
+                    'resource_type': 'virtual:instance', 'vcpus': 2,
+                    'memory_mb': 2048, 'disk_gb': 10, 'amount': 3,
+                    'affinity': 'None', 'resource_properties': ''}],
+            }, 'a-token'), self.asked())
+
+    def test_one_that_does_not_says_so_by_its_exit_code_too(self):
+        self.cloud.sees('POST /leases', (200, {'quote': self.FULL}))
+        code, out, error = self.openstack(
+            'reservation', 'quote', *WINDOW, '--reservation', INSTANCE, '-f',
+            'json')
+        self.assertEqual((3, ''), (code, error))
+        self.assertEqual(self.FULL, json.loads(out))
+
+    def test_the_reservation_is_what_the_client_of_blazar_would_send(self):
+        self.cloud.sees('POST /leases', (200, {
+            'quote': self.FITS, 'lease': a_lease()}))
+        for text in (
+                INSTANCE,
+                INSTANCE + ',affinity=True',
+                'amount=1,resource_type=virtual:instance,vcpus=01',
+                INSTANCE + ',resource_properties=["and", ["=", "$a", "x,y"],'
+                           ' [">=", "$vcpus", "8"]],affinity=False',
+                'resource_type=flavor:instance,flavor_id=1,amount=2',
+                'resource_type=flavor:instance,flavor_id=a-b,amount=2',
+                'resource_type=physical:host,min=1,max=2,'
+                'hypervisor_properties=[">=", "$vcpus", "2"]',
+                'resource_type=virtual:floatingip,network_id=n,amount=2,'
+                'required_floatingips=["192.0.2.7","192.0.2.8"]'):
+            words = [*WINDOW, '--reservation', text, '--reservation', text]
+            for command in (['quote'], ['lease', 'create', 'quote']):
+                code, _out, error = self.openstack(
+                    'reservation', *command, *words)
+                self.assertEqual(0, code, error)
+            ours, theirs = self.cloud.requests[-2:]
+            theirs.body.pop('before_end_date')
+            self.assertEqual(theirs.body, ours.body)
+
+    def test_a_reservation_that_cannot_be_read(self):
+        for text, says in (
+                ('vcpus=2', 'needs resource_type=...'),
+                ('resource_type=virtual:machine', 'virtual:instance'),
+                (INSTANCE + ',colour=red', "'colour=red' is not key=value"),
+                ('vcpu=2,' + INSTANCE, "'vcpu=2' is not key=value"),
+                ('resource_type=virtual:instance,vcpu=2',
+                 "'vcpu=2' is not key=value"),
+                (INSTANCE + ',vcpus=3', 'has vcpus twice'),
+                ('resource_type=virtual:floatingip,required_floatingips=[x',
+                 'needs a list')):
+            self.stderr = io.StringIO()
+            self.assertIn(says, self.fails(
+                'quote', *WINDOW, '--reservation', text, code=2))
+        self.assertEqual([], self.cloud.requests)
+
+    def test_an_end_and_a_reservation_have_to_be_said(self):
+        error = self.fails('quote', code=2)
+        self.assertIn('--end-date, --reservation', error)
+
+
+class OfferTest(OscTestCase):
+
+    def offer(self, *words):
+        return self.reservation('offer', 'lease1', *WINDOW, '--reservation',
+                                INSTANCE, *words)
+
+    def test_an_offer(self):
+        self.cloud.sees('POST /leases',
+                        (201, {'lease': a_lease(status='OFFERED')}))
+        self.assertEqual(a_lease(status='OFFERED'), self.offer())
+        body = self.asked().body
+        self.assertEqual({}, self.asked().query)
+        self.assertEqual(('lease1', 600),
+                         (body['name'], body['offer_seconds']))
+
+    def test_it_expires_when_it_was_told_to(self):
+        self.cloud.sees('POST /leases', (201, {'lease': a_lease()}))
+        for text, seconds in (('90m', 5400), ('1h30m', 5400), ('60s', 60)):
+            self.offer('--expires', text)
+            self.assertEqual(
+                seconds, self.cloud.requests[-1].body['offer_seconds'])
+        for text in ('', '10', '0m', 'soon', '5m1h'):
+            self.assertIn('not a duration', self.fails(
+                'offer', 'lease1', *WINDOW, '--reservation', INSTANCE,
+                '--expires', text, code=2))
+
+    def test_a_refusal_says_why_and_when(self):
+        self.cloud.sees('POST /leases', (409, {
+            'error_code': 409, 'error_name': 'NO_ROOM', 'reason': 'no_room',
+            'error_message': 'There is no room for this lease in its time.',
+            'next_start': '2026-12-01T16:00:00.000000', 'fits_now': 1}))
+        self.assertEqual(
+            'There is no room for this lease in its time. (next_start: '
+            '2026-12-01T16:00:00.000000, fits_now: 1)', self.fails(
+                'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
+
+    def test_a_refusal_says_nothing_twice(self):
+        message = ('There is no room. next_start: 2026-12-01T16:00:00.000000.'
+                   ' fits_now: 1 of 3.')
+        self.cloud.sees('POST /leases', (409, {
+            'error_code': 409, 'error_message': message, 'fits_now': 1,
+            'next_start': '2026-12-01T16:00:00.000000'}))
+        self.assertEqual(message, self.fails(
+            'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
+
+    def test_lists_in_a_lease_can_be_read_in_a_table(self):
+        self.cloud.sees('POST /leases', (201, {'lease': a_lease()}))
+        code, out, _error = self.openstack(
+            'reservation', 'offer', 'l', *WINDOW, '--reservation', INSTANCE)
+        self.assertEqual(0, code)
+        self.assertIn(f"amount='3', id='{OTHER}'", out)
+
+
+class AcceptTest(OscTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.sees(f'POST /leases/{ID}/accept',
+                        (200, {'lease': a_lease()}))
+
+    def test_by_id(self):
+        self.assertEqual(a_lease(), self.reservation('accept', ID))
+        self.assertEqual(
+            ('POST', f'/reservation/v1/leases/{ID}/accept'),
+            self.asked()[:2])
+
+    def test_by_name_among_the_offers(self):
+        self.cloud.sees('GET /leases', (200, {
+            'leases': [a_lease(status='OFFERED')]}))
+        self.reservation('accept', 'lease1')
+        self.assertEqual({'name': 'lease1', 'status': 'OFFERED'},
+                         self.cloud.requests[0].query)
+        self.assertEqual(2, len(self.cloud.requests))
+
+    def test_an_offer_that_is_over(self):
+        message = f'The lease {ID} is not there.'
+        self.cloud.sees(f'POST /leases/{ID}/accept', (404, {
+            'error_code': 404, 'error_name': 'LEASE_NOT_FOUND',
+            'error_message': message}))
+        self.assertEqual(message, self.fails('accept', ID).strip())
+        self.cloud.sees('GET /leases', (200, {'leases': []}))
+        self.assertIn(
+            "No lease has the name 'lease1' and the status OFFERED.",
+            self.fails('accept', 'lease1'))
+
+    def test_waiting_for_it_to_be_active(self):
+        self.cloud.sees(f'GET /leases/{ID}', *(
+            (200, {'lease': a_lease(status=status)})
+            for status in ('PENDING', 'STARTING', 'ACTIVE')))
+        self.assertEqual('ACTIVE',
+                         self.reservation('accept', ID, '--wait')['status'])
+        self.assertEqual(4, len(self.cloud.requests))
+        self.assertEqual(
+            'lease1: PENDING, starts 2026-12-01 14:00:00\n'
+            'lease1: STARTING\n'
+            'lease1: ACTIVE, ends 2026-12-01 16:00:00\n',
+            self.error)
+
+
+class WaitTest(OscTestCase):
+
+    def goes(self, *statuses, **values):
+        """Say how the lease will be seen, one look after the other."""
+        self.cloud.sees(f'GET /leases/{ID}', *(
+            (200, {'lease': a_lease(status=status, **values)})
+            for status in statuses))
+
+    def test_each_status_is_told_once_and_beside_the_result(self):
+        self.goes('PENDING', 'PENDING', 'PENDING', 'STARTING', 'ACTIVE')
+        self.assertEqual('ACTIVE', self.reservation('wait', ID)['status'])
+        self.assertEqual(5, len(self.cloud.requests))
+        self.assertEqual(
+            ['PENDING', 'STARTING', 'ACTIVE'],
+            [line.split()[1].strip(',')
+             for line in self.error.splitlines()])
+
+    def test_a_terminal_sees_one_line_that_goes_on(self):
+        self.stderr = Terminal()
+        self.goes('PENDING', 'PENDING', 'ACTIVE')
+        self.reservation('wait', ID)
+        self.assertRegex(
+            self.error,
+            r'^(\rlease1: PENDING, starts [-0-9: ]+ \(\d s\)\x1b\[K){2}'
+            r'\rlease1: ACTIVE, ends [-0-9: ]+ \(\d s\)\x1b\[K\n$')
+
+    def test_who_wants_quiet_gets_it(self):
+        self.goes('PENDING', 'ACTIVE')
+        code, out, error = self.openstack(
+            '--quiet', 'reservation', 'wait', ID, '-f', 'value', '-c',
+            'status')
+        self.assertEqual((0, 'ACTIVE\n', ''), (code, out, error))
+
+    def test_what_came_already(self):
+        for status, wanted in (
+                ('PENDING', 'pending'), ('STARTING', 'PENDING'),
+                ('ACTIVE', 'PENDING'), ('ACTIVE', 'STARTING'),
+                ('TERMINATED', 'TERMINATING'), ('TERMINATED', 'TERMINATED')):
+            self.goes(status)
+            self.assertEqual(status, self.reservation(
+                'wait', ID, '--status', wanted)['status'])
+
+    def test_what_will_not_come_any_more(self):
+        for status in ('TERMINATING', 'TERMINATED', 'ERROR', 'DELETING'):
+            self.goes('OFFERED', status, status_reason='It rained.')
+            self.stderr = io.StringIO()
+            self.assertIn(
+                f'The lease is {status} and will not be ACTIVE any more. '
+                'It rained.', self.fails('wait', ID))
+
+    def test_the_end_comes_after_an_error_too(self):
+        self.goes('ERROR', 'DELETING', 'TERMINATING', 'TERMINATED')
+        self.assertEqual('TERMINATED', self.reservation(
+            'wait', ID, '--status', 'TERMINATED')['status'])
+
+    def test_a_status_that_this_plug_in_does_not_know(self):
+        self.goes('UPDATING', 'ACTIVE')
+        self.assertEqual('ACTIVE', self.reservation('wait', ID)['status'])
+
+    def test_no_longer_than_it_was_told(self):
+        self.goes('PENDING')
+        self.assertIn(
+            'The lease is PENDING, and not ACTIVE after 0 s.',
+            self.fails('wait', ID, '--timeout', '0'))
+        self.asked()
+
+    def test_the_api_may_be_away_for_a_moment(self):
+        self.cloud.sees(f'GET /leases/{ID}', (503, 'busy'),
+                        (200, {'lease': a_lease(status='ACTIVE')}))
+        self.assertEqual('ACTIVE', self.reservation('wait', ID)['status'])
+
+    def test_by_name(self):
+        self.cloud.sees('GET /leases', (200, {'leases': [
+            a_lease(id=OTHER, status='TERMINATED'), a_lease()]}))
+        self.goes('ACTIVE')
+        self.assertEqual(ID, self.reservation('wait', 'lease1')['id'])
+        self.assertEqual({'name': 'lease1'}, self.cloud.requests[0].query)
+
+    def test_a_name_that_two_have(self):
+        self.cloud.sees('GET /leases', (200, {'leases': [
+            a_lease(id=OTHER), a_lease()]}))
+        self.assertIn(
+            "More than one lease has the name 'lease1'. Say which one: "
+            f'{OTHER}, {ID}', self.fails('wait', 'lease1'))
+
+    def test_a_status_that_there_is_not(self):
+        self.assertIn('--status', self.fails(
+            'wait', ID, '--status', 'asleep', code=2))
+
+
+class TroubleTest(OscTestCase):
+    """Where something else than the lease API answers, or nothing."""
+
+    def test_there_is_no_lease_api_in_this_cloud(self):
+        self.cloud.services.remove('reservation')
+        self.assertIn('endpoint for reservation service',
+                      self.fails('availability'))
+
+    def test_an_error_that_is_not_of_the_api(self):
+        self.cloud.sees('GET /availability', (502, '<html>'))
+        self.assertIn('The server answered 502 Bad Gateway to GET http',
+                      self.fails('availability'))
+
+    def test_something_else_answers(self):
+        self.cloud.sees('GET /availability', (200, '<html>'))
+        self.assertIn('is not the lease API', self.fails('availability'))

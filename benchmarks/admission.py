@@ -151,7 +151,7 @@ class Worker:
         """A server more for a reservation that there is."""
         demand = model.Demand(self.dice.choice(SIZES))
 
-        def write(connection: sa.Connection, picked: admissions.Picked,
+        def write(connection: sa.Connection, picked: admission.Picked,
                   ) -> None:
             edits = [books.Edit(None, books.NewBooking(
                 self.reservation, host_id, uuidutils.generate_uuid(), window,

@@ -815,11 +815,13 @@ class TestQuestions(base.LeaseTestCase):
     def test_leases_are_listed_by_their_start(self):
         for start, project in ((70, 'a'), (50, 'b'), (60, 'a')):
             self.lease(start, 100, project=project)
-        for answer in (views.listed(self.database), views.listed(self.database)):
+        for answer in (views.listed(self.database),
+                       views.page(self.database, views.Query())):
             self.assertEqual(['50', '00', '10'], [
                 lease['start_date'][17:19] for lease in answer])
             self.assertEqual(
-                [views.get(self.database, lease['id']) for lease in answer], answer)
+                [views.get(self.database, lease['id'])
+                 for lease in answer], answer)
 
 
 class TestReseal(base.LeaseTestCase):
@@ -862,7 +864,8 @@ class TestReseal(base.LeaseTestCase):
 
         def late(work, table, lease_id):
             if not resealed:
-                other, = {lease['id'] for lease in views.listed(self.database)} - {
+                other, = {lease['id'] for lease in
+                          views.listed(self.database)} - {
                     lease_id}
                 self.lifecycle.end(other)
             return retried(work, table, lease_id)

@@ -381,7 +381,8 @@ class TestCredentials(LifecycleTestCase):
         self.assertIsNone(self.lifecycle.start(lease['id']))
         self.assertEqual('ERROR', self.status(lease))
         self.assertEqual('He was disabled.',
-                         views.get(self.database, lease['id'])['status_reason'])
+                         views.get(self.database,
+                                   lease['id'])['status_reason'])
         self.assertEqual([('lease.update', lease['id'])], self.notified)
         # What was booked is free again.
         self.lease(50, 100)

@@ -21,6 +21,7 @@ away twice by that.
 
 import collections
 import dataclasses
+import json
 import typing as ty
 
 from oslo_config import cfg
@@ -142,44 +143,53 @@ class Limits:
     def _in_use(self, asked: Asked) -> tuple[_Amounts, _Amounts]:
         """What the project's other leases have, and what this one has."""
         others, own = _Amounts(), _Amounts()
-        seen = set()
         with self._database.reader() as session:
-            rows = session.execute(_books_of(asked.project_id)).all()
+            rows = session.execute(
+                _books_of(asked.project_id, asked.lease_id)).all()
         for row in rows:
-            amounts = own if row.id == asked.lease_id else others
-            if row.id not in seen:
-                seen.add(row.id)
-                amounts[_LEASES] += 1
-            if amounts is own:
-                own[_DURATION] = row.end_date - row.start_date
-            if row.held and row.status == 'PENDING':
+            amounts = own if row.own else others
+            if row.held:
                 amounts[_HELD] += row.servers
-            for name, amount in _reserved(row.resources or {}).items():
+            each = _reserved(json.loads(row.kind) if row.kind else {})
+            for name, amount in each.items():
                 amounts[name] += row.servers * amount
+            if row.own:
+                own[_LEASES], own[_DURATION] = 1, row.duration
+            # With this one, which matters to nobody: it does not get more.
+            others[_LEASES] = row.leases
         return others, own
 
 
-def _books_of(project_id: str) -> sa.Select[ty.Any]:
-    """A row for each reservation of a project, and each lease without one.
+def _books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
+    """A row for each kind of servers that a project has in its leases.
 
     Its servers are those that have room on a host: of what was deleted or
     could not be built, nothing is reserved any more.
     """
-    servers = sa.select(sa.func.count()).where(
-        models.Booking.reservation_id == models.Reservation.id,
-        models.Booking.host_id.is_not(None)).scalar_subquery()
+    not_over = sa.and_(models.Lease.project_id == project_id,
+                       models.Lease.status.not_in(states.LEASE.final()))
     return sa.select(
-        models.Lease.id, models.Lease.status, models.Lease.start_date,
-        models.Lease.end_date, models.Reservation.resources,
-        servers.label('servers'), models.HeldBuild.lease_id.label('held'),
+        (models.Lease.id == lease_id).label('own'),
+        sa.and_(models.Lease.status == 'PENDING',
+                models.HeldBuild.lease_id.is_not(None)).label('held'),
+        # As text: PostgreSQL does not compare JSON.
+        sa.cast(models.Reservation.resources, sa.Text).label('kind'),
+        sa.func.count(models.Booking.id).label('servers'),
+        sa.func.max(models.Lease.end_date - models.Lease.start_date).label(
+            'duration'),
+        sa.select(sa.func.count()).select_from(models.Lease).where(
+            not_over).correlate(None).scalar_subquery().label('leases'),
     ).select_from(models.Lease).outerjoin(
         models.Reservation, models.Reservation.lease_id == models.Lease.id,
+    ).outerjoin(
+        models.Booking, sa.and_(
+            models.Booking.reservation_id == models.Reservation.id,
+            models.Booking.host_id.is_not(None)),
     ).outerjoin(
         models.HeldBuild, sa.and_(
             models.HeldBuild.lease_id == models.Lease.id,
             models.HeldBuild.state == models.HeldBuild.HELD),
-    ).where(models.Lease.project_id == project_id,
-            models.Lease.status.not_in(states.LEASE.final()))
+    ).where(not_over).group_by('own', 'held', 'kind')
 
 
 def _reserved(resources: model.Resources) -> dict[str, int]:

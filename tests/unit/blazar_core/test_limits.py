@@ -189,6 +189,27 @@ class TestHeld(LimitsTestCase):
         self.refused(HELD)
         self.allowed(servers=3, held=False)
 
+    def test_nor_do_those_of_an_offer_that_was_accepted(self):
+        offer = self.leases.offer(self.new_lease(50, 100, count=3), 60)
+        self.leases.accept(offer['id'], self.request(50, 100))
+        self.limit(max_held_servers_per_project=3)
+        self.allowed(servers=3)
+
+    def test_nor_do_those_whose_lease_will_not_start(self):
+        lease = self.have(50, 100, count=3)
+        self.limit(max_held_servers_per_project=3)
+        self.change(models.Lease, status='ERROR')
+        self.allowed(servers=3)
+        self.change(models.Lease, status='PENDING')
+        self.refused(HELD)
+        self.change(models.HeldBuild, state=models.HeldBuild.SENT)
+        self.assertEqual('PENDING', self.status(lease))
+        self.allowed(servers=3)
+
+    def change(self, table, **values):
+        with self.database.writer() as session:
+            session.execute(sa.update(table).values(**values))
+
     def test_when_they_are_built_they_wait_no_more(self):
         lease = self.have(50, 100, count=3)
         self.limit(max_held_servers_per_project=3)
@@ -210,6 +231,13 @@ class TestReserved(LimitsTestCase):
             self.allowed(servers=2)
             self.refused(name, 7 * each, 5 * each, 3 * each, servers=3)
             self.limit(**{name: -1})
+
+    def test_what_other_projects_hold_is_not(self):
+        self.have(50, 100, count=3, project='other')
+        self.limit(max_held_servers_per_project=1, **{VCPUS: 2})
+        self.allowed()
+        self.refused(VCPUS, 2, 6, project_id='other', held=False)
+        self.refused(HELD, 1, 3, project_id='other')
 
     def test_dedicated_cpus_are_cpus(self):
         self.have(50, 100, resources={'PCPU': 3})

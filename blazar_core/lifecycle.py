@@ -101,6 +101,11 @@ class Cloud(ty.Protocol):
         """
         ...
 
+    def hold(self, server_ids: ty.Collection[str]) -> None:
+        """Show servers as held whose build was put off at the last moment.
+        """
+        ...
+
     def revoke(self, credential: str) -> None:
         """Give back what let us act for a user; nothing when it is gone."""
         ...
@@ -232,10 +237,13 @@ class Lifecycle:
             lease_id, when_due))
         with self._database.reader() as session:
             lease = _found(session, lease_id)
-            if when_due and lease.status == 'PENDING' and (
-                    lease.start_date > now):
-                return Later(lease.start_date - now, 'it was just moved')
-        return None
+            if not when_due or lease.status != 'PENDING' or (
+                    lease.start_date <= now):
+                return None
+            servers = _servers(lease)
+        # They were made ready to be built, and are to be held again.
+        self._cloud.hold(servers)
+        return Later(lease.start_date - now, 'it was just moved')
 
     def _send(self, lease_id: str, sealed: str, gate: ty.Callable[[], bool],
               ) -> None:
@@ -404,8 +412,11 @@ class Lifecycle:
     def _expire(self, lease_id: str) -> None:
         with self._database.writer() as session:
             lease = _locked(session, lease_id)
-            if lease.status == 'OFFERED':
-                self._finish(session, lease)
+            if lease.status != 'OFFERED':
+                return
+            described = self._finish(session, lease)
+        LOG.info('Lease %s: nobody accepted the offer', lease_id)
+        self._notify('lease.event.expire_offer', described)
 
     # -- the end -----------------------------------------------------------
 

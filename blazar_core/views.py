@@ -26,7 +26,7 @@ from blazar_core.db import models
 from blazar_core import errors
 
 __all__ = ['DELETING', 'Query', 'describe', 'get', 'listed',
-           'owner_of_deleted', 'page', 'status']
+           'owner_of_deleted', 'page', 'payload', 'status']
 
 #: What users see of a lease whose deletion is under way.
 DELETING = 'DELETING'
@@ -237,6 +237,19 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
                     'updated_at': _iso(event.updated_at)}
                    for event in lease.events],
     }
+
+
+def payload(lease: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
+    """What a notification says of a lease.
+
+    ``version`` is that of this form: its second number changes with what is
+    added, its first with what is not there any more or means something else.
+
+    :param lease: as :func:`describe` has it
+    """
+    told = {key: value for key, value in lease.items() if key != 'trust_id'}
+    return {'version': '1.0', 'lease_id': lease['id'], **told, 'events': [
+        {**event, 'event_date': event['time']} for event in lease['events']]}
 
 
 def _iso(seconds: int | None) -> str | None:

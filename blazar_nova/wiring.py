@@ -35,6 +35,10 @@ __all__ = ['Parts', 'admission', 'asked_of', 'assemble',
            'check_defaults', 'database', 'defaults']
 
 
+#: What is told of a lease that has gone out of the books.
+_OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
+
+
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """What a process of ours works with."""
@@ -64,7 +68,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
 
     def tell(event_type: str, lease: dict[str, ty.Any]) -> None:
         service.notify(event_type, lease)
-        if event_type == 'lease.event.end_lease':
+        if event_type in _OVER:
             outside.on_end(lease)
 
     return Parts(

@@ -82,6 +82,16 @@ class NovaCloud:
         if waiting and gate():
             build.send(conductor.ComputeTaskAPI())
 
+    def hold(self, server_ids: ty.Collection[str]) -> None:
+        """Show servers as RESERVED again that :meth:`send` did not send."""
+        context = nova_context.get_admin_context()
+        for server_id in server_ids:
+            try:
+                reserved.mark(objects.BuildRequest.get_by_instance_uuid(
+                    context, server_id))
+            except exception.BuildRequestNotFound:
+                LOG.debug('Server %s was deleted meanwhile', server_id)
+
     def revoke(self, credential: str) -> None:
         """Give back what let us act for a user."""
         self._trusts.revoke(credential)

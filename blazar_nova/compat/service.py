@@ -22,6 +22,8 @@ from nova import rpc
 from oslo_log import log as logging
 import oslo_messaging
 
+from blazar_core import views
+
 __all__ = ['CONF', 'Handler', 'configure', 'notification_listener', 'notify']
 
 LOG = logging.getLogger(__name__)
@@ -41,17 +43,20 @@ def configure(argv: list[str], prog: str) -> None:
     objects.Service.enable_min_version_cache()
 
 
-def notify(event_type: str, payload: dict[str, ty.Any]) -> None:
+def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
     """Publish an event of a lease where Nova publishes its own.
 
     What cannot be published is logged: it is news, and no reason to fail.
+
+    :param lease: as :func:`blazar_core.views.describe` has it
     """
     try:
         rpc.NOTIFIER.prepare(publisher_id='blazar.lease').info(
-            nova_context.get_admin_context(), event_type, payload)
+            nova_context.get_admin_context(), event_type,
+            views.payload(lease))
     except Exception:
         LOG.exception('Lease %s: %s could not be published',
-                      payload.get('id'), event_type)
+                      lease['id'], event_type)
 
 
 def notification_listener(topic: str, handler: Handler) -> ty.Any:

@@ -200,6 +200,30 @@ class TestLeases(ApiTestCase):
                              'vcpus'])
 
 
+class TestNotifications(ApiTestCase):
+
+    def test_all_that_happens_to_a_lease_is_told_without_secrets(self):
+        recorder = self.record()
+        lease = self.make_active(events=[
+            {'event_type': 'remind', 'event_date': self.at(600)}],
+            before_end_date=self.at(1200))
+        self.ask('PUT', f'/leases/{lease["id"]}', {'name': 'other'},
+                 code=200)
+        self.run_until(self.began + 1200)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        for event in ('lease.create', 'lease.event.start_lease',
+                      'lease.update', 'lease.event.remind',
+                      'lease.event.before_end_lease', 'lease.delete',
+                      'lease.event.end_lease'):
+            payload, = recorder.wait(event)
+            self.assertEqual(('1.0', lease['id'], nova_box.PROJECT_ID), (
+                payload['version'], payload['lease_id'],
+                payload['project_id']))
+            self.assertNotIn('trust_id', payload)
+            self.assertIn('remind', [
+                one['event_type'] for one in payload['events']])
+
+
 class TestChanges(ApiTestCase):
 
     def change(self, lease, code=200, client=None, **body):

@@ -75,6 +75,7 @@ class FakeCloud:
     :ivar revoked: those that were given back
     :ivar missing: servers whose build has left no trace
     :ivar deleted: the servers whose end was asked for, in order
+    :ivar held: servers that were shown as held again
     :ivar opened: the reservations that may be booted with
     :ivar stubborn: servers that do not go when they are deleted
     :ivar broken: raised instead of what is asked for
@@ -88,6 +89,7 @@ class FakeCloud:
         self.revoked: list[str] = []
         self.missing: set[str] = set()
         self.deleted: list[str] = []
+        self.held: list[str] = []
         self.opened: dict[str, lifecycle.Opening] = {}
         self.stubborn: set[str] = set()
         self.broken: dict[str, Exception] = {}
@@ -101,6 +103,10 @@ class FakeCloud:
             self.sent.append((call, list(server_ids)))
             for server_id in server_ids:
                 self.servers[server_id] = lifecycle.Seen(State.BUILDING)
+
+    def hold(self, server_ids: ty.Collection[str]) -> None:
+        self._break('hold')
+        self.held += server_ids
 
     def open(self, reservation: lifecycle.Opening) -> None:
         self._break('open')

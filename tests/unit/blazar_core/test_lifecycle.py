@@ -100,8 +100,8 @@ class TestStart(LifecycleTestCase):
         self.cloud.send = late
         self.assertEqual(10, self.lifecycle.start(
             lease['id'], when_due=True).seconds)
-        self.assertEqual(([], 'PENDING'), (
-            self.cloud.sent, self.status(lease)))
+        self.assertEqual(([], 'PENDING', base.servers_of(lease)), (
+            self.cloud.sent, self.status(lease), self.cloud.held))
         self.cloud.send = send
         self.clock.advance(10)
         self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))

@@ -13,7 +13,9 @@
 """Availability: what it costs to ask, with 1,000 hosts and 10,000 leases.
 
 pick finds hosts; refusal is a quote for more than there is at that time,
-with its next_start; rooms_for is what the scheduler asks for each server.
+with its next_start; rooms_for is what the scheduler asks for each server;
+free is what GET /availability asks, for ten starts; page is a hundred leases
+of the list of all, from anywhere in it, with their reservations and events.
 All of it with the database: statements are counted at the driver. A refusal
 says in the log which leases stand in the way, which it has to look up.
 """
@@ -31,6 +33,7 @@ from benchmarks import world as worlds
 from blazar_core import admission
 from blazar_core import clock as clocks
 from blazar_core import model
+from blazar_core import views
 
 HOSTS, BOOKINGS = 1000, 10_000
 DEMAND = {'VCPU': 8, 'MEMORY_MB': 32_768, 'DISK_GB': 160}
@@ -48,7 +51,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
     for kind in servers.KINDS:
         try:
             with servers.place(kind) as place:
-                filled.fill(place.url, world, BOOKINGS // size)
+                filled.fill(place.url, world, BOOKINGS // size, events=True)
                 yield from measure(kind, place.url, world)
         except unittest.SkipTest as skip:
             print(f'{kind}: {skip}')
@@ -74,10 +77,17 @@ def measure(kind: str, url: str, world: worlds.World,
     # As many whole hosts as there are: some are always in use.
     refused = model.Demand(dict(world.capacity), world.hosts,
                            model.Affinity.DIFFERENT)
+    markers = [lease['id'] for lease in views.page(database, views.Query(
+        sort=(('id', False),), limit=len(days)))]
     asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
         'pick': lambda window: search.pick(fits, window),
         'refusal': lambda window: expect(search.quote(refused, window)),
-        'rooms_for': lambda window: search.rooms_for(SERVER, DEMAND)}
+        'rooms_for': lambda window: search.rooms_for(SERVER, DEMAND),
+        'free': lambda window: search.availability(
+            fits, window, worlds.DAY, 10),
+        'page': lambda window: views.page(database, views.Query(
+            project_id='project', limit=100, marker=markers[
+                window.start // worlds.DAY % len(markers)]))}
     for name, ask in asked.items():
         ask(windows[0])
         statements.clear()

@@ -36,10 +36,13 @@ def connect(url: str) -> api.Database:
     return api.Database(databases.configuration(url))
 
 
-def fill(url: str, world: worlds.World, leases: int) -> None:
+def fill(url: str, world: worlds.World, leases: int,
+         events: bool = False) -> None:
     """Write the hosts, so many leases, and the bookings dealt out to them.
 
     No booking has a server.
+
+    :param events: whether the leases have theirs, four each
     """
     database = connect(url)
     ids = [uuidutils.generate_uuid() for _lease in range(leases)]
@@ -57,20 +60,30 @@ def fill(url: str, world: worlds.World, leases: int) -> None:
         stamps = {'created_at': worlds.NOW, 'updated_at': worlds.NOW}
         _insert(connection, models.Lease, ({
             'id': one, 'name': 'lease', 'project_id': 'project',
-            'user_id': 'user', 'start_date': worlds.NOW,
+            'user_id': 'user', 'start_date': worlds.NOW + number,
             'end_date': worlds.NOW + worlds.YEAR, 'before_end_date': None,
             'on_end': 'delete', 'status': 'PENDING', 'status_reason': '',
-            **stamps} for one in ids))
+            **stamps} for number, one in enumerate(ids)))
         _insert(connection, models.Reservation, ({
             'id': one, 'lease_id': one, 'resource_type': 'virtual:instance',
             'amount': 1, 'resources': {}, 'status': 'pending', **stamps}
             for one in ids))
+        _insert(connection, models.Event, ({
+            'id': uuidutils.generate_uuid(), 'lease_id': one,
+            'event_type': event_type, 'time': worlds.NOW, 'status': 'UNDONE',
+            'due': worlds.NOW, 'attempts': 0, 'claimed_by': None,
+            'claimed_until': 0, **stamps}
+            for one in ids if events for event_type in (
+                'start_lease', 'remind', 'before_end_lease', 'end_lease')))
         _insert(connection, models.Booking, (
             _booking(world, number, ids[number % leases])
             for number in range(len(world.host))))
-    if database.engine.dialect.name == 'mysql':
-        with database.engine.connect() as connection:
-            connection.execute(sa.text('ANALYZE TABLE bookings'))
+    # As a database does by itself after a while.
+    analyze = {'mysql': 'ANALYZE TABLE bookings', 'postgresql': 'ANALYZE'}
+    if database.engine.dialect.name in analyze:
+        with database.engine.begin() as connection:
+            connection.execute(sa.text(
+                analyze[database.engine.dialect.name]))
     database.engine.dispose()
 
 

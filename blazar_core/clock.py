@@ -83,7 +83,9 @@ class ManualClock:
 
 def iso(seconds: int) -> str:
     """The API's format of a date, e.g. ``2026-12-01T16:07:00.000000``."""
-    return utc(seconds).strftime('%Y-%m-%dT%H:%M:%S.%f')
+    # A third of what strftime takes; a list of leases has thousands.
+    return utc(seconds).replace(tzinfo=None).isoformat(
+        timespec='microseconds')
 
 
 def parse_iso(text: str) -> int:

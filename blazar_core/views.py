@@ -79,8 +79,15 @@ def page(database: api.Database, query: Query) -> list[dict[str, ty.Any]]:
     :raises InvalidLeaseParams: when the marker is none of them
     """
     with database.reader() as session:
-        return _described(session, session.execute(
-            _statement(session, query)).all())
+        found = session.execute(_statement(query)).all()
+        if not found and query.marker is not None and session.execute(
+                sa.select(models.Lease.id).where(
+                    models.Lease.id == query.marker,
+                    *_conditions(query))).first() is None:
+            raise errors.InvalidLeaseParams(
+                f'The marker {query.marker} is none of these leases. Write '
+                f'the id of the last lease of the page before.')
+        return _described(session, found)
 
 
 def listed(database: api.Database) -> list[dict[str, ty.Any]]:
@@ -91,37 +98,36 @@ def listed(database: api.Database) -> list[dict[str, ty.Any]]:
                 models.Lease.start_date, models.Lease.id)).all())
 
 
-def _statement(session: orm.Session, query: Query) -> sa.Select[ty.Any]:
+def _statement(query: Query) -> sa.Select[ty.Any]:
     lease = models.Lease
     chosen = sa.select(lease.__table__).where(*_conditions(query))
     # An id makes every order one without equals.
     order = [*query.sort, ('id', query.sort[-1][1])]
     if query.marker is not None:
-        marker = session.execute(sa.select(lease.__table__).where(
-            lease.id == query.marker, *_conditions(query))).first()
-        if marker is None:
-            raise errors.InvalidLeaseParams(
-                f'The marker {query.marker} is none of these leases. Write '
-                f'the id of the last lease of the page before.')
-        chosen = chosen.where(_after(order, marker))
+        chosen = chosen.where(_after(order, query))
     return chosen.order_by(*(
         sa.desc(getattr(lease, key)) if descending else getattr(lease, key)
         for key, descending in order)).limit(query.limit)
 
 
-def _after(order: ty.Sequence[tuple[str, bool]], marker: ty.Any,
+def _after(order: ty.Sequence[tuple[str, bool]], query: Query,
            ) -> sa.ColumnElement[bool]:
-    """What comes after a row in an order."""
+    """What comes after the marker in an order; nothing if it is not there.
+    """
     (key, descending), *rest = order
-    column, value = getattr(models.Lease, key), getattr(marker, key)
+    marker = orm.aliased(models.Lease)
+    column, value = getattr(models.Lease, key), sa.select(
+        getattr(marker, key)).where(
+            marker.id == query.marker,
+            *_conditions(query, marker)).scalar_subquery()
     beyond = column < value if descending else column > value
     if not rest:
         return ty.cast('sa.ColumnElement[bool]', beyond)
-    return sa.or_(beyond, sa.and_(column == value, _after(rest, marker)))
+    return sa.or_(beyond, sa.and_(column == value, _after(rest, query)))
 
 
-def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
-    lease = models.Lease
+def _conditions(query: Query, lease: type[models.Lease] = models.Lease,
+                ) -> list[sa.ColumnElement[bool]]:
     conditions = [sa.or_(lease.deleted_at.is_(None),
                          lease.status != 'TERMINATED')]
     if query.project_id is not None:
@@ -201,8 +207,7 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
         part('b', sa.cast(booking.id, sa.String(36)), booking.reservation_id,
              booking.server_id, sa.literal_column("''"), booking.host_id,
              *times, *text)
-        .where(booking.reservation_id.in_(sa.select(reservation.id).where(
-            reservation.lease_id.in_(lease_ids)))),
+        .join(booking.reservation).where(reservation.lease_id.in_(lease_ids)),
     ).order_by('number', 'id')).all()
 
 

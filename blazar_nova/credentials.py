@@ -59,10 +59,9 @@ _UNSCOPED = dict.fromkeys((
 _NO_TRUST = (
     'This lease starts later, and its servers are then built in your name, '
     'which takes a trust that your token may not make: {why} Tokens of '
-    'restricted application credentials and tokens of a trust cannot. Ask '
-    'again with a token that you got by your password, or with an '
-    'application credential made with --unrestricted, or let the lease start '
-    'now.')
+    'application credentials, restricted or not, and tokens of a trust '
+    'cannot. Ask again with a token that you got by your password, or let '
+    'the lease start now.')
 
 
 def _options() -> list[ty.Any]:

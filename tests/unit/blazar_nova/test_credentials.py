@@ -131,8 +131,12 @@ class TestDelegate(CredentialsTestCase):
 
     def test_a_token_that_may_not_is_told_what_to_do(self):
         self.web.post(TRUSTS, status_code=403)
-        self.assertIn('--unrestricted', str(self.assertRaises(
-            errors.NotDelegated, self.trusts.delegate, self.user, END)))
+        said = str(self.assertRaises(
+            errors.NotDelegated, self.trusts.delegate, self.user, END))
+        for what_to_do in 'by your password', 'let the lease start now':
+            self.assertIn(what_to_do, said)
+        # Keystone lets no application credential make trusts.
+        self.assertNotIn('--unrestricted', said)
 
     def test_a_keystone_that_fails_is_not_the_users_fault(self):
         self.web.post(TRUSTS, status_code=500)

@@ -84,7 +84,9 @@ class Postgresql(_OnPort, databases.Postgresql):
     ready = 'ready to accept connections'
 
     def _serve(self) -> list[str]:
+        # What it has committed it must still know when it was killed.
         settings = ['listen_addresses=127.0.0.1', f'port={self.port}',
+                    'synchronous_commit=on',
                     'unix_socket_directories=', 'max_connections=1000']
         return [*super()._serve(), *(
             word for setting in settings for word in ('-c', setting))]

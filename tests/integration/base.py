@@ -261,10 +261,23 @@ class IntegrationTestCase(testtools.TestCase):
 
     def wait_for_lease(self, lease_id: str, status: str,
                        seconds: float = PATIENCE) -> Json:
-        """Wait until a lease has a status; returns it as lease() does."""
-        self.wait_for(lambda: self.lease(lease_id)['status'] == status,
-                      f'lease {lease_id} is {status}', seconds)
-        return self.lease(lease_id)
+        """Wait until a lease has a status; an ERROR on the way fails, but
+        not on that to the end.
+
+        :returns: as lease() does
+        """
+        lease: Json = {}
+
+        def there() -> bool:
+            lease.update(self.lease(lease_id))
+            if lease['status'] == 'ERROR' and (
+                    status not in ('ERROR', 'TERMINATED')):
+                self.fail(f'Lease {lease_id} is in ERROR: '
+                          f'{lease["status_reason"]}')
+            return bool(lease['status'] == status)
+
+        self.wait_for(there, f'lease {lease_id} is {status}', seconds)
+        return lease
 
     # -- asking over HTTP --------------------------------------------------
 

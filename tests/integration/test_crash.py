@@ -103,12 +103,8 @@ class CrashTestCase(base.IntegrationTestCase):
 
     def wait_for_status(self, leases, status):
         """All of these leases reach a state."""
-        def statuses():
-            every = self.leases()
-            return {every[lease_id]['status'] for lease_id in leases}
-
-        self.wait_for(lambda: statuses() == {status},
-                      f'all leases are {status}', PATIENCE)
+        for lease_id in leases:
+            self.wait_for_lease(lease_id, status, PATIENCE)
 
     def assert_all_built_once(self, servers):
         for server_id in servers:

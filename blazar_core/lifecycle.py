@@ -47,6 +47,9 @@ LOG = logging.getLogger(__name__)
 #: sooner as a rule.
 AGAIN = 2
 
+#: Seconds until a start is tried again for which the cloud was not there.
+AWAY = 5
+
 
 class ServerState(enum.Enum):
     """What a cloud can say of a server.
@@ -98,6 +101,8 @@ class Cloud(ty.Protocol):
 
         :param credential: what lets us act for the user
         :raises NotDelegated: when it does not, and will not again
+        :raises CloudUnavailable: when something that a build needs does not
+            answer; the gate was not asked
         """
         ...
 
@@ -233,8 +238,13 @@ class Lifecycle:
         if sealed is None:
             return self._begin(lease_id)
         reached(Step.START_READ, lease_id)
-        self._send(lease_id, sealed, lambda: self._may_send(
-            lease_id, when_due))
+        try:
+            self._send(lease_id, sealed, lambda: self._may_send(
+                lease_id, when_due))
+        except errors.CloudUnavailable as exc:
+            # However long it takes: it is not the lease that fails.
+            LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+            return Later(AWAY, str(exc))
         with self._database.reader() as session:
             lease = _found(session, lease_id)
             if not when_due or lease.status != 'PENDING' or (

@@ -101,10 +101,11 @@ OPTS: list[cfg.Opt] = [
              'every comparison.'),
     cfg.IntOpt(
         'event_max_retries', default=10, min=0,
-        help='How often an event whose action failed (Nova or the message '
-             'bus did not answer) is tried again, with growing pauses, '
-             'before it goes to ERROR. The end of a lease is tried for '
-             'ever.'),
+        help='How often an event whose action failed is tried again, with '
+             'growing pauses, before it goes to ERROR. The end of a lease is '
+             'tried for ever; so is its start, until its end, while '
+             'keystone, placement, nova-conductor, nova-scheduler or the '
+             'message bus does not answer.'),
     cfg.BoolOpt(
         'randomize_host_selection', default=False,
         help='Book hosts at random among those that have room. By default '

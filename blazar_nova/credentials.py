@@ -187,7 +187,16 @@ class Credentials:
 
         :returns: keystoneauth1's AccessInfo
         :raises NotDelegated: when the user may not any more what he could
+        :raises CloudUnavailable: when keystone does not answer, or does not
+            let the service user log in
         """
+        try:
+            return self._access(trust_id)
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone gives no token: {exc}') from exc
+
+    def _access(self, trust_id: str) -> ty.Any:
         session = self._by_trust(trust_id)
         try:
             return session.auth.get_access(session)

@@ -24,11 +24,12 @@ from nova.conductor import rpcapi as conductor_rpcapi
 from nova import context as nova_context
 from nova import exception
 from nova import objects
+from nova.scheduler import rpcapi as scheduler_rpcapi
 from nova import utils
 from oslo_log import log as logging
-import oslo_messaging
 from oslo_utils import timeutils
 
+from blazar_core import errors
 from blazar_core import lifecycle
 from blazar_nova.compat import calls
 from blazar_nova.compat import flavors
@@ -42,6 +43,9 @@ LOG = logging.getLogger(__name__)
 
 #: Seconds after which a deletion that is under way is asked for again.
 _ASK_AGAIN = 60
+
+#: Seconds that a service has to answer a ping.
+_PING_TIMEOUT = 10
 
 Seen = lifecycle.Seen
 State = lifecycle.ServerState
@@ -70,9 +74,12 @@ class NovaCloud:
         build = calls.load(call)
         if credential is not None:
             build.renew(self._trusts.access(credential))
-        # Without it the scheduler finds no host, and Nova does not try again;
-        # what else a build needs takes messages, and waits in a queue.
+        # Without one of these no host is found or even looked for, and Nova
+        # does not try again; what else a build needs takes messages, and
+        # waits in a queue.
         hosts.check_placement()
+        _ping(conductor_rpcapi.RPC_TOPIC)
+        _ping(scheduler_rpcapi.RPC_TOPIC)
         waiting = [(spec, request) for spec in build.request_spec
                    if spec.instance_uuid in server_ids and
                    (request := reserved.unmark(
@@ -111,9 +118,8 @@ class NovaCloud:
                 _waits(context, server_id) for server_id in server_ids):
             return False
         try:
-            baserpc.BaseAPI(topic=conductor_rpcapi.RPC_TOPIC).ping(
-                context, 'blazar')
-        except oslo_messaging.MessagingException:
+            _ping(conductor_rpcapi.RPC_TOPIC)
+        except errors.CloudUnavailable:
             # All that was sent may still be waiting for it.
             return False
         return all(_waits(context, server_id) for server_id in server_ids)
@@ -169,6 +175,23 @@ class NovaCloud:
                 if request.instance.vm_state == reserved.VM_STATE and
                 timeutils.is_older_than(
                     request.created_at.replace(tzinfo=None), older_than)]
+
+
+def _ping(topic: str) -> None:
+    """Make sure that one of the services of a topic answers.
+
+    :raises CloudUnavailable: when none does
+    """
+    # BaseAPI.ping() tries for ever to reach a message bus that is away. Once
+    # more is for a connection that is as old as one that was restarted.
+    client = baserpc.BaseAPI(topic).client.prepare(
+        timeout=_PING_TIMEOUT, retry=1)
+    try:
+        client.call(nova_context.get_admin_context(), 'ping', arg='blazar')
+    except Exception as exc:
+        # oslo.messaging lets through some of its library's.
+        raise errors.CloudUnavailable(
+            f'nova-{topic} does not answer: {exc}') from exc
 
 
 def _waits(context: ty.Any, server_id: str) -> bool:

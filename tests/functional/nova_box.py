@@ -322,7 +322,7 @@ class NovaBox(nova_test.TestCase):
         self._setup_neighbours()
         if self.plugin:
             self._setup_plugin_database()
-        self.start_service('conductor')
+        self.conductor = self.start_service('conductor')
         self.scheduler = self.start_service('scheduler')
         for host, capacity in self.hosts.items():
             self.start_compute(host, capacity)

@@ -24,6 +24,7 @@ from oslo_utils import importutils
 
 from blazar_core import clock as clocks
 from blazar_core.db import models
+from blazar_core import lifecycle
 from blazar_core import views
 from blazar_nova.compat import servers
 
@@ -232,6 +233,36 @@ class LifeTest(leased.LeasedTestCase):
         self.run_due()
         self.finish()
         self.assertFalse(self.exists(server_id))
+
+    def test_what_a_build_needs_may_be_away_however_long(self):
+        self.flags(group='blazar', event_max_retries=0)
+        self.listener = self.new_listener(self.clock)
+        self.stub_out('blazar_nova.compat.servers._PING_TIMEOUT', 1)
+        # So long that what is announced of its end is not due yet.
+        server_id = self.hold(length=48 * HOUR)
+        self.clock.advance(HOUR)
+        for service in self.conductor, self.scheduler:
+            service.rpcserver.stop()
+            service.rpcserver.wait()
+            try:
+                self.assert_waits(server_id)
+            finally:
+                service.rpcserver.start()
+        with mock.patch('blazar_nova.compat.hosts._get',
+                        side_effect=ValueError('no placement')):
+            self.assert_waits(server_id)
+        self.assertEqual(1, self.run_due())
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual([server_id], list(self.guests()))
+
+    def assert_waits(self, server_id: str) -> None:
+        """Nothing has come of a start; it is put off."""
+        self.assertEqual(1, self.run_due())
+        self.assertEqual('RESERVED', self.admin.get_server(
+            server_id)['status'])
+        self.assertEqual('PENDING', self.lease('vm1')['status'])
+        self.assertEqual(0, self.run_due())
+        self.clock.advance(lifecycle.AWAY)
 
     def test_events_are_told_at_their_times(self):
         recorder = self.record()

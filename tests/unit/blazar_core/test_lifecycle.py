@@ -10,6 +10,8 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
+import logging
+
 import fixtures
 import testscenarios
 
@@ -114,6 +116,23 @@ class TestStart(LifecycleTestCase):
         self.assertEqual('PENDING', self.status(lease))
         self.cloud.broken.clear()
         self.lifecycle.start(lease['id'])
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_a_cloud_that_is_away_is_waited_for(self):
+        lease = self.lease(50, 100)
+        self.clock.advance(50)
+        log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
+        self.cloud.broken['send'] = errors.CloudUnavailable('It is away.')
+        for _time in range(3):
+            self.assertEqual(
+                lifecycle.Later(lifecycle.AWAY, 'It is away.'),
+                self.lifecycle.start(lease['id'], when_due=True))
+        self.assertEqual(('PENDING', []), (
+            self.status(lease), self.notified))
+        self.assertIn(f'Lease {lease["id"]} cannot start yet: It is away.',
+                      log.output)
+        self.cloud.broken.clear()
+        self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_the_gate_is_closed_once_the_lease_was_ended(self):

@@ -18,6 +18,7 @@ import fixtures
 from keystoneauth1 import exceptions
 from keystoneauth1 import fixture as tokens
 from oslo_config import cfg
+import requests
 from requests_mock.contrib import fixture as requests_fixture
 
 from blazar_core import errors
@@ -167,12 +168,17 @@ class TestAccess(CredentialsTestCase):
     def test_when_the_service_user_cannot_log_in_it_is_not_the_user(self):
         """It is an operator's to mend, and then the lease can start."""
         self.refused.update(trust=401, service=401)
-        self.assertRaises(exceptions.Unauthorized, self.trusts.access,
-                          'the-trust')
+        self.assertIn('service refused', str(self.assertRaises(
+            errors.CloudUnavailable, self.trusts.access, 'the-trust')))
 
     def test_a_keystone_that_fails_is_not_the_user(self):
         self.refused['trust'] = 503
-        self.assertRaises(exceptions.ServiceUnavailable, self.trusts.access,
+        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                          'the-trust')
+
+    def test_nor_is_one_that_cannot_be_reached(self):
+        self.web.post(f'{URL}/auth/tokens', exc=requests.ConnectionError)
+        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
                           'the-trust')
 
 

@@ -150,6 +150,9 @@ class NovaCloud:
         try:
             instance = self._compute_api.get(context, server_id)
             if not _is_being_deleted(instance):
+                if instance.task_state == task_states.DELETING:
+                    # Nova would only say that it is already being deleted.
+                    instance.task_state = None
                 self._compute_api.delete(context, instance)
         except (exception.InstanceNotFound, exception.InstanceInvalidState):
             # Gone, or going: whoever asked looks again.

@@ -146,6 +146,19 @@ class LifeTest(leased.LeasedTestCase):
         self.fill_books()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
+    def test_an_end_whose_message_was_lost_is_asked_for_again(self):
+        server_id = self.hold()
+        self.begin(server_id)
+        self.clock.advance(HOUR)
+        with mock.patch('nova.compute.rpcapi.ComputeAPI.terminate_instance'):
+            self.run_due()
+        self.assertEqual('deleting', self.admin.get_server(server_id)[
+            'OS-EXT-STS:task_state'])
+        self.stub_out('blazar_nova.compat.servers._ASK_AGAIN', 0)
+        self.finish()
+        self.assertFalse(self.exists(server_id))
+        self.assertEqual({}, self.guests())
+
     def test_the_deletion_of_a_held_server_ends_its_lease_at_once(self):
         server_id = self.hold()
         self.alice.delete_server(server_id)

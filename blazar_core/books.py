@@ -369,24 +369,45 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
     :returns: whether anything was new
     :raises LostRace: when somebody decided about the host meanwhile
     """
-    row = session.scalars(sa.select(models.Host).where(
-        models.Host.uuid == host.uuid)).one_or_none()
+    row = _host(session, host.uuid)
     if row is None:
         _add_host(session, now, host, allocations)
         return True
+    return _report(session, now, row, allocations, dataclasses.asdict(host))
+
+
+def report_usage(session: orm.Session, now: int, uuid: str,
+                 allocations: ty.Mapping[str, model.Resources]) -> bool:
+    """The same of what runs on a host alone; nothing if it is unknown.
+
+    :raises LostRace: when somebody decided about the host meanwhile
+    """
+    row = _host(session, uuid)
+    return row is not None and _report(session, now, row, allocations, {})
+
+
+def _host(session: orm.Session, uuid: str) -> models.Host | None:
+    return session.scalars(sa.select(models.Host).where(
+        models.Host.uuid == uuid)).one_or_none()
+
+
+def _report(session: orm.Session, now: int, row: models.Host,
+            allocations: ty.Mapping[str, model.Resources],
+            values: dict[str, ty.Any]) -> bool:
+    """Write down what runs on a host, and other values of its row."""
     seen = _Seen(row.id, row.generation, row.capacity, row.usage)
+    # Only of those that are there: many more may have a booking for later.
     leased = {booking.server_id: booking for booking in session.scalars(
         sa.select(models.Booking).where(
             models.Booking.host_id == row.id,
-            models.Booking.server_id.is_not(None)))}
+            models.Booking.server_id.in_(list(allocations))))}
     usage = _sum(amounts for consumer, amounts in allocations.items()
                  if consumer not in leased)
     resized = [Edit(booking, new_of(
         booking, resources=dict(allocations[ty.cast(str, server_id)])))
         for server_id, booking in leased.items() if booking.running and
-        booking.resources != allocations.get(ty.cast(str, server_id),
-                                             booking.resources)]
-    values = {**dataclasses.asdict(host), 'usage': usage}
+        booking.resources != allocations[ty.cast(str, server_id)]]
+    values = {**values, 'usage': usage}
     changed = any(getattr(row, name) != value
                   for name, value in values.items())
     if resized:

@@ -25,7 +25,7 @@ from blazar_core import errors
 from blazar_core import model
 
 __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
-           'check_placement', 'facts', 'on_service_host']
+           'check_placement', 'facts', 'on_service_host', 'taken']
 
 _PLACEMENT = '1.39'
 
@@ -46,10 +46,14 @@ class ComputeHost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """What a host has in all, and what each consumer takes of it."""
+    """What a host has in all, and what each consumer takes of it.
+
+    Over its tree of providers.
+    """
 
     capacity: model.Resources
     allocations: ty.Mapping[str, model.Resources]
+    providers: ty.Sequence[str]
 
 
 def all_hosts() -> tuple[list[ComputeHost], bool]:
@@ -94,14 +98,22 @@ def facts(uuid: str) -> Facts | None:
     :returns: None when placement does not know the host (yet)
     """
     capacity: dict[str, int] = collections.defaultdict(int)
-    taken: dict[str, dict[str, int]] = {}
-    providers = _get(f'/resource_providers?in_tree={uuid}')
-    for provider in (providers or {}).get('resource_providers', []):
-        _add_inventory(provider['uuid'], capacity)
-        _add_allocations(provider['uuid'], taken)
+    tree = _get(f'/resource_providers?in_tree={uuid}') or {}
+    providers = [provider['uuid']
+                 for provider in tree.get('resource_providers', [])]
+    for provider in providers:
+        _add_inventory(provider, capacity)
     if not capacity:
         return None
-    return Facts(dict(capacity), taken)
+    return Facts(dict(capacity), taken(providers), providers)
+
+
+def taken(providers: ty.Iterable[str]) -> dict[str, dict[str, int]]:
+    """What each consumer takes of a host's providers."""
+    amounts: dict[str, dict[str, int]] = {}
+    for provider in providers:
+        _add_allocations(provider, amounts)
+    return amounts
 
 
 def allocations(consumer: str) -> dict[str, ty.Any]:

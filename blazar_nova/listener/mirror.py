@@ -22,8 +22,10 @@ import threading
 import typing as ty
 
 from oslo_log import log as logging
+import sqlalchemy as sa
 
 from blazar_core import books
+from blazar_core.db import models
 from blazar_core import index
 from blazar_core import lifecycle
 from blazar_core import model
@@ -50,21 +52,28 @@ class Mirror:
         self._freed = freed
         self._hints: collections.OrderedDict[tuple[str, str], None] = (
             collections.OrderedDict())
+        #: By a host's uuid, what was last seen of it in full.
+        self._facts: dict[str, nova_hosts.Facts] = {}
         self._news = threading.Condition()
         self._stopping = False
 
     # -- hints -------------------------------------------------------------
 
-    def hint(self, server_id: str | None, service_host: str | None) -> None:
-        """Something may have happened to a server, on a host.
+    def hint(self, server_id: str | None = None, usage: str | None = None,
+             host: str | None = None) -> None:
+        """Something may have happened to a server.
 
         Returns at once; many hints at one thing are looked into once.
+
+        :param usage: the service host on which something may run now, or
+            not any more
+        :param host: the service host that itself may be another one now
         """
+        kinds = {'server': server_id, 'usage': usage, 'host': host}
         with self._news:
-            if server_id:
-                self._hints['server', server_id] = None
-            if service_host:
-                self._hints['host', service_host] = None
+            for kind, name in kinds.items():
+                if name:
+                    self._hints[kind, name] = None
             self._news.notify_all()
 
     def run(self) -> None:
@@ -96,9 +105,10 @@ class Mirror:
         try:
             if kind == 'server':
                 self.compare_server(name)
+            elif kind == 'usage':
+                self.compare_usage(name)
             else:
-                for host in nova_hosts.on_service_host(name):
-                    self.compare_host(host)
+                self.compare_service_host(name)
         except Exception:
             # The next comparison in full finds it.
             LOG.exception('What happened to %s %s could not be found out',
@@ -112,7 +122,7 @@ class Mirror:
             return
         seen, stale = self._parts.lifecycle.check(server_id)
         for service_host in stale:
-            self.hint(None, service_host)
+            self.hint(usage=service_host)
         if seen.state is lifecycle.ServerState.GONE:
             self._freed()
 
@@ -152,10 +162,16 @@ class Mirror:
         with self._parts.database.writer() as session:
             books.trim(session, self._parts.clock.now() - index.KEEP)
 
+    def compare_service_host(self, service_host: str) -> None:
+        """Make the books true for all hosts of a nova-compute."""
+        for host in nova_hosts.on_service_host(service_host):
+            self.compare_host(host)
+
     def compare_host(self, host: nova_hosts.ComputeHost) -> None:
         """Make the books true for a host."""
         facts = nova_hosts.facts(host.uuid)
         if facts is not None:
+            self._facts[host.uuid] = facts
             self._parts.database.retried(self._report, host, facts)
 
     def _report(self, host: nova_hosts.ComputeHost, facts: nova_hosts.Facts,
@@ -165,6 +181,34 @@ class Mirror:
                     host.uuid, host.name, host.service_host, facts.capacity,
                     host.properties), facts.allocations):
                 LOG.debug('Host %s: %s', host.name, facts)
+
+    def compare_usage(self, service_host: str) -> None:
+        """Make the books true for what runs on the hosts of a nova-compute.
+
+        That happens with every boot of anybody: of a host that is in the
+        books as it was last seen, nothing else is asked.
+        """
+        with self._parts.database.reader() as session:
+            hosts = session.execute(
+                sa.select(models.Host.uuid, models.Host.capacity)
+                .where(models.Host.service_host == service_host)).all()
+        seen = [self._facts.get(host.uuid) for host in hosts]
+        if not hosts or [host.capacity for host in hosts] != [
+                facts and facts.capacity for facts in seen]:
+            self.compare_service_host(service_host)
+            return
+        for host, facts in zip(hosts, seen):
+            assert facts is not None
+            self._parts.database.retried(
+                self._report_usage, host.uuid,
+                nova_hosts.taken(facts.providers))
+
+    def _report_usage(self, uuid: str,
+                      taken: ty.Mapping[str, model.Resources]) -> None:
+        with self._parts.database.writer() as session:
+            if books.report_usage(session, self._parts.clock.now(), uuid,
+                                  taken):
+                LOG.debug('Host %s: %s', uuid, taken)
 
     def _delete_orphans(self) -> None:
         """Servers shown as RESERVED that no lease holds.

@@ -37,8 +37,11 @@ __all__ = ['Listener']
 
 LOG = logging.getLogger(__name__)
 
-#: Events that say nothing of where servers are and what they take.
-_IGNORED = ('instance.update', 'instance.exists', 'compute.',
+#: Events that say nothing of where servers are and what they take. When a
+#: build starts, Nova does not tell the host; when a deletion does, all is
+#: still there.
+_IGNORED = ('instance.update', 'instance.exists', 'instance.create.start',
+            'instance.delete.start', 'instance.shutdown.', 'compute.',
             'scheduler.', 'libvirt.', 'metrics.', 'keypair.', 'flavor.',
             'server_group.')
 
@@ -95,8 +98,9 @@ class Listener:
             self.engine.wake()
         elif not event_type.startswith(_IGNORED):
             data = payload.get('nova_object.data', {})
+            kind = 'usage' if event_type.startswith('instance.') else 'host'
             self.mirror.hint(data.get('uuid') or data.get('instance_uuid'),
-                             data.get('host'))
+                             **{kind: data.get('host')})
 
     def _compare(self) -> None:
         clock = self.parts.clock

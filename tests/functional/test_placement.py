@@ -13,10 +13,12 @@
 """Where servers go: to what was promised to them, and to nothing else."""
 
 import typing as ty
+from unittest import mock
 
 import sqlalchemy as sa
 
 from blazar_core.db import models
+from blazar_nova.compat import hosts as nova_hosts
 
 from tests.functional import leased
 from tests.functional import nova_box
@@ -247,3 +249,66 @@ class LeasedPlacementTest(PlacementTestCase):
                         note)
         work()
         return statements
+
+
+class NewsTest(leased.LeasedTestCase):
+    """A boot without a lease, and what the books know of its host."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        server = self.admin.get_server(self.boot_active('plain')['id'])
+        self.news = {'nova_object.data': {
+            'uuid': server['id'], 'host': server['OS-EXT-SRV-ATTR:host']}}
+
+    def host_rows(self) -> dict[str, models.Host]:
+        with self.listener.parts.database.reader() as session:
+            return {host.service_host: host for host in session.scalars(
+                sa.select(models.Host))}
+
+    def usage(self) -> dict[str, int]:
+        """What runs on the host without an end, as the books have it."""
+        return self.host_rows()[self.news['nova_object.data']['host']].usage
+
+    def tell(self, event_type: str) -> int:
+        """Let Nova tell something; returns how often placement is asked."""
+        with mock.patch('blazar_nova.compat.hosts._get',
+                        side_effect=nova_hosts._get) as get:
+            self.listener.handle(event_type, self.news)
+            self.listener.mirror.catch_up()
+        return get.call_count
+
+    def test_it_is_known_when_it_is_built(self):
+        self.assertEqual({}, self.usage())
+        before = self.host_rows()
+        # What is allocated of its only provider.
+        self.assertEqual(1, self.tell('instance.create.end'))
+        self.assertIn('VCPU', self.usage())
+        after = self.host_rows()
+        self.assertEqual({name: host.capacity
+                          for name, host in before.items()},
+                         {name: host.capacity for name, host in after.items()})
+        self.assertEqual(before.keys(), after.keys())
+
+    def test_a_host_that_the_books_do_not_know_is_read_in_full(self):
+        with self.listener.parts.database.writer() as session:
+            session.execute(sa.delete(models.Host))
+        self.tell('instance.create.end')
+        host, = self.host_rows().values()
+        self.assertIn('VCPU', host.usage)
+        self.assertLess(0, host.capacity['VCPU'])
+
+    def test_a_host_that_is_not_as_it_was_is_read_in_full(self):
+        """Another listener has found out, and this one has not yet."""
+        with self.listener.parts.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                capacity={'VCPU': 1}))
+        self.assertLess(1, self.tell('instance.create.end'))
+        host = self.host_rows()[self.news['nova_object.data']['host']]
+        self.assertIn('VCPU', host.usage)
+        self.assertLess(1, host.capacity['VCPU'])
+
+    def test_what_says_nothing_of_hosts_asks_for_nothing(self):
+        for event_type in ('instance.create.start', 'instance.delete.start',
+                           'instance.shutdown.end',
+                           'scheduler.select_destinations.end'):
+            self.assertEqual(0, self.tell(event_type), event_type)

@@ -521,6 +521,37 @@ class TestReport(ReportTestCase):
                          self.scalars(models.Booking.resources))
 
 
+class TestReportOfUsage(ReportTestCase):
+
+    def report_usage(self, uuid='uuid', **allocations):
+        with self.database.writer() as session:
+            return books.report_usage(session, NOW + 9, uuid, allocations)
+
+    def test_what_runs_there_is_written_down_and_nothing_else(self):
+        self.report(name='one', properties={'gpu': 'a100'})
+        mine = self.book('one', 0, 10, running=True, VCPU=1)
+        self.assertTrue(self.report_usage(
+            **{mine: {'VCPU': 2}, 'b': {'VCPU': 2}}))
+        row = self.row()
+        self.assertEqual(
+            ('one', 'compute', {'VCPU': 4}, {'gpu': 'a100'}, {'VCPU': 2}),
+            (row.name, row.service_host, row.capacity, row.properties,
+             row.usage))
+        self.assertEqual([{'VCPU': 2}],
+                         self.scalars(models.Booking.resources))
+        self.assertEqual(NOW + 9, row.updated_at)
+
+    def test_the_same_again_changes_nothing(self):
+        self.report(a={'VCPU': 1})
+        self.assertFalse(self.report_usage(a={'VCPU': 1}))
+        self.assertTrue(self.report_usage())
+        self.assertEqual({}, self.row().usage)
+
+    def test_an_unknown_host_is_left_to_a_report_in_full(self):
+        self.assertFalse(self.report_usage('nobody', a={'VCPU': 1}))
+        self.assertEqual([], self.scalars(models.Host.uuid))
+
+
 class TestReportsThatMeet(ReportTestCase):
 
     scenarios = databases.SERVERS

@@ -78,6 +78,9 @@ def write(site: Site) -> None:
     _write(f'{site.etc("glance")}/glance-api.conf', _glance(site))
     control, conductor, compute = _nova(site)
     _write(f'{site.etc("nova")}/nova.conf', control)
+    _write(f'{site.etc("nova")}/scheduler.conf', {
+        section: options for section, options in control.items()
+        if 'notifications' not in section})
     _write(f'{site.etc("nova")}/conductor.conf', conductor)
     _write(f'{site.etc("nova")}/compute.conf', compute)
     _write_paste(f'{site.etc("nova")}/api-paste.ini')

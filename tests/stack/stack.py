@@ -315,7 +315,7 @@ class Stack:
         for name in dict.fromkeys(self.hosts().values()):
             yield self._compute(name, ('nova-conductor', 'placement'))
         for number in (1, 2):
-            yield self._nova(f'nova-scheduler-{number}', 'nova',
+            yield self._nova(f'nova-scheduler-{number}', 'scheduler',
                              (*nova, 'setup-blazar', 'placement'))
         for number in (1, 2):
             yield self._wsgi(f'nova-api-{number}', 'nova-api',

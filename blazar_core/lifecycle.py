@@ -271,8 +271,7 @@ class Lifecycle:
 
     def _begin(self, lease_id: str) -> Outcome:
         """Its servers come later, from now on."""
-        for opening in self._openings(lease_id):
-            self._cloud.open(opening)
+        self.open(lease_id)
         described = self._database.retried(self._activate, lease_id)
         if described is not None:
             self._notify('lease.event.start_lease', described)
@@ -280,6 +279,11 @@ class Lifecycle:
             # It ended meanwhile, and what was opened last is to be closed.
             self._close(lease_id)
         return None
+
+    def open(self, lease_id: str) -> None:
+        """Let the reservations of a lease be used; safe to repeat."""
+        for opening in self._openings(lease_id):
+            self._cloud.open(opening)
 
     def _is_ending(self, lease_id: str) -> bool:
         with self._database.reader() as session:

@@ -32,6 +32,7 @@ from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import lifecycle
 from blazar_core import params
+from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import survey
 from blazar_nova.listener import mirror
@@ -111,7 +112,8 @@ class Verifier:
         self._sections: dict[str, ty.Callable[
             [set[ty.Hashable] | None], ty.Iterable[Difference]]] = {
                 'hosts': self._hosts, 'servers': self._servers,
-                'books': self._books, 'trusts': self._trusts}
+                'books': self._books, 'flavors': self._flavors,
+                'trusts': self._trusts}
 
     def size(self) -> dict[str, int]:
         """How much there is to compare."""
@@ -312,7 +314,9 @@ class Verifier:
             seen = nova.look(row.server_id for row in rows)
             for row in rows:
                 if row.server_id in seen:
-                    yield from self._server(row, seen[row.server_id])
+                    yield from self._server(
+                        row, seen[row.server_id],
+                        nova.waiting.get(row.server_id))
             count += len(rows)
             self._say(f'{count} servers of leases')
         yield from self._orphans(nova)
@@ -330,6 +334,7 @@ class Verifier:
             models.Lease.id.label('lease_id'), models.Lease.name,
             models.Lease.status, models.Lease.start_date,
             models.Lease.created_at, models.HeldBuild.sent_at,
+            models.Reservation.flavor,
         ).join(models.Booking.reservation).join(
             models.Reservation.lease).outerjoin(
             models.Host, models.Host.id == models.Booking.host_id).outerjoin(
@@ -347,9 +352,9 @@ class Verifier:
             last = rows[-1].id
 
     def _server(self, row: ty.Any, seen: lifecycle.Seen,
-                ) -> ty.Iterator[Difference]:
+                waits: survey.Waiting | None) -> ty.Iterator[Difference]:
         """A server of a lease, in the books and in Nova."""
-        verdict = self._judge(row, seen)
+        verdict = self._judge(row, seen, waits)
         if verdict is not None:
             text, remedy = verdict
             mend = None if remedy is not None else functools.partial(
@@ -361,7 +366,7 @@ class Verifier:
                 remedy or '--fix writes it down', mend)
 
     def _judge(self, row: ty.Any, seen: lifecycle.Seen,
-               ) -> tuple[str, str | None] | None:
+               waits: survey.Waiting | None) -> tuple[str, str | None] | None:
         """What is wrong with a server, and what an operator can do; nothing
         (None) if the books just have to be made true.
         """
@@ -375,7 +380,8 @@ class Verifier:
                 'delete it: its time is over')
         if state is State.ERROR:
             # One that ran before keeps what it has, and so its booking.
-            return None if row.running or row.host_id is None else (
+            return None if (row.running or row.host_id is None or
+                            row.flavor is not None) else (
                 f'is in ERROR in Nova, and its booking holds room on host '
                 f'{row.host_name}', None)
         if row.status == 'PENDING':
@@ -384,7 +390,7 @@ class Verifier:
             return 'is still RESERVED in Nova', (
                 'delete it; its lease ends with it')
         if state is State.BUILDING and seen.host is None:
-            return self._judge_unbuilt(row)
+            return self._judge_unbuilt(row, waits)
         if state is not State.HELD and seen.host not in (None, row.host):
             return (f'is on another host than the one that is booked, '
                     f'{row.host_name or "none"}'), None
@@ -404,8 +410,12 @@ class Verifier:
         return 'is built already', (
             'delete it, or let it run: it goes when its lease ends')
 
-    def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
+    def _judge_unbuilt(self, row: ty.Any, waits: survey.Waiting | None,
+                       ) -> tuple[str, str | None] | None:
         sent = row.sent_at or row.created_at
+        if row.flavor is not None:
+            # It came when the lease was there already.
+            sent = waits.since if waits else self._parts.clock.now()
         if row.status not in ('STARTING', 'ACTIVE') or (
                 sent > self._parts.clock.now() - audit.STUCK):
             return None
@@ -414,7 +424,8 @@ class Verifier:
             'blazar-listener sends it again if it got lost; does one run, '
             'and nova-conductor, and what do their logs say?'
             if row.sent_at else
-            'delete it, which ends its lease, and boot it anew')
+            'delete it, and boot it anew' + (
+                '' if row.flavor is not None else '; its lease ends with it'))
 
     def _orphans(self, nova: survey.Survey) -> ty.Iterator[Difference]:
         """Servers that wait for a build which no lease has."""
@@ -465,6 +476,33 @@ class Verifier:
                         models.Booking.server_id.in_(batch))))
             unleased += [one for one in batch if one not in leased]
         return unleased
+
+    # -- flavors -------------------------------------------------------------
+
+    def _flavors(self, _only: ty.Any) -> ty.Iterator[Difference]:
+        """A reservation has a flavor while its lease is ACTIVE."""
+        there = flavors.reservations_open()
+        with self._parts.database.reader() as session:
+            wanted = {row.id: row for row in session.execute(
+                sa.select(models.Reservation.id, models.Lease.name,
+                          models.Lease.id.label('lease_id'))
+                .join(models.Lease).where(
+                    models.Lease.status == 'ACTIVE',
+                    models.Reservation.params.is_not(None)))}
+        for reservation_id in sorted(there - wanted.keys()):
+            yield Difference(
+                ('flavor', reservation_id),
+                f'There is a flavor for reservation {reservation_id}, which '
+                f'is not active.', '--fix removes it', functools.partial(
+                    self._parts.cloud.close, reservation_id))
+        for reservation_id in sorted(wanted.keys() - there):
+            row = wanted[reservation_id]
+            yield Difference(
+                ('no flavor', reservation_id),
+                f'{audit.named(row.lease_id, row.name)} is ACTIVE, and '
+                f'nobody can boot with its reservation {reservation_id}: it '
+                f'has no flavor.', '--fix makes it', functools.partial(
+                    self._parts.lifecycle.open, row.lease_id))
 
     # -- trusts --------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from blazar_core import model
 from blazar_nova.compat import demand as demands
 
 __all__ = ['close_reservation', 'demand_of', 'facts_of', 'facts_like',
-           'open_reservation', 'reservation_of']
+           'open_reservation', 'reservation_of', 'reservations_open']
 
 #: The extra spec that makes a flavor one of a reservation.
 _MARK = 'blazar:reservation'
@@ -120,6 +120,14 @@ def open_reservation(opening: lifecycle.Opening) -> None:
             policy=_POLICIES[opening.affinity]).create()
     except exception.InstanceGroupIdExists:
         pass
+
+
+def reservations_open() -> set[str]:
+    """The ids of all reservations that have a flavor."""
+    flavors = objects.FlavorList.get_all(
+        nova_context.get_admin_context(), inactive=True)
+    return {found for flavor in flavors
+            if (found := reservation_of(flavor)) is not None}
 
 
 def close_reservation(reservation_id: str) -> None:

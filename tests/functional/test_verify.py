@@ -27,6 +27,7 @@ from blazar_nova.compat import reserved
 from blazar_nova import verify
 
 from tests.functional import leased
+from tests.functional import test_api
 
 HOUR = 3600
 
@@ -589,3 +590,38 @@ class CommandTest(VerifyTestCase):
         self.assertEqual((2, []), (code, lines))
         self.assertIn('Nothing could be compared: [blazar_database] '
                       'connection is not set', told)
+
+
+class FlavorsTest(VerifyTestCase, test_api.ApiTestCase):
+    """Leases whose servers come later."""
+
+    def test_leases_of_the_api_are_right_in_every_state(self):
+        self.make(start_in=HOUR)
+        self.make(reservations=[])
+        lease = self.make_active(reservations=[self.reservation(amount=2)])
+        self.boot_active(
+            'one', flavor=lease['reservations'][0]['flavor_id'])
+        self.listener.mirror.compare_all()
+        self.assert_nothing(fix=True)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.make(start_in=HOUR, offer_seconds=600)
+        self.run_until(self.clock.now() + 60)
+        self.wait_for(lambda: not self.alice.get_servers())
+        self.run_until(self.clock.now() + 60)
+        self.assert_nothing(fix=True)
+
+    def test_a_flavor_that_is_lost_is_made_again(self):
+        lease = self.make_active()
+        reservation_id = lease['reservations'][0]['id']
+        self.listener.parts.cloud.close(reservation_id)
+        self.assert_left('has no flavor')
+        self.assert_mended('has no flavor')
+        self.boot_active('one', flavor=reservation_id)
+
+    def test_a_flavor_that_is_left_is_removed(self):
+        lease = self.make(start_in=HOUR)
+        reservation_id = lease['reservations'][0]['id']
+        self.listener.parts.lifecycle.open(lease['id'])
+        self.assert_left(f'a flavor for reservation {reservation_id}')
+        self.assert_mended(f'a flavor for reservation {reservation_id}')
+        self.assertIsNone(self.flavor(reservation_id))

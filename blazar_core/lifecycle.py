@@ -749,13 +749,22 @@ class Lifecycle:
 
     # -- the rest ----------------------------------------------------------
 
-    def unfinished(self) -> list[str]:
-        """The servers of all leases that are not over."""
+    def unfinished(self) -> dict[str, Seen]:
+        """The servers of all leases that are not over, as the books have them.
+
+        Those that do not run yet are HELD or being built; this says HELD.
+        """
         with self._database.reader() as session:
-            return list(session.scalars(
-                sa.select(models.Booking.server_id)
-                .where(models.Booking.server_id.is_not(None))
-                .order_by(models.Booking.id)))
+            return {row.server_id: Seen(
+                ServerState.RUNNING if row.running else ServerState.HELD,
+                row.uuid if row.running else None)
+                for row in session.execute(
+                    sa.select(models.Booking.server_id,
+                              models.Booking.running, models.Host.uuid)
+                    .outerjoin(models.Host,
+                               models.Host.id == models.Booking.host_id)
+                    .where(models.Booking.server_id.is_not(None))
+                    .order_by(models.Booking.id))}
 
     def check(self, server_id: str) -> tuple[Seen, list[str]]:
         """Look at a server and make the books true for it.

@@ -170,15 +170,6 @@ class NovaCloud:
         """Remove the flavor of a reservation."""
         flavors.close_reservation(reservation_id)
 
-    def reserved_servers(self, older_than: int) -> list[str]:
-        """Servers shown as RESERVED for more than so many seconds."""
-        requests = objects.BuildRequestList.get_all(
-            nova_context.get_admin_context())
-        return [request.instance_uuid for request in requests
-                if request.instance.vm_state == reserved.VM_STATE and
-                timeutils.is_older_than(
-                    request.created_at.replace(tzinfo=None), older_than)]
-
 
 def _ping(topic: str) -> None:
     """Make sure that one of the services of a topic answers.

@@ -33,7 +33,7 @@ from blazar_core import lifecycle
 from blazar_nova.compat import hosts
 from blazar_nova.compat import reserved
 
-__all__ = ['BATCH', 'Survey', 'Waiting', 'hints_of']
+__all__ = ['BATCH', 'Survey', 'Waiting', 'batches', 'hints_of']
 
 #: How many servers are asked for at a time.
 BATCH = 500

@@ -30,6 +30,7 @@ from blazar_core import index
 from blazar_core import lifecycle
 from blazar_core import model
 from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import survey
 from blazar_nova import wiring
 
 __all__ = ['Mirror']
@@ -132,11 +133,21 @@ class Mirror:
         Hosts first: the books can only follow a server to a host they know.
         """
         self._compare_hosts()
-        for server_id in self._parts.lifecycle.unfinished():
-            self._look_into('server', server_id)
+        nova = survey.Survey(self._parts.cloud)
+        self._compare_servers(nova)
         self.catch_up()
-        self._delete_orphans()
+        self._delete_orphans(nova)
         self._parts.database.retried(self._trim)
+
+    def _compare_servers(self, nova: survey.Survey) -> None:
+        """Look at all of them together, and again at those that differ."""
+        books = self._parts.lifecycle.unfinished()
+        for number, batch in enumerate(survey.batches(books), 1):
+            for server_id, seen in nova.look(batch).items():
+                if seen != books[server_id]:
+                    self._look_into('server', server_id)
+            LOG.info('Compared %s of %s servers',
+                     min(number * survey.BATCH, len(books)), len(books))
 
     def _compare_hosts(self) -> None:
         found, complete = nova_hosts.all_hosts()
@@ -210,14 +221,16 @@ class Mirror:
                                   taken):
                 LOG.debug('Host %s: %s', uuid, taken)
 
-    def _delete_orphans(self) -> None:
+    def _delete_orphans(self, nova: survey.Survey) -> None:
         """Servers shown as RESERVED that no lease holds.
 
         nova-api died between marking them and writing down their lease: the
         user got no answer, and nothing would ever build them.
         """
-        for server_id in self._parts.cloud.reserved_servers(_ORPHAN_AGE):
-            self.delete_orphan(server_id)
+        before = self._parts.clock.now() - _ORPHAN_AGE
+        for server_id, waits in nova.waiting.items():
+            if waits.reserved and waits.since < before:
+                self.delete_orphan(server_id)
 
     def delete_orphan(self, server_id: str) -> None:
         """Delete a server that waits for a lease which nobody made."""

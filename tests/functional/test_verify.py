@@ -252,6 +252,31 @@ class ServersTest(VerifyTestCase):
             # Not before nova-api must have been done with it.
             self.assertFalse(self.exists(server_id))
 
+    def test_one_that_waits_without_a_lease_is_deleted_by_and_by(self):
+        """The listener's comparison does it, when nobody can be at it."""
+        server_id = self.hold('waits')['id']
+        self.listener.parts.leases.withdraw(self.lease('waits')['id'])
+        self.listener.mirror.compare_all()
+        self.assertTrue(self.exists(server_id))
+        self.clock.advance(660)
+        self.listener.mirror.compare_all()
+        self.assertFalse(self.exists(server_id))
+
+    def test_a_comparison_looks_one_by_one_at_what_differs_only(self):
+        self.hold('held')
+        other = self.boot_active('runs', hints=self.lease_hints('runs'))
+        self.listener.mirror.compare_all()
+        check, looked = self.listener.parts.lifecycle.check, []
+        self.stub_out('blazar_core.lifecycle.Lifecycle.check',
+                      lambda _self, server_id: looked.append(server_id) or
+                      check(server_id))
+        self.listener.mirror.compare_all()
+        self.assertEqual([], looked)
+        self.alice.delete_server(other['id'])
+        self.wait_until_gone(other['id'])
+        self.listener.mirror.compare_all()
+        self.assertEqual({other['id']}, set(looked))
+
     def test_one_that_waits_without_a_lease_may_get_it_yet(self):
         server_id = self.hold('waits')['id']
         self.listener.parts.leases.withdraw(self.lease('waits')['id'])

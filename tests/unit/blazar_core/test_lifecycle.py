@@ -291,9 +291,11 @@ class TestObserve(LifecycleTestCase):
         running = self.running_lease()
         self.see(*base.servers_of(over), State.GONE)
         held = self.lease(50, 100)
-        self.assertEqual(
-            sorted(base.servers_of(running) + base.servers_of(held)),
-            sorted(self.lifecycle.unfinished()))
+        self.assertEqual({
+            **dict.fromkeys(base.servers_of(running),
+                            Seen(State.RUNNING, self.uuid_of('one'))),
+            **dict.fromkeys(base.servers_of(held), Seen(State.HELD))},
+            self.lifecycle.unfinished())
 
 
 class TestFailure(LifecycleTestCase):

@@ -31,7 +31,7 @@ from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 
 __all__ = ['FlavorInstances', 'Instances', 'ResourceType', 'available',
-           'new_reservation']
+           'check', 'new_reservation']
 
 _GROUP = 'blazar_nova.resource_types'
 
@@ -131,6 +131,17 @@ def available() -> dict[str, ResourceType]:
     """The resource types of this installation, by their names."""
     return {one.name: one.plugin() for one in stevedore.ExtensionManager(
         _GROUP, on_load_failure_callback=_fail)}
+
+
+def check() -> None:
+    """Make sure that something can be reserved.
+
+    :raises ConfigurationError: when not, or a resource type cannot be loaded
+    """
+    if not available():
+        raise errors.ConfigurationError(
+            f'There are no resource types: install the package again, for '
+            f'its entry points {_GROUP}.')
 
 
 def _fail(_manager: ty.Any, entry_point: ty.Any, exc: Exception) -> None:

@@ -13,6 +13,7 @@
 """How the parts are put together, from a configuration."""
 
 import dataclasses
+import functools
 import typing as ty
 
 from blazar_core import admission as admissions
@@ -31,8 +32,8 @@ from blazar_nova.compat import service
 from blazar_nova import credentials
 from blazar_nova import external
 
-__all__ = ['Parts', 'admission', 'asked_of', 'assemble',
-           'check_defaults', 'database', 'defaults']
+__all__ = ['Parts', 'admission', 'asked_of', 'assemble', 'check_defaults',
+           'database', 'defaults', 'shared']
 
 
 #: What is told of a lease that has gone out of the books.
@@ -96,6 +97,17 @@ def asked_of(new: leases.NewLease, held: bool) -> limits.Asked:
                  'amount': one.demand.count,
                  'resources': dict(one.demand.resources),
                  **(one.params or {})} for one in new.reservations]})
+
+
+@functools.cache
+def shared() -> Parts:
+    """The parts of this process, which all its applications have together.
+
+    Paste makes several, and each would have the books in its memory.
+
+    :raises ConfigurationError: when a line is missing or wrong
+    """
+    return assemble(service.CONF)
 
 
 def database(conf: ty.Any) -> api.Database:

@@ -44,7 +44,7 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
         as it has to be; it says which line to write
     """
     checks.refuse('nova-api', checks.nova_objects() + checks.nova_api())
-    parts = wiring.assemble(service.CONF)
+    parts = wiring.shared()
     wiring.check_defaults(wiring.defaults(service.CONF), parts.clock.now())
     admit = admission.Admission(parts)
     with hold.intercepting(admit):

@@ -40,7 +40,7 @@ import webob.dec
 from blazar_nova.api import faults
 from blazar_nova.api import leases
 from blazar_nova.compat import checks
-from blazar_nova.compat import service
+from blazar_nova import resources
 from blazar_nova import wiring
 
 __all__ = ['Application', 'factory', 'versions']
@@ -122,7 +122,8 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
         as it has to be; it says which line to write
     """
     checks.refuse('nova-api', checks.nova_objects())
-    return Application(leases.Leases(wiring.assemble(service.CONF)))
+    resources.check()
+    return Application(leases.Leases(wiring.shared()))
 
 
 def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:

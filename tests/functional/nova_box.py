@@ -55,6 +55,8 @@ from oslo_db.sqlalchemy import enginefacade
 from oslo_db.sqlalchemy import test_fixtures as db_fixtures
 from oslo_utils.fixture import uuidsentinel as uuids
 
+from blazar_nova import wiring
+
 from tests import paste as pastes
 
 __all__ = ['ApiClient', 'Capacity', 'Identity', 'NovaBox', 'TokenReader',
@@ -377,6 +379,8 @@ class NovaBox(nova_test.TestCase):
         database.engine.dispose()
 
     def _setup_api(self) -> None:
+        # Each test is a process to nova-api.
+        wiring.shared.cache_clear()
         self.useFixture(fixtures.MonkeyPatch(
             'keystonemiddleware.auth_token.filter_factory',
             TokenReader.filter_factory))

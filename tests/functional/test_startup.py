@@ -27,6 +27,7 @@ from nova.scheduler import host_manager
 
 from blazar_core import errors
 from blazar_nova.cmd import listener as listener_command
+from blazar_nova import wiring
 from tests.functional import base
 
 
@@ -39,7 +40,8 @@ class StartupTestCase(base.FunctionalTestCase):
         return str(self.assertRaises(errors.ConfigurationError, start))
 
     def start_api(self):
-        """As a WSGI server does it, by api-paste.ini."""
+        """As a WSGI server does it, by api-paste.ini, in a new process."""
+        wiring.shared.cache_clear()
         return wsgi.Loader().load_app('osapi_compute')
 
     def start_scheduler(self):

@@ -788,6 +788,9 @@ def _rows(new: NewLease, now: int, started: bool) -> _Rows:
     """What is to be written of a lease."""
     request = new.request
     lease_id = uuidutils.generate_uuid()
+    # They are read in the order of their ids: that in which they were asked
+    # for.
+    ids = sorted(uuidutils.generate_uuid() for _one in new.reservations)
     return _Rows({
         'id': lease_id, 'name': request.name or f'lease-{lease_id[:8]}',
         'project_id': new.project_id, 'user_id': new.user_id,
@@ -796,13 +799,13 @@ def _rows(new: NewLease, now: int, started: bool) -> _Rows:
         'status': 'STARTING' if started else 'PENDING', 'status_reason': '',
         'created_at': now, 'updated_at': now, 'deleted_at': None,
     }, [{
-        'id': uuidutils.generate_uuid(), 'lease_id': lease_id,
+        'id': reservation_id, 'lease_id': lease_id,
         'resource_type': one.resource_type, 'amount': one.demand.count,
         'resources': dict(one.demand.resources), 'status': 'pending',
         'params': None if one.params is None else dict(one.params),
         'flavor': None if one.flavor is None else dict(one.flavor),
         'created_at': now, 'updated_at': now,
-    } for one in new.reservations], [
+    } for reservation_id, one in zip(ids, new.reservations, strict=True)], [
         _event(lease_id, event_type, time, now,
                done=started and event_type == states.EventType.START)
         for event_type, time in _events(request)])

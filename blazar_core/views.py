@@ -153,7 +153,9 @@ def _conditions(query: Query, lease: type[models.Lease] = models.Lease,
 def _described(session: orm.Session, found: ty.Sequence[ty.Any],
                ) -> list[dict[str, ty.Any]]:
     """Leases as :func:`describe` has them, all their parts at once."""
-    parts = _parts(session, [row.id for row in found]) if found else []
+    parts = sorted(
+        _parts(session, [row.id for row in found]) if found else (),
+        key=_position)
     bookings = collections.defaultdict(list)
     reservations = collections.defaultdict(list)
     events = collections.defaultdict(list)
@@ -208,7 +210,15 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
              booking.server_id, sa.literal_column("''"), booking.host_id,
              *times, *text)
         .join(booking.reservation).where(reservation.lease_id.in_(lease_ids)),
-    ).order_by('number', 'id')).all()
+    )).all()
+
+
+def _position(part: ty.Any) -> tuple[ty.Any, ...]:
+    """Where a part stands: among its like as the tables' relationships say.
+    """
+    if part.kind == 'b':
+        return part.kind, int(part.id)
+    return part.kind, part.number if part.kind == 'e' else 0, part.id
 
 
 def status(lease: ty.Any) -> str:

@@ -272,6 +272,50 @@ class LeaseTestCase(DatabaseTestCase):
             self.lifecycle.check(server_id)
         return lease
 
+    def places(self, amount: int = 1, vcpus: int = 1,
+               affinity: bool | None = None, **demand: ty.Any,
+               ) -> leases.NewReservation:
+        """A reservation of servers that come later."""
+        return leases.NewReservation(
+            model.Demand({'VCPU': vcpus}, amount, {
+                None: model.Affinity.NONE, True: model.Affinity.SAME,
+                False: model.Affinity.DIFFERENT}[affinity], **demand),
+            params={'amount': amount, 'vcpus': vcpus, 'affinity': affinity},
+            flavor={'vcpus': vcpus})
+
+    def reserve(self, start: int = 0, end: int = 100,
+                *reserved: leases.NewReservation, active: bool = False,
+                project: str = 'project', request: ty.Any = None,
+                ) -> dict[str, ty.Any]:
+        """A lease whose servers come later: one, if nothing else is said.
+
+        :param active: start it
+        """
+        lease = self.leases.create(leases.NewLease(
+            project, 'user', request or self.request(start, end),
+            reserved or (self.places(),)), None)
+        if active:
+            self.lifecycle.start(lease['id'])
+            lease = views.get(self.database, lease['id'])
+        return lease
+
+    def occupy(self, lease: dict[str, ty.Any], count: int = 1,
+               number: int = 0) -> list[str]:
+        """Give places of one of its reservations to new servers."""
+        server_ids = [uuidutils.generate_uuid() for _number in range(count)]
+        self.leases.occupy(lease['reservations'][number]['id'],
+                           lease['project_id'], server_ids)
+        for server_id in server_ids:
+            self.cloud.servers[server_id] = lifecycle.Seen(State.BUILDING)
+        return server_ids
+
+    def everything(self) -> dict[str, list[ty.Any]]:
+        """All rows of all tables."""
+        with self.database.reader() as session:
+            return {table.name: list(session.execute(sa.select(
+                table).order_by(*table.primary_key)).all())
+                for table in models.Base.metadata.sorted_tables}
+
     def uuid_of(self, name: str | None) -> str | None:
         """The uuid of a host."""
         uuids = self.scalars(models.Host.uuid, models.Host.name == name)

@@ -249,13 +249,6 @@ class TestUpdate(base.LeaseTestCase):
         self.assertRegex(str(refused), r'^[A-Z](?s:.*)\.$')
         self.assertEqual(before, self.everything())
 
-    def everything(self):
-        """All rows of all tables."""
-        with self.database.reader() as session:
-            return {table.name: session.execute(sa.select(table).order_by(
-                *table.primary_key)).all()
-                for table in models.Base.metadata.sorted_tables}
-
     def window(self, lease):
         """Its window and that of its bookings, which are the same."""
         row, = self.scalars(models.Lease, models.Lease.id == lease['id'])

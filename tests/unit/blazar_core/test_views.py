@@ -1,0 +1,353 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import itertools
+import json
+import types
+
+import sqlalchemy as sa
+import testscenarios
+
+from blazar_core.db import models
+from blazar_core import errors
+from blazar_core import leases
+from blazar_core import params
+from blazar_core import views
+from tests.unit import base
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+NOW = base.NOW
+
+
+class ViewsTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+
+    def named(self, name, start=50, end=100, **wanted):
+        return self.reserve(start, end, request=self.request(
+            start, end, name=name), **wanted)
+
+    def page(self, **query):
+        return views.page(self.database, views.Query(**query))
+
+    def names(self, **query):
+        return [lease['name'] for lease in self.page(**query)]
+
+    def statements(self, work):
+        """What a piece of work asks the database."""
+        asked = []
+
+        def note(connection, cursor, statement, *rest):
+            if statement.lstrip().upper().startswith(('SELECT', 'WITH')):
+                asked.append(statement)
+
+        engine = self.database.engine
+        sa.event.listen(engine, 'before_cursor_execute', note)
+        try:
+            work()
+        finally:
+            sa.event.remove(engine, 'before_cursor_execute', note)
+        return asked
+
+
+class TestFilters(ViewsTestCase):
+
+    def test_without_filters_all_leases_come_by_their_start(self):
+        for name, start in (('b', 60), ('c', 70), ('a', 50)):
+            self.named(name, start)
+        self.assertEqual(['a', 'b', 'c'], self.names())
+
+    def test_by_project_and_by_name(self):
+        for name, project in (('a', 'mine'), ('b', 'mine'), ('a', 'yours')):
+            self.named(name, project=project)
+        self.assertEqual(2, len(self.page(project_id='mine')))
+        self.assertEqual(['a', 'a'], self.names(name='a'))
+        found, = self.page(project_id='mine', name='a')
+        self.assertEqual(('mine', 'a'), (found['project_id'], found['name']))
+        self.assertEqual([], self.names(project_id='nobodys'))
+
+    def test_by_status(self):
+        active = self.named('active', 0, active=True)
+        self.named('pending')
+        self.leases.offer(self.new_lease(request=self.request(
+            50, 100, name='offered')), 60)
+        self.assertEqual(['active'], self.names(status='ACTIVE'))
+        self.assertEqual(['pending'], self.names(status='PENDING'))
+        self.assertEqual(['offered'], self.names(status='OFFERED'))
+        self.assertEqual([], self.names(status='STARTING'))
+        self.lifecycle.end(active['id'])
+        self.assertEqual([], self.names(status='ACTIVE'))
+        self.assertEqual(['active'], self.names(status='TERMINATED'))
+
+    def test_one_whose_deletion_is_under_way_is_deleting(self):
+        going = self.running_lease(count=1)
+        self.lifecycle.delete(going['id'])
+        ending = self.running_lease(count=1)
+        self.cloud.stubborn.update(base.servers_of(ending))
+        self.lifecycle.end(ending['id'])
+        for status, lease in (('DELETING', going), ('TERMINATING', ending)):
+            found, = self.page(status=status)
+            self.assertEqual((lease['id'], status),
+                             (found['id'], found['status']))
+            self.assertEqual(found, views.get(self.database, lease['id']))
+
+    def test_one_that_was_deleted_and_is_gone_is_shown_no_more(self):
+        kept, deleted = self.named('kept'), self.named('deleted')
+        self.lifecycle.delete(deleted['id'])
+        self.assertEqual(['kept'], self.names())
+        for status in ('TERMINATED', 'DELETING'):
+            self.assertEqual([], self.names(status=status))
+        self.assertRaises(errors.NotFound, views.get, self.database,
+                          deleted['id'])
+        # The operator still sees it, and who owned it is known.
+        self.assertEqual({'kept', 'deleted'}, {
+            lease['name'] for lease in views.listed(self.database)})
+        self.assertEqual('project', views.owner_of_deleted(
+            self.database, deleted['id']))
+        for lease_id in (kept['id'], 'unheard-of'):
+            self.assertIsNone(views.owner_of_deleted(
+                self.database, lease_id))
+
+    def test_one_that_ended_by_itself_is_still_shown(self):
+        over = self.named('over')
+        self.lifecycle.end(over['id'])
+        self.assertEqual(['over'], self.names())
+        self.assertEqual('TERMINATED', self.status(over))
+
+    def test_by_the_window_that_they_overlap(self):
+        self.named('early', 10, 20)
+        self.named('late', 20, 30)
+        for start, end, names in (
+                (10, 20, ['early']), (20, 30, ['late']),
+                (19, 21, ['early', 'late']), (0, 10, []), (30, 40, []),
+                (None, 10, []), (None, 11, ['early']), (30, None, []),
+                (29, None, ['late']), (None, None, ['early', 'late'])):
+            self.assertEqual(names, self.names(
+                start=None if start is None else NOW + start,
+                end=None if end is None else NOW + end), (start, end))
+
+    def test_by_resource_type(self):
+        lease = self.named('both')
+        self.reserve(50, 100, self.places(), self.places())
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Reservation).where(
+                models.Reservation.lease_id == lease['id'])
+                .values(resource_type='flavor:instance'))
+        self.assertEqual(['both'], self.names(
+            resource_type='flavor:instance'))
+        # One of two reservations is not a lease twice.
+        self.assertEqual(['lease'], self.names(
+            resource_type='virtual:instance'))
+        self.assertEqual([], self.names(resource_type='physical:host'))
+
+
+class TestOrder(ViewsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        for name, start, end in (
+                ('a', 10, 40), ('b', 20, 40), ('b', 10, 30), ('c', 20, 40),
+                ('a', 10, 30)):
+            self.named(name, start, end)
+
+    def test_leases_are_sorted_by_several_keys_in_either_direction(self):
+        for sort in (
+                (('start_date', False),), (('name', True),),
+                (('end_date', True), ('name', False)),
+                (('name', False), ('start_date', True), ('end_date', False)),
+                (('id', True),), (('name', False), ('id', True))):
+            found = self.page(sort=sort)
+            # Python's sort is stable: the last key first. What is equal in
+            # all of them comes by its id, in the direction of the last.
+            wanted = sorted(found, key=lambda lease: lease['id'],
+                            reverse=sort[-1][1])
+            for key, descending in reversed(sort):
+                wanted.sort(key=lambda lease: lease[key], reverse=descending)
+            self.assertEqual([lease['id'] for lease in wanted],
+                             [lease['id'] for lease in found], sort)
+            self.assertEqual(5, len(found))
+
+    def test_pages_put_together_are_the_list(self):
+        for key, other, down, size in itertools.product(
+                ('start_date', 'name', 'id'), ('end_date', 'name'),
+                (False, True), (1, 2, 5)):
+            sort = ((key, down), (other, not down))
+            together, marker = [], None
+            while found := self.page(sort=sort, marker=marker, limit=size):
+                self.assertLessEqual(len(found), size)
+                together += found
+                marker = found[-1]['id']
+            self.assertEqual(self.page(sort=sort), together, (sort, size))
+
+    def test_a_marker_is_one_of_the_leases_that_are_asked_for(self):
+        yours = self.named('yours', project='yours')
+        for marker in ('unheard-of', yours['id']):
+            refused = self.assertRaises(
+                errors.InvalidLeaseParams, self.page, marker=marker,
+                project_id='project')
+            self.assertIn(f'The marker {marker} is none of these leases.',
+                          str(refused))
+        self.assertEqual([], self.page(marker=yours['id']))
+
+
+class TestStatements(ViewsTestCase):
+
+    def test_a_page_takes_two_statements_whatever_is_on_it(self):
+        self.assertEqual(1, len(self.statements(self.page)))
+        for number in range(1, 4):
+            self.reserve(50, 100, *[self.places(2)] * number)
+            self.lease(50, 100, count=number)
+            self.assertEqual(2, len(self.statements(self.page)))
+            self.assertEqual(2, len(self.statements(lambda: self.page(
+                limit=2, status='PENDING', resource_type='virtual:instance',
+                sort=(('name', True), ('end_date', False))))))
+
+
+class TestDescribe(ViewsTestCase):
+
+    def assert_same_everywhere(self, lease):
+        """Who asks for one gets what who asks for all gets."""
+        self.assertEqual([lease], [
+            one for one in self.page() if one['id'] == lease['id']])
+        self.assertEqual(lease, views.get(self.database, lease['id']))
+
+    def test_a_lease_by_the_api_is_described_in_full(self):
+        lease = self.reserve(50, 100, self.places(2, 3), request=self.request(
+            50, 100, before_end=NOW + 90, events=(
+                params.EventRequest('remind', NOW + 60),)))
+        self.clock.advance(5)
+        self.assert_same_everywhere(lease)
+        reservation, = lease['reservations']
+        times = {'created_at': '2027-01-15T08:00:00.000000',
+                 'updated_at': '2027-01-15T08:00:00.000000'}
+        self.assertEqual({
+            'id': reservation['id'], 'lease_id': lease['id'],
+            'resource_id': reservation['id'],
+            'resource_type': 'virtual:instance', 'status': 'pending',
+            'amount': 2, 'resources': {'VCPU': 3}, 'vcpus': 3,
+            'missing_resources': False, 'resources_changed': False,
+            'servers': [], 'affinity': None, 'flavor_id': reservation['id'],
+            'server_group_id': None, 'aggregate_id': None, **times,
+        }, reservation)
+        self.assertEqual(
+            [('start_lease', '08:00:50'), ('remind', '08:01:00'),
+             ('before_end_lease', '08:01:30'), ('end_lease', '08:01:40')],
+            [(event['event_type'], event['time'][11:19])
+             for event in lease['events']])
+        self.assertEqual({
+            'id': lease['events'][0]['id'], 'lease_id': lease['id'],
+            'event_type': 'start_lease', 'status': 'UNDONE',
+            'time': '2027-01-15T08:00:50.000000', **times,
+        }, lease['events'][0])
+        self.assertEqual('2027-01-15T08:01:30.000000',
+                         lease['before_end_date'])
+
+    def test_servers_together_or_apart_have_a_group(self):
+        for affinity in (True, False):
+            lease = self.reserve(50, 100, self.places(affinity=affinity))
+            reservation, = lease['reservations']
+            self.assertEqual(
+                (affinity, reservation['id']),
+                (reservation['affinity'], reservation['server_group_id']))
+            self.assert_same_everywhere(lease)
+
+    def test_reservations_stand_in_the_order_in_which_they_were_asked_for(
+            self):
+        for amounts in ([3, 1, 2], [1, 5, 2, 4], [4, 3, 2, 1]):
+            lease = self.reserve(50, 100, *map(self.places, amounts))
+            self.assertEqual(amounts, [
+                one['amount'] for one in lease['reservations']])
+            self.assert_same_everywhere(lease)
+
+    def test_servers_stand_in_the_order_of_their_places(self):
+        for name in ('two', 'three', 'four'):
+            self.host(name, VCPU=20)
+        lease = self.reserve(0, 100, self.places(12), active=True)
+        hosts = sorted(self.scalars(models.Host.id))
+        with self.database.writer() as session:
+            # So that neither hosts nor digits are in their order.
+            for number, booking in enumerate(session.query(models.Booking)):
+                booking.host_id = hosts[3 - number % 4]
+        self.occupy(lease, 12)
+        self.assert_same_everywhere(views.get(self.database, lease['id']))
+
+    def test_a_lease_of_a_boot_has_its_servers_and_no_flavor(self):
+        lease = self.lease(50, 100, count=3)
+        self.assert_same_everywhere(lease)
+        reservation, = lease['reservations']
+        self.assertEqual(3, len(reservation['servers']))
+        for key in ('flavor_id', 'server_group_id', 'affinity'):
+            self.assertNotIn(key, reservation)
+
+    def test_servers_in_places_are_shown(self):
+        lease = self.reserve(0, 100, self.places(2), self.places(1), active=True)
+        server_id, = self.occupy(lease, number=0)
+        lease = views.get(self.database, lease['id'])
+        self.assertEqual([[server_id], []], [
+            one['servers'] for one in lease['reservations']])
+        self.assert_same_everywhere(lease)
+
+    def test_a_reservation_that_lost_a_host_misses_it(self):
+        whole = self.reserve(50, 100, self.places(2))
+        lease = self.reserve(50, 100, self.places(2), self.places(1))
+        self.lifecycle.give_up(lease['id'], 'start_lease')
+        with self.database.writer() as session:
+            # One of its reservations has its host.
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.reservation_id ==
+                lease['reservations'][1]['id']).values(
+                    host_id=self.scalars(models.Host.id)[0]))
+        lease = views.get(self.database, lease['id'])
+        self.assertEqual((True, [True, False]), (lease['degraded'], [
+            one['missing_resources'] for one in lease['reservations']]))
+        self.assert_same_everywhere(lease)
+        whole = views.get(self.database, whole['id'])
+        self.assertEqual((False, [False]), (whole['degraded'], [
+            one['missing_resources'] for one in whole['reservations']]))
+
+    def test_a_lease_without_reservations(self):
+        lease = self.leases.create(leases.NewLease(
+            'project', 'user', self.request(50, 100), ()), None)
+        self.assertEqual([], lease['reservations'])
+        self.assertIs(False, lease['degraded'])
+        self.assert_same_everywhere(lease)
+
+    def test_there_are_no_secrets_in_it(self):
+        lease = self.lease(50, 100, call='secret', credential='trust')
+        sealed, = self.scalars(models.HeldBuild.sealed)
+        trust, = self.scalars(models.Credential.sealed)
+        for described in (lease, views.get(self.database, lease['id']),
+                          *self.page(), *views.listed(self.database)):
+            text = json.dumps(described)
+            for secret in ('secret', sealed, trust):
+                self.assertNotIn(secret, text)
+            self.assertIsNone(described['trust_id'])
+
+    def test_what_was_there_before_events_had_times_is_described_too(self):
+        lease = self.reserve(50, 100)
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Event).values(
+                created_at=None, updated_at=None))
+        for event in views.get(self.database, lease['id'])['events']:
+            self.assertEqual((None, None), (
+                event['created_at'], event['updated_at']))
+
+    def test_its_status_is_that_of_its_deletion(self):
+        for deleted_at, status, shown in (
+                (None, 'ACTIVE', 'ACTIVE'), (1, 'TERMINATING', 'DELETING'),
+                (1, 'TERMINATED', 'TERMINATED'),
+                (None, 'TERMINATING', 'TERMINATING')):
+            self.assertEqual(shown, views.status(types.SimpleNamespace(
+                deleted_at=deleted_at, status=status)))

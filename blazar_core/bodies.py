@@ -18,6 +18,7 @@ for what is left out; whole numbers and booleans may come as text.
 
 import collections.abc
 import dataclasses
+import re
 import typing as ty
 
 from oslo_utils import strutils
@@ -41,6 +42,8 @@ OFFER = (60, 86400)
 #: More than any host has, less than what a database column or a sum of many
 #: could not hold.
 _LARGEST = 2 ** 31 - 1
+
+_INTEGER = re.compile('[+-]?[0-9]{1,20}')
 
 _CREATE_KEYS = {
     'name': '"lease1"',
@@ -107,8 +110,7 @@ def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
     number = None
     if isinstance(value, int) and not isinstance(value, bool):
         number = value
-    elif isinstance(value, str) and value.strip().isascii() and (
-            value.strip().lstrip('+-').isdigit() and len(value) <= 20):
+    elif isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
         number = int(value)
     if number is None or not least <= number <= most:
         given = params.shown(value) if isinstance(value, str) else (
@@ -168,8 +170,8 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
            ) -> ChangeRequest:
     """Read the body of ``PUT /leases/{id}``.
 
-    Dates compare at the minute: one that says the minute at which the lease
-    begins or ends anyway changes nothing.
+    Dates without seconds compare at the minute: one that says the minute at
+    which the lease begins or ends anyway changes nothing.
 
     :param lease: as it is, in the API's words
     :raises InvalidLeaseParams: with the sentence that the user reads
@@ -178,13 +180,17 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     params.check_keys(values, _CHANGE_KEYS, 'a change of a lease')
     start = _new_date(values, 'start_date', lease, now)
     end = _new_date(values, 'end_date', lease, now)
+    before_end = _new_date(values, 'before_end_date', lease, now)
+    if before_end is None and end is not None and 'before_end_date' in values:
+        # What is not said moves with the end; this is to stay.
+        before_end = clock.parse_iso(lease['before_end_date'])
     window = model.Window(0, params.LATEST)
     return ChangeRequest(
         leases.Change(
             start=start, end=end,
             name=params.name_of(_text(values, 'name'))
             if 'name' in values else None,
-            before_end=_new_date(values, 'before_end_date', lease, now),
+            before_end=before_end,
             events=params.events_of(values['events'], window, now)
             if 'events' in values else None),
         _reservations(values))
@@ -238,9 +244,10 @@ def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
               now: int) -> int | None:
     if key not in values:
         return None
-    time = params.parse_date(_text(values, key), now)
-    old = lease[key]
-    if old is not None and old[:16] == clock.iso(time)[:16]:
+    text = _text(values, key)
+    time, old = params.parse_date(text, now), lease[key]
+    same = 16 if params.is_whole_minute(text) else None
+    if old is not None and old[:same] == clock.iso(time)[:same]:
         return None
     return time
 

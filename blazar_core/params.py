@@ -54,6 +54,7 @@ __all__ = [
     'default_before_end',
     'events_of',
     'inside',
+    'is_whole_minute',
     'kind_of',
     'lease_request',
     'name_of',
@@ -197,6 +198,12 @@ def parse_date(text: str, now: int) -> int:
             '"2026-12-01T16:07:00+02:00" are accepted too.')
     whole_minute = match[6] is None
     return now if whole_minute and seconds == now - now % 60 else seconds
+
+
+def is_whole_minute(text: str) -> bool:
+    """Whether a date is written without seconds."""
+    match = _DATE.fullmatch(text.strip())
+    return match is not None and match[6] is None
 
 
 def parse_duration(text: str) -> int:

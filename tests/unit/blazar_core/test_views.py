@@ -292,7 +292,8 @@ class TestDescribe(ViewsTestCase):
             self.assertNotIn(key, reservation)
 
     def test_servers_in_places_are_shown(self):
-        lease = self.reserve(0, 100, self.places(2), self.places(1), active=True)
+        lease = self.reserve(
+            0, 100, self.places(2), self.places(1), active=True)
         server_id, = self.occupy(lease, number=0)
         lease = views.get(self.database, lease['id'])
         self.assertEqual([[server_id], []], [

@@ -95,6 +95,13 @@ class Rooms(ty.NamedTuple):
     elsewhere: float
 
 
+class _Short(ty.NamedTuple):
+    """A demand that has no room, and how many servers of all do have."""
+
+    demand: model.Demand
+    fits: int
+
+
 class _Own:
     """A booking of a reservation, and what its servers are to each other."""
 
@@ -177,7 +184,7 @@ class Admission:
         with self.index.fresh(lag) as timeline:
             with self.index.without(instead_of):
                 found = self._together(timeline, demands, window, last)
-                if not isinstance(found, model.Demand):
+                if not isinstance(found, _Short):
                     return found
                 if not lag:
                     refusal = self._refusal(timeline, demands, window, found)
@@ -189,21 +196,33 @@ class Admission:
     def _together(self, timeline: timelines.Timeline,
                   demands: ty.Sequence[model.Demand], window: model.Window,
                   last: ty.Collection[int] = (),
-                  ) -> Picked | model.Demand:
-        """Hosts for all demands; or the one for which none are left."""
-        picked: Picked = []
+                  ) -> 'Picked | _Short':
+        """Hosts for all demands; or the one for which none are left.
+
+        Who has the fewest hosts to choose from chooses first.
+        """
+        def rooms_of(demand: model.Demand) -> npt.NDArray[np.int64]:
+            return timeline.rooms(
+                demand, window, self._allowed(timeline, demand))
+
+        order = list(range(len(demands)))
+        if len(demands) > 1:
+            order.sort(key=lambda number: int(np.count_nonzero(
+                rooms_of(demands[number]) >= _least(demands[number]))))
+        picked: dict[int, list[int]] = {}
         with contextlib.ExitStack() as before:
-            for demand in demands:
-                rooms = timeline.rooms(
-                    demand, window, self._allowed(timeline, demand))
+            for number in order:
+                demand = demands[number]
+                rooms = rooms_of(demand)
                 hosts = self._fill(timeline, demand, window, rooms, last)
                 if hosts is None:
-                    return demand
-                picked.append(hosts)
+                    return _Short(demand, _most_of(demand, rooms) + sum(
+                        map(len, picked.values())))
+                picked[number] = hosts
                 if len(picked) < len(demands):
                     before.enter_context(self.index.booked(
                         hosts, window, demand.resources))
-        return picked
+        return [picked[number] for number in range(len(demands))]
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
@@ -344,8 +363,7 @@ class Admission:
     def _fill(self, timeline: timelines.Timeline, demand: model.Demand,
               window: model.Window, rooms: npt.NDArray[np.int64],
               last: ty.Collection[int]) -> list[int] | None:
-        least = demand.count if demand.affinity is model.Affinity.SAME else 1
-        candidates = np.flatnonzero(rooms >= least)
+        candidates = np.flatnonzero(rooms >= _least(demand))
         if not len(candidates) or rooms.sum() < demand.count:
             return None
         ids = timeline.ids
@@ -363,10 +381,9 @@ class Admission:
 
     def _refusal(self, timeline: timelines.Timeline,
                  demands: ty.Sequence[model.Demand], window: model.Window,
-                 refused: model.Demand) -> model.Refusal:
+                 short: '_Short') -> model.Refusal:
         """Why, and when, for the demand that had no room."""
-        hosts = self._allowed(timeline, refused)
-        fits_now = _most_of(refused, timeline.rooms(refused, window, hosts))
+        hosts = self._allowed(timeline, short.demand)
         next_start = self._next_start(timeline, demands, window)
         if next_start is not None:
             reason = model.Reason.NO_ROOM
@@ -374,8 +391,9 @@ class Admission:
             reason = model.Reason.TOO_BIG
         else:
             reason = model.Reason.NO_HOST
-        return model.Refusal(reason, refused.count,
-                             min(fits_now, refused.count), next_start)
+        return model.Refusal(
+            reason, sum(demand.count for demand in demands), short.fits,
+            next_start)
 
     def _next_start(self, timeline: timelines.Timeline,
                     demands: ty.Sequence[model.Demand], window: model.Window,
@@ -397,7 +415,7 @@ class Admission:
                 start = max(start, found)
             if len(demands) == 1 or not isinstance(
                     self._together(timeline, demands, model.Window(
-                        start, start + duration)), model.Demand):
+                        start, start + duration)), _Short):
                 return start
             start, step = start + step, 2 * step
         return None
@@ -414,6 +432,11 @@ class Admission:
                  'leases %s', refusal.wanted, clocks.minute(window.start),
                  clocks.minute(window.end), refusal.fits_now,
                  ', '.join(leases) or 'none, but servers without an end')
+
+
+def _least(demand: model.Demand) -> int:
+    """How many servers of a demand a host must take to be of use."""
+    return demand.count if demand.affinity is model.Affinity.SAME else 1
 
 
 def _most_of(demand: model.Demand, rooms: npt.NDArray[np.int64]) -> int:

@@ -12,6 +12,7 @@
 
 """Leases: how they are made and changed."""
 
+import collections
 import dataclasses
 import types
 import typing as ty
@@ -204,7 +205,13 @@ class Leases:
                 window = self._new_window(lease, change)
                 rows = _bookings(lease)
                 demands = self._demands(session, lease, change)
-                pinned = self._pinned(session, lease)
+                pinned = self._pinned(session, lease, change)
+                if lease.status in _BEGUN and (
+                        window.end <= self._clock.now()):
+                    raise errors.InvalidLeaseParams(
+                        f'Lease {lease.id} is over: nothing can be added to '
+                        f'it. Write a later end, or make another lease.'
+                    ) from full
             if not demands:
                 # What runs stays where it is, and has started already.
                 raise errors.Refused(model.Refusal(
@@ -223,11 +230,13 @@ class Leases:
             zip(demands, picked[len(pinned):], strict=True)))
 
     def _pinned(self, session: orm.Session, lease: models.Lease,
-                ) -> list[model.Demand]:
+                change: Change) -> list[model.Demand]:
         """What stays where it is of a lease that has begun."""
         if lease.status not in _BEGUN:
             return []
-        rows = [row for row in _bookings(lease) if row.host_id is not None]
+        rows = [row for one in lease.reservations
+                for row in _kept(one, change.reservations.get(one.id))
+                if row.host_id is not None]
         uuids = {host_id: uuid for host_id, uuid in session.execute(
             sa.select(models.Host.id, models.Host.uuid).where(
                 models.Host.id.in_({row.host_id for row in rows}))).tuples()}
@@ -279,9 +288,16 @@ class Leases:
     def _where_it_is(self, session: orm.Session,
                      rows: ty.Sequence[models.Booking],
                      resources: model.Resources | None) -> model.Demand:
-        """The demand of a reservation that keeps to the hosts it has."""
-        return model.Demand(resources or rows[0].resources, len(rows),
-                            hosts=frozenset(self._uuids(session, rows)))
+        """The demand of a reservation that keeps to the hosts it has.
+
+        Its servers may have to be apart: none of them gets more than the one
+        with most has.
+        """
+        most = max(collections.Counter(row.host_id for row in rows).values())
+        return model.Demand(
+            resources or rows[0].resources, len(rows),
+            model.Affinity.DIFFERENT, most,
+            hosts=frozenset(self._uuids(session, rows)))
 
     def _new_window(self, lease: models.Lease, change: Change,
                     ) -> model.Window:
@@ -347,6 +363,8 @@ class Leases:
                 change: Change, window: model.Window) -> None:
         """Its name and its events."""
         now = self._clock.now()
+        # What has come by the new dates is to be there for what follows.
+        session.flush()
         if change.name is not None:
             lease.name = change.name
         own, parts = ty.cast('list[tuple[str, int]]', []), []
@@ -357,12 +375,13 @@ class Leases:
         for event_type, time in own + [
                 (event.event_type, event.time)
                 for event in change.events or ()]:
-            if not window.start <= time <= window.end:
+            first = max(window.start, now)
+            if not first <= time <= window.end:
                 raise errors.InvalidLeaseParams(
                     f'The {event_type} {clocks.minute(time)} is not within '
-                    f'the lease. Write a date from '
-                    f'{clocks.minute(window.start)} to '
-                    f'{clocks.minute(window.end)} UTC.')
+                    f'what is to come of the lease. Write a date from '
+                    f'{clocks.minute(first)} to {clocks.minute(window.end)} '
+                    f'UTC.')
         for event in list(lease.events):
             if event.status == 'UNDONE' and (
                     event.event_type in parts or
@@ -649,10 +668,15 @@ def _existing(session: orm.Session, lease_id: str) -> models.Lease:
 
 def _lease_of(session: orm.Session, reservation_id: str,
               ) -> models.Lease | None:
-    """The lease of a reservation, locked."""
-    lease_id = session.scalar(sa.select(models.Reservation.lease_id).where(
-        models.Reservation.id == reservation_id))
-    return None if lease_id is None else _existing(session, lease_id)
+    """The lease of a reservation, locked.
+
+    By the first statement: what had been read before would be what all that
+    follows sees, though others changed it while this waited for the lock.
+    """
+    return session.scalars(
+        sa.select(models.Lease).join(models.Lease.reservations)
+        .where(models.Reservation.id == reservation_id).with_for_update()
+    ).one_or_none()
 
 
 def _edits(lease: models.Lease, reservation: models.Reservation,
@@ -665,9 +689,7 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
     """
     wanted = change.reservations.get(reservation.id)
     begun = lease.status in _BEGUN
-    # Those with a server are the last to go.
-    rows = sorted(reservation.bookings,
-                  key=lambda row: (row.server_id is None, row.id))
+    rows = reservation.bookings
     count = len(rows) if wanted is None else wanted.demand.count
     resources = change.resources
     if wanted is not None:
@@ -681,12 +703,16 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
                 f'{used} servers of reservation {reservation.id} are there: '
                 f'delete some of them first, or write an amount of at least '
                 f'{used}.')
-        if begun and dict(wanted.demand.resources) != reservation.resources:
+        if begun and (
+                dict(wanted.demand.resources) != reservation.resources or
+                {**(wanted.params or {}), 'amount': 0} !=
+                {**(reservation.params or {}), 'amount': 0}):
             raise errors.InvalidLeaseParams(
                 f'Lease {lease.id} has started: of its reservations only the '
                 f'amount can be changed.')
         resources = wanted.demand.resources
-    kept, gone = rows[:count], rows[count:]
+    kept = _kept(reservation, wanted)
+    gone = [row for row in rows if row not in kept]
     if picked is None:
         if count > len(kept):
             raise books.Full(0)
@@ -707,6 +733,14 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
         *(books.Edit(None, books.NewBooking(
             reservation.id, host_id, None, window,
             resources or reservation.resources)) for host_id in added)]
+
+
+def _kept(reservation: models.Reservation, wanted: NewReservation | None,
+          ) -> list[models.Booking]:
+    """The bookings that stay; those with a server are the last to go."""
+    rows = sorted(reservation.bookings,
+                  key=lambda row: (row.server_id is None, row.id))
+    return rows if wanted is None else rows[:wanted.demand.count]
 
 
 def _resize(reservation: models.Reservation, change: Change, now: int,
@@ -732,7 +766,7 @@ def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
     for event in list(lease.events):
         if event.event_type not in moved:
             continue
-        time = event.time + moved[event.event_type]
+        time = max(event.time + moved[event.event_type], window.start)
         if event.status != 'DONE':
             event.time = time
             if event.due != model.FOREVER:
@@ -742,7 +776,8 @@ def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
             lease.events.append(models.Event(**_event(
                 lease.id, event.event_type, time, now)))
     if lease.before_end_date is not None:
-        lease.before_end_date += window.end - lease.end_date
+        lease.before_end_date = max(
+            lease.before_end_date + window.end - lease.end_date, window.start)
     lease.start_date, lease.end_date = window.start, window.end
     lease.updated_at = now
 

@@ -10,10 +10,10 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
+import dataclasses
 import json
 
 import fixtures
-import sqlalchemy as sa
 import testscenarios
 
 from blazar_core import admission
@@ -549,6 +549,528 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
         self.resize()
         self.assertGreater(len(found), 1)
         self.assertEqual('three', self.host_of(*base.servers_of(self.mine)))
+
+
+class PlacesTestCase(base.LeaseTestCase):
+    """Leases whose servers come later."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+
+    def update(self, lease, *reserved, **changed):
+        """``reserved``: what its reservations are to be; None: as they are.
+        """
+        for name in ('start', 'end', 'before_end'):
+            if name in changed:
+                changed[name] += NOW
+        return self.leases.update(lease['id'], leases.Change(
+            reservations={
+                reservation['id']: one for reservation, one in zip(
+                    lease['reservations'], reserved) if one is not None},
+            **changed))
+
+    def assert_refused(self, error, part, lease, *reserved, **changed):
+        """It says why, and everything is as it was."""
+        before = self.everything()
+        refused = self.assertRaises(
+            error, self.update, lease, *reserved, **changed)
+        self.assertIn(part, str(refused))
+        self.assertEqual(before, self.everything())
+        return refused
+
+    def booked(self, lease, number=0):
+        """The places of a reservation: where, and for whom."""
+        names = {host.id: host.name for host in self.scalars(models.Host)}
+        return sorted((names[row.host_id], row.server_id or '')
+                      for row in self.scalars(
+                          models.Booking, models.Booking.reservation_id ==
+                          lease['reservations'][number]['id']))
+
+    def room(self):
+        """How many servers of 1 VCPU fit beside what is booked."""
+        refusal = self.leases.quote(self.new_lease(0, 10_000, count=999))
+        return refusal.fits_now
+
+
+class TestSeveralReservations(PlacesTestCase):
+
+    def test_each_has_its_places(self):
+        lease = self.reserve(50, 100, self.places(2), self.places(1, 2))
+        self.assertEqual([[('one', '')] * 2, [('one', '')]], [
+            self.booked(lease, number) for number in range(2)])
+        self.assertEqual(
+            [1, 1, 2], sorted(row['VCPU'] for row in self.scalars(
+                models.Booking.resources)))
+        self.assertEqual({'leases': 1, 'reservations': 2, 'events': 2,
+                          'hosts': 1, 'bookings': 3},
+                         self.count_rows('changes'))
+
+    def test_all_of_them_or_nothing(self):
+        before = self.everything()
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 50, 100, self.places(3),
+            self.places(2))
+        self.assertEqual(before, self.everything())
+        # Three of the first and one of the second do fit.
+        self.assertEqual((5, 4), (
+            refused.refusal.wanted, refused.refusal.fits_now))
+
+    def test_they_may_be_boots_too(self):
+        new = self.new_lease(50, 100, count=2)
+        lease = self.leases.create(dataclasses.replace(
+            new, reservations=(*new.reservations, self.places(2))), 'sealed')
+        self.assertEqual(sorted(new.server_ids),
+                         sorted(lease['reservations'][0]['servers']))
+        self.assertEqual([], lease['reservations'][1]['servers'])
+        self.assertEqual('PENDING', lease['status'])
+
+    def test_a_lease_may_hold_nothing(self):
+        lease = self.leases.create(leases.NewLease(
+            'project', 'user', self.request(50, 100), ()), None)
+        self.assertEqual('PENDING', lease['status'])
+        self.assertEqual({'leases': 1, 'events': 2, 'hosts': 1},
+                         self.count_rows('changes'))
+        self.assertEqual(0, self.generation('one') - 1)
+        lease = self.update(lease, start=60, end=200, name='other')
+        self.assertEqual('other', lease['name'])
+        self.lifecycle.start(lease['id'])
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.update(lease, end=150)
+        self.lifecycle.end(lease['id'])
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_that_starts_now_waits_for_its_start_too(self):
+        lease = self.reserve(0, 100)
+        self.assertEqual('PENDING', lease['status'])
+        self.assertEqual(1, self.new_engine().run_due())
+        self.assertEqual('ACTIVE', self.status(lease))
+
+
+class TestResize(PlacesTestCase):
+
+    def test_a_lease_grows_where_there_is_room(self):
+        for active in (False, True):
+            lease = self.reserve(0, 100, active=active)
+            answer = self.update(lease, self.places(3))
+            self.assertEqual(answer, views.get(self.database, lease['id']))
+            reservation, = answer['reservations']
+            self.assertEqual(3, reservation['amount'])
+            self.assertEqual([('one', '')] * 3, self.booked(lease))
+            self.assert_refused(errors.Refused, 'next_start: none' if active
+                                else 'larger than', lease, self.places(5))
+            self.assertEqual(1, self.room())
+            self.leases.withdraw(lease['id'])
+
+    def test_what_is_added_may_be_elsewhere(self):
+        for active in (False, True):
+            lease = self.reserve(0, 100, self.places(3), active=active)
+            self.host('two', VCPU=2)
+            self.update(lease, self.places(5))
+            self.assertEqual(5, len(self.booked(lease)))
+            self.leases.withdraw(lease['id'])
+
+    def test_a_lease_shrinks_and_gives_room_back(self):
+        for active in (False, True):
+            lease = self.reserve(0, 100, self.places(4), active=active)
+            self.assertEqual(0, self.room())
+            self.update(lease, self.places(1))
+            self.assertEqual([('one', '')], self.booked(lease))
+            self.assertEqual(3, self.room())
+            self.leases.withdraw(lease['id'])
+
+    def test_places_with_servers_are_the_last_to_go(self):
+        lease = self.reserve(0, 100, self.places(4), active=True)
+        first, second = self.occupy(lease, 2)
+        third, = self.occupy(lease)
+        self.leases.vacate([first])
+        self.update(lease, self.places(2))
+        self.assertEqual(sorted([('one', second), ('one', third)]),
+                         self.booked(lease))
+        refused = self.assert_refused(
+            errors.InvalidLeaseParams, '2 servers of reservation', lease,
+            self.places(1))
+        self.assertIn('at least 2', str(refused))
+
+    def test_before_its_start_it_may_become_another_thing(self):
+        lease = self.reserve(50, 100, self.places(2))
+        answer = self.update(lease, self.places(1, 4, affinity=True))
+        reservation, = answer['reservations']
+        self.assertEqual(
+            (1, 4, {'VCPU': 4}, True, reservation['id']), (
+                reservation['amount'], reservation['vcpus'],
+                reservation['resources'], reservation['affinity'],
+                reservation['server_group_id']))
+        self.assertEqual([{'VCPU': 4}],
+                         self.scalars(models.Booking.resources))
+        self.assertEqual([{'vcpus': 4}],
+                         self.scalars(models.Reservation.flavor))
+        self.lifecycle.start(lease['id'])
+        opening, = self.cloud.opened.values()
+        self.assertEqual(({'vcpus': 4}, True),
+                         (opening.flavor, opening.affinity))
+
+    def test_after_it_only_the_amount_may_change(self):
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        for other in (self.places(2, 2), self.places(1, 2),
+                      self.places(2, affinity=True),
+                      self.places(1, affinity=False)):
+            self.assert_refused(
+                errors.InvalidLeaseParams,
+                'of its reservations only the amount', lease, other)
+
+    def test_what_a_boot_made_is_what_it_is(self):
+        lease = self.lease(50, 100)
+        self.assert_refused(errors.InvalidLeaseParams, 'made by a boot',
+                            lease, self.places(2))
+
+    def test_what_is_another_leases_is_not_changed(self):
+        lease, other = self.reserve(50, 100), self.reserve(50, 100)
+        self.assert_refused(
+            errors.InvalidLeaseParams, 'is not one of lease',
+            {**lease, 'reservations': other['reservations']}, self.places(2))
+
+    def test_one_of_several_changes_alone(self):
+        for active in (False, True):
+            lease = self.reserve(0, 100, self.places(1), self.places(2),
+                                 active=active)
+            answer = self.update(lease, None, self.places(3))
+            self.assertEqual([1, 3], [
+                one['amount'] for one in answer['reservations']])
+            self.assertEqual([1, 3], [
+                len(self.booked(lease, number)) for number in range(2)])
+            self.leases.withdraw(lease['id'])
+
+    def test_several_change_together_or_not_at_all(self):
+        for active in (False, True):
+            lease = self.reserve(0, 100, self.places(2), self.places(2),
+                                 active=active)
+            self.update(lease, self.places(1), self.places(3))
+            self.assertEqual([1, 3], [
+                len(self.booked(lease, number)) for number in range(2)])
+            self.assert_refused(errors.Refused, 'next_start', lease,
+                                self.places(2), self.places(3), name='x')
+            self.leases.withdraw(lease['id'])
+
+    def test_amount_dates_and_name_change_together_or_not_at_all(self):
+        self.lease(200, 300)
+        for active in (False, True):
+            lease = self.reserve(0, 100, active=active)
+            self.update(lease, self.places(3), end=250, name='longer')
+            self.assert_refused(errors.Refused, 'next_start', lease,
+                                self.places(4), name='even longer')
+            self.update(lease, self.places(4), end=200, name='full')
+            self.assertEqual(
+                ('full', 4), ((found := views.get(
+                    self.database, lease['id']))['name'],
+                    found['reservations'][0]['amount']))
+            self.leases.withdraw(lease['id'])
+
+    def test_servers_together_stay_together_when_they_become_more(self):
+        self.host('two', VCPU=9)
+        lease = self.reserve(0, 100, self.places(2, affinity=True,
+                             hosts=frozenset([self.uuid_of('one')])),
+                             active=True)
+        self.update(lease, self.places(4, affinity=True))
+        self.assertEqual([('one', '')] * 4, self.booked(lease))
+        self.assert_refused(errors.Refused, 'next_start: none', lease,
+                            self.places(5, affinity=True))
+
+    def test_servers_apart_stay_apart_when_they_become_more(self):
+        self.host('two', VCPU=9)
+        lease = self.reserve(0, 100, self.places(1, affinity=False),
+                             active=True)
+        self.update(lease, self.places(2, affinity=False))
+        self.assertEqual([('one', ''), ('two', '')], self.booked(lease))
+        self.assert_refused(errors.Refused, 'next_start: none', lease,
+                            self.places(3, affinity=False))
+
+    def test_servers_apart_stay_apart_when_they_are_moved(self):
+        self.host('two', VCPU=9)
+        lease = self.reserve(50, 100, self.places(2, affinity=False))
+        self.host('three', VCPU=9)
+        in_the_way = self.new_lease(
+            100, 200, count=4, hosts=frozenset([self.uuid_of('one')]))
+        self.leases.create(in_the_way, 'sealed')
+        # Both would fit on the second host.
+        self.assert_refused(errors.Refused, 'next_start: 2027-01-15T08:03:20',
+                            lease, end=150)
+        self.assertEqual([('one', ''), ('two', '')], self.booked(lease))
+
+    def test_one_that_grew_after_its_time_is_told_so(self):
+        """Its end is due, and nobody has carried it out yet."""
+        lease = self.reserve(0, 100, active=True)
+        self.clock.advance(100)
+        self.assert_refused(errors.InvalidLeaseParams, 'is over', lease,
+                            self.places(2))
+        self.clock.advance(10)
+        self.assert_refused(errors.InvalidLeaseParams, 'is over', lease,
+                            self.places(2))
+
+    def test_what_runs_does_not_move_when_more_is_asked_for(self):
+        self.host('two', VCPU=4)
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        where = self.booked(lease)
+        server_id, = self.occupy(lease)
+        self.update(lease, self.places(6))
+        self.assertEqual(where, sorted((host, '') for host, server in
+                                       self.booked(lease))[:2])
+        self.assertEqual('one', self.host_of(server_id))
+
+
+class TestUpdateOfTimes(PlacesTestCase):
+
+    def times(self, lease, status='UNDONE'):
+        return sorted(
+            (row.event_type, row.time - NOW) for row in self.scalars(
+                models.Event, models.Event.lease_id == lease['id'])
+            if row.status == status and row.event_type not in (
+                'start_lease', 'end_lease'))
+
+    def with_events(self, start=50, end=100, before_end=90, *mine, **more):
+        return self.reserve(start, end, request=self.request(
+            start, end, before_end=NOW + before_end, events=[
+                params.EventRequest('mine', NOW + time) for time in mine]),
+            **more)
+
+    def events(self, *times, event_type='mine'):
+        return tuple(params.EventRequest(event_type, NOW + time)
+                     for time in times)
+
+    def test_a_name_changes_and_nothing_else(self):
+        lease = self.with_events(50, 100, 90, 60)
+        self.clock.advance(1)
+        answer = self.update(lease, name='other')
+        self.assertEqual(
+            {**lease, 'name': 'other', 'updated_at': answer['updated_at']},
+            answer)
+
+    def test_the_users_events_are_replaced_by_others(self):
+        lease = self.with_events(50, 100, 90, 60, 70)
+        self.update(lease, events=self.events(80))
+        self.assertEqual([('before_end_lease', 90), ('mine', 80)],
+                         self.times(lease))
+        self.update(lease, events=())
+        self.assertEqual([('before_end_lease', 90)], self.times(lease))
+
+    def test_events_that_are_not_named_stay(self):
+        lease = self.with_events(50, 100, 90, 60)
+        self.update(lease, name='other', end=110)
+        self.assertEqual([('before_end_lease', 100), ('mine', 60)],
+                         self.times(lease))
+
+    def test_an_event_that_happened_stays_in_the_record(self):
+        lease = self.with_events(0, 100, 90, 10, 50, active=True)
+        self.clock.advance(10)
+        self.new_engine().run_due()
+        self.update(lease, events=self.events(60))
+        self.assertEqual([('mine', 10)], self.times(lease, 'DONE'))
+        self.assertEqual([('before_end_lease', 90), ('mine', 60)],
+                         self.times(lease))
+
+    def test_the_announcement_of_the_end_gets_its_own_time(self):
+        lease = self.with_events(50, 100, 90, 60)
+        answer = self.update(lease, before_end=70)
+        self.assertEqual('2027-01-15T08:01:10.000000',
+                         answer['before_end_date'])
+        self.assertEqual([('before_end_lease', 70), ('mine', 60)],
+                         self.times(lease))
+        self.update(lease, before_end=140, end=150)
+        self.assertEqual([('before_end_lease', 140), ('mine', 60)],
+                         self.times(lease))
+
+    def test_one_that_was_made_is_made_again_at_its_own_time(self):
+        lease = self.with_events(0, 100, 50, active=True)
+        self.clock.advance(50)
+        self.new_engine().run_due()
+        self.assertEqual([('before_end_lease', 50)],
+                         self.times(lease, 'DONE'))
+        self.update(lease, end=200, before_end=180)
+        self.assertEqual([('before_end_lease', 180)], self.times(lease))
+        self.assertEqual([('before_end_lease', 50)],
+                         self.times(lease, 'DONE'))
+
+    def test_it_is_never_announced_before_the_start(self):
+        lease = self.with_events(50, 100, 60)
+        answer = self.update(lease, start=80)
+        self.assertEqual([('before_end_lease', 80)], self.times(lease))
+        self.assertEqual('2027-01-15T08:01:20.000000',
+                         answer['before_end_date'])
+        self.update(lease, end=90)
+        self.assertEqual([('before_end_lease', 80)], self.times(lease))
+
+    def test_times_outside_of_the_lease_are_refused(self):
+        lease = self.with_events(50, 100, 90, 60)
+        for changed in ({'before_end': 49}, {'before_end': 101},
+                        {'events': self.events(49)},
+                        {'events': self.events(60, 101)},
+                        {'start': 70, 'events': self.events(60)},
+                        {'end': 80, 'before_end': 90}):
+            self.assert_refused(errors.InvalidLeaseParams,
+                                'is not within', lease, **changed)
+        self.update(lease, before_end=100, events=self.events(50, 100))
+
+    def test_times_that_are_over_are_refused(self):
+        """They would be told at once."""
+        lease = self.with_events(0, 100, 90, active=True)
+        self.clock.advance(30)
+        for changed in ({'before_end': 29}, {'events': self.events(50, 29)}):
+            self.assert_refused(errors.InvalidLeaseParams,
+                                'is not within what is to come', lease,
+                                **changed)
+        self.update(lease, before_end=30, events=self.events(30))
+
+    def test_of_what_is_refused_nothing_is_written(self):
+        lease = self.with_events(50, 100, 90, 60)
+        self.assert_refused(
+            errors.InvalidLeaseParams, 'is not within', lease,
+            self.places(3), name='x', start=55, end=120, before_end=130,
+            events=self.events(60))
+
+    def test_a_failure_at_the_last_moment_leaves_every_row_as_it_was(self):
+        for active in (False, True):
+            lease = self.with_events(0, 100, 90, 60, active=active)
+            with fixtures.MonkeyPatch(
+                    'blazar_core.leases._resize', self.fall):
+                self.assert_refused(
+                    RuntimeError, 'fell', lease, self.places(3), name='x',
+                    end=120, before_end=110, events=self.events(80))
+            with fixtures.MonkeyPatch(
+                    'blazar_core.views.describe', self.fall):
+                self.assert_refused(
+                    RuntimeError, 'fell', lease, self.places(3), name='x',
+                    end=120, before_end=110, events=self.events(80))
+            self.update(lease, self.places(3), name='x', end=120,
+                        before_end=110, events=self.events(80))
+            self.leases.withdraw(lease['id'])
+
+    def fall(self, *args):
+        raise RuntimeError('fell')
+
+    def test_an_offer_with_events_tells_nothing_before_it_is_accepted(self):
+        offer = self.leases.offer(leases.NewLease(
+            'project', 'user', self.request(
+                50, 100, before_end=NOW + 90, events=self.events(60)),
+            (self.places(2),)), 60)
+        self.leases.update(offer['id'], leases.Change(
+            before_end=NOW + 80, events=self.events(70), end=NOW + 90))
+        self.clock.advance(59)
+        self.assertEqual(0, self.new_engine().run_due())
+        self.assertEqual([], self.notified)
+        self.leases.accept(offer['id'])
+        self.assertEqual([('before_end_lease', 80), ('mine', 70)],
+                         self.times(offer))
+        for seconds in (11, 20):
+            self.clock.advance(seconds)
+            self.new_engine().run_due()
+        self.assertEqual(
+            {'lease.event.start_lease', 'lease.event.mine',
+             'lease.event.before_end_lease', 'lease.event.end_lease'},
+            {event for event, _lease_id in self.notified})
+
+
+class TestOccupy(PlacesTestCase):
+
+    def assert_conflict(self, part, lease, count=1):
+        before = self.everything()
+        refused = self.assertRaises(
+            errors.Conflict, self.occupy, lease, count)
+        self.assertIn(part, str(refused))
+        self.assertEqual(before, self.everything())
+
+    def test_servers_take_places_until_all_are_taken(self):
+        lease = self.reserve(0, 100, self.places(3), active=True)
+        first, second = self.occupy(lease, 2)
+        self.assert_conflict('holds 3 servers, and 2 of them are there '
+                             'already: boot at most 1 more', lease, 2)
+        third, = self.occupy(lease)
+        self.assert_conflict('boot at most 0 more', lease)
+        self.assertEqual(sorted(('one', one) for one in (
+            first, second, third)), self.booked(lease))
+        self.assertEqual(lease['reservations'][0]['id'],
+                         self.leases.has_place(first))
+        # To be there is not to run.
+        self.assertEqual({False}, set(self.scalars(models.Booking.running)))
+
+    def test_the_answer_is_the_lease_with_them(self):
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        answer = self.leases.occupy(
+            lease['reservations'][0]['id'], 'project', ['server'])
+        self.assertEqual(['server'], answer['reservations'][0]['servers'])
+        self.assertEqual(views.get(self.database, lease['id']), answer)
+
+    def test_places_are_those_of_the_reservation(self):
+        lease = self.reserve(0, 100, self.places(1), self.places(2),
+                             active=True)
+        self.occupy(lease)
+        self.assert_conflict('holds 1 servers', lease)
+        self.occupy(lease, 2, number=1)
+
+    def test_other_projects_are_told_that_there_is_none(self):
+        lease = self.reserve(0, 100, active=True)
+        reservation_id = lease['reservations'][0]['id']
+        for one, project in ((reservation_id, 'other'),
+                             ('unheard-of', 'project')):
+            refused = self.assertRaises(
+                errors.NotFound, self.leases.occupy, one, project, ['a'])
+            self.assertEqual(f'Reservation {one} could not be found.',
+                             str(refused))
+        self.assertEqual([None], self.scalars(models.Booking.server_id))
+
+    def test_there_are_no_places_but_in_their_time(self):
+        lease = self.reserve(50, 100, self.places(2))
+        self.assert_conflict('which is PENDING: boot with it from 2027-01-15 '
+                             '08:00:50 to 2027-01-15 08:01:40 UTC', lease)
+        self.clock.advance(50)
+        self.lifecycle.start(lease['id'])
+        server_id, = self.occupy(lease)
+        self.clock.advance(49)
+        self.occupy(lease)
+        self.leases.vacate([server_id])
+        self.clock.advance(1)
+        self.assert_conflict('boot with it from', lease)
+        self.cloud.stubborn.update(self.cloud.servers)
+        self.lifecycle.end(lease['id'])
+        self.assert_conflict('which is TERMINATING', lease)
+
+    def test_a_place_that_was_given_back_may_be_taken_again(self):
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        kept, given = self.occupy(lease, 2)
+        self.leases.vacate([given, 'unheard-of'])
+        self.assertEqual([('one', ''), ('one', kept)], self.booked(lease))
+        self.assertIsNone(self.leases.has_place(given))
+        another, = self.occupy(lease)
+        self.assertEqual(sorted([('one', another), ('one', kept)]),
+                         self.booked(lease))
+
+    def test_a_server_of_a_boot_has_no_place_that_it_leaves(self):
+        server_id, = base.servers_of(self.running_lease())
+        self.assertIsNone(self.leases.has_place(server_id))
+
+
+class TestOccupyMeanwhile(PlacesTestCase):
+
+    scenarios = databases.SERVERS
+
+    def test_who_waits_for_another_takes_another_place(self):
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        other = leases.Leases(self.books.connect(), self.clock, None)
+        locked = leases._lease_of
+        done = []
+
+        def late(session, reservation_id):
+            if not done:
+                # Somebody has the lock, and takes a place, and is done.
+                done.append(self.in_thread(lambda: other.occupy(
+                    reservation_id, 'project', ['second'])))
+                done[0].join(20)
+            return locked(session, reservation_id)
+
+        with fixtures.MonkeyPatch('blazar_core.leases._lease_of', late):
+            self.leases.occupy(
+                lease['reservations'][0]['id'], 'project', ['first'])
+        self.assertEqual([('one', 'first'), ('one', 'second')],
+                         self.booked(lease))
 
 
 class TestRebind(base.LeaseTestCase):

@@ -23,7 +23,9 @@ import typing as ty
 from nova import context as nova_context
 from nova import exception
 from nova import objects
+from oslo_db import api as db_api
 from oslo_utils import uuidutils
+from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core import errors
 from blazar_core import lifecycle
@@ -132,6 +134,16 @@ def reservations_open() -> set[str]:
 
 def close_reservation(reservation_id: str) -> None:
     """Remove the flavor of a reservation, and its server group."""
+    # nova-api and a blazar-listener may do it at the same moment: Nova fails
+    # in the midst of it for the one that comes second. A second look finds
+    # that there is nothing left to remove.
+    db_api.wrap_db_retry(
+        max_retries=3, retry_interval=0.1, inc_retry_interval=True,
+        retry_on_deadlock=True, exception_checker=lambda exc: isinstance(
+            exc, orm_exc.StaleDataError))(_close)(reservation_id)
+
+
+def _close(reservation_id: str) -> None:
     context = nova_context.get_admin_context()
     for kind, find, missing in (
             (objects.Flavor, 'get_by_flavor_id', exception.FlavorNotFound),

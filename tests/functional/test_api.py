@@ -12,12 +12,14 @@
 """The lease API of a real nova-api, and booting with what it made."""
 
 import time
+from unittest import mock
 import urllib.parse
 
 from nova import context as nova_context
 from nova import exception
 from nova import objects
 import requests
+from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core import clock as clocks
 from tests.functional import leased
@@ -308,6 +310,23 @@ class TestChanges(ApiTestCase):
                      code=404)
         self.assertEqual({'leases': []}, self.ask('GET', '/leases'))
         self.ask('DELETE', '/leases/unheard-of', code=404)
+
+    def test_delete_while_another_process_removes_the_flavor(self):
+        lease = self.make_active()
+        destroy = objects.Flavor.destroy
+        calls = []
+
+        def destroyed_by_another(flavor):
+            calls.append(flavor.flavorid)
+            destroy(flavor)
+            # As MariaDB has it, when the rows are gone that Nova had read.
+            raise orm_exc.StaleDataError('0 were matched')
+
+        with mock.patch.object(objects.Flavor, 'destroy',
+                               destroyed_by_another):
+            self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.assertEqual([lease['reservations'][0]['flavor_id']], calls)
+        self.ask('GET', f'/leases/{lease["id"]}', code=404)
 
 
 class TestAnswers(ApiTestCase):

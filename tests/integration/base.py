@@ -165,14 +165,17 @@ class Client:
         return answer.json() if answer.content else None
 
     def _url(self, service: str, path: str) -> str:
-        return f'http://127.0.0.1:{self._cloud.ports[service]}{path}'
+        # One process serves both.
+        port = 'nova-api' if service == 'reservation' else service
+        return f'http://127.0.0.1:{self._cloud.ports[port]}{path}'
 
 
 #: service -> where its API begins, its type and the microversion
 _SERVICES = {'nova-api': ('/v2.1', 'compute', MICROVERSION),
              'placement': ('', 'placement', '1.39'),
              'keystone': ('/v3', 'identity', '3'),
-             'glance': ('/v2', 'image', '2')}
+             'glance': ('/v2', 'image', '2'),
+             'reservation': ('/reservation/v1', 'reservation', '1.0')}
 
 
 def password(cloud: stack.Stack, user: str) -> Json:

@@ -1,0 +1,664 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The lease API: the clients that users have, and who may do what."""
+
+import concurrent.futures
+import dataclasses
+import functools
+import json
+import re
+import time
+import typing as ty
+import uuid
+
+import requests
+
+from blazar_core.db import api
+from blazar_core import views
+from blazar_nova.api import rest
+from tests.integration import base
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+NANO = 'vcpus=1,memory_mb=64,disk_gb=1'
+
+
+class LeaseApiTestCase(base.IntegrationTestCase):
+
+    def remove_what_is_new(self) -> None:
+        """And the leases that have no servers with which they would end."""
+        _servers, kept = self._kept
+        for lease_id, lease in self.leases().items():
+            if lease_id not in kept and lease['status'] != 'TERMINATED':
+                self.admin('DELETE', f'/leases/{lease_id}',
+                           service='reservation')
+        super().remove_what_is_new()
+
+    def get(self, lease_id: str) -> base.Json:
+        """A lease as its API shows it to the administrator."""
+        return ty.cast(base.Json, self.admin(
+            'GET', f'/leases/{lease_id}', service='reservation')['lease'])
+
+    def make(self, start: float, lasts: int = HOUR, client: base.Client |
+             None = None, **more: ty.Any) -> base.Json:
+        """POST /leases, as demo; of one small server if nothing is said."""
+        return ty.cast(base.Json, (client or self.demo)(
+            'POST', '/leases', self.body(start, lasts, **more),
+            service='reservation')['lease'])
+
+    @staticmethod
+    def body(start: float, lasts: int = HOUR, **more: ty.Any) -> base.Json:
+        return {'name': 'lease', 'start_date': minute(start),
+                'end_date': minute(start + lasts),
+                'reservations': [{
+                    'resource_type': 'virtual:instance', 'vcpus': 1,
+                    'memory_mb': 64, 'disk_gb': 1, 'amount': 1}], **more}
+
+
+def minute(seconds: float) -> str:
+    """A date as users write it: to the minute, UTC."""
+    return base.date(seconds)[:16]
+
+
+def days_ahead(days: int) -> int:
+    """The instant in so many days, without seconds."""
+    return int(time.time()) // MINUTE * MINUTE + days * DAY
+
+
+@dataclasses.dataclass
+class Tool:
+    """One of the two commands of python-blazarclient, as a user."""
+
+    test: LeaseApiTestCase
+    name: str
+    user: str
+
+    def words(self, verb: str) -> list[str]:
+        if self.name == 'blazar':
+            return ['blazar', f'lease-{verb}']
+        return ['openstack', 'reservation', 'lease',
+                'set' if verb == 'update' else verb]
+
+    def __call__(self, verb: str, *words: str) -> str:
+        """Run a command that works; returns what it prints."""
+        done = self.test.run_client(*self.words(verb), *words, user=self.user)
+        self.test.assertEqual(0, done.returncode, f'{words}: {done.stderr}')
+        return done.stdout
+
+    def show(self, verb: str, *words: str) -> ty.Any:
+        """Run a command that shows something; returns that."""
+        printed = self(verb, *words, '-f', 'json')
+        # It also says what it has done.
+        said, bracket, rest = re.split(r'^([{[])', printed, maxsplit=1,
+                                       flags=re.MULTILINE)
+        self.test.assertEqual(
+            'Created a new lease:' if verb == 'create' else '', said.strip())
+        return json.loads(bracket + rest)
+
+    def fails(self, verb: str, *words: str) -> str:
+        """Run a command that is refused; returns what it says."""
+        done = self.test.run_client(*self.words(verb), *words, user=self.user)
+        self.test.assertEqual(1, done.returncode, done.stdout)
+        self.test.assertNotIn('Traceback', done.stderr)
+        return done.stderr
+
+
+class BlazarClientTest(LeaseApiTestCase):
+    """python-blazarclient as it is, with the arguments that users write."""
+
+    def test_every_command_of_a_member_and_of_an_admin(self) -> None:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for future in [
+                    pool.submit(self.every_command, Tool(self, name, user),
+                                days_ahead(10 * number))
+                    for number, (name, user) in enumerate((
+                        ('blazar', 'demo'), ('openstack', 'demo'),
+                        ('blazar', 'admin'), ('openstack', 'admin')), 1)]:
+                future.result()
+
+    def every_command(self, tool: Tool, start: int) -> None:
+        """Each on leases of his own.
+
+        :param start: from when on nobody else has leases
+        """
+        name = f'{tool.name}-{tool.user}'
+        lease_id = self.create(tool, name, start)
+        self.look(tool, name, lease_id)
+        self.update(tool, name, lease_id)
+        other_id = self.create_of_a_flavor(tool, f'{name}-2')
+        self.list_both(tool, other_id, lease_id)
+        self.refusals(tool, f'{name}-3', start)
+
+        self.assertIn(f'Deleted lease: {name}-new',
+                      tool('delete', f'{name}-new'))
+        tool('delete', other_id)
+        self.assertIn(f'Lease {lease_id} could not be found.',
+                      tool.fails('show', lease_id))
+        # Scripts delete what they are not sure of.
+        tool('delete', lease_id)
+
+    def create(self, tool: Tool, name: str, start: int) -> str:
+        shown = tool.show(
+            'create', '--start-date', minute(start),
+            '--end-date', minute(start + 2 * HOUR),
+            '--before-end-date', minute(start + HOUR),
+            '--reservation', f'resource_type=virtual:instance,{NANO},'
+            'amount=2,affinity=False,'
+            'resource_properties=[">=", "$vcpus", "2"]',
+            '--reservation', f'resource_type=virtual:instance,{NANO},'
+            'amount=1',
+            '--event', 'event_type=remind,'
+            f'event_date={minute(start + 30 * MINUTE)}', name)
+        lease = self.get(shown['id'])
+        user = self.admin if tool.user == 'admin' else self.demo
+        self.assertEqual(
+            (name, 'PENDING', user.user_id, user.project_id),
+            tuple(shown[key] for key in (
+                'name', 'status', 'user_id', 'project_id')))
+        self.assert_window(lease, start, start + 2 * HOUR)
+        self.assertEqual(
+            [(2, False, '[">=", "$vcpus", "2"]'), (1, None, '')],
+            sorted(((one['amount'], one['affinity'],
+                     one['resource_properties'])
+                    for one in lease['reservations']), reverse=True))
+        self.assertEqual(
+            {'start_lease': 0, 'remind': 30 * MINUTE,
+             'before_end_lease': HOUR, 'end_lease': 2 * HOUR},
+            {event['event_type']: base.seconds(event['time']) - start
+             for event in lease['events']})
+        return ty.cast(str, shown['id'])
+
+    def assert_window(self, lease: base.Json, start: int, end: int) -> None:
+        self.assertEqual((start, end), tuple(
+            base.seconds(lease[key]) for key in ('start_date', 'end_date')))
+
+    def look(self, tool: Tool, name: str, lease_id: str) -> None:
+        by_id, by_name = tool.show('show', lease_id), tool.show('show', name)
+        self.assertEqual(by_id, by_name)
+        lease = self.get(lease_id)
+        self.assertEqual(
+            {key: lease[key] for key in ('id', 'name', 'start_date',
+                                         'end_date', 'project_id')},
+            {key: by_id[key] for key in ('id', 'name', 'start_date',
+                                         'end_date', 'project_id')})
+        for reservation in lease['reservations']:
+            self.assertIn(reservation['id'], by_id['reservations'])
+
+    def list_both(self, tool: Tool, *in_order: str) -> None:
+        self.assertEqual(
+            [{key: lease[key] for key in ('id', 'name', 'start_date',
+                                          'end_date')}
+             for lease in map(self.get, in_order)],
+            [one for one in tool.show('list', '--sort-by', 'start_date')
+             if one['id'] in in_order])
+
+    def update(self, tool: Tool, name: str, lease_id: str) -> None:
+        """Every option once; one finds it by its name."""
+        lease = self.get(lease_id)
+        start, end = (int(base.seconds(lease[key]))
+                      for key in ('start_date', 'end_date'))
+        self.assertEqual(
+            f'Updated lease: {name}',
+            tool('update', '--name', f'{name}-new', name).strip())
+        self.assertEqual(f'{name}-new', self.get(lease_id)['name'])
+        for words, starts, ends in (
+                (('--prolong-for', '1h'), 0, HOUR),
+                (('--defer-by', '1h'), HOUR, HOUR),
+                (('--reduce-by', '30m', '--advance-by', '90m'),
+                 -30 * MINUTE, 30 * MINUTE),
+                (('--start-date', minute(start + HOUR),
+                  '--end-date', minute(end + DAY)), HOUR, DAY)):
+            tool('update', *words, lease_id)
+            self.assert_window(self.get(lease_id), start + starts, end + ends)
+        wanted = {one['id']: one['amount'] + 1
+                  for one in lease['reservations']}
+        tool('update', f'{name}-new', *(
+            word for reservation_id, amount in wanted.items()
+            for word in ('--reservation',
+                         f'id={reservation_id},amount={amount}')))
+        self.assertEqual(wanted, {one['id']: one['amount'] for one in
+                                  self.get(lease_id)['reservations']})
+
+    def create_of_a_flavor(self, tool: Tool, name: str) -> str:
+        """From now, until tomorrow: what the client does by default."""
+        flavor_id = self.flavors['m1.nano']
+        shown = tool.show(
+            'create', '--reservation', 'resource_type=flavor:instance,'
+            f'flavor_id={flavor_id},amount=1', name)
+        now = time.time()
+        lease = self.get(shown['id'])
+        for key, when in (('start_date', now), ('end_date', now + DAY)):
+            self.assertAlmostEqual(when, base.seconds(lease[key]),
+                                   delta=2 * MINUTE)
+        self.assertEqual('flavor:instance',
+                         lease['reservations'][0]['resource_type'])
+        return ty.cast(str, shown['id'])
+
+    def refusals(self, tool: Tool, name: str, start: int) -> None:
+        """What fails says why in one line, and changes nothing."""
+        before = self.own_leases(tool)
+        self.assertIn(f"Unable to find resource with name '{name}'",
+                      tool.fails('show', name))
+        said = tool.fails(
+            'create', '--start-date', minute(start),
+            '--end-date', minute(start + HOUR), '--reservation',
+            'resource_type=virtual:instance,vcpus=9,memory_mb=64,disk_gb=1,'
+            'amount=1,affinity=None', name)
+        self.assertIn('ERROR: This lease is larger than the hosts', said)
+        self.assertIn('fits_now: 0 of 1', said)
+        self.assertIn('ERROR: "vcpus" is 0. Write a whole number', tool.fails(
+            'create', '--reservation', 'resource_type=virtual:instance,'
+            'vcpus=0,memory_mb=64,disk_gb=1,amount=1', name))
+        self.assertEqual(before, self.own_leases(tool))
+
+    def own_leases(self, tool: Tool) -> set[str]:
+        return {lease_id for lease_id, lease in self.leases().items()
+                if lease['name'].startswith(f'{tool.name}-{tool.user}')}
+
+    def test_who_is_refused_is_told_what_would_do(self) -> None:
+        start = days_ahead(60)
+        hosts = len(self.cloud.hosts())
+        self.make(start, HOUR, name='all', reservations=[{
+            'resource_type': 'virtual:instance', 'vcpus': 8,
+            'memory_mb': 64, 'disk_gb': 1, 'amount': hosts}])
+        words = ('--start-date', minute(start + 30 * MINUTE),
+                 '--end-date', minute(start + 2 * HOUR), '--reservation',
+                 f'resource_type=virtual:instance,{NANO},amount=1', 'more')
+        for name in ('blazar', 'openstack'):
+            said = Tool(self, name, 'demo').fails('create', *words)
+            self.assertIn('ERROR: There is no room for this lease in its '
+                          'time.', said)
+            self.assertIn(f'(write "start": "{minute(start + HOUR)}")', said)
+            self.assertIn('fits_now: 0 of 1', said)
+
+    def test_what_is_anothers(self) -> None:
+        """The commands of those who are not the owner."""
+        lease = self.make(days_ahead(61), name='theirs')
+        other, watcher, admin = (Tool(self, 'blazar', user) for user in (
+            'other', 'watcher', 'admin'))
+        self.assertNotIn(lease['id'], other('list'))
+        self.assertIn('Unable to find resource', other.fails(
+            'show', 'theirs'))
+        for verb, *words in (('show',), ('delete',),
+                             ('update', '--prolong-for', '1h')):
+            self.assertIn(
+                f'ERROR: Lease {lease["id"]} could not be found.',
+                other.fails(verb, *words, lease['id']))
+        self.assertEqual('theirs', watcher.show('show', 'theirs')['name'])
+        for verb, *words in (('delete',), ('update', '--name', 'mine')):
+            self.assertIn('ERROR: The policy does not let you do this',
+                          watcher.fails(verb, *words, 'theirs'))
+        self.assertEqual(lease, self.get(lease['id']))
+        admin('update', '--name', 'still-theirs', 'theirs')
+        self.assertEqual(lease | {'name': 'still-theirs'}, self.get(
+            lease['id']) | {'updated_at': lease['updated_at']})
+        admin('delete', 'still-theirs')
+        self.assertIn('could not be found', admin.fails('show', lease['id']))
+
+
+class LifeTest(LeaseApiTestCase):
+    """A lease from its beginning to its end, by commands."""
+
+    def test_servers_of_a_reservation(self) -> None:
+        blazar, osc = (Tool(self, name, 'demo')
+                       for name in ('blazar', 'openstack'))
+        lease_id = blazar.show(
+            'create', '--end-date', minute(time.time() + HOUR),
+            '--reservation', f'resource_type=virtual:instance,{NANO},'
+            'amount=1', 'life')['id']
+        self.openstack('reservation', 'wait', 'life')
+        reservation, = self.get(lease_id)['reservations']
+        flavor_id = reservation['flavor_id']
+        first = self.boot_in(flavor_id, 'first')
+        self.assertIn('holds 1 servers, and 1 of them are there',
+                      self.refused(409, *self.boot_words(flavor_id, 'more')))
+        blazar('update', '--reservation', f'id={reservation["id"]},amount=2',
+               'life')
+        second = self.boot_in(flavor_id, 'second')
+        shown = osc.show('show', 'life')
+        self.assertEqual('ACTIVE', shown['status'])
+        for server_id in (first, second):
+            self.assertIn(server_id, shown['reservations'])
+        self.refusal(400, self.client('other'), 'POST', '/servers', {
+            **self.boot_body(), 'server': {
+                **self.boot_body()['server'], 'flavorRef': flavor_id}})
+
+        osc('delete', 'life')
+        for server_id in (first, second):
+            self.wait_until_gone(server_id)
+            self.assertEqual([], self.guests(server_id))
+            self.assertEqual({}, self.allocations(server_id))
+        self.wait_for_lease(lease_id, 'TERMINATED')
+        self.refusal(404, self.admin, 'GET', f'/flavors/{flavor_id}')
+
+    def boot_words(self, flavor_id: str, name: str) -> list[str]:
+        return ['openstack', 'server', 'create', '--image', 'cirros',
+                '--nic', 'none', '--flavor', flavor_id, '--wait', name]
+
+    def boot_in(self, flavor_id: str, name: str) -> str:
+        server = self.openstack(*self.boot_words(flavor_id, name)[1:])
+        self.assertEqual('ACTIVE', server['status'])
+        self.assert_built_once(server['id'])
+        return ty.cast(str, server['id'])
+
+    def test_an_offer(self) -> None:
+        """What Blazar's client has not."""
+        until = minute(time.time() + HOUR)
+        hosts = len(self.cloud.hosts())
+        demand = ('--end-date', until, '--reservation',
+                  'resource_type=virtual:instance,vcpus=8,memory_mb=64,'
+                  f'disk_gb=1,amount={hosts}')
+        available = ('availability', '--vcpus', '8', '--memory', '64',
+                     '--disk', '1', '--amount', str(hosts),
+                     '--duration', '30m')
+        self.wait_for(lambda: [{'fits': hosts}] == [
+            {'fits': one['fits']} for one in self.demo(
+                'GET', '/availability?vcpus=8&memory_mb=64&disk_gb=1',
+                service='reservation')['availability']],
+            'what other tests had is given back')
+        rows = self.reservation(*available)
+        self.assertEqual([(hosts, True)], [
+            (row['fits'], row['enough']) for row in rows])
+        self.assertEqual((True, None), self.quoted(0, *demand))
+
+        offer = self.reservation('offer', *demand, '--expires', '2m', 'whole')
+        self.assertEqual('OFFERED', offer['status'])
+        # Now it is taken.
+        rows = self.reservation(*available)
+        self.assertEqual([(0, False), (hosts, True)], [
+            (row['fits'], row['enough']) for row in rows])
+        self.assertEqual(until, rows[1]['start_date'][:16].replace('T', ' '))
+        self.assertEqual((False, 'no_room'), self.quoted(3, *demand))
+
+        done = self.run_client('openstack', 'reservation', 'accept', '--wait',
+                               'whole', '-f', 'json')
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertEqual('ACTIVE', json.loads(done.stdout)['status'])
+        self.assertIn('whole: ACTIVE', done.stderr)
+        self.assertEqual(offer['id'], self.reservation(
+            'wait', '--status', 'ACTIVE', '--timeout', '5', 'whole')['id'])
+        done = self.run_client('openstack', 'reservation', 'accept',
+                               offer['id'])
+        self.assertEqual(1, done.returncode)
+        self.assertIn(f'Offer {offer["id"]} could not be found', done.stderr)
+
+    def reservation(self, *words: str) -> ty.Any:
+        return self.openstack('reservation', *words)
+
+    def quoted(self, code: int, *words: str) -> tuple[bool, str | None]:
+        done = self.run_client('openstack', 'reservation', 'quote', *words,
+                               '-f', 'json')
+        self.assertEqual(code, done.returncode, done.stderr)
+        quote = json.loads(done.stdout)
+        return quote['fits'], quote['reason']
+
+
+#: Who asks: the member whose lease it is, a member of another project, a
+#: reader of the owner's project, an admin, one without a token, and the
+#: owner with a token that has expired.
+#:
+#: {lease} is one of the owner's, {offer} an offer of his, {deleted} one that
+#: he has had, and {nothing} never was one.
+WHO_MAY = '''
+method path                        owner other reader admin nobody expired
+GET    /                             300   300    300   300    300     300
+GET    /versions                     300   300    300   300    300     300
+GET    /v1                           404   404    404   404    401     401
+GET    /v1/leases                    200   200    200   200    401     401
+GET    /v1/leases?project_id={demo}  200   403    200   200    401     401
+POST   /v1/leases                    201   201    403   201    401     401
+POST   /v1/leases?dry_run=true       200   200    403   200    401     401
+POST   /v1/leases+offer              201   201    403   201    401     401
+PUT    /v1/leases                    405   405    405   405    401     401
+PATCH  /v1/leases                    405   405    405   405    401     401
+DELETE /v1/leases                    405   405    405   405    401     401
+GET    /v1/leases/{lease}            200   404    200   200    401     401
+PUT    /v1/leases/{lease}            200   404    403   200    401     401
+DELETE /v1/leases/{lease}            204   404    403   204    401     401
+POST   /v1/leases/{lease}            405   405    405   405    401     401
+PATCH  /v1/leases/{lease}            405   405    405   405    401     401
+GET    /v1/leases/{offer}            200   404    200   200    401     401
+PUT    /v1/leases/{offer}            200   404    403   200    401     401
+DELETE /v1/leases/{offer}            204   404    403   204    401     401
+POST   /v1/leases/{offer}/accept     200   404    403   200    401     401
+GET    /v1/leases/{offer}/accept     405   405    405   405    401     401
+PUT    /v1/leases/{offer}/accept     405   405    405   405    401     401
+PATCH  /v1/leases/{offer}/accept     405   405    405   405    401     401
+DELETE /v1/leases/{offer}/accept     405   405    405   405    401     401
+POST   /v1/leases/{lease}/accept     404   404    403   404    401     401
+GET    /v1/leases/{deleted}          404   404    404   404    401     401
+PUT    /v1/leases/{deleted}          404   404    404   404    401     401
+DELETE /v1/leases/{deleted}          204   404    404   204    401     401
+POST   /v1/leases/{deleted}/accept   404   404    404   404    401     401
+GET    /v1/leases/{nothing}          404   404    404   404    401     401
+PUT    /v1/leases/{nothing}          404   404    404   404    401     401
+DELETE /v1/leases/{nothing}          404   404    404   404    401     401
+POST   /v1/leases/{nothing}/accept   404   404    404   404    401     401
+GET    /v1/availability              200   200    200   200    401     401
+POST   /v1/availability              405   405    405   405    401     401
+PUT    /v1/availability              405   405    405   405    401     401
+PATCH  /v1/availability              405   405    405   405    401     401
+DELETE /v1/availability              405   405    405   405    401     401
+GET    /v1/os-hosts                  501   501    501   501    401     401
+POST   /v1/os-hosts                  501   501    501   501    401     401
+GET    /v1/os-hosts/1                501   501    501   501    401     401
+PUT    /v1/os-hosts/1                501   501    501   501    401     401
+DELETE /v1/os-hosts/1                501   501    501   501    401     401
+GET    /v1/os-hosts/allocations      501   501    501   501    401     401
+GET    /v1/os-hosts/1/allocation     501   501    501   501    401     401
+GET    /v1/os-hosts/properties       501   501    501   501    401     401
+PATCH  /v1/os-hosts/properties/gpu   501   501    501   501    401     401
+GET    /v1/floatingips               501   501    501   501    401     401
+POST   /v1/floatingips               501   501    501   501    401     401
+GET    /v1/floatingips/{nothing}     501   501    501   501    401     401
+DELETE /v1/floatingips/{nothing}     501   501    501   501    401     401
+'''
+METHODS = ('GET', 'POST', 'PUT', 'PATCH', 'DELETE')
+
+
+class Row(ty.NamedTuple):
+    """A line of the table.
+
+    :ivar codes: who -> what he is answered
+    """
+
+    method: str
+    path: str
+    codes: dict[str, int]
+
+
+def rows() -> list[Row]:
+    (_method, _path, *who), *lines = (
+        line.split() for line in WHO_MAY.strip().splitlines())
+    return [Row(method, path, dict(zip(who, map(int, codes), strict=True)))
+            for method, path, *codes in lines]
+
+
+class IsolationTest(LeaseApiTestCase):
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.start = days_ahead(70)
+        self.nothing = str(uuid.uuid4())
+
+    @functools.cached_property
+    def database(self) -> api.Database:
+        database = api.Database(self.conf)
+        self.addCleanup(database.engine.dispose)
+        return database
+
+    def leases(self) -> dict[str, base.Json]:
+        """Over a connection that stays: it is looked often."""
+        return {lease['id']: lease for lease in views.listed(self.database)}
+
+    def test_the_table_has_all_that_there_is(self) -> None:
+        """Every method, allowed or not, of every path."""
+        asked: dict[str, set[str]] = {}
+        for row in rows():
+            path = re.sub(r'[?+].*', '', row.path.removeprefix('/v1'))
+            asked.setdefault(path, set()).add(row.method)
+        for pattern, methods in rest.ROUTES:
+            self.assertLessEqual(set(methods), set(METHODS))
+            found = [methods for path, methods in asked.items()
+                     if pattern.fullmatch(path)]
+            self.assertIn(set(METHODS), found, pattern.pattern)
+
+    def test_who_may_do_what(self) -> None:
+        tokens = self.tokens()
+        answers, wrong = 0, []
+        for row in rows():
+            named: dict[str, str] = {}
+            for who, code in row.codes.items():
+                # What somebody has changed is made anew for the next.
+                named = named or self.named(row)
+                answer = self.ask(row, tokens[who], named)
+                what = f'{row.method} {row.path} of {who}'
+                answers += 1
+                if answer.status_code != code:
+                    wrong.append(f'{what}: {code} expected, '
+                                 f'{answer.status_code} {answer.text}')
+                what = f'{what}: {answer.text}'
+                if self.assert_changed(row, code, named, what):
+                    named = {}
+                self.assert_told(row, who, answer, named, what)
+            for lease_id in self.leases().keys() - self._kept[1]:
+                self.admin('DELETE', f'/leases/{lease_id}',
+                           service='reservation')
+        self.assertEqual([], wrong)
+        base.say(f'  {answers} answers are as the table has them')
+
+    def tokens(self) -> dict[str, str | None]:
+        return {'expired': self.expired_token(), 'owner': self.demo.token,
+                'other': self.client('other').token,
+                'reader': self.client('watcher').token,
+                'admin': self.admin.token, 'nobody': None}
+
+    def expired_token(self) -> str:
+        """One of the owner that was good until now."""
+        credential = self.demo(
+            'POST', f'/users/{self.demo.user_id}/application_credentials',
+            {'application_credential': {
+                'name': str(uuid.uuid4()),
+                'expires_at': base.date(time.time() + 6).replace(' ', 'T')}},
+            service='keystone')['application_credential']
+        client = self.client(auth={'identity': {
+            'methods': ['application_credential'],
+            'application_credential': {
+                'id': credential['id'], 'secret': credential['secret']}}})
+        self.assertEqual(self.demo.project_id, client.project_id)
+        client('GET', '/leases', service='reservation')
+        self.wait_for(lambda: client.request(
+            'GET', '/leases', service='reservation').status_code == 401,
+            'the token has expired', 20)
+        return client.token
+
+    def named(self, row: Row) -> dict[str, str]:
+        """New leases, by the names that a path has for them."""
+        return {name: make()['id'] for name, make in (
+            ('lease', self.owned), ('offer', self.offer),
+            ('deleted', self.deleted)) if f'{{{name}}}' in row.path}
+
+    def ask(self, row: Row, token: str | None, named: dict[str, str],
+            ) -> requests.Response:
+        self.before = self.leases()
+        path, _plus, kind = row.path.format(
+            demo=self.demo.project_id, nothing=self.nothing, **named,
+        ).partition('+')
+        return requests.request(
+            row.method, f'http://127.0.0.1:{self.cloud.ports["nova-api"]}'
+            f'/reservation{path}',
+            headers={'X-Auth-Token': token} if token else {},
+            json=self.what(row, kind), params={
+                'vcpus': 1, 'memory_mb': 64, 'disk_gb': 1,
+            } if row.path.endswith('/availability') else None,
+            timeout=base.PATIENCE)
+
+    def owned(self) -> base.Json:
+        return self.make(self.start, name='owned')
+
+    def offer(self) -> base.Json:
+        return self.make(self.start, name='owned', offer_seconds=600)
+
+    def deleted(self) -> base.Json:
+        lease = self.owned()
+        self.demo('DELETE', f'/leases/{lease["id"]}', service='reservation')
+        return lease
+
+    def what(self, row: Row, kind: str) -> ty.Any:
+        """What one sends who means it."""
+        if row.method in ('GET', 'DELETE'):
+            return None
+        if row.method == 'POST' and row.path.startswith('/v1/leases') and (
+                '{' not in row.path):
+            return self.body(self.start, name='owned', **(
+                {'offer_seconds': 600} if kind else {}))
+        return {} if row.method == 'POST' else {'name': 'changed'}
+
+    def assert_changed(self, row: Row, code: int, named: dict[str, str],
+                       what: str) -> bool:
+        """What a cell that allows it has done, and nothing else.
+
+        :returns: whether there was something
+        """
+        before, after = self.before, self.leases()
+        changed = {lease_id: lease for lease_id, lease in after.items()
+                   if before.get(lease_id) != lease}
+        self.assertLessEqual(before.keys(), after.keys(), what)
+        if row.method == 'GET' or code >= 300 or 'deleted' in named or (
+                'dry_run' in row.path):
+            self.assertEqual({}, changed, what)
+            return False
+        self.assertEqual(1, len(changed), what)
+        (lease_id, lease), = changed.items()
+        if not named:
+            self.assertNotIn(lease_id, before, what)
+            return True
+        self.assertEqual({lease_id}, set(named.values()), what)
+        self.assertEqual(
+            {'PUT': ('changed', before[lease_id]['status']),
+             'DELETE': ('owned', 'TERMINATED'), 'POST': ('owned', 'PENDING'),
+             }[row.method], (lease['name'], lease['status']), what)
+        return True
+
+    def assert_told(self, row: Row, who: str, answer: requests.Response,
+                    named: dict[str, str], what: str) -> None:
+        """Others learn nothing, not even whether there is such a lease."""
+        if who in ('other', 'nobody', 'expired') and (
+                answer.status_code != 201):
+            self.assertNotIn('owned', answer.text, what)
+        if who == 'other' and answer.status_code == 404 and '{' in row.path:
+            lease_id, = named.values() or [self.nothing]
+            self.assertEqual(
+                {'error_code': 404, 'error_name': 'NOT_FOUND',
+                 'error_message': f'Lease {lease_id} could not be found.'},
+                answer.json(), what)
+
+    def test_what_a_list_has(self) -> None:
+        """Each sees the leases of his project, and an admin all."""
+        other = self.client('other')
+        theirs = {name: self.make(self.start, client=client)['id']
+                  for name, client in (('demo', self.demo), ('other', other),
+                                       ('admin', self.admin))}
+        for client, expected in (
+                (self.demo, {'demo'}), (self.client('watcher'), {'demo'}),
+                (other, {'other'}), (self.admin, set(theirs))):
+            for query in ('', '?limit=1000', '?name=lease'):
+                found = {lease['id'] for lease in client(
+                    'GET', f'/leases{query}', service='reservation')[
+                        'leases']}
+                self.assertEqual({theirs[name] for name in expected},
+                                 found & set(theirs.values()))
+            # Nor does one find them by going on from them.
+            for name in set(theirs) - expected:
+                self.assertEqual(400, client.request(
+                    'GET', f'/leases?limit=1&marker={theirs[name]}',
+                    service='reservation').status_code)

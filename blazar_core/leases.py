@@ -703,13 +703,17 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
                 f'{used} servers of reservation {reservation.id} are there: '
                 f'delete some of them first, or write an amount of at least '
                 f'{used}.')
-        if begun and (
-                dict(wanted.demand.resources) != reservation.resources or
-                {**(wanted.params or {}), 'amount': 0} !=
-                {**(reservation.params or {}), 'amount': 0}):
+        others = (
+            dict(wanted.demand.resources) != reservation.resources or
+            {**(wanted.params or {}), 'amount': 0} !=
+            {**(reservation.params or {}), 'amount': 0})
+        if begun and others:
             raise errors.InvalidLeaseParams(
                 f'Lease {lease.id} has started: of its reservations only the '
                 f'amount can be changed.')
+        if others and picked is None:
+            # Such servers may not be allowed where these are.
+            raise books.Full(0)
         resources = wanted.demand.resources
     kept = _kept(reservation, wanted)
     gone = [row for row in rows if row not in kept]

@@ -259,6 +259,20 @@ class TestChanges(ApiTestCase):
             {'id': reservation_id, 'amount': 1}])
         self.make(start_in=2 * HOUR)
 
+    def test_servers_that_are_to_be_apart_from_now_on_are(self):
+        lease = self.make(start_in=HOUR, reservations=[
+            self.reservation(amount=2, vcpus=1, affinity=True)])
+        reservation_id = lease['reservations'][0]['id']
+        hosts = "SELECT DISTINCT host_id FROM bookings"
+        self.assertEqual(1, len(self.books(hosts)))
+        changed = self.change(lease, reservations=[
+            {'id': reservation_id, 'affinity': False}])
+        self.assertIs(False, changed['reservations'][0]['affinity'])
+        self.assertEqual(2, len(self.books(hosts)))
+        refused = self.change(lease, 409, reservations=[
+            {'id': reservation_id, 'amount': 3}])
+        self.assertEqual('too_big', refused['reason'])
+
     def test_one_that_has_started_grows_and_is_prolonged(self):
         lease = self.make_active()
         reservation_id = lease['reservations'][0]['id']
@@ -276,6 +290,8 @@ class TestChanges(ApiTestCase):
                  'delete some of them first'),
                 ({'reservations': [{'id': reservation_id, 'vcpus': 1}]},
                  'only the amount'),
+                ({'reservations': [{'id': reservation_id,
+                                    'affinity': True}]}, 'only the amount'),
                 ({'reservations': [{'id': 'mine'}]}, 'must have the "id"'),
                 ({'nam': 'x'}, 'Did you mean "name"')):
             refused = self.change(lease, 400, **body)

@@ -108,9 +108,10 @@ function configure_blazar_api {
     iniset "$NOVA_API_PASTE_INI" app:osapi_compute_app_v21 paste.app_factory \
         "$BLAZAR_APP_FACTORY"
 
-    iniset "$NOVA_API_PASTE_INI" composite:osapi_compute /reservation \
+    # sed reads the keys.
+    iniset "$NOVA_API_PASTE_INI" composite:osapi_compute '\/reservation' \
         blazar_versions
-    iniset "$NOVA_API_PASTE_INI" composite:osapi_compute /reservation/v1 \
+    iniset "$NOVA_API_PASTE_INI" composite:osapi_compute '\/reservation\/v1' \
         blazar_v1
     iniset "$NOVA_API_PASTE_INI" composite:blazar_v1 use \
         call:nova.api.auth:pipeline_factory_v21
@@ -210,9 +211,9 @@ function cleanup_blazar_nova {
     if [[ -e $NOVA_API_PASTE_INI ]]; then
         iniset "$NOVA_API_PASTE_INI" app:osapi_compute_app_v21 \
             paste.app_factory "$NOVA_APP_FACTORY"
-        inidelete "$NOVA_API_PASTE_INI" composite:osapi_compute /reservation
+        inidelete "$NOVA_API_PASTE_INI" composite:osapi_compute '\/reservation'
         inidelete "$NOVA_API_PASTE_INI" composite:osapi_compute \
-            /reservation/v1
+            '\/reservation\/v1'
     fi
 }
 

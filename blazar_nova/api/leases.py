@@ -24,6 +24,7 @@ from blazar_core import errors
 from blazar_core import leases
 from blazar_core import model
 from blazar_core import params
+from blazar_core import states
 from blazar_core import views
 from blazar_nova.compat import service
 from blazar_nova import policy
@@ -137,9 +138,11 @@ class Leases:
         change = dataclasses.replace(asked.change, reservations=self._changed(
             _context(request), lease, asked.reservations))
         self._check_change(lease, change)
-        lease = self._parts.leases.update(lease_id, change)
-        service.notify('lease.update', lease)
-        return 200, {'lease': lease}
+        changed = self._parts.leases.update(lease_id, change)
+        service.notify('lease.update', changed)
+        if _is_near_end(lease) and not _is_near_end(changed):
+            service.notify('lease.event.before_end_lease.stop', changed)
+        return 200, {'lease': changed}
 
     def _changed(self, context: ty.Any, lease: dict[str, ty.Any],
                  asked: bodies.Reservations,
@@ -235,6 +238,13 @@ class Leases:
                 {'start_date': clocks.iso(time), 'fits': fits,
                  'enough': fits >= wanted} for time, fits in found],
             'truncated': more}
+
+
+def _is_near_end(lease: dict[str, ty.Any]) -> bool:
+    """Whether it was told of a lease that its end is near, which it is."""
+    told = {event['status'] for event in lease['events']
+            if event['event_type'] == states.EventType.BEFORE_END}
+    return 'DONE' in told and 'UNDONE' not in told
 
 
 def _context(request: webob.Request) -> ty.Any:

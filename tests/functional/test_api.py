@@ -212,12 +212,15 @@ class TestNotifications(ApiTestCase):
         self.ask('PUT', f'/leases/{lease["id"]}', {'name': 'other'},
                  code=200)
         self.run_until(self.began + 1200)
+        self.ask('PUT', f'/leases/{lease["id"]}',
+                 {'end_date': self.at(2 * HOUR)}, code=200)
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         for event in ('lease.create', 'lease.event.start_lease',
                       'lease.update', 'lease.event.remind',
-                      'lease.event.before_end_lease', 'lease.delete',
+                      'lease.event.before_end_lease',
+                      'lease.event.before_end_lease.stop', 'lease.delete',
                       'lease.event.end_lease'):
-            payload, = recorder.wait(event)
+            payload = recorder.wait(event)[0]
             self.assertEqual(('1.0', lease['id'], nova_box.PROJECT_ID), (
                 payload['version'], payload['lease_id'],
                 payload['project_id']))

@@ -242,7 +242,7 @@ class Admission:
         found: list[tuple[int, int]] = []
         with self.index.fresh() as timeline:
             hosts = self._allowed(timeline, demand)
-            starts = self._instants(window, duration, most + 1)
+            starts = [window.start, *timeline.instants(window, duration)]
             for start in starts[:most]:
                 rooms = timeline.rooms(
                     demand, model.Window(start, start + duration), hosts)
@@ -250,19 +250,6 @@ class Admission:
                 if not found or found[-1][1] != fits:
                     found.append((start, fits))
         return found, len(starts) > most
-
-    def _instants(self, window: model.Window, duration: int, most: int,
-                  ) -> list[int]:
-        """The first instants of a window at which room may come or go."""
-        late, early = models.Booking.end_date, (
-            models.Booking.start_date - duration + 1)
-        with self._database.reader() as session:
-            found = session.scalars(sa.union(*(
-                sa.select(time.label('time')).where(
-                    models.Booking.host_id.is_not(None),
-                    time > window.start, time < window.end)
-                for time in (late, early))).order_by('time').limit(most))
-            return [window.start, *found][:most]
 
     def quote(self, demand: model.Demand, window: model.Window,
               ) -> model.Refusal | None:

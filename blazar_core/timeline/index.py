@@ -298,6 +298,22 @@ class Timeline:
         return {rc: int(self._rows.levels[column][first:last + 1].max())
                 for rc, column in self._columns.items()}
 
+    def instants(self, window: model.Window, duration: int) -> list[int]:
+        """The starts in a window at which the room for so long may change.
+
+        It grows where a step begins, and shrinks where one would come in the
+        way; with some starts at which nothing changes. Costs O(steps), a few
+        ms for a million.
+
+        :param duration: seconds
+        """
+        times, late = self._rows.time, duration - 1
+        grows = times[(times > window.start) & (times < window.end)]
+        shrinks = times[(times > window.start + late) &
+                        (times < window.end + late)] - late
+        return [int(one) for one in np.unique(
+            np.concatenate((grows, shrinks)))]
+
     def busy(self, window: model.Window) -> npt.NDArray[np.bool_]:
         """Whether anything is booked on a host at any instant of a window.
 

@@ -509,7 +509,7 @@ class Leases:
                 raise errors.Conflict(
                     f'Reservation {reservation_id} holds {len(rows)} '
                     f'servers, and {len(rows) - len(free)} of them are there '
-                    f'already: boot at most {len(free)} more, or prolong the '
+                    f'already: boot at most {len(free)} more, or raise the '
                     f'amount of lease {lease.id}.')
             for row, server_id in zip(free, server_ids):
                 row.server_id = server_id

@@ -32,6 +32,11 @@ __all__ = ['DELETING', 'Query', 'describe', 'get', 'listed',
 DELETING = 'DELETING'
 
 
+#: Of how many leases the parts are asked for by one statement; databases do
+#: not take any number of parameters.
+_AT_ONCE = 5000
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Query:
     """Which leases, in which order; None: any.
@@ -153,8 +158,9 @@ def _conditions(query: Query, lease: type[models.Lease] = models.Lease,
 def _described(session: orm.Session, found: ty.Sequence[ty.Any],
                ) -> list[dict[str, ty.Any]]:
     """Leases as :func:`describe` has them, all their parts at once."""
-    parts = sorted(
-        _parts(session, [row.id for row in found]) if found else (),
+    parts = sorted((
+        part for first in range(0, len(found), _AT_ONCE) for part in _parts(
+            session, [row.id for row in found[first:first + _AT_ONCE]])),
         key=_position)
     bookings = collections.defaultdict(list)
     reservations = collections.defaultdict(list)

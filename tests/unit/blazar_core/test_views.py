@@ -15,6 +15,7 @@ import json
 import types
 
 import sqlalchemy as sa
+import fixtures
 import testscenarios
 
 from blazar_core.db import models
@@ -213,6 +214,14 @@ class TestStatements(ViewsTestCase):
             self.assertEqual(2, len(self.statements(lambda: self.page(
                 limit=2, status='PENDING', resource_type='virtual:instance',
                 sort=(('name', True), ('end_date', False))))))
+
+
+    def test_a_list_of_very_many_takes_some_more(self):
+        self.useFixture(fixtures.MonkeyPatch('blazar_core.views._AT_ONCE', 2))
+        made = [self.reserve(50 + number, 100, self.places(1))
+                for number in range(5)]
+        self.assertEqual(made, self.page())
+        self.assertEqual(1 + 3, len(self.statements(self.page)))
 
 
 class TestDescribe(ViewsTestCase):

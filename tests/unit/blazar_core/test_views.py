@@ -14,8 +14,8 @@ import itertools
 import json
 import types
 
-import sqlalchemy as sa
 import fixtures
+import sqlalchemy as sa
 import testscenarios
 
 from blazar_core.db import models
@@ -214,7 +214,6 @@ class TestStatements(ViewsTestCase):
             self.assertEqual(2, len(self.statements(lambda: self.page(
                 limit=2, status='PENDING', resource_type='virtual:instance',
                 sort=(('name', True), ('end_date', False))))))
-
 
     def test_a_list_of_very_many_takes_some_more(self):
         self.useFixture(fixtures.MonkeyPatch('blazar_core.views._AT_ONCE', 2))

@@ -185,6 +185,8 @@ def reached(step: Step, what: str) -> None:
     LOG.debug('%s: %s', what, step.value)
 
 
+#: The states of a lease that is to start, or whose start was cut off.
+_TO_START = ('PENDING', 'STARTING')
 #: The states of a lease whose servers have to go.
 _ENDING = ('TERMINATING', 'TERMINATED')
 
@@ -226,7 +228,7 @@ class Lifecycle:
             lease = _found(session, lease_id)
             held = session.get(models.HeldBuild, lease_id)
             now = self._clock.now()
-            if lease.status != 'PENDING' or lease.end_date <= now:
+            if lease.status not in _TO_START or lease.end_date <= now:
                 return None
             if when_due and lease.start_date > now:
                 return Later(lease.start_date - now, 'it was moved')
@@ -236,7 +238,7 @@ class Lifecycle:
                 return Later(AGAIN, 'its host is not empty yet')
             sealed = None if held is None else held.sealed
         if sealed is None:
-            return self._begin(lease_id)
+            return self._begin(lease_id, when_due)
         reached(Step.START_READ, lease_id)
         try:
             self._send(lease_id, sealed, lambda: self._may_send(
@@ -269,9 +271,14 @@ class Lifecycle:
             self._database.retried(self._never_started, lease_id, str(exc))
         reached(Step.START_SENT, lease_id)
 
-    def _begin(self, lease_id: str) -> Outcome:
+    def _begin(self, lease_id: str, when_due: bool) -> Outcome:
         """Its servers come later, from now on."""
-        self.open(lease_id)
+        openings = self._database.retried(
+            self._take_places, lease_id, when_due)
+        if not isinstance(openings, list):
+            return openings
+        for opening in openings:
+            self._cloud.open(opening)
         described = self._database.retried(self._activate, lease_id)
         if described is not None:
             self._notify('lease.event.start_lease', described)
@@ -282,33 +289,42 @@ class Lifecycle:
 
     def open(self, lease_id: str) -> None:
         """Let the reservations of a lease be used; safe to repeat."""
-        for opening in self._openings(lease_id):
+        with self._database.reader() as session:
+            openings = _openings(_found(session, lease_id))
+        for opening in openings:
             self._cloud.open(opening)
 
     def _is_ending(self, lease_id: str) -> bool:
         with self._database.reader() as session:
             return _found(session, lease_id).status in _ENDING
 
-    def _openings(self, lease_id: str) -> list[Opening]:
-        """The reservations of a lease that servers come to later."""
-        with self._database.reader() as session:
-            lease = _found(session, lease_id)
-            return [Opening(one.id, lease.project_id, lease.user_id,
-                            one.flavor, (one.params or {}).get('affinity'))
-                    for one in lease.reservations if one.flavor is not None]
+    def _take_places(self, lease_id: str, when_due: bool,
+                     ) -> list[Opening] | Outcome:
+        """What is to be opened; it is not changed any more after this."""
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = _locked(session, lease_id)
+            if when_due and lease.start_date > now:
+                return Later(lease.start_date - now, 'it was just moved')
+            if lease.status not in _TO_START or _servers(lease):
+                # Servers have a call that builds them; without it they
+                # cannot start.
+                return None
+            self._enter(lease, 'STARTING')
+            return _openings(lease)
 
     def _close(self, lease_id: str) -> None:
-        for opening in self._openings(lease_id):
+        with self._database.reader() as session:
+            openings = _openings(_found(session, lease_id))
+        for opening in openings:
             self._cloud.close(opening.reservation_id)
 
     def _activate(self, lease_id: str) -> Lease | None:
         with self._database.writer() as session:
             lease = _locked(session, lease_id)
-            if lease.status != 'PENDING' or session.get(
-                    models.HeldBuild, lease_id) is not None:
+            if lease.status != 'STARTING':
                 return None
-            for status in ('STARTING', 'ACTIVE'):
-                self._enter(lease, status)
+            self._enter(lease, 'ACTIVE')
             for reservation in lease.reservations:
                 reservation.status = 'active'
             return views.describe(lease)
@@ -446,8 +462,13 @@ class Lifecycle:
         if described is None:
             return
         self._notify('lease.delete', described)
-        if not any(one['servers'] for one in described['reservations']):
+        if any(one['servers'] for one in described['reservations']):
+            return
+        try:
             self.end(lease_id)
+        except Exception:
+            LOG.exception('Lease %s is not over yet; its end is tried again '
+                          'by whoever carries out events', lease_id)
 
     def _delete(self, lease_id: str) -> Lease | None:
         now = self._clock.now()
@@ -805,6 +826,13 @@ def _found(session: orm.Session, lease_id: str, **options: ty.Any,
 def _bookings(lease: models.Lease) -> list[models.Booking]:
     return [booking for reservation in lease.reservations
             for booking in reservation.bookings]
+
+
+def _openings(lease: models.Lease) -> list[Opening]:
+    """The reservations of a lease that servers come to later."""
+    return [Opening(one.id, lease.project_id, lease.user_id, one.flavor,
+                    (one.params or {}).get('affinity'))
+            for one in lease.reservations if one.flavor is not None]
 
 
 def _servers(lease: models.Lease) -> list[str]:

@@ -483,20 +483,23 @@ class Verifier:
         """A reservation has a flavor while its lease is ACTIVE."""
         there = flavors.reservations_open()
         with self._parts.database.reader() as session:
-            wanted = {row.id: row for row in session.execute(
+            begun = {row.id: row for row in session.execute(
                 sa.select(models.Reservation.id, models.Lease.name,
-                          models.Lease.id.label('lease_id'))
+                          models.Lease.id.label('lease_id'),
+                          models.Lease.status)
                 .join(models.Lease).where(
-                    models.Lease.status == 'ACTIVE',
+                    models.Lease.status.in_(('STARTING', 'ACTIVE')),
                     models.Reservation.params.is_not(None)))}
-        for reservation_id in sorted(there - wanted.keys()):
+        for reservation_id in sorted(there - begun.keys()):
             yield Difference(
                 ('flavor', reservation_id),
                 f'There is a flavor for reservation {reservation_id}, which '
                 f'is not active.', '--fix removes it', functools.partial(
                     self._parts.cloud.close, reservation_id))
-        for reservation_id in sorted(wanted.keys() - there):
-            row = wanted[reservation_id]
+        for reservation_id in sorted(begun.keys() - there):
+            row = begun[reservation_id]
+            if row.status != 'ACTIVE':
+                continue
             yield Difference(
                 ('no flavor', reservation_id),
                 f'{audit.named(row.lease_id, row.name)} is ACTIVE, and '

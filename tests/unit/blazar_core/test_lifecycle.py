@@ -645,6 +645,440 @@ class TestEnd(LifecycleTestCase):
             refused.refusal)
 
 
+class TestPlaces(LifecycleTestCase):
+    """Leases whose servers come later."""
+
+    def runs(self, server_id, host=None):
+        self.cloud.servers[server_id] = Seen(State.RUNNING, host or self.one)
+        return self.lifecycle.check(server_id)
+
+    def states(self, lease):
+        """That of a lease, and those of its reservations."""
+        described = views.get(self.database, lease['id'])
+        return described['status'], [
+            one['status'] for one in described['reservations']]
+
+    def bookings(self, lease):
+        return self.scalars(
+            models.Booking, models.Booking.reservation_id.in_(
+                [one['id'] for one in lease['reservations']]))
+
+    def test_they_are_opened_at_the_start_and_closed_at_the_end(self):
+        lease = self.reserve(50, 100, self.places(1, affinity=False),
+                             self.places(1))
+        self.assertEqual({}, self.cloud.opened)
+        self.clock.advance(50)
+        self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
+        first, second = lease['reservations']
+        self.assertEqual([
+            lifecycle.Opening(first['id'], 'project', 'user', {'vcpus': 1},
+                              False),
+            lifecycle.Opening(second['id'], 'project', 'user', {'vcpus': 1},
+                              None)], list(self.cloud.opened.values()))
+        self.assertEqual(('ACTIVE', ['active'] * 2), self.states(lease))
+        self.assertEqual(['lease.event.start_lease'], self.events_told())
+        self.clock.advance(50)
+        self.assertIsNone(self.lifecycle.end(lease['id'], when_due=True))
+        self.assertEqual({}, self.cloud.opened)
+        self.assertEqual(('TERMINATED', ['deleted'] * 2), self.states(lease))
+        self.assertEqual(2, self.room())
+
+    def test_they_are_open_before_the_lease_is_active(self):
+        """Whoever sees that it is may boot."""
+        lease = self.reserve(50, 100)
+        seen = []
+        self.cloud.open = lambda opening: seen.append(self.status(lease))
+        self.lifecycle.start(lease['id'])
+        self.assertNotIn('ACTIVE', seen)
+        self.assertEqual(1, len(seen))
+
+    def test_they_are_closed_before_a_server_is_deleted(self):
+        """Nobody takes the place of one that is leaving."""
+        lease = self.reserve(active=True)
+        self.runs(*self.occupy(lease))
+        opened = []
+        delete = self.cloud.delete
+        self.cloud.delete = lambda server_id: (
+            opened.append(dict(self.cloud.opened)), delete(server_id))
+        self.lifecycle.end(lease['id'])
+        self.assertEqual([{}], opened)
+
+    def test_a_start_that_fails_is_done_again(self):
+        lease = self.reserve()
+        self.cloud.broken['open'] = RuntimeError('the database is away')
+        for _time in range(2):
+            self.assertRaises(
+                RuntimeError, self.lifecycle.start, lease['id'])
+            self.assertNotEqual('ACTIVE', self.status(lease))
+        self.cloud.broken.clear()
+        self.lifecycle.start(lease['id'])
+        self.assertEqual(('ACTIVE', ['active']), self.states(lease))
+        for _time in range(2):
+            self.lifecycle.start(lease['id'])
+        self.assertEqual(['lease.event.start_lease'], self.events_told())
+
+    def test_one_that_cannot_be_opened_fails(self):
+        lease = self.reserve(0, 10_000)
+        self.cloud.broken['open'] = RuntimeError('no')
+        self.assertRaises(RuntimeError, self.lifecycle.start, lease['id'])
+        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.assertEqual(('ERROR', ['error']), self.states(lease))
+        self.assertEqual(2, self.room())
+        self.assertIs(True, views.get(
+            self.database, lease['id'])['degraded'])
+        self.lifecycle.end(lease['id'])
+        self.assertEqual(('TERMINATED', ['deleted']), self.states(lease))
+
+    def test_one_that_is_moved_while_it_starts_does_not_start(self):
+        lease = self.reserve(50, 100)
+        self.clock.advance(50)
+        retried, moved = self.database.retried, []
+
+        def late(*args, **kwargs):
+            # Its start has been found due, and nothing is written yet.
+            if not moved:
+                moved.append(None)
+                self.leases.update(lease['id'], leases.Change(
+                    start=NOW + 60))
+            return retried(*args, **kwargs)
+
+        self.database.retried = late
+        self.assertEqual(10, self.lifecycle.start(
+            lease['id'], when_due=True).seconds)
+        self.assertEqual(('PENDING', {}), (
+            self.status(lease), self.cloud.opened))
+        self.assertEqual([], self.notified)
+        self.clock.advance(10)
+        self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_what_is_open_is_what_is_booked(self):
+        """It cannot become another thing any more once it is opened."""
+        lease = self.reserve(50, 100)
+        reservation_id = lease['reservations'][0]['id']
+        change = leases.Change(reservations={
+            reservation_id: self.places(1, 2)})
+        plain, refused = self.cloud.open, []
+
+        def late(opening):
+            plain(opening)
+            refused.append(self.assertRaises(
+                errors.InvalidLeaseParams, self.leases.update, lease['id'],
+                change))
+
+        self.cloud.open = late
+        self.lifecycle.start(lease['id'])
+        self.assertEqual(1, len(refused))
+        self.assertEqual({'vcpus': 1},
+                         self.cloud.opened[reservation_id].flavor)
+        self.assertEqual([{'VCPU': 1}],
+                         self.scalars(models.Booking.resources))
+
+    def test_a_start_that_loses_against_a_deletion_closes_what_it_opened(
+            self):
+        for before in (False, True):
+            lease = self.reserve(50, 100, self.places(), self.places())
+            plain, opened = lifecycle.Lifecycle.delete, []
+            open_ = base.FakeCloud.open
+
+            def late(opening, lease=lease, opened=opened, before=before):
+                if before:
+                    open_(self.cloud, opening)
+                if not opened:
+                    plain(self.lifecycle, lease['id'])
+                opened.append(opening)
+                if not before:
+                    open_(self.cloud, opening)
+
+            self.cloud.open = late
+            self.assertIsNone(self.lifecycle.start(lease['id']))
+            self.assertEqual({}, self.cloud.opened)
+            self.assertRaises(errors.NotFound, views.get, self.database,
+                              lease['id'])
+            self.assertNotIn('lease.event.start_lease', self.events_told())
+
+    def test_a_boot_whose_call_is_lost_does_not_become_active(self):
+        lease = self.lease(50, 100)
+        with self.database.writer() as session:
+            session.query(models.HeldBuild).delete()
+        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertEqual('PENDING', self.status(lease))
+
+    def test_a_boot_that_starts_at_once_does_not_start_again(self):
+        lease = self.lease(0, 100)
+        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual([], self.notified)
+
+    def test_a_place_is_given_back_when_its_server_goes(self):
+        lease = self.reserve(0, 10_000, self.places(2), active=True)
+        first, second = self.occupy(lease, 2)
+        for server_id in (first, second):
+            self.runs(server_id)
+        generation = self.generation('one')
+        for server_id in (first, second):
+            self.see(server_id, State.GONE)
+        self.assertEqual(('ACTIVE', ['active']), self.states(lease))
+        self.assertEqual([(None, False)] * 2, [
+            (row.server_id, row.running) for row in self.bookings(lease)])
+        self.assertEqual(generation + 2, self.generation('one'))
+        # It is the lease's all the same, and may be taken again.
+        self.assertEqual(0, self.room())
+        third, = self.occupy(lease)
+        self.runs(third)
+        self.lifecycle.end(lease['id'])
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_a_server_that_fails_in_a_place_does_not_fail_its_lease(self):
+        lease = self.reserve(0, 10_000, self.places(2), active=True)
+        server_id, = self.occupy(lease)
+        self.notified.clear()
+        self.see(server_id, State.ERROR, fault='No valid host')
+        self.assertEqual(('ACTIVE', ['active']), self.states(lease))
+        self.assertEqual('one', self.host_of(server_id))
+        self.assertEqual(0, self.room())
+        self.assertEqual([], self.notified)
+        self.see(server_id, State.GONE)
+        self.occupy(lease, 2)
+
+    def test_two_servers_of_a_lease_change_places(self):
+        two = self.host('two', VCPU=1)
+        lease = self.reserve(0, 100, self.places(3), active=True)
+        first, second, third = self.occupy(lease, 3)
+        self.assertEqual(['one', 'one', 'two'], [
+            self.host_of(one) for one in (first, second, third)])
+        self.runs(second)
+        self.runs(first, two)
+        self.assertEqual(['two', 'one', 'one'], [
+            self.host_of(one) for one in (first, second, third)])
+        self.runs(third, self.one)
+        self.assertEqual(['two', 'one', 'one'], [
+            self.host_of(one) for one in (first, second, third)])
+        self.assertEqual({True}, set(self.scalars(models.Booking.running)))
+
+    def test_who_stands_where_no_place_is_takes_his_with_him(self):
+        two = self.host('two', VCPU=1)
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        server_id, = self.occupy(lease)
+        self.assertEqual(['one', 'two'], sorted(self.runs(
+            server_id, two)[1]))
+        self.assertEqual('two', self.host_of(server_id))
+        self.assertEqual(1, self.room())
+
+    def test_places_of_another_reservation_stay_where_they_are(self):
+        two = self.host('two', VCPU=1)
+        lease = self.reserve(0, 100, self.places(1), self.places(1),
+                             active=True)
+        other = self.reserve(0, 100)
+        self.assertEqual([two], self.hosts_of(other))
+        server_id, = self.occupy(lease)
+        self.runs(server_id, two)
+        self.assertEqual([two], self.hosts_of(other))
+        self.assertEqual('two', self.host_of(server_id))
+
+    def hosts_of(self, lease):
+        uuids = {host.id: host.uuid for host in self.scalars(models.Host)}
+        return [uuids[row.host_id] for row in self.bookings(lease)]
+
+    def test_a_start_waits_until_the_hosts_of_its_places_are_left(self):
+        before = self.running_lease(0, 50, count=2)
+        lease = self.reserve(50, 100)
+        self.clock.advance(50)
+        self.assertIsInstance(self.lifecycle.start(lease['id']),
+                              lifecycle.Later)
+        self.assertEqual({}, self.cloud.opened)
+        for server_id in base.servers_of(before):
+            self.see(server_id, State.GONE)
+        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertEqual('ACTIVE', self.status(lease))
+
+
+class TestDelete(LifecycleTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.worker = self.new_engine()
+
+    def pending(self):
+        return self.reserve(50, 100)
+
+    def offered(self):
+        return self.leases.offer(self.new_lease(50, 100), 60)
+
+    def held(self):
+        lease = self.lease(50, 100)
+        self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.HELD)
+        return lease
+
+    def starting(self):
+        lease = self.lease(0, 100)
+        self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.BUILDING)
+        return lease
+
+    def active(self):
+        return self.running_lease(0, 100)
+
+    def with_places(self):
+        lease = self.reserve(0, 100, active=True)
+        server_id, = self.occupy(lease)
+        self.cloud.servers[server_id] = Seen(State.RUNNING, self.one)
+        self.lifecycle.check(server_id)
+        return lease
+
+    def with_free_places(self):
+        return self.reserve(0, 100, active=True)
+
+    def terminating(self):
+        lease = self.running_lease(0, 100)
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.end(lease['id'])
+        self.cloud.stubborn.clear()
+        return lease
+
+    def terminated(self):
+        lease = self.running_lease(0, 100)
+        self.lifecycle.end(lease['id'])
+        return lease
+
+    def failed(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.cloud.servers[server_id] = Seen(State.ERROR)
+        self.lifecycle.check(server_id)
+        return lease
+
+    def never_started(self):
+        lease = self.reserve(50, 100)
+        self.lifecycle.give_up(lease['id'], 'start_lease')
+        return lease
+
+    #: What is there, its status, and whether it has servers to delete.
+    STATES = (
+        ('offered', 'OFFERED', False), ('pending', 'PENDING', False),
+        ('held', 'PENDING', True), ('starting', 'STARTING', True),
+        ('active', 'ACTIVE', True), ('with_places', 'ACTIVE', True),
+        ('with_free_places', 'ACTIVE', False),
+        ('terminating', 'TERMINATING', True),
+        ('terminated', 'TERMINATED', False), ('failed', 'ERROR', True),
+        ('never_started', 'ERROR', False))
+
+    def assert_over(self, lease):
+        self.assertRaises(errors.NotFound, views.get, self.database,
+                          lease['id'])
+        row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
+        self.assertEqual('TERMINATED', row.status)
+        self.assertEqual({}, self.cloud.opened)
+        self.assertEqual({}, self.cloud.servers)
+        self.assertEqual({'leases', 'reservations', 'events', 'hosts'},
+                         set(self.count_rows('changes')))
+        self.assertEqual({'DONE'}, set(self.scalars(
+            models.Event.status, models.Event.lease_id == lease['id'])))
+        self.assertEqual(2, self.room())
+
+    def test_it_works_in_every_state(self):
+        for name, status, has_servers in self.STATES:
+            lease = getattr(self, name)()
+            self.assertEqual(status, self.status(lease), name)
+            self.notified.clear()
+            self.lifecycle.delete(lease['id'])
+            told = [] if name == 'terminated' else ['lease.event.end_lease']
+            if has_servers:
+                self.assertEqual('DELETING', self.status(lease), name)
+                self.assertEqual(['lease.delete'], self.events_told(), name)
+                self.assertGreater(self.worker.run_due(), 0, name)
+            self.assertEqual(['lease.delete', *told], self.events_told(),
+                             name)
+            self.assert_over(lease)
+
+    def test_it_works_twice_and_is_told_once(self):
+        for name, _status, has_servers in self.STATES:
+            lease = getattr(self, name)()
+            self.notified.clear()
+            for _time in range(2):
+                self.lifecycle.delete(lease['id'])
+            self.worker.run_due()
+            self.lifecycle.delete(lease['id'])
+            self.assertEqual(1, self.events_told().count('lease.delete'),
+                             name)
+            self.assert_over(lease)
+
+    def test_what_is_not_there_is_not_found(self):
+        self.assertRaises(
+            errors.NotFound, self.lifecycle.delete, 'unheard-of')
+
+    def test_servers_that_stay_are_tried_again(self):
+        lease = self.active()
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.delete(lease['id'])
+        self.worker.run_due()
+        self.assertEqual('DELETING', self.status(lease))
+        self.cloud.stubborn.clear()
+        self.clock.advance(lifecycle.AGAIN)
+        self.worker.run_due()
+        self.assert_over(lease)
+
+    def test_what_cannot_be_closed_yet_is_closed_later(self):
+        lease = self.with_free_places()
+        self.cloud.broken['close'] = RuntimeError('the database is away')
+        self.lifecycle.delete(lease['id'])
+        self.assertEqual('DELETING', self.status(lease))
+        self.worker.run_due()
+        self.assertEqual('DELETING', self.status(lease))
+        self.cloud.broken.clear()
+        self.clock.advance(300)
+        self.worker.run_due()
+        self.assert_over(lease)
+
+    def while_its_end_is_carried_out(self, lease):
+        """Another worker finds that the event is not his any more."""
+        self.clock.advance(100)
+        retried, deleted = self.worker._database.retried, []
+
+        def late(work, *args, **kwargs):
+            # Its end has been carried out, and is to be written down.
+            if getattr(work, 'func', None) == self.worker._settled and (
+                    not deleted):
+                deleted.append(self.lifecycle.delete(lease['id']))
+            return retried(work, *args, **kwargs)
+
+        self.cloud.stubborn.update(self.cloud.servers)
+        self.worker._database.retried = late
+        self.worker.run_due()
+        self.assertEqual([None], deleted)
+        self.cloud.stubborn.clear()
+        self.worker.run_due()
+        self.clock.advance(lifecycle.AGAIN)
+        self.worker.run_due()
+        self.assert_over(lease)
+
+    def test_while_its_end_waits_for_servers(self):
+        self.while_its_end_is_carried_out(self.active())
+
+    def test_while_its_end_waits_for_servers_in_places(self):
+        self.while_its_end_is_carried_out(self.with_places())
+
+    def test_while_its_end_has_just_come(self):
+        self.while_its_end_is_carried_out(self.with_free_places())
+
+    def test_an_end_that_somebody_has_claimed_is_carried_out_at_once(self):
+        lease = self.active()
+        with self.database.writer() as session:
+            session.query(models.Event).filter_by(
+                event_type='end_lease').update({
+                    'status': 'IN_PROGRESS', 'claimed_by': 'dead',
+                    'claimed_until': NOW + 1000})
+        self.lifecycle.delete(lease['id'])
+        self.assertEqual(1, self.worker.run_due())
+        self.assert_over(lease)
+
+    def test_it_is_not_announced_any_more(self):
+        lease = self.active()
+        self.lifecycle.delete(lease['id'])
+        self.notified.clear()
+        self.lifecycle.announce(lease['id'], 'before_end_lease')
+        self.assertEqual([], self.notified)
+
+
 class TestAnnounce(LifecycleTestCase):
 
     def test_the_world_is_told_of_an_event(self):

@@ -212,6 +212,9 @@ class Leases:
                         f'Lease {lease.id} is over: nothing can be added to '
                         f'it. Write a later end, or make another lease.'
                     ) from full
+            if not demands and full.host_id == _UNPICKED:
+                # Somebody else has added meanwhile what was to be added.
+                raise api.LostRace(_UNPICKED) from full
             if not demands:
                 # What runs stays where it is, and has started already.
                 raise errors.Refused(model.Refusal(
@@ -649,6 +652,8 @@ def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
     return count
 
 
+#: No host: one that is still to be picked.
+_UNPICKED = 0
 #: The states of a lease whose servers are being built or run.
 _BEGUN = ('STARTING', 'ACTIVE')
 
@@ -719,7 +724,7 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
     gone = [row for row in rows if row not in kept]
     if picked is None:
         if count > len(kept):
-            raise books.Full(0)
+            raise books.Full(_UNPICKED)
         hosts: list[int | None] = [row.host_id for row in kept]
         added: list[int] = []
     elif begun:

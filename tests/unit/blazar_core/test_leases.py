@@ -694,7 +694,9 @@ class TestResize(PlacesTestCase):
 
     def test_before_its_start_it_may_become_another_thing(self):
         lease = self.reserve(50, 100, self.places(2))
+        self.assertEqual([2], self.scalars(models.Reservation.amount))
         answer = self.update(lease, self.places(1, 4, affinity=True))
+        self.assertEqual([1], self.scalars(models.Reservation.amount))
         reservation, = answer['reservations']
         self.assertEqual(
             (1, 4, {'VCPU': 4}, True, reservation['id']), (
@@ -712,7 +714,10 @@ class TestResize(PlacesTestCase):
 
     def test_after_it_only_the_amount_may_change(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
+        same = self.places(2)
         for other in (self.places(2, 2), self.places(1, 2),
+                      dataclasses.replace(same, demand=model.Demand(
+                          {'VCPU': 2}, 2)),
                       self.places(2, affinity=True),
                       self.places(1, affinity=False)):
             self.assert_refused(
@@ -806,6 +811,24 @@ class TestResize(PlacesTestCase):
         self.clock.advance(10)
         self.assert_refused(errors.InvalidLeaseParams, 'is over', lease,
                             self.places(2))
+
+    def test_who_finds_that_another_was_faster_is_not_refused(self):
+        lease = self.reserve(0, 100, active=True)
+        other = leases.Leases(self.books.connect(), self.clock,
+                              self.admission)
+        existing, done = leases._existing, []
+
+        def meanwhile(session, lease_id):
+            done.append(None)
+            if len(done) == 2:
+                other.update(lease['id'], leases.Change(reservations={
+                    lease['reservations'][0]['id']: self.places(3)}))
+            return existing(session, lease_id)
+
+        with fixtures.MonkeyPatch('blazar_core.leases._existing', meanwhile):
+            answer = self.update(lease, self.places(3))
+        self.assertGreater(len(done), 2)
+        self.assertEqual(3, answer['reservations'][0]['amount'])
 
     def test_what_runs_does_not_move_when_more_is_asked_for(self):
         self.host('two', VCPU=4)

@@ -865,6 +865,36 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual('two', self.host_of(server_id))
         self.assertEqual(1, self.room())
 
+    def test_only_as_many_places_move_as_servers(self):
+        two = self.host('two', VCPU=2)
+        lease = self.reserve(0, 100, self.places(4), active=True)
+        first, = self.occupy(lease)
+        self.assertEqual('one', self.host_of(first))
+        self.runs(first, two)
+        self.assertEqual([two, self.one, self.one, two],
+                         self.hosts_of(lease))
+
+    def test_one_who_runs_stays_where_he_is(self):
+        two = self.host('two', VCPU=1)
+        lease = self.reserve(0, 100, self.places(3), active=True)
+        first, second, third = self.occupy(lease, 3)
+        self.runs(third, two)
+        self.runs(first, two)
+        self.assertEqual(['two', 'one', 'two'], [
+            self.host_of(one) for one in (first, second, third)])
+
+    def test_room_comes_back_with_each_server_once_it_ends(self):
+        lease = self.reserve(0, 10_000, self.places(2), active=True)
+        first, second = self.occupy(lease, 2)
+        for server_id in (first, second):
+            self.runs(server_id)
+        self.cloud.stubborn.add(second)
+        self.lifecycle.end(lease['id'])
+        self.assertEqual(1, self.room())
+        self.cloud.stubborn.clear()
+        self.lifecycle.end(lease['id'])
+        self.assertEqual(2, self.room())
+
     def test_places_of_another_reservation_stay_where_they_are(self):
         two = self.host('two', VCPU=1)
         lease = self.reserve(0, 100, self.places(1), self.places(1),
@@ -878,7 +908,8 @@ class TestPlaces(LifecycleTestCase):
 
     def hosts_of(self, lease):
         uuids = {host.id: host.uuid for host in self.scalars(models.Host)}
-        return [uuids[row.host_id] for row in self.bookings(lease)]
+        return [uuids[row.host_id] for row in sorted(
+            self.bookings(lease), key=lambda row: row.id)]
 
     def test_a_start_waits_until_the_hosts_of_its_places_are_left(self):
         before = self.running_lease(0, 50, count=2)

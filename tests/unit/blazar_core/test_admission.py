@@ -345,6 +345,120 @@ class TestPick(AdmissionTestCase):
         self.assertEqual(['two'], self.pick(0, 10))
 
 
+class TestAvailability(AdmissionTestCase):
+
+    def available(self, start=0, end=100, duration=10, most=100, count=9,
+                  **demand):
+        found, more = self.admission.availability(
+            model.Demand({'VCPU': 1}, count, **demand),
+            model.Window(NOW + start, NOW + end), duration, most)
+        return [(time - NOW, fits) for time, fits in found], more
+
+    def test_it_changes_where_bookings_end_and_come_into_the_way(self):
+        self.host('one', VCPU=2)
+        self.book('one', 0, 20, VCPU=2)
+        self.book('one', 50, 60, VCPU=1)
+        self.assertEqual(([(0, 0), (20, 2), (41, 1), (60, 2)], False),
+                         self.available())
+        self.assertEqual(([(0, 0), (20, 1)], False),
+                         self.available(count=1))
+
+    def test_what_has_no_room_yet_is_cut_and_said_to_be(self):
+        self.host('one', VCPU=2)
+        self.book('one', 0, 20, VCPU=2)
+        self.book('one', 50, 60, VCPU=1)
+        self.assertEqual(([(0, 0), (20, 2)], True), self.available(most=2))
+
+    def test_servers_that_overstay_are_expected_to_go(self):
+        self.host('one', VCPU=1)
+        self.book('one', -100, -50, running=True, VCPU=1)
+        self.assertEqual(([(0, 0), (60, 1)], False), self.available())
+        self.assertEqual(([(0, 0)], False), self.available(end=60))
+
+    def test_together_and_apart(self):
+        for name in ('one', 'two'):
+            self.host(name, VCPU=3)
+        for affinity, fits in ((model.Affinity.NONE, 6),
+                               (model.Affinity.SAME, 3),
+                               (model.Affinity.DIFFERENT, 2)):
+            self.assertEqual(([(0, fits)], False),
+                             self.available(affinity=affinity))
+
+    def test_only_hosts_that_may_be_used_count(self):
+        uuid = self.host('one', VCPU=3)
+        self.host('two', VCPU=2)
+        self.assertEqual(([(0, 3)], False), self.available(
+            hosts=frozenset([uuid])))
+        self.assertEqual(([(0, 2)], False), self.available(
+            avoid=frozenset([uuid])))
+
+
+class TestAvailabilityAgainstBruteForce(AgainstBruteForce):
+
+    def test_every_start_has_as_many_as_trying_everything_says(self):
+        seen = collections.Counter()
+
+        def check(question, duration):
+            world, demand, window, asked = question
+            window = model.Window(max(window.start, world.now),
+                                  max(window.start, world.now) + 15)
+            found, more = self.in_books(
+                world, False, lambda admitting: admitting.availability(
+                    demand, window, duration, 1000))
+            self.assertFalse(more)
+            for start in range(window.start, window.end):
+                said = [fits for time, fits in found if time <= start][-1]
+                self.assertEqual(oracle.most(
+                    world.hosts, world.bookings(), asked, start,
+                    start + duration), said, (start, found))
+                seen[said] += 1
+
+        self.for_all(check, worlds.questions(), st.integers(1, 5),
+                     examples=30)
+        self.assertGreater(len(seen), 2)
+
+
+class TestSeveralDemands(AdmissionTestCase):
+
+    def pick_all(self, *demands, start=0, end=10):
+        return [list(map(self.name_of, hosts)) for hosts in
+                self.admission.pick_all(demands, model.Window(
+                    NOW + start, NOW + end))]
+
+    def test_together_or_not_at_all(self):
+        self.host('one', VCPU=4)
+        self.assertEqual([['one'] * 2, ['one']], self.pick_all(
+            model.Demand({'VCPU': 1}, 2), model.Demand({'VCPU': 2})))
+        refused = self.assertRaises(
+            errors.Refused, self.pick_all, model.Demand({'VCPU': 1}, 3),
+            model.Demand({'VCPU': 2}))
+        self.assertEqual(model.Refusal(model.Reason.TOO_BIG, 4, 3, None),
+                         refused.refusal)
+        # What was tried has left no trace.
+        self.assertEqual(['one'] * 4, self.pick(0, 10, 4))
+
+    def test_who_has_the_fewest_hosts_chooses_first(self):
+        uuid = self.host('one', VCPU=1)
+        self.host('two', VCPU=1)
+        anywhere, there = model.Demand({'VCPU': 1}), model.Demand(
+            {'VCPU': 1}, hosts=frozenset([uuid]))
+        self.assertEqual([['two'], ['one']], self.pick_all(anywhere, there))
+        self.assertEqual([['one'], ['two']], self.pick_all(there, anywhere))
+
+    def test_from_the_start_that_is_named_all_of_them_fit(self):
+        self.host('one', VCPU=2)
+        self.book('one', 0, 50, VCPU=1)
+        demands = [model.Demand({'VCPU': 1})] * 2
+        refusal = self.assertRaises(
+            errors.Refused, self.pick_all, *demands).refusal
+        self.assertEqual((model.Reason.NO_ROOM, 2, 1), (
+            refusal.reason, refusal.wanted, refusal.fits_now))
+        start = refusal.next_start - NOW
+        self.assertGreaterEqual(start, 50)
+        self.assertEqual([['one'], ['one']], self.pick_all(
+            *demands, start=start, end=start + 10))
+
+
 class TestQuote(AdmissionTestCase):
 
     def test_a_quote_books_nothing(self):

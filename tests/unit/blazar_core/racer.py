@@ -18,17 +18,21 @@ out - and is carried out when the line "go" follows, at the instant that it
 names. Which guards are taken out is said by ``without``.
 """
 
+from concurrent import futures
 import contextlib
 import functools
 import json
 import logging
 import os
 import sys
+import threading
 import time
 import typing as ty
 from unittest import mock
 
 import sqlalchemy as sa
+from sqlalchemy import orm
+from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core import admission
 from blazar_core import clock as clocks
@@ -78,6 +82,22 @@ def take_unguarded(connection: sa.Connection, now: int,
         connection.execute(sa.insert(models.Change), rows)
 
 
+def unlocked(session: orm.Session, lease_id: str) -> models.Lease:
+    """What leases._existing does, but that it locks nothing."""
+    lease = session.get(models.Lease, lease_id)
+    assert lease is not None
+    return lease
+
+
+def late_lock(session: orm.Session, reservation_id: str) -> models.Lease:
+    """What leases._lease_of does, but that it reads before it locks."""
+    lease_id = session.scalar(sa.select(models.Reservation.lease_id).where(
+        models.Reservation.id == reservation_id))
+    lease = session.get(models.Lease, lease_id, with_for_update=True)
+    assert lease is not None
+    return lease
+
+
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
     'generation': ('blazar_core.books._take', take_unguarded),
@@ -85,6 +105,8 @@ GUARDS = {
                    functools.partial(take_unguarded, move=True)),
     'gate': ('blazar_core.lifecycle.Lifecycle._may_send',
              lambda self, *_lease: True),
+    'lock': ('blazar_core.leases._existing', unlocked),
+    'places': ('blazar_core.leases._lease_of', late_lock),
     'claim': ('blazar_core.engine.Engine._claim', seize),
 }
 
@@ -102,6 +124,12 @@ class FileCloud:
              ) -> None:
         if gate():
             self.write(call)
+
+    def open(self, reservation: lifecycle.Opening) -> None:
+        self.write(f'open {reservation.reservation_id}')
+
+    def close(self, reservation_id: str) -> None:
+        self.write(f'close {reservation_id}')
 
     def revoke(self, credential: str) -> None:
         self.write(f'revoke {credential}')
@@ -147,16 +175,18 @@ class Racer:
 
     def _create(self, server_ids: list[str], start: int, end: int,
                 resources: dict[str, int], affinity: str = 'none',
-                withdraw: bool = False) -> Answer:
+                withdraw: bool = False, later: bool = False) -> Answer:
         request = params.LeaseRequest(
             name='race', window=model.Window(start, end), before_end=None,
             events=(), on_end='delete', starts_now=True)
         demand = model.Demand(
             resources, len(server_ids), model.Affinity(affinity))
+        wanted = leases.NewReservation(demand, tuple(server_ids))
+        if later:
+            wanted = leases.NewReservation(demand, params={}, flavor={})
         try:
             lease = self.leases.create(leases.NewLease(
-                'project', 'user', request, (leases.NewReservation(
-                    demand, tuple(server_ids)),)), None)
+                'project', 'user', request, (wanted,)), None)
         except errors.Refused as exc:
             return {'refused': exc.refusal.next_start}
         except errors.BooksBusy:
@@ -164,6 +194,53 @@ class Racer:
         if withdraw:
             self.leases.withdraw(lease['id'])
         return {'admitted': lease['id']}
+
+    def reserve(self) -> list[Answer]:
+        """Make leases whose servers come later, all at once."""
+        together = threading.Barrier(len(self.task['leases']))
+
+        def one(wanted: dict[str, ty.Any]) -> Answer:
+            together.wait(20)
+            return self._create(**wanted)
+
+        with futures.ThreadPoolExecutor(together.parties) as pool:
+            return list(pool.map(one, self.task['leases']))
+
+    def occupy(self) -> list[Answer]:
+        """Take places for servers, one after the other."""
+        answers: list[Answer] = []
+        for server_id in self.task['server_ids']:
+            try:
+                self.leases.occupy(
+                    self.task['reservation_id'], 'project', [server_id])
+                answers.append({'taken': server_id})
+            except errors.Conflict:
+                answers.append({'full': server_id})
+        return answers
+
+    def update(self) -> list[Answer]:
+        """Let a lease grow, again and again, as long as that can be."""
+        answers: list[Answer] = []
+        for amount in self.task['amounts']:
+            wanted = leases.NewReservation(
+                model.Demand({'VCPU': 1}, amount), flavor={'vcpus': 1},
+                params={'vcpus': 1, 'affinity': None, 'amount': amount})
+            try:
+                self.leases.update(self.task['lease_id'], leases.Change(
+                    end=self.task['now'] + 100 + amount, reservations={
+                        self.task['reservation_id']: wanted}))
+                answers.append({'updated': amount})
+            except (errors.NotFound, errors.InvalidLeaseParams):
+                answers.append({'over': amount})
+            except orm_exc.StaleDataError:
+                # What was read is not there any more: without the guards.
+                answers.append({'failed': amount})
+        return answers
+
+    def update_and_delete(self) -> list[Answer]:
+        answers = self.update()
+        self._lifecycle().delete(self.task['lease_id'])
+        return [*answers, {'deleted': True}]
 
     def start(self) -> None:
         self._lifecycle().start(self.task['lease_id'])

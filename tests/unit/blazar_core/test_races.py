@@ -31,6 +31,7 @@ import sqlalchemy as sa
 import testscenarios
 
 from blazar_core import admission
+from blazar_core.db import models
 from blazar_core import leases
 from tests import databases
 from tests.unit import base
@@ -223,6 +224,93 @@ class TestBookingWithoutTheGuard(RaceTestCase):
             self.clear()
         self.fail(f'{ROUNDS} races without the guard, and no overbooking: '
                   'these races prove nothing.')
+
+
+class TestTheLastHost(RaceTestCase):
+
+    COUNT = 100
+
+    def ask(self, **options):
+        """So many ask for all of the host at once; says how each went."""
+        shares = iter([self.COUNT // RACERS + (
+            number < self.COUNT % RACERS) for number in range(RACERS)])
+        answers = self.race(RACERS, do='reserve', leases=lambda: [
+            self.wanted(vcpus=4, later=True)
+            for _lease in range(next(shares))], **options)
+        return [one for each in answers for one in each]
+
+    def test_one_gets_it_and_all_others_are_told_the_truth(self):
+        self.host('one', VCPU=4)
+        answers = self.ask()
+        self.assertEqual([], self.overbooked())
+        self.assertEqual({'admitted': 1, 'refused': self.COUNT - 1},
+                         outcomes([answers]))
+        next_start, = {one['refused'] for one in answers if 'refused' in one}
+        lease = self.reserve(next_start - NOW, next_start - NOW + 10,
+                             self.places(1, 4))
+        self.assertEqual('PENDING', lease['status'])
+
+
+class TestTheLastHostWithoutTheGuard(TestTheLastHost):
+
+    scenarios = databases.SERVERS
+
+    def test_one_gets_it_and_all_others_are_told_the_truth(self):
+        """It is not so without generations."""
+        self.host('one', VCPU=4)
+        for _round in range(ROUNDS):
+            answers = self.ask(without=['generation'])
+            if outcomes([answers])['admitted'] > 1:
+                self.assertNotEqual([], self.overbooked())
+                return
+            self.clear()
+        self.fail('Without the guard one alone got the last host, too.')
+
+
+class TestPlaces(RaceTestCase):
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.SERVERS
+    AMOUNT = 5
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+        self.mine = self.reserve(0, 100, self.places(self.AMOUNT),
+                                 active=True)
+
+    def occupied(self, **options):
+        """Who was told to have a place, and who has one."""
+        answers = self.race(
+            RACERS, do='occupy', server_ids=lambda: [
+                uuidutils.generate_uuid() for _server in range(2)],
+            reservation_id=self.mine['reservations'][0]['id'], **options)
+        return {one['taken'] for each in answers for one in each
+                if 'taken' in one}, set(self.scalars(
+                    models.Booking.server_id,
+                    models.Booking.server_id.is_not(None)))
+
+    def test_there_are_never_more_servers_than_places(self):
+        for _round in range(5):
+            told, have = self.occupied()
+            self.assertEqual(self.AMOUNT, len(have))
+            self.assertEqual(have, told)
+            self.leases.vacate(have)
+
+
+class TestPlacesWithoutTheGuard(TestPlaces):
+
+    #: The others notice that what was read is not so any more.
+    scenarios = databases.SERVERS[:1]
+
+    def test_there_are_never_more_servers_than_places(self):
+        """It is not so if the lock comes after what it is to guard."""
+        for _round in range(ROUNDS):
+            told, have = self.occupied(without=['places'])
+            if len(told) > len(have):
+                return
+            self.leases.vacate(have)
+        self.fail('No place was taken twice without the guard.')
 
 
 class TestStarting(RaceTestCase):

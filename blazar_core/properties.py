@@ -27,6 +27,7 @@ condition: every host matches.
 
 import dataclasses
 import json
+import math
 import operator
 import typing as ty
 
@@ -124,7 +125,7 @@ def _expression(node: object, depth: int) -> Expression:
     if not isinstance(node, list) or not node or not isinstance(node[0], str):
         raise errors.InvalidLeaseParams(
             f'A property expression is an array that begins with an '
-            f'operator, and {json.dumps(node)[:80]} is none. Write for '
+            f'operator, and {_shown(node)} is none. Write for '
             f'example {_EXAMPLE}.')
     if node[0] in _COMBINE:
         return _combination(node[0], node[1:], depth)
@@ -154,17 +155,26 @@ def _comparison(name: str, operands: list[object]) -> Comparison:
     if not isinstance(prop, str) or not prop.startswith('$') or prop == '$':
         raise errors.InvalidLeaseParams(
             f'The first operand of "{name}" must be a property such as '
-            f'"$vcpus", not {json.dumps(prop)[:80]}.')
+            f'"$vcpus", not {_shown(prop)}.')
     values = rest[0] if many and isinstance(rest[0], list) else rest
     return Comparison(name, prop[1:], tuple(_value(one) for one in values))
 
 
 def _value(value: object) -> Value:
-    if not isinstance(value, str | int | float):
+    # Python reads NaN and 1e999, and databases do not take them back.
+    if not isinstance(value, str | int | float) or (
+            isinstance(value, float) and not math.isfinite(value)):
         raise errors.InvalidLeaseParams(
             f'A property compares with a text or a number, not with '
-            f'{json.dumps(value)[:80]}.')
+            f'{_shown(value)}.')
     return value
+
+
+def _shown(node: object) -> str:
+    try:
+        return json.dumps(node)[:80]
+    except RecursionError:
+        return 'what is nested so deeply'
 
 
 def _alike(left: Value, right: Value) -> tuple[ty.Any, ty.Any]:

@@ -99,7 +99,8 @@ class FlavorInstances:
         if isinstance(flavor_id, int) and not isinstance(flavor_id, bool):
             # Clients make a number of what looks like one.
             flavor_id = str(flavor_id)
-        if not isinstance(flavor_id, str) or not 1 <= len(flavor_id) <= 255:
+        if not isinstance(flavor_id, str) or not flavor_id.isprintable() or (
+                not 1 <= len(flavor_id) <= 255):
             raise errors.InvalidLeaseParams(
                 '"flavor_id" must be the id of a flavor, a string.')
         # flavor_id is shown as that of the reserved flavor, as instances

@@ -273,6 +273,11 @@ def _query(request: webob.Request) -> dict[str, ty.Any]:
             raise errors.InvalidLeaseParams(
                 f'The parameter "{params.shown(key)}" is given twice. Write '
                 f'it once.')
+        if '\0' in value:
+            # PostgreSQL takes no text with one in it.
+            raise errors.InvalidLeaseParams(
+                f'The parameter "{params.shown(key)}" has a NUL in it. Leave '
+                f'it out.')
     return ty.cast('dict[str, ty.Any]', values)
 
 

@@ -47,7 +47,8 @@ __all__ = ['Application', 'factory', 'versions']
 
 LOG = logging.getLogger(__name__)
 
-_ID = r'(?P<lease_id>[^/]{1,255})'
+# PostgreSQL takes no text with a NUL in it.
+_ID = r'(?P<lease_id>[^/\0]{1,255})'
 
 #: Which path is for what: the methods of :class:`leases.Leases`.
 ROUTES: tuple[tuple[re.Pattern[str], dict[str, str]], ...] = tuple(
@@ -78,7 +79,8 @@ class Application:
         except Exception as exc:
             response = faults.answer(exc)
             if response.status_int == 500:
-                LOG.exception('%s %s failed', request.method, request.path)
+                LOG.exception('%s %s failed', request.method,
+                              request.environ['PATH_INFO'])
         response.headers['OpenStack-API-Version'] = _VERSION
         return response
 
@@ -94,7 +96,7 @@ class Application:
 
     def _handler(self, request: webob.Request,
                  ) -> tuple[leases.Handler, dict[str, str]]:
-        path = request.path_info.rstrip('/')
+        path = _path(request)
         for pattern, methods in ROUTES:
             match = pattern.fullmatch(path)
             if match is None:
@@ -115,6 +117,14 @@ class Application:
                            'Leases are at /v1/leases.')
 
 
+def _path(request: webob.Request) -> str:
+    """The path, without slashes at its end; empty if it is not UTF-8."""
+    try:
+        return ty.cast(str, request.path_info).rstrip('/')
+    except UnicodeDecodeError:
+        return ''
+
+
 def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
     """Make the application; paste calls this.
 
@@ -130,7 +140,8 @@ def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     """Make what tells of the versions, without a token; paste calls this."""
     @webob.dec.wsgify
     def tell(request: webob.Request) -> webob.Response:
-        if request.path_info.rstrip('/') not in ('', '/versions'):
+        if request.environ['PATH_INFO'].rstrip('/') not in (
+                '', '/versions'):
             return faults.answer(faults.Fault(
                 'URL_NOT_FOUND', 'There is nothing at this URL. The lease '
                 'API is at /v1.'))

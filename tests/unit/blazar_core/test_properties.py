@@ -14,6 +14,7 @@
 
 import json
 import operator
+import sys
 
 import hypothesis
 from hypothesis import strategies as st
@@ -65,6 +66,18 @@ class ExpressionTest(testtools.TestCase):
     def test_what_a_host_does_not_have_matches_nothing(self):
         for name in MEANING:
             self.assertFalse(says([name, '$unknown', '1']), name)
+
+    def test_what_is_no_number_and_what_is_deep(self):
+        for value in (float('nan'), float('inf'), -float('inf')):
+            self.assertRaises(errors.InvalidLeaseParams, properties.parse,
+                              ['=', '$load', value])
+        # As deep as what reads JSON may leave it, and no further.
+        deep: list[object] = []
+        for _level in range(sys.getrecursionlimit()):
+            deep = [deep]
+        for expression in (deep, ['=', deep, 1], ['=', '$load', deep]):
+            self.assertRaises(errors.InvalidLeaseParams, properties.parse,
+                              expression)
 
     def test_nothing_is_no_condition(self):
         for nothing in ('', ' ', '[]', [], None):

@@ -1,0 +1,117 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The OpenAPI description of the lease API, as tests use it."""
+
+import functools
+import os
+import typing as ty
+
+import jsonschema
+import referencing
+from referencing import jsonschema as specifications
+import yaml
+
+__all__ = ['DOCUMENTS', 'Operation', 'description', 'operations', 'problems',
+           'resolved']
+
+#: The folder of the API reference.
+DOCUMENTS = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+    'doc', 'source', 'api')
+
+_URI = 'urn:lease-api'
+_METHODS = ('get', 'put', 'post', 'delete', 'patch', 'head', 'options')
+
+Schema: ty.TypeAlias = dict[str, ty.Any]
+
+
+class Operation(ty.NamedTuple):
+    """One method of one path."""
+
+    method: str
+    path: str
+    #: Where the path begins, if not where all others do.
+    server: str | None
+    parameters: tuple[Schema, ...]
+    #: The schema of the body; None: there is none.
+    body: Schema | None
+    #: By code, the schema of the body; None: anything.
+    answers: dict[int, Schema | None]
+
+
+@functools.cache
+def description() -> Schema:
+    """The whole document."""
+    with open(os.path.join(DOCUMENTS, 'openapi.yaml')) as f:
+        return ty.cast(Schema, yaml.safe_load(f))
+
+
+def resolved(node: Schema) -> Schema:
+    """What a reference stands for; anything else is itself."""
+    while set(node) == {'$ref'}:
+        found: ty.Any = description()
+        for part in node['$ref'].removeprefix('#/').split('/'):
+            found = found[part]
+        node = found
+    return node
+
+
+@functools.cache
+def operations() -> tuple[Operation, ...]:
+    """All that can be asked."""
+    return tuple(
+        Operation(
+            method.upper(), path,
+            path_item['servers'][0]['url'] if 'servers' in path_item else
+            None,
+            tuple(resolved(one) for one in (
+                *path_item.get('parameters', ()),
+                *operation.get('parameters', ()))),
+            _content(operation['requestBody']) if 'requestBody' in operation
+            else None,
+            {int(code): _content(resolved(answer))
+             for code, answer in operation['responses'].items()})
+        for path, path_item in description()['paths'].items()
+        for method, operation in path_item.items() if method in _METHODS)
+
+
+def _content(node: Schema) -> Schema | None:
+    if 'content' not in node:
+        return None
+    return ty.cast(Schema, node['content']['application/json']['schema'])
+
+
+@functools.cache
+def _registry() -> ty.Any:
+    return referencing.Registry().with_resource(
+        _URI, referencing.Resource.from_contents(
+            description(), specifications.DRAFT202012))
+
+
+def problems(schema: Schema, value: object) -> list[str]:
+    """Where a value is not as a schema of the document says."""
+    # References of the schema are to be found in the document.
+    validator = jsonschema.Draft202012Validator(
+        _absolute(schema), registry=_registry())
+    return [f'{error.json_path}: {error.message[:300]}'
+            for error in validator.iter_errors(value)]
+
+
+def _absolute(node: ty.Any) -> ty.Any:
+    if isinstance(node, dict):
+        return {key: f'{_URI}{value}' if key == '$ref' and isinstance(
+            value, str) and value.startswith('#') else _absolute(value)
+            for key, value in node.items()}
+    if isinstance(node, list):
+        return [_absolute(one) for one in node]
+    return node

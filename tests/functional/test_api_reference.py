@@ -1,0 +1,239 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The API reference: its description and its samples are what the API does.
+
+``BLAZAR_WRITE_SAMPLES=1`` writes the answers into the samples instead of
+comparing them; look at what has changed before you keep it.
+"""
+
+import collections
+import itertools
+import json
+import os
+import re
+import urllib.parse
+
+import jsonschema
+import requests
+import testtools
+
+from blazar_core import clock as clocks
+from blazar_core import params
+from blazar_core import states
+from blazar_core import views
+from blazar_nova.api import faults
+from blazar_nova.api import rest
+from tests.functional import openapi
+from tests.functional import test_api
+
+SAMPLES = os.path.join(openapi.DOCUMENTS, 'samples')
+WRITE = 'BLAZAR_WRITE_SAMPLES' in os.environ
+
+#: What the samples say instead of the moment at which a test begins.
+BEGAN = params.parse_date('2026-12-01 13:00', 0)
+PROJECT = 'a0b86a98b0d343cb948e00689182efd4'
+USER = 'c631173edec04bb7a0c3f7711153c06c'
+HOST = 'http://controller:8774'
+
+_UUID = re.compile(r'[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}')
+_DATE = re.compile(r'\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{6}| \d\d:\d\d'
+                   r'(?::\d\d)?)')
+#: Times that depend on the moment of the request.
+_MADE = re.compile(r'("(?:created|updated)_at": ")[^"]*"')
+_EXPIRES = re.compile(r'("expire_offer",\s+"time": ")[^"]*"')
+
+
+class DescriptionTest(testtools.TestCase):
+    """doc/source/api/openapi.yaml and the code."""
+
+    def test_every_schema_is_one(self):
+        for schema in openapi.description()['components']['schemas'].values():
+            jsonschema.Draft202012Validator.check_schema(schema)
+
+    def test_every_reference_leads_somewhere(self):
+        text = json.dumps(openapi.description())
+        found = set(re.findall(r'"\$ref": "([^"]*)"', text))
+        for reference in found:
+            openapi.resolved({'$ref': reference})
+        self.assertEqual([], [
+            f'{kind}/{name}' for kind in ('schemas', 'parameters')
+            for name in openapi.description()['components'][kind]
+            if f'#/components/{kind}/{name}' not in found])
+
+    def test_every_route_and_no_other(self):
+        routed = {(pattern.pattern, method)
+                  for pattern, methods in rest.ROUTES for method in methods}
+        described = set()
+        for operation in openapi.operations():
+            if operation.server is None:
+                path = operation.path.replace('{lease_id}', 'an-id')
+                described |= {
+                    (pattern.pattern, operation.method)
+                    for pattern, _methods in rest.ROUTES
+                    if pattern.fullmatch(path)} or {
+                        (operation.path, operation.method)}
+        self.assertEqual(routed, described)
+
+    def test_every_error_and_no_other(self):
+        answered = collections.defaultdict(set)
+        for _kind, code, name in faults.ERRORS:
+            answered[code].add(name)
+        for name, code in faults.HTTP.items():
+            answered[code].add(name)
+        described = collections.defaultdict(set)
+        for answer in openapi.description()['components'][
+                'responses'].values():
+            text = json.dumps(openapi.resolved(answer).get('content', {}))
+            if 'NoRoom' in text:
+                text += json.dumps(openapi.description()['components'][
+                    'schemas']['NoRoom'])
+            for code in re.findall(r'"error_code": {"const": (\d+)', text):
+                for names in re.findall(r'"error_name": {"enum": \[(.*?)\]',
+                                        text):
+                    described[int(code)] |= set(
+                        names.replace('"', '').split(', '))
+        self.assertEqual(answered, described)
+
+    def test_every_error_is_in_the_text(self):
+        with open(os.path.join(openapi.DOCUMENTS, 'index.rst')) as f:
+            _before, text = f.read().split('\nErrors\n======\n')
+        told = set(re.findall(r'^``([A-Z_]+)``', text, re.M))
+        self.assertEqual(
+            {name for _kind, _code, name in faults.ERRORS} | {*faults.HTTP},
+            told)
+
+    def test_every_state(self):
+        schemas = openapi.description()['components']['schemas']
+        for schema in ('LeaseStatus', 'LeaseStatusAsked'):
+            self.assertEqual({*states.LEASE.steps, views.DELETING},
+                             set(schemas[schema]['enum']))
+        self.assertEqual(
+            set(states.RESERVATION.steps),
+            set(schemas['Reservation']['properties']['status']['enum']))
+        self.assertEqual(
+            set(states.EVENT.steps),
+            set(schemas['Event']['properties']['status']['enum']))
+
+
+class SamplesTest(test_api.ApiTestCase):
+    """doc/source/api/samples and the answers of a real nova-api."""
+
+    def test_a_lease_from_its_making_to_its_end(self):
+        made = self.sample('POST', '/leases', 'lease-create', 201)['lease']
+        of_flavor = self.sample(
+            'POST', '/leases', 'lease-create-flavor', 201)['lease']
+        path = f'/leases/{made["id"]}'
+        self.sample('GET', '/leases?limit=1&sort=end_date:desc&'
+                    'fields=id,name,status,start_date', 'leases', 200)
+        self.sample('PUT', path, 'lease-update', 200, names={
+            'RESERVATION': made['reservations'][0]['id']})
+        self.sample('GET', path, 'lease-show', 200)
+        self.sample('POST', '/leases', 'lease-create-no-room', 409)
+        for lease in (made, of_flavor):
+            self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.sample('GET', path, 'lease-not-found', 404)
+
+    def test_a_quote_an_offer_and_what_is_free(self):
+        self.sample('POST', '/leases?dry_run=true', 'quote', 200)
+        offer = self.sample('POST', '/leases', 'offer', 201)['lease']
+        self.sample('POST', f'/leases/{offer["id"]}/accept', 'accept', 200)
+        self.sample(
+            'GET', '/availability?' + urllib.parse.urlencode({
+                'vcpus': 2, 'memory_mb': 2048, 'disk_gb': 10, 'amount': 3,
+                'duration': '2h', 'start_date': self.at(1800),
+                'end_date': self.at(5 * 3600)}), 'availability', 200)
+
+    def test_a_lease_of_a_boot(self):
+        self.boot('server1', hints=self.lease_hints(
+            'lease1', start_in=3600, length=7200))
+        lease, = self.ask('GET', '/leases')['leases']
+        self.sample('GET', f'/leases/{lease["id"]}', 'lease-of-a-boot', 200)
+
+    def test_the_versions(self):
+        self.sample('GET', '', 'versions', 300, root='/reservation')
+
+    def test_every_sample_is_shown(self):
+        with open(os.path.join(openapi.DOCUMENTS, 'index.rst')) as f:
+            shown = re.findall(r'samples/(\S+)', f.read())
+        self.assertEqual(sorted(os.listdir(SAMPLES)), sorted(shown))
+
+    def sample(self, method, url, name, code, names=None,
+               root='/reservation/v1'):
+        """Make a request; its answer is what the sample is.
+
+        The request has the body in NAME-request.json, if there is one, and
+        the answer is compared with NAME-response.json.
+
+        :param names: what stands for words in the body
+        """
+        body, request = None, os.path.join(SAMPLES, f'{name}-request.json')
+        if os.path.exists(request):
+            with open(request) as f:
+                text = moved(f.read(), self.began - BEGAN)
+            for word, value in (names or {}).items():
+                text = text.replace(word, value)
+            body = json.loads(text)
+        answer = requests.request(
+            method, self.alice.base_url.rsplit('/v2', 1)[0] + root + url,
+            json=body, headers={'X-Auth-Token': self.alice.who.token()})
+        self.assertEqual(code, answer.status_code, answer.text)
+        self.check(method, url.partition('?')[0], body, answer)
+        told = self.told(answer.json())
+        path = os.path.join(SAMPLES, f'{name}-response.json')
+        if WRITE:
+            with open(path, 'w') as f:
+                f.write(told)
+        with open(path) as f:
+            self.assertEqual(alike(f.read()), alike(told))
+        return answer.json()
+
+    def check(self, method, path, body, answer):
+        """The description says the same."""
+        path = re.sub(r'(?<=/leases/)[^/]+', '{lease_id}', path) or '/'
+        operation, = (one for one in openapi.operations()
+                      if (one.method, one.path) == (method, path))
+        if body is not None:
+            self.assertEqual([], openapi.problems(operation.body, body))
+        self.assertEqual([], openapi.problems(
+            operation.answers[answer.status_code], answer.json()))
+
+    def told(self, answer):
+        """An answer as the samples have it."""
+        text = json.dumps(answer, indent=2) + '\n'
+        text = re.sub(rf'http://{_UUID.pattern}(:80)?(?=/)', HOST, text)
+        for old, new in (
+                (self.alice.who.project, PROJECT),
+                (f'"user_id": "{self.alice.who.user}"',
+                 f'"user_id": "{USER}"')):
+            text = text.replace(old, new)
+        text = moved(text, BEGAN - self.began)
+        text = _MADE.sub(rf'\g<1>{clocks.iso(BEGAN)}"', text)
+        return _EXPIRES.sub(rf'\g<1>{clocks.iso(BEGAN + 600)}"', text)
+
+
+def moved(text, seconds):
+    """The same, with its dates so many seconds later."""
+    def move(match):
+        date = match.group()
+        if 'T' in date:
+            return clocks.iso(clocks.parse_iso(date) + seconds)
+        return clocks.minute(params.parse_date(date, 0) + seconds)
+
+    return _DATE.sub(move, text)
+
+
+def alike(text):
+    """JSON of which only the order of its ids is left."""
+    numbers = collections.defaultdict(itertools.count(1).__next__)
+    return json.loads(_UUID.sub(
+        lambda match: f'id {numbers[match.group()]}', text))

@@ -313,6 +313,50 @@ class TestPlacesWithoutTheGuard(TestPlaces):
         self.fail('No place was taken twice without the guard.')
 
 
+class TestUpdateAndDelete(RaceTestCase):
+
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'cloud')
+
+    def race_once(self, start, **options):
+        """All let a lease grow, and then one of them deletes it.
+
+        :returns: how that went, and what is left of the lease: its status,
+            bookings and open events
+        """
+        lease = self.reserve(start, 100, active=start == 0)
+        tasks = iter(['update', 'update_and_delete', 'update', 'update'])
+        amounts = iter([[2, 3, 1, 4, 2, 3], [1], [3, 2, 1, 4, 3, 2],
+                        [4, 5, 1, 2, 4, 5]])
+        answers = outcomes(self.race(
+            4, do=lambda: next(tasks), lease_id=lease['id'], path=self.path,
+            reservation_id=lease['reservations'][0]['id'],
+            amounts=lambda: next(amounts), **options))
+        self.assertEqual((1, 20), (
+            answers['deleted'], answers.total()))
+        status, = self.scalars(models.Lease.status,
+                               models.Lease.id == lease['id'])
+        return answers, (status, len(self.scalars(
+            models.Booking.id)), self.scalars(
+                models.Event.event_type, models.Event.status != 'DONE'))
+
+    def test_it_ends_deleted_and_nothing_is_left(self):
+        seen = collections.Counter()
+        for number in range(20):
+            answers, left = self.race_once(50 * (number % 2))
+            self.assertEqual(('TERMINATED', 0, []), left)
+            self.assertEqual(0, answers['failed'])
+            seen += answers
+        # They did meet.
+        self.assertGreater(seen['updated'], 0)
+        self.assertGreater(seen['over'], 0)
+
+
 class TestStarting(RaceTestCase):
 
     def setUp(self):

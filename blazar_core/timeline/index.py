@@ -301,15 +301,21 @@ class Timeline:
     def instants(self, window: model.Window, duration: int) -> list[int]:
         """The starts in a window at which the room for so long may change.
 
-        It grows where a step begins, and shrinks where one would come in the
-        way; with some starts at which nothing changes. Costs O(steps), a few
-        ms for a million.
+        It grows where a step leads down, and shrinks where one that leads up
+        would come in the way; not always as much as to be seen. Costs
+        O(steps), some ten ms for a million.
 
         :param duration: seconds
         """
-        times, late = self._rows.time, duration - 1
-        grows = times[(times > window.start) & (times < window.end)]
-        shrinks = times[(times > window.start + late) &
+        rows, late = self._rows, duration - 1
+        times = rows.time[1:]
+        ups, downs = np.zeros(len(times), bool), np.zeros(len(times), bool)
+        # Between two rows there is no step, and one too many does no harm.
+        for level in rows.levels:
+            ups |= level[1:] > level[:-1]
+            downs |= level[1:] < level[:-1]
+        grows = times[downs & (times > window.start) & (times < window.end)]
+        shrinks = times[ups & (times > window.start + late) &
                         (times < window.end + late)] - late
         return [int(one) for one in np.unique(
             np.concatenate((grows, shrinks)))]

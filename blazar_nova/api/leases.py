@@ -11,6 +11,7 @@
 #    under the License.
 """What the lease API does."""
 
+import contextlib
 import dataclasses
 import typing as ty
 from urllib import parse
@@ -135,8 +136,13 @@ class Leases:
     def update(self, request: webob.Request, lease_id: str) -> Answer:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
         asked = bodies.change(_body(request), self._parts.clock.now(), lease)
-        change = dataclasses.replace(asked.change, reservations=self._changed(
-            _context(request), lease, asked.reservations))
+        change = asked.change
+        reservations = self._changed(
+            _context(request), lease, asked.reservations)
+        if (change.start, change.end) != (None, None):
+            reservations = self._as_they_are(
+                _context(request), lease) | reservations
+        change = dataclasses.replace(change, reservations=reservations)
         self._check_change(lease, change)
         changed = self._parts.leases.update(lease_id, change)
         service.notify('lease.update', changed)
@@ -167,6 +173,22 @@ class Leases:
             changed[reservation['id']] = resources.new_reservation(
                 context, one, reservation)
         return changed
+
+    def _as_they_are(self, context: ty.Any, lease: dict[str, ty.Any],
+                     ) -> dict[str, leases.NewReservation]:
+        """What hosts may be for a lease that is to be at another time.
+
+        Of what cannot be had any more, the hosts stay what they are.
+        """
+        same = {}
+        for one in lease['reservations']:
+            if lease['status'] in ('PENDING', 'OFFERED') and (
+                    'flavor_id' in one):
+                with contextlib.suppress(
+                        errors.InvalidLeaseParams, errors.Refused):
+                    same[one['id']] = resources.new_reservation(
+                        context, {}, one)
+        return same
 
     def _check_change(self, lease: dict[str, ty.Any], change: leases.Change,
                       ) -> None:

@@ -262,6 +262,24 @@ class TestChanges(ApiTestCase):
             {'id': reservation_id, 'amount': 1}])
         self.make(start_in=2 * HOUR)
 
+    def test_one_that_moves_may_find_other_hosts(self):
+        lease = self.make(start_in=HOUR)
+        (host_id,), = self.books('SELECT host_id FROM bookings')
+        whole = [self.reservation(vcpus=4)]
+        for _host in self.hosts:
+            self.make(start_in=2 * HOUR, reservations=whole)
+        self.change(lease, 409, end_date=self.at(2 * HOUR + 60))
+        self.ask('DELETE', '/leases/' + next(
+            one['id'] for one in self.ask('GET', '/leases')['leases']
+            if one['id'] != lease['id'] and self.books(
+                'SELECT host_id FROM bookings WHERE reservation_id = '
+                f"'{one['reservations'][0]['id']}'") != [(host_id,)]),
+            code=204)
+        self.change(lease, end_date=self.at(2 * HOUR + 60))
+        self.assertNotEqual([(host_id,)], self.books(
+            'SELECT host_id FROM bookings WHERE reservation_id = '
+            f"'{lease['reservations'][0]['id']}'"))
+
     def test_servers_that_are_to_be_apart_from_now_on_are(self):
         lease = self.make(start_in=HOUR, reservations=[
             self.reservation(amount=2, vcpus=1, affinity=True)])

@@ -357,6 +357,8 @@ class Leases:
             for one in lease.reservations:
                 _resize(one, change, self._clock.now())
             _redate(lease, window, self._clock.now())
+            # Only what is written can be deleted again.
+            session.flush()
             self._rename(session, lease, change, window)
             session.flush()
             session.expire(lease)

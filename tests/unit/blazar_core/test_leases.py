@@ -303,6 +303,19 @@ class TestUpdate(base.LeaseTestCase):
             (row.time - NOW, row.status) for row in self.scalars(
                 models.Event, models.Event.event_type == 'before_end_lease')))
 
+    def test_an_end_that_was_announced_moves_and_so_does_its_announcement(
+            self):
+        self.host('one', VCPU=1)
+        lease = self.lease(50, 100, request=self.request(
+            50, 100, before_end=NOW + 90))
+        with self.database.writer() as session:
+            session.query(models.Event).filter_by(
+                event_type='before_end_lease').update({'status': 'DONE'})
+        self.update(lease, end=200, before_end=NOW + 150)
+        self.assertEqual([(90, 'DONE'), (150, 'UNDONE')], sorted(
+            (row.time - NOW, row.status) for row in self.scalars(
+                models.Event, models.Event.event_type == 'before_end_lease')))
+
     def test_a_lease_may_be_shortened_on_a_host_that_is_too_full(self):
         uuid = self.host('one', VCPU=2)
         lease = self.running_lease(0, 100, count=2)

@@ -1,0 +1,674 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Requests that nobody would write, sent to a real nova-api.
+
+They are made from the OpenAPI description, and then spoilt. None may be
+answered with a 5xx or with what the description does not have, none may
+change the books without a 2xx, and in the end the books must be true.
+
+``BLAZAR_FUZZ_REQUESTS`` says how many, ``BLAZAR_FUZZ_SEED`` which.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import sqlite3
+import time
+import typing as ty
+from urllib import parse
+
+import hypothesis
+from hypothesis import strategies as st
+import webob
+
+from blazar_core import clock as clocks
+from blazar_core.db import models
+from blazar_nova import verify
+from tests.functional import base
+from tests.functional import leased
+from tests.functional import nova_box
+from tests.functional import openapi
+
+REQUESTS = int(os.environ.get('BLAZAR_FUZZ_REQUESTS', '500'))
+SEED = int(os.environ.get('BLAZAR_FUZZ_SEED', '1'))
+
+#: So many requests between two moments at which what is due happens.
+SETTLE = 50
+#: No more servers and leases than leave some room for others.
+SERVERS = 4
+LEASES = 30
+
+
+# -- what is not known before the request is sent ---------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """The id of something that was made before; the latest one is 0."""
+
+    kind: str
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """A date, seconds from now."""
+
+    seconds: int
+    form: ty.Callable[[int], str] = clocks.minute
+
+
+@dataclasses.dataclass(frozen=True)
+class Raw:
+    """JSON, or nothing like it, as it is sent."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Twice:
+    """An object that has a key twice."""
+
+    values: dict[str, ty.Any]
+    key: str
+    value: ty.Any
+
+
+@dataclasses.dataclass(frozen=True)
+class AsText:
+    """A string that holds JSON."""
+
+    value: ty.Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request that is to be made."""
+
+    who: str
+    method: str
+    path: ty.Any
+    names: ty.Any = ()
+    query: ty.Any = ()
+    body: ty.Any = None
+    operation: openapi.Operation | None = None
+
+
+# -- what is in a request ---------------------------------------------------
+
+LEASE_IDS = st.builds(Known, st.just('lease'), st.integers(0, LEASES))
+FLAVOR_IDS = st.one_of(
+    st.sampled_from(['1', '2', '3', '42', 1, 2]),
+    st.builds(Known, st.just('reservation'), st.integers(0, 9)))
+LATER = st.builds(At, st.integers(60, 40 * 86400),
+                  st.sampled_from([clocks.minute, clocks.iso]))
+DATES = st.one_of(
+    LATER, LATER, LATER, LATER, LATER,
+    st.builds(At, st.integers(-120, 3 * 3600)),
+    st.sampled_from(['now', 'now', 'now', '9998-12-31 23:59',
+                     '9999-01-01 00:00', '1970-01-01 00:00',
+                     '2026-02-30 10:00', '0000-00-00 00:00',
+                     '2030-01-01T00:00:00+23:59']))
+
+#: What schemas say little about.
+SPECIAL = {
+    '#/components/schemas/DateAsked': DATES,
+    '#/components/schemas/LeaseId': LEASE_IDS,
+    '#/components/schemas/FlavorId': FLAVOR_IDS,
+    '#/components/schemas/ReservationId': st.builds(
+        Known, st.just('reservation'), st.integers(0, 9)),
+    # Most of what schemas allow is larger than any host.
+    '#/components/schemas/Positive': st.one_of(
+        st.integers(1, 4), st.sampled_from(['1', ' +2 ', '03', 512, '1024']),
+        st.integers(1, 2 ** 31 - 1)),
+    '#/components/schemas/Amount': st.one_of(
+        st.integers(1, 3), st.sampled_from(['1', ' +2 ']),
+        st.integers(1, 1000)),
+    '#/components/schemas/Properties': st.one_of(
+        st.just(''), st.none(), st.just('[]'), st.builds(
+            AsText, st.deferred(lambda: EXPRESSIONS)), st.deferred(
+                lambda: EXPRESSIONS), st.text(max_size=9)),
+}
+
+TEXTS = st.one_of(
+    st.sampled_from([
+        '', ' ', '\x00', 'a\x00b', '\ud800', '\udfff\ud800', '\n', 'null',
+        '\U0001f512' * 60, 'a' * 256, 'x' * 70000, '../../etc', "' OR 1=1",
+        '%s%n{0}', '\u202e', '\u0663', '+-5', '--1', '1e5', '0x1f', '\ufeff',
+        '9' * 5000, '-0', 'NaN', '\xe9', 'lease1 ', 'True', 'None', '$']),
+    st.text(st.characters(exclude_categories=()), max_size=20))
+
+
+def deep(depth: int, opening: str = '[', closing: str = ']') -> Raw:
+    """JSON within JSON within JSON."""
+    return Raw(opening * depth + '1' + closing * depth)
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), TEXTS, st.integers(),
+    st.sampled_from([
+        0, -1, 2 ** 31, 2 ** 63, -2 ** 63, 10 ** 30, 1e308, 0.5, 1.0,
+        float('inf'), float('-inf'), float('nan'), [], {}, [[]], [{}],
+        [None], {'id': None}, Raw('9' * 5000), Raw('1e999'), Raw('-0')]),
+    st.builds(deep, st.integers(1, 1500)),
+    # Where Python's own limit is.
+    st.builds(deep, st.integers(700, 1000)),
+    st.builds(deep, st.integers(1, 1500), st.sampled_from(
+        ['{"and":', '["and",', '[["or",']), st.just(']')),
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), TEXTS),
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(
+            st.text(max_size=5), inner, max_size=3)), max_leaves=6))
+
+EXPRESSIONS = st.recursive(
+    st.one_of(
+        st.tuples(st.sampled_from(['=', '!=', '<', '>=', 'in', '==']),
+                  st.sampled_from(['$vcpus', '$gpu', '$', 'vcpus', '$\x00']),
+                  st.one_of(JUNK, st.sampled_from(['1', 2, 'a', 0.5])),
+                  ).map(list), JUNK),
+    lambda inner: st.lists(inner, max_size=3).map(
+        lambda parts: ['and', *parts]), max_leaves=5)
+
+
+@functools.cache
+def of_schema(reference: str) -> st.SearchStrategy[ty.Any]:
+    """What a schema of the description allows."""
+    return SPECIAL.get(reference) or of(openapi.resolved({'$ref': reference}))
+
+
+def of(schema: openapi.Schema) -> st.SearchStrategy[ty.Any]:
+    """What a schema allows, or what is near to it."""
+    if '$ref' in schema:
+        return of_schema(schema['$ref'])
+    for key in ('oneOf', 'anyOf'):
+        if key in schema:
+            return st.one_of(*map(of, schema[key]))
+    if 'const' in schema:
+        return st.just(schema['const'])
+    if 'enum' in schema:
+        return st.sampled_from(schema['enum'])
+    kinds = schema.get('type', 'any')
+    return st.one_of(*(_OF_TYPE[kind](schema) for kind in (
+        [kinds] if isinstance(kinds, str) else kinds)))
+
+
+def _of_string(schema: openapi.Schema) -> st.SearchStrategy[ty.Any]:
+    if 'pattern' in schema:
+        return st.from_regex(schema['pattern'])
+    return st.text(min_size=schema.get('minLength', 0),
+                   max_size=min(20, schema.get('maxLength', 20)))
+
+
+def _of_object(schema: openapi.Schema) -> st.SearchStrategy[ty.Any]:
+    values = {key: of(one) for key, one in schema['properties'].items()}
+    return objects(values, schema.get('required', ())).map(in_order)
+
+
+@st.composite
+def objects(draw: ty.Any, values: dict[str, st.SearchStrategy[ty.Any]],
+            required: ty.Collection[str]) -> ty.Any:
+    """An object that has all, most or few of its keys."""
+    rate = draw(st.sampled_from([1, 1, 2, 3]))
+    return {key: draw(one) for key, one in values.items()
+            if key in required or not draw(st.integers(0, 3)) // rate}
+
+
+def in_order(value: dict[str, ty.Any]) -> dict[str, ty.Any]:
+    """A lease whose dates come one after the other, as they should."""
+    events = [one for one in value.get('events') or ()
+              if isinstance(one['event_date'], At)]
+    places = [(value, 'start_date'), (value, 'before_end_date'),
+              *((one, 'event_date') for one in events), (value, 'end_date')]
+    places = [(one, key) for one, key in places
+              if isinstance(one.get(key), At)]
+    dates = sorted((one[key] for one, key in places),
+                   key=lambda date: date.seconds)
+    for (one, key), date in zip(places, dates):
+        one[key] = date
+    return value
+
+
+_OF_TYPE: dict[str, ty.Callable[..., st.SearchStrategy[ty.Any]]] = {
+    'any': lambda schema: JUNK,
+    'null': lambda schema: st.none(),
+    'boolean': lambda schema: st.booleans(),
+    'integer': lambda schema: st.integers(
+        schema.get('minimum'), schema.get('maximum')),
+    'string': _of_string,
+    'array': lambda schema: st.lists(of(schema['items']), max_size=2) if (
+        'items' in schema) else st.deferred(lambda: EXPRESSIONS),
+    'object': _of_object,
+}
+
+
+# -- spoiling it --------------------------------------------------------------
+
+def one_of_ten(draw: ty.Any) -> bool:
+    return ty.cast(bool, draw(st.integers(0, 9)) == 9)
+
+
+@st.composite
+def mostly(draw: ty.Any, good: st.SearchStrategy[ty.Any],
+           bad: st.SearchStrategy[ty.Any]) -> ty.Any:
+    return draw(bad if one_of_ten(draw) else good)
+
+
+@st.composite
+def spoilt(draw: ty.Any, value: ty.Any) -> ty.Any:
+    """A value of which some part is as it should not be."""
+    if isinstance(value, dict) and value and not one_of_ten(draw):
+        key = draw(st.sampled_from(sorted(value)))
+        how = draw(st.integers(0, 9))
+        if how == 0:
+            return {one: value[one] for one in value if one != key}
+        if how == 1:
+            return {**value, draw(TEXTS): draw(JUNK)}
+        if how == 2:
+            return Twice(value, key, draw(st.one_of(
+                JUNK, st.just(value[key]))))
+        return {**value, key: draw(spoilt(value[key]))}
+    if isinstance(value, list) and value and draw(st.booleans()):
+        spot = draw(st.integers(0, len(value) - 1))
+        if one_of_ten(draw):
+            return value * draw(st.sampled_from([2, 101, 300]))
+        return [*value[:spot], draw(spoilt(value[spot])), *value[spot + 1:]]
+    return draw(JUNK)
+
+
+@st.composite
+def bodies(draw: ty.Any, good: st.SearchStrategy[ty.Any]) -> ty.Any:
+    """Mostly good ones, spoilt ones, and no JSON at all."""
+    value = draw(good)
+    how = draw(st.integers(0, 9))
+    if how < 5:
+        return value
+    if how < 9:
+        return draw(spoilt(value))
+    return draw(st.one_of(
+        st.none(), JUNK, st.binary(max_size=40), st.sampled_from([
+            b'', b'{', b'\xff\xfe{\x00}\x00', b'{"a": 1}x', b'[' * 100000,
+            b'{"a":' * 20000, b'\xef\xbb\xbf{}', b'{"name": "' +
+            b'y' * 120000 + b'"}'])))
+
+
+@st.composite
+def queries(draw: ty.Any, parameters: ty.Sequence[openapi.Schema]) -> ty.Any:
+    """Pairs, some of which are as the description says."""
+    rate = draw(st.sampled_from([1, 2, 3]))
+    pairs = [(one['name'], draw(of(one['schema']))) for one in parameters
+             if not draw(st.integers(0, 3)) // rate]
+    if one_of_ten(draw):
+        name = draw(st.one_of(
+            st.sampled_from([*(one['name'] for one in parameters),
+                             'dry_run', 'id', 'x']), TEXTS))
+        pairs.append((name, draw(st.one_of(JUNK, TEXTS))))
+    if one_of_ten(draw):
+        return draw(st.sampled_from([
+            '%ff=1', 'name=%ff', '&&&', '=', 'a', 'name=%ed%a0%80', '%00',
+            'name=a;b', 'limit=1&limit=2', 'status=%C3%9F']))
+    return pairs
+
+
+USERS = st.sampled_from(['alice'] * 8 + ['admin', 'bob', 'reader', 'nobody'])
+JUNK_IDS = st.one_of(TEXTS, st.sampled_from([
+    Raw('%ff'), Raw('%00'), Raw('%ed%a0%80'), Raw('a%2fb'), Raw('..'),
+    Raw('a' * 300), Raw('%0a'), Raw('%25')]))
+
+
+@st.composite
+def lease_requests(draw: ty.Any, operation: openapi.Operation) -> Asked:
+    """Requests for an operation of the description."""
+    by_place = collections.defaultdict(list)
+    for one in operation.parameters:
+        by_place[one['in']].append(one)
+    return Asked(
+        draw(USERS), operation.method,
+        '/reservation' + ('' if operation.server else '/v1') + operation.path,
+        {one['name']: draw(mostly(of(one['schema']), JUNK_IDS))
+         for one in by_place['path']},
+        draw(queries(by_place['query'])),
+        draw(bodies(of(operation.body))) if operation.body else
+        draw(mostly(st.none(), JUNK)), operation)
+
+
+LEASE_PARAMS = objects({
+    'end': DATES, 'name': TEXTS, 'start': DATES, 'before_end': DATES,
+    'on_end': st.just('delete'), 'events': of({
+        'type': 'array', 'items': {
+            '$ref': '#/components/schemas/EventAsked'}})}, ['end'])
+LEASED = {
+    'reserved': mostly(st.sampled_from(['True', True, 'yes', ['1']]), JUNK),
+    'lease_params': mostly(bodies(LEASE_PARAMS).filter(
+        lambda value: not isinstance(value, bytes)).map(AsText), JUNK)}
+HINTS = mostly(objects(LEASED, LEASED), objects(
+    {**LEASED, 'reservation': st.one_of(FLAVOR_IDS, JUNK, TEXTS)},
+    ['reservation']))
+
+
+@st.composite
+def boots(draw: ty.Any) -> Asked:
+    """Nova's own fields are as they should be: it is not what is tested."""
+    hints = draw(mostly(HINTS, HINTS.flatmap(spoilt)))
+    return Asked(
+        draw(st.sampled_from(['alice', 'alice', 'bob', 'admin'])), 'POST',
+        '/v2.1/servers', body={
+            'server': {'name': 'fuzz', 'imageRef': base.IMAGE,
+                       'flavorRef': draw(st.sampled_from(
+                           ['1', '1', '2', Known('reservation', 0)]))},
+            draw(st.sampled_from(['os:scheduler_hints',
+                                  'OS-SCH-HNT:scheduler_hints'])): hints})
+
+
+RESIZES = st.builds(
+    lambda flavor, number: Asked(
+        'alice', 'POST', '/v2.1/servers/{server_id}/action',
+        {'server_id': Known('server', number)},
+        body={'resize': {'flavorRef': flavor}}),
+    # A resize that Nova may do is none of ours, and Nova alone answers 500
+    # to half a character.
+    st.one_of(TEXTS, JUNK, st.builds(
+        Known, st.just('reservation'), st.integers(0, 9))).filter(
+            lambda value: not str(value).strip().isdigit() and
+            '\\ud' not in ascii(value)),
+    st.integers(0, SERVERS))
+#: How often each of them is asked, of a hundred times.
+SHARES = {
+    ('POST', '/leases'): 30, ('PUT', '/leases/{lease_id}'): 20,
+    ('GET', '/leases'): 12, ('GET', '/availability'): 12,
+    ('DELETE', '/leases/{lease_id}'): 6, ('GET', '/leases/{lease_id}'): 6,
+    ('POST', '/leases/{lease_id}/accept'): 6, ('GET', '/'): 1}
+REQUEST = st.sampled_from([
+    *(lease_requests(one) for one in openapi.operations()
+      for _time in range(SHARES[one.method, one.path])),
+    *[boots()] * 5, *[RESIZES] * 2]).flatmap(lambda strategy: strategy)
+
+
+class TestFuzz(leased.LeasedTestCase):
+    """Two hosts, clients of three projects, and one who is nobody."""
+
+    hosts = {name: nova_box.Capacity(vcpus=8, memory_mb=65536, disk_gb=500)
+             for name in ('host1', 'host2')}
+    TIMEOUT_SCALING_FACTOR = max(1, REQUESTS // 300)
+
+    def setUp(self):
+        super().setUp()
+        self.app = self.api_fixture.app()
+        reader = self.api(user='carol', roles=('reader',))
+        bob = self.api(project='b' * 32, user='bob')
+        self.tokens = {
+            'alice': self.alice.who.token(), 'bob': bob.who.token(),
+            'admin': self.admin.who.token(), 'reader': reader.who.token(),
+            'nobody': 'no token'}
+        self.known = {kind: [] for kind in ('lease', 'reservation', 'server')}
+        self.running = []
+        self.problems = []
+        self.codes = collections.Counter()
+        self.connection = self.enterContext(contextlib.closing(
+            sqlite3.connect(os.path.join(self.folder, 'blazar.sqlite'))))
+        self.seen = None, None
+
+    def test_requests_that_nobody_would_write(self):
+        @hypothesis.seed(SEED)
+        @hypothesis.settings(
+            max_examples=REQUESTS, deadline=None, database=None,
+            # What is answered depends on what was before: nothing can be
+            # made smaller, and problems are told all together.
+            phases=[hypothesis.Phase.generate],
+            suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.given(REQUEST)
+        def send(asked):
+            self.send(asked)
+
+        send()
+        self.settle()
+        self.assertEqual([], self.problems[:20], len(self.problems))
+        report = verify.Verifier(
+            self.listener.parts, self.clock.advance, lambda text: None, 10,
+        ).run(fix=False)
+        self.assertEqual(verify.Report([], [], [], []), report)
+        if 'BLAZAR_FUZZ_REQUESTS' in os.environ:
+            print(sum(self.codes.values()), 'requests:',
+                  dict(sorted(self.codes.items())))
+        # It is no test when nothing is ever done, or nothing refused.
+        for method, code in (('GET', 200), ('POST', 201), ('PUT', 200),
+                             ('DELETE', 204), ('POST', 202), ('GET', 400),
+                             ('POST', 400), ('PUT', 400), ('PUT', 404)):
+            self.assertIn((method, code), self.codes)
+
+    def test_what_was_found_so(self):
+        lease = self.request(Asked(
+            'alice', 'POST', '/reservation/v1/leases', body={
+                'end_date': At(7200), 'reservations': [{
+                    'resource_type': 'virtual:instance', 'vcpus': 1,
+                    'memory_mb': 1, 'disk_gb': 0}]}),
+        ).get_response(self.app).json['lease']
+        books = self.dump()
+        flavor = {'resource_type': 'flavor:instance'}
+        servers = {'resource_type': 'virtual:instance', 'vcpus': 1,
+                   'memory_mb': 1, 'disk_gb': 0}
+        bad = [
+            ('GET', f'/leases/{one}', None, 404)
+            for one in ('%ff', '%ed%a0%80', '%00', 'a%00b')]
+        bad += [
+            ('GET', '/leases?limit=%2B-5', None, 400),
+            ('GET', '/leases?name=a%00b', None, 400),
+            ('GET', '/leases?%00=1', None, 400),
+            ('GET', '/availability?flavor_id=%00', None, 400),
+            ('PUT', f'/leases/{lease["id"]}', {'reservations': [{
+                'id': lease['reservations'][0]['id'], 'amount': '+-2'}]},
+             400)]
+        bad += [
+            ('POST', '/leases', {'end_date': At(7200), 'reservations': [one]},
+             400) for one in (
+                 {**flavor, 'flavor_id': '\ud800'},
+                 {**flavor, 'flavor_id': 'a\x00'},
+                 *({**servers, 'resource_properties': ['=', '$gpu', value]}
+                   for value in (float('nan'), Raw('-1e999'), deep(900))),
+                 *({**servers, 'resource_properties': deep(depth)}
+                   for depth in range(750, 1000)))]
+        for method, path, body, code in bad:
+            request = self.request(Asked(
+                'alice', method, f'/reservation/v1{path}', body=body))
+            response = request.get_response(self.app)
+            self.assertEqual(
+                (code, code), (response.status_int,
+                               response.json['error_code']), (path, body))
+        self.assertEqual(404, webob.Request.blank(
+            '/reservation/%ff').get_response(self.app).status_int)
+        for value in ('\ud800', 'a\x00b'):
+            self.assertEqual(400, self.request(Asked(
+                'alice', 'POST', '/v2.1/servers', body={
+                    'server': {}, 'os:scheduler_hints': {
+                        'reservation': value}})).get_response(
+                            self.app).status_int)
+            # Nova has no such server, and no such flavor.
+            self.assertIn(self.request(Asked(
+                'alice', 'POST', f'/v2.1/servers/{lease["id"]}/action',
+                body={'resize': {'flavorRef': value}})).get_response(
+                    self.app).status_int, (400, 404))
+        self.assertEqual(books, self.dump())
+
+    # -- one request --------------------------------------------------------
+
+    def send(self, asked):
+        request = self.request(asked)
+        boots = asked.path.startswith('/v2.1')
+        books = self.dump()
+        rows = self.boot_rows() if boots else None
+        try:
+            response = request.get_response(self.app)
+        except Exception as exc:
+            self.problem(request, f'raised {exc!r}')
+            return
+        code = response.status_int
+        self.codes[asked.method, code] += 1
+        if code >= 500:
+            self.problem(request, f'{code} {response.text[:300]}')
+        if asked.operation is not None:
+            self.compare(request, response, asked.operation)
+        if (not 200 <= code < 300 or asked.method == 'GET' or
+                (asked.method, code) == ('POST', 200) and
+                'quote' in response.json):
+            if books != self.dump():
+                self.problem(request, f'{code}, and the books changed')
+            if boots and rows != self.boot_rows():
+                self.problem(request, f'{code}, and Nova has {rows}, '
+                                      f'{self.boot_rows()}')
+        self.remember(response)
+        if sum(self.codes.values()) % SETTLE == 0:
+            self.settle()
+
+    def problem(self, request, what):
+        self.problems.append((
+            request.method, request.environ['PATH_INFO'][:200],
+            request.query_string[:300], request.body[:600], what))
+
+    def compare(self, request, response, operation):
+        """Whether an answer is what the description has."""
+        code = response.status_int
+        path, rest = operation.path.split('{lease_id}')[0], (
+            request.environ['PATH_INFO'])
+        # An id with a slash in it, or none at all, is another URL.
+        other = '{' in operation.path and code in (404, 405, 200, 400) and (
+            rest.rstrip('/').count('/') != 2 + operation.path.count('/')
+            or path not in rest)
+        if other:
+            return
+        if code not in operation.answers:
+            self.problem(request, f'{code} is not in the description')
+            return
+        schema = operation.answers[code]
+        found = [] if schema is None else openapi.problems(
+            schema, response.json)
+        if found:
+            self.problem(request, f'{code}: {found} {response.text[:500]}')
+
+    def remember(self, response):
+        """What later requests may name."""
+        if not 200 <= response.status_int < 300 or not response.body:
+            return
+        answer = response.json
+        if response.status_int == 201:
+            self.known['lease'].insert(0, answer['lease']['id'])
+            self.known['reservation'][:0] = [
+                one['id'] for one in answer['lease']['reservations']]
+        elif response.status_int == 202 and 'server' in answer:
+            server_id = answer['server']['id']
+            self.known['server'].insert(0, server_id)
+            self.running.append(server_id)
+            self.wait_for(lambda: self.is_done(server_id), what='a boot')
+            found = self.books(
+                "SELECT reservations.id, lease_id FROM reservations "
+                "JOIN bookings ON reservation_id = reservations.id "
+                f"WHERE server_id = '{server_id}'")
+            for reservation_id, lease_id in found:
+                self.known['reservation'].insert(0, reservation_id)
+                self.known['lease'].insert(0, lease_id)
+
+    def is_done(self, server_id):
+        """Whether Nova does nothing with a server, or it is gone."""
+        response = self.admin.api_request(f'/servers/{server_id}')
+        if response.status_code == 404:
+            return True
+        server = response.json()['server']
+        return server['status'] in ('ACTIVE', 'ERROR', 'RESERVED') and (
+            server['OS-EXT-STS:task_state'] is None)
+
+    # -- the books ----------------------------------------------------------
+
+    def dump(self):
+        """All that is in the books."""
+        version = self.connection.execute('PRAGMA data_version').fetchone()
+        if version != self.seen[0]:
+            self.seen = version, [
+                self.connection.execute(
+                    f'SELECT * FROM {table} ORDER BY 1').fetchall()
+                for table in models.Base.metadata.tables]
+        return self.seen[1]
+
+    def settle(self):
+        """Let happen what is due, and make room for others."""
+        while len(self.running) > SERVERS:
+            server_id = self.running.pop(0)
+            if self.exists(server_id):
+                self.admin.delete_server(server_id)
+            self.wait_until_gone(server_id)
+        for lease_id in self.known['lease'][LEASES:]:
+            response = self.request(Asked(
+                'admin', 'DELETE', f'/reservation/v1/leases/{lease_id}'),
+            ).get_response(self.app)
+            self.assertEqual(204, response.status_int, response.text)
+        del self.known['lease'][LEASES:]
+        self.listener.mirror.compare_all()
+        self.clock.advance(max(0, int(time.time()) - self.clock.now()))
+        self.run_due()
+        for server_id in self.running:
+            self.wait_for(lambda: self.is_done(server_id),
+                          what='what was due')
+        self.listener.mirror.compare_all()
+
+    # -- from what was drawn to what is sent --------------------------------
+
+    def request(self, asked):
+        names = {name: self.in_url(value)
+                 for name, value in dict(asked.names).items()}
+        path = asked.path.format(**names)
+        query = asked.query if isinstance(asked.query, str) else '&'.join(
+            f'{self.in_url(name)}={self.in_url(value)}'
+            for name, value in asked.query)
+        body = asked.body
+        if body is not None and not isinstance(body, bytes):
+            body = self.written(body).encode('utf-8')
+        return webob.Request.blank(
+            path + (f'?{query}' if query else ''), method=asked.method,
+            base_url='http://nova-api', body=body or b'',
+            content_type='application/json', headers={
+                'X-Auth-Token': self.tokens[asked.who],
+                'OpenStack-API-Version': 'compute 2.1'})
+
+    def in_url(self, value):
+        if isinstance(value, Raw):
+            return value.text[:2000]
+        text = self.plain(value)
+        return parse.quote((text if isinstance(text, str) else json.dumps(
+            text) if text is None or isinstance(text, bool | int | float)
+            else self.written(text))[:2000], safe='', errors='surrogatepass')
+
+    def plain(self, value):
+        """What stands for something, as far as it is no container."""
+        if isinstance(value, Known):
+            known = self.known[value.kind] or ['none-yet']
+            return known[value.number % len(known)]
+        if isinstance(value, At):
+            return value.form(int(time.time()) + value.seconds)
+        if isinstance(value, AsText):
+            return self.written(value.value)
+        return value
+
+    def written(self, value):
+        """As JSON, with what JSON does not have."""
+        value = self.plain(value)
+        if isinstance(value, Raw):
+            return value.text
+        if isinstance(value, Twice):
+            return (f'{self.written(value.values)[:-1]}, '
+                    f'{json.dumps(value.key)}: {self.written(value.value)}}}')
+        if isinstance(value, dict):
+            return '{' + ', '.join(
+                f'{json.dumps(key)}: {self.written(one)}'
+                for key, one in value.items()) + '}'
+        if isinstance(value, list):
+            return '[' + ', '.join(map(self.written, value)) + ']'
+        return json.dumps(value)

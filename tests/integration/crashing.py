@@ -10,10 +10,12 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""A process of ours that kills itself when it has come so far.
+"""A process of ours that kills itself when it has come so far, or freezes.
 
-python -m tests.integration.crashing STEP listener ARGUMENTS...
-python -m tests.integration.crashing STEP tests.stack.wsgi ARGUMENTS...
+python -m tests.integration.crashing STEP SIGNAL listener ARGUMENTS...
+python -m tests.integration.crashing STEP SIGNAL tests.stack.wsgi ARGUMENTS...
+
+With SIGSTOP it freezes, the first time, until it is sent a SIGCONT.
 """
 
 import os
@@ -25,12 +27,14 @@ from blazar_core import lifecycle
 
 
 def main() -> int:
-    name, what, *arguments = sys.argv[1:]
-    wanted = lifecycle.Step[name]
+    name, ending, what, *arguments = sys.argv[1:]
+    wanted = [lifecycle.Step[name]]
 
     def reached(step: lifecycle.Step, _what: str) -> None:
-        if step is wanted:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if step in wanted:
+            wanted.clear()
+            print(f'{ending} at {name}', flush=True)
+            os.kill(os.getpid(), signal.Signals[ending])
 
     lifecycle.reached = reached
     sys.argv[1:] = arguments

@@ -14,12 +14,14 @@
 
 Processes are killed by signal 9: the listener at each named step of a start
 and of an end, nova-api at each step of a held create, the message bus and the
-database under all of them. Afterwards each server was built exactly once, and
-``blazar-nova-manage verify`` finds the books, Nova, placement and keystone of
-one mind.
+database under all of them. Two listeners freeze, each given up for dead,
+where both were about to send the same build. Afterwards each server was built
+exactly once, and ``blazar-nova-manage verify`` finds the books, Nova,
+placement and keystone of one mind.
 """
 
 import os
+import signal
 import sys
 import time
 
@@ -77,12 +79,13 @@ class CrashTestCase(base.IntegrationTestCase):
             self.addCleanup(self.cloud.restart, name)
             self.cloud.stop(name)
 
-    def crashing(self, step, what, *arguments, ready):
-        """A process that dies at a step."""
+    def crashing(self, step, what, *arguments, ready, ending='SIGKILL',
+                 number=1):
+        """A process that dies at a step, or freezes there."""
         return self.process(
-            f'crashing-{step.name.lower()}',
+            f'crashing-{step.name.lower()}-{number}',
             [sys.executable, '-m', 'tests.integration.crashing', step.name,
-             what, *arguments], ready)
+             ending, what, *arguments], ready)
 
     def listener_dies_at(self, step):
         """A listener takes up what there is until it comes to a step."""
@@ -91,6 +94,15 @@ class CrashTestCase(base.IntegrationTestCase):
         self.wait_for(lambda: process.pid is None,
                       f'a listener comes to {step.name}', PATIENCE)
         self.assertNotIn('Traceback', process.written())
+
+    def listener_freezes_at(self, step, number):
+        """The same for one that freezes, and is given up for dead."""
+        process = self.crashing(step, 'listener', *self.files(),
+                                ready='Started', ending='SIGSTOP',
+                                number=number)
+        self.wait_for(lambda: f'SIGSTOP at {step.name}' in process.written(),
+                      f'a listener freezes at {step.name}', PATIENCE)
+        return process
 
     def new_listener(self):
         self.process('listener-after', [
@@ -131,6 +143,28 @@ class ListenerTest(CrashTestCase):
         self.assert_all_built_once(servers)
         self.delete(*servers)
         self.wait_for_status(leases, 'TERMINATED')
+        self.assert_nothing_left()
+
+    def test_two_that_are_about_to_send_the_same_build(self):
+        """The second was sure that the first had died."""
+        self.without('blazar-listener-1', 'blazar-listener-2')
+        server_id, lease_id = self.hold(starts_in=3, lasts=600)
+        frozen = [self.listener_freezes_at(Step.START_READY, number)
+                  for number in (1, 2)]
+        for process in frozen:
+            os.kill(process.pid, signal.SIGCONT)
+        self.wait_for_status([lease_id], 'ACTIVE')
+        # Both end what they have begun.
+        for process in frozen:
+            process.stop()
+        self.wait_for_server(server_id)
+        self.assert_built_once(server_id)
+        self.assertEqual(1, sum(
+            process.written().count('sending its build')
+            for process in frozen))
+        self.new_listener()
+        self.delete(server_id)
+        self.wait_for_status([lease_id], 'TERMINATED')
         self.assert_nothing_left()
 
     def test_at_each_step_of_an_end(self):

@@ -575,6 +575,11 @@ class Lifecycle:
             if booking is None:
                 return
             lease = _locked(session, booking.reservation.lease_id)
+            # Its place may have been taken by another one before the lock.
+            booking = session.get(models.Booking, booking.id,
+                                  with_for_update=True, populate_existing=True)
+            if booking is None or booking.server_id != server_id:
+                return
             left = None
             if booking.reservation.flavor is not None and (
                     lease.status not in _ENDING):

@@ -191,7 +191,7 @@ class TestHeld(LimitsTestCase):
 
     def test_nor_do_those_of_an_offer_that_was_accepted(self):
         offer = self.leases.offer(self.new_lease(50, 100, count=3), 60)
-        self.leases.accept(offer['id'], self.request(50, 100))
+        self.leases.accept(offer['id'])
         self.limit(max_held_servers_per_project=3)
         self.allowed(servers=3)
 

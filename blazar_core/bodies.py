@@ -150,7 +150,7 @@ def create(body: object, now: int, defaults: params.Defaults,
     """
     values = json_object(body, 'The body of the request')
     params.check_keys(values, _CREATE_KEYS, 'the lease')
-    start = _start(values, now, defaults)
+    start = params.start_of(_text(values, 'start_date', defaults.start), now)
     end = params.parse_date(_text(values, 'end_date'), now)
     window = params.window_of(start, end, now)
     offer = values.get('offer_seconds')
@@ -217,8 +217,17 @@ def query(values: collections.abc.Mapping[str, str], now: int,
         marker=values.get('marker'),
         limit=None if limit is None else integer(limit, 'limit', 1,
                                                  MAX_LIMIT),
-    ), [name.strip() for name in values['fields'].split(',')] if (
-        'fields' in values) else None
+    ), _fields(values['fields']) if 'fields' in values else None
+
+
+def _fields(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(',')]
+    for name in names:
+        if name not in views.FIELDS:
+            raise errors.InvalidLeaseParams(
+                f'"{params.shown(name)}" is no field of a lease. Write some '
+                f'of {", ".join(views.FIELDS)}.')
+    return names
 
 
 def _sort(text: str) -> tuple[tuple[str, bool], ...]:
@@ -232,12 +241,6 @@ def _sort(text: str) -> tuple[tuple[str, bool], ...]:
                 f'":desc", such as "sort=created_at:desc,name".')
         keys.append((key, direction == 'desc'))
     return tuple(dict(keys).items())
-
-
-def _start(values: _Object, now: int, defaults: params.Defaults) -> int:
-    start = params.parse_date(
-        _text(values, 'start_date', defaults.start), now)
-    return now if now - params.LATE < start < now else start
 
 
 def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],

@@ -584,14 +584,20 @@ class Leases:
                 sa.select(models.Booking.id).where(
                     models.Booking.server_id == server_id)).first() is not None
 
-    def has_place(self, server_id: str) -> str | None:
-        """The reservation in which a server has a place that it will leave.
+    def place_of(self, server_id: str) -> dict[str, str] | None:
+        """The place that a server has in a reservation, and will leave.
+
+        :returns: ``reservation_id`` and ``project_id``, or None
         """
         with self._database.reader() as session:
-            return session.scalar(
-                sa.select(models.Reservation.id).join(models.Booking)
+            row = session.execute(
+                sa.select(models.Reservation.id, models.Lease.project_id)
+                .join(models.Reservation.lease)
+                .join(models.Reservation.bookings)
                 .where(models.Booking.server_id == server_id,
-                       models.Reservation.params.is_not(None)))
+                       models.Reservation.params.is_not(None))).first()
+        return None if row is None else {
+            'reservation_id': row.id, 'project_id': row.project_id}
 
     def reservation(self, reservation_id: str, project_id: str) -> str | None:
         """The resource type of a project's reservation.

@@ -61,6 +61,7 @@ __all__ = [
     'parse_date',
     'parse_duration',
     'shown',
+    'start_of',
     'window_of',
 ]
 
@@ -173,9 +174,7 @@ def lease_request(
         start = parse_date(defaults.start, now)
         return _request({}, start, start + defaults.length, now, defaults)
     params = _load(_scalar(hints[LEASE_PARAMS]))
-    start = parse_date(_text(params, 'start', defaults.start), now)
-    if now - LATE < start < now:
-        start = now
+    start = start_of(_text(params, 'start', defaults.start), now)
     return _request(params, start, _end(params, start, now), now, defaults)
 
 
@@ -198,6 +197,15 @@ def parse_date(text: str, now: int) -> int:
             '"2026-12-01T16:07:00+02:00" are accepted too.')
     whole_minute = match[6] is None
     return now if whole_minute and seconds == now - now % 60 else seconds
+
+
+def start_of(text: str, now: int) -> int:
+    """The start that a date names; one of a moment ago is now.
+
+    :raises InvalidLeaseParams: when it is no date
+    """
+    start = parse_date(text, now)
+    return now if now - LATE < start < now else start
 
 
 def is_whole_minute(text: str) -> bool:

@@ -25,12 +25,17 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
 
-__all__ = ['DELETING', 'Query', 'describe', 'get', 'listed',
+__all__ = ['DELETING', 'FIELDS', 'Query', 'describe', 'get', 'listed',
            'owner_of_deleted', 'page', 'payload', 'status']
 
 #: What users see of a lease whose deletion is under way.
 DELETING = 'DELETING'
 
+
+#: What :func:`describe` says of a lease.
+FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
+          'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
+          'created_at', 'updated_at', 'reservations', 'events')
 
 #: Of how many leases the parts are asked for by one statement; databases do
 #: not take any number of parameters.

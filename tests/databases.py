@@ -24,6 +24,7 @@ with a sentence that names the package.
 or ``self.useFixture(databases.Books('mariadb')).database``.
 """
 
+import abc
 import atexit
 import functools
 import glob
@@ -73,7 +74,7 @@ rm -rf "$FOLDER"
 '''
 
 
-class Server:
+class Server(abc.ABC):
     """A database server of this process.
 
     :param folder: for its files, if somebody else installs, starts and ends
@@ -118,25 +119,25 @@ class Server:
         """What serves it, in the foreground."""
         return self._serve()
 
+    @abc.abstractmethod
     def _find(self) -> dict[str, str] | None:
         """The paths of the binaries, if they are installed."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _install(self) -> list[str]:
         """The command that fills the data folder."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _serve(self) -> list[str]:
         """The command that serves it, in the foreground."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def url(self, name: str) -> str:
         """The URL of a database on this server."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def create(self) -> str:
         """Make a database with the schema in it; returns its name."""
-        raise NotImplementedError
 
     def drop(self, name: str) -> None:
         """Remove a database, whoever is still connected to it."""

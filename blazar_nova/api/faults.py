@@ -22,6 +22,7 @@ import webob
 
 from blazar_core import clock
 from blazar_core import errors
+from blazar_core import model
 
 __all__ = ['ERRORS', 'Fault', 'answer', 'refusal_of']
 
@@ -72,7 +73,7 @@ def answer(exc: Exception) -> webob.Response:
     body: dict[str, ty.Any] = {
         'error_code': code, 'error_message': message, 'error_name': name}
     if isinstance(exc, errors.Refused):
-        body |= refusal_of(exc)
+        body |= refusal_of(exc.refusal)
     response = webob.Response(
         status=code, content_type='application/json', charset='UTF-8',
         body=jsonutils.dump_as_bytes(body))
@@ -88,9 +89,8 @@ def _code_of(exc: Exception) -> tuple[int, str]:
                  if isinstance(exc, kind)), (500, 'INTERNAL_SERVER_ERROR'))
 
 
-def refusal_of(exc: errors.Refused) -> dict[str, ty.Any]:
+def refusal_of(refusal: model.Refusal) -> dict[str, ty.Any]:
     """What a program wants to know of a refusal."""
-    refusal = exc.refusal
     return {'reason': refusal.reason.value, 'fits_now': refusal.fits_now,
             'next_start': None if refusal.next_start is None else
             clock.iso(refusal.next_start)}

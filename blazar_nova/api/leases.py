@@ -12,6 +12,7 @@
 """What the lease API does."""
 
 import contextlib
+import copy
 import dataclasses
 import typing as ty
 from urllib import parse
@@ -27,6 +28,7 @@ from blazar_core import model
 from blazar_core import params
 from blazar_core import states
 from blazar_core import views
+from blazar_nova.api import faults
 from blazar_nova.compat import service
 from blazar_nova import policy
 from blazar_nova import resources
@@ -137,11 +139,10 @@ class Leases:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
         asked = bodies.change(_body(request), self._parts.clock.now(), lease)
         change = asked.change
-        reservations = self._changed(
-            _context(request), lease, asked.reservations)
+        context = _for_project(_context(request), lease['project_id'])
+        reservations = self._changed(context, lease, asked.reservations)
         if (change.start, change.end) != (None, None):
-            reservations = self._as_they_are(
-                _context(request), lease) | reservations
+            reservations = self._as_they_are(context, lease) | reservations
         change = dataclasses.replace(change, reservations=reservations)
         self._check_change(lease, change)
         changed = self._parts.leases.update(lease_id, change)
@@ -178,7 +179,8 @@ class Leases:
                      ) -> dict[str, leases.NewReservation]:
         """What hosts may be for a lease that is to be at another time.
 
-        Of what cannot be had any more, the hosts stay what they are.
+        Of what cannot be had any more, or would be of another size by now,
+        the hosts stay what they are.
         """
         same = {}
         for one in lease['reservations']:
@@ -186,8 +188,9 @@ class Leases:
                     'flavor_id' in one):
                 with contextlib.suppress(
                         errors.InvalidLeaseParams, errors.Refused):
-                    same[one['id']] = resources.new_reservation(
-                        context, {}, one)
+                    new = resources.new_reservation(context, {}, one)
+                    if dict(new.demand.resources) == one['resources']:
+                        same[one['id']] = new
         return same
 
     def _check_change(self, lease: dict[str, ty.Any], change: leases.Change,
@@ -232,7 +235,7 @@ class Leases:
                                {'project_id': context.project_id})
         now = self._parts.clock.now()
         values: dict[str, ty.Any] = _query(request)
-        start = params.parse_date(values.pop('start_date', 'now'), now)
+        start = params.start_of(values.pop('start_date', 'now'), now)
         end = params.parse_date(values.pop('end_date'), now) if (
             'end_date' in values) else min(start + _AHEAD, params.LATEST)
         window = params.window_of(start, end, now)
@@ -271,6 +274,13 @@ def _is_near_end(lease: dict[str, ty.Any]) -> bool:
 
 def _context(request: webob.Request) -> ty.Any:
     return request.environ['nova.context']
+
+
+def _for_project(context: ty.Any, project_id: str) -> ty.Any:
+    """Who asks, as if for a project: an admin may for all of them."""
+    context = copy.copy(context)
+    context.project_id = project_id
+    return context
 
 
 def _body(request: webob.Request) -> object:
@@ -315,14 +325,8 @@ def _flag(request: webob.Request, name: str) -> bool:
 
 def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
             ) -> dict[str, ty.Any]:
-    if fields is None:
-        return lease
-    unknown = [name for name in fields if name not in lease]
-    if unknown:
-        raise errors.InvalidLeaseParams(
-            f'"{params.shown(unknown[0])}" is no field of a lease. Write '
-            f'some of {", ".join(lease)}.')
-    return {name: lease[name] for name in fields}
+    return lease if fields is None else {
+        name: lease[name] for name in fields}
 
 
 def _next(request: webob.Request, marker: str) -> str:
@@ -344,9 +348,5 @@ def _quote_of(window: model.Window, wanted: int,
         'wanted': wanted, 'start_date': clocks.iso(window.start),
         'end_date': clocks.iso(window.end)}
     if refusal is not None:
-        quote |= {
-            'reason': refusal.reason.value, 'message': refusal.sentence(),
-            'fits_now': refusal.fits_now,
-            'next_start': None if refusal.next_start is None else
-            clocks.iso(refusal.next_start)}
+        quote |= {'message': refusal.sentence(), **faults.refusal_of(refusal)}
     return quote

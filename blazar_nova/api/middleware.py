@@ -147,18 +147,24 @@ class LeaseMiddleware:
             f'and deleted.'))
 
     def _of_fixed_size(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to a resize out of a reservation, or into one."""
+        """The answer to a resize out of a reservation, or into one.
+
+        Nova answers for those who must not know of it.
+        """
         wanted = _resized(environ)
         if wanted is None:
             return None
+        context, reservation_id = environ['nova.context'], None
         try:
-            reservation_id = self._parts.leases.has_place(server_id)
-            if reservation_id is None and self._parts.leases.reservation(
-                    wanted, environ['nova.context'].project_id):
+            place = self._parts.leases.place_of(server_id)
+            if place is not None:
+                if context.is_admin or (
+                        place['project_id'] == context.project_id):
+                    reservation_id = place['reservation_id']
+            elif self._parts.leases.reservation(wanted, context.project_id):
                 reservation_id = wanted
         except db_exception.DBError:
             LOG.exception('Server %s could not be looked up', server_id)
-            return None
         return reservation_id and router.fault(environ, 409, (
             f'Servers of reservation {reservation_id} are of its flavor, and '
             f'no others are: servers cannot be resized out of it or into it. '
@@ -215,5 +221,5 @@ def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:
 def _add_refusal(response: webob.Response, refused: errors.Refused) -> None:
     """Put beside the sentence what a program wants to know."""
     body = jsonutils.loads(response.body)
-    body['conflictingRequest'].update(faults.refusal_of(refused))
+    body['conflictingRequest'].update(faults.refusal_of(refused.refusal))
     response.body = jsonutils.dump_as_bytes(body)

@@ -11,22 +11,8 @@
 #    under the License.
 """The lease API, as nova-api serves it.
 
-In Nova's api-paste.ini an operator writes::
-
-    [composite:osapi_compute]
-    /reservation: blazar_versions
-    /reservation/v1: blazar_v1
-
-    [composite:blazar_v1]
-    use = call:nova.api.auth:pipeline_factory_v21
-    keystone = cors http_proxy_to_wsgi compute_req_id request_log sizelimit \
-authtoken keystonecontext blazar_app
-
-    [app:blazar_app]
-    paste.app_factory = blazar_nova.api.rest:factory
-
-    [app:blazar_versions]
-    paste.app_factory = blazar_nova.api.rest:versions
+What an operator writes for it in Nova's api-paste.ini is in
+etc/blazar/api-paste.ini.
 """
 
 import re

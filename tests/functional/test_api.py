@@ -11,6 +11,7 @@
 #    under the License.
 """The lease API of a real nova-api, and booting with what it made."""
 
+import json
 import time
 from unittest import mock
 import urllib.parse
@@ -22,6 +23,7 @@ import requests
 from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core import clock as clocks
+from blazar_nova.compat import flavors
 from tests.functional import leased
 from tests.functional import nova_box
 
@@ -183,6 +185,12 @@ class TestLeases(ApiTestCase):
                 409, self.alice.post_server_action, server['id'],
                 {'resize': {'flavorRef': flavor}})
             self.assertIn('cannot be resized', message)
+        # What others have is nothing to anybody.
+        bob = self.api(project='b' * 32, user='bob')
+        message = self.refused(
+            404, bob.post_server_action, inside['id'],
+            {'resize': {'flavorRef': '2'}})
+        self.assertNotIn(flavor_id, message)
 
     def test_a_lease_without_reservations_is_one(self):
         lease = self.make_active(reservations=[])
@@ -279,6 +287,35 @@ class TestChanges(ApiTestCase):
         self.assertNotEqual([(host_id,)], self.books(
             'SELECT host_id FROM bookings WHERE reservation_id = '
             f"'{lease['reservations'][0]['id']}'"))
+
+    def test_one_that_moves_stays_of_its_size(self):
+        lease = self.make(start_in=HOUR, reservations=[
+            {'resource_type': 'flavor:instance', 'flavor_id': '2'}])
+        before = lease['reservations'][0]['resources']
+        flavor = self.flavor('2')
+        values = {name: flavor[name] for name in (
+            'name', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap',
+            'flavorid', 'disabled', 'is_public', 'rxtx_factor')}
+        flavor.destroy()
+        objects.Flavor(nova_context.get_admin_context(), **values,
+                       vcpus=flavor.vcpus + 1).create()
+        changed = self.change(lease, end_date=self.at(3 * HOUR))
+        self.assertEqual(before, changed['reservations'][0]['resources'])
+        (booked,), = self.books('SELECT resources FROM bookings')
+        self.assertEqual(before, json.loads(booked))
+
+    def test_an_admin_looks_for_hosts_that_the_owner_may_use(self):
+        lease = self.make(start_in=HOUR)
+        asked, demand_of = [], flavors.demand_of
+        self.stub_out(
+            'blazar_nova.compat.flavors.demand_of',
+            lambda context, *args: asked.append(context.project_id) or
+            demand_of(context, *args))
+        admin = self.api(project='c' * 32, roles=('admin',))
+        self.change(lease, client=admin, reservations=[
+            {'id': lease['reservations'][0]['id'], 'amount': 2}],
+            end_date=self.at(3 * HOUR))
+        self.assertEqual({nova_box.PROJECT_ID}, set(asked))
 
     def test_servers_that_are_to_be_apart_from_now_on_are(self):
         lease = self.make(start_in=HOUR, reservations=[
@@ -450,6 +487,8 @@ class TestAnswers(ApiTestCase):
         self.ask('GET', '/leases', marker=bobs['id'], code=400)
         self.ask('GET', '/leases', sort='colour', code=400)
         self.ask('GET', '/leases', limit=0, code=400)
+        # Whether there are leases or not.
+        self.ask('GET', '/leases', fields='colour', name='none', code=400)
 
     def test_who_may_only_read(self):
         lease = self.make(start_in=HOUR)
@@ -480,6 +519,9 @@ class TestAnswers(ApiTestCase):
         free = self.ask('GET', '/availability', code=200, vcpus=4,
                         memory_mb=1024, disk_gb=1, amount=2,
                         duration='10m')
+        self.ask('GET', '/availability', code=200, vcpus=4, memory_mb=1024,
+                 disk_gb=1, start_date=clocks.iso(
+                     clocks.SystemClock().now() - 2))
         self.assertEqual([(0, False), (2, True)], [
             (one['fits'], one['enough']) for one in free['availability']])
         self.assertEqual(offer['end_date'],

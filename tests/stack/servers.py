@@ -12,6 +12,7 @@
 
 """MariaDB and PostgreSQL as those of the tests, but on a port; RabbitMQ."""
 
+import abc
 import os
 import sys
 import typing as ty
@@ -48,9 +49,9 @@ class _OnPort(databases.Server):
         return (f'{self.scheme}://{DATABASES[name]}:{configuration.PASSWORD}'
                 f'@127.0.0.1:{self.port}/{name}{self.query}')
 
+    @abc.abstractmethod
     def create_all(self) -> None:
         """Make the databases of all services, empty."""
-        raise NotImplementedError
 
 
 class Mariadb(_OnPort, databases.Mariadb):

@@ -1023,8 +1023,9 @@ class TestOccupy(PlacesTestCase):
         self.assert_conflict('boot at most 0 more', lease)
         self.assertEqual(sorted(('one', one) for one in (
             first, second, third)), self.booked(lease))
-        self.assertEqual(lease['reservations'][0]['id'],
-                         self.leases.has_place(first))
+        self.assertEqual(
+            {'reservation_id': lease['reservations'][0]['id'],
+             'project_id': 'project'}, self.leases.place_of(first))
         # To be there is not to run.
         self.assertEqual({False}, set(self.scalars(models.Booking.running)))
 
@@ -1074,14 +1075,14 @@ class TestOccupy(PlacesTestCase):
         kept, given = self.occupy(lease, 2)
         self.leases.vacate([given, 'unheard-of'])
         self.assertEqual([('one', ''), ('one', kept)], self.booked(lease))
-        self.assertIsNone(self.leases.has_place(given))
+        self.assertIsNone(self.leases.place_of(given))
         another, = self.occupy(lease)
         self.assertEqual(sorted([('one', another), ('one', kept)]),
                          self.booked(lease))
 
     def test_a_server_of_a_boot_has_no_place_that_it_leaves(self):
         server_id, = base.servers_of(self.running_lease())
-        self.assertIsNone(self.leases.has_place(server_id))
+        self.assertIsNone(self.leases.place_of(server_id))
 
 
 class TestOccupyMeanwhile(PlacesTestCase):

@@ -333,6 +333,9 @@ class TestDescribe(ViewsTestCase):
         self.assertIs(False, lease['degraded'])
         self.assert_same_everywhere(lease)
 
+    def test_its_fields_are_those_that_may_be_asked_for(self):
+        self.assertEqual(list(views.FIELDS), list(self.lease(50, 100)))
+
     def test_there_are_no_secrets_in_it(self):
         lease = self.lease(50, 100, call='secret', credential='trust')
         sealed, = self.scalars(models.HeldBuild.sealed)

@@ -102,16 +102,13 @@ class _Short(ty.NamedTuple):
     fits: int
 
 
-class _Own:
-    """A booking of a reservation, and what its servers are to each other."""
-
-    def __init__(self, row: models.Booking,
-                 params: ty.Mapping[str, ty.Any] | None) -> None:
-        self.row = row
-        self.affinity = (params or {}).get('affinity')
-
-    def __getattr__(self, name: str) -> ty.Any:
-        return getattr(self.row, name)
+#: The bookings of the reservation of a server, and what was asked for.
+_OWN = sa.select(
+    models.Booking.__table__, models.Reservation.__table__.c.params,
+).join(models.Reservation.__table__).where(
+    models.Booking.__table__.c.reservation_id.in_(
+        sa.select(models.Booking.__table__.c.reservation_id).where(
+            models.Booking.__table__.c.server_id == sa.bindparam('server'))))
 
 
 class Admission:
@@ -303,7 +300,8 @@ class Admission:
             hosts = self.index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = None if booked is None else booked.uuid
-            if mine is not None and mine.affinity is not None:
+            if mine is not None and (mine.params or {}).get(
+                    'affinity') is not None:
                 return Rooms(uuid, {hosts[host_id].uuid: count
                                     for host_id, count in own_on.items()
                                     if host_id in hosts}, 0)
@@ -316,14 +314,8 @@ class Admission:
     def _own(self, server_id: str) -> tuple[ty.Any, list[ty.Any]]:
         """The booking of a server, and those that count as its own."""
         with self._database.reader() as session:
-            rows = [_Own(booking, params) for booking, params in
-                    session.execute(
-                        sa.select(models.Booking, models.Reservation.params)
-                        .join(models.Booking.reservation).where(
-                            models.Booking.reservation_id.in_(
-                                sa.select(models.Booking.reservation_id)
-                                .where(models.Booking.server_id ==
-                                       server_id)))).tuples()]
+            rows = session.connection().execute(
+                _OWN, {'server': server_id}).all()
         mine = [row for row in rows if row.server_id == server_id]
         return (mine[0] if mine else None), [
             row for row in rows if row.server_id == server_id or

@@ -380,8 +380,7 @@ class Audit:
         """The rule, on every host, at every instant from now on."""
         now = self._clock.now()
         with self._database.reader() as session:
-            hosts = {row.id: row for row in session.execute(
-                sa.select(models.Host.__table__))}
+            hosts = {row.id: row for row in session.execute(books.HOSTS)}
             rows = session.execute(
                 sa.select(models.Booking.host_id, models.Booking.start_date,
                           models.Booking.end_date, models.Booking.resources,

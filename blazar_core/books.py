@@ -49,6 +49,7 @@ from blazar_core import model
 __all__ = [
     'Edit',
     'Full',
+    'HOSTS',
     'NewBooking',
     'OVERDUE',
     'SHARED',
@@ -59,7 +60,9 @@ __all__ = [
     'in_the_way',
     'new_of',
     'report',
+    'report_usage',
     'retain',
+    'tell',
     'trim',
 ]
 
@@ -232,6 +235,21 @@ _TAKE = sa.update(_HOSTS).where(
     _HOSTS.c.id == sa.bindparam('host'),
     _HOSTS.c.generation == sa.bindparam('seen'),
 ).values(generation=sa.bindparam('next'))
+#: What of a host's row follows from what runs there.
+_OF_USAGE = frozenset({'usage', 'consumers', 'updated_at'})
+#: A host, and whether some server is leased.
+_TOLD = sa.select(
+    *_SEEN, _HOSTS.c.consumers, _BOOKINGS.c.server_id.label('leased'),
+).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server')).where(
+    _HOSTS.c.service_host == sa.bindparam('service_host'),
+    _HOSTS.c.name == sa.bindparam('name'))
+
+
+#: What :func:`host_of` makes hosts of.
+HOSTS = sa.select(
+    _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
+    _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
+    _HOSTS.c.properties)
 
 
 def host_of(row: ty.Any) -> model.Host:
@@ -284,18 +302,22 @@ def _check(host: _Seen, now: int, others: ty.Iterable[_Change],
 
 def _take(connection: sa.Connection, now: int,
           hosts: ty.Iterable[_Seen | models.Host],
-          changes: ty.Mapping[int, ty.Sequence[_Change]]) -> None:
+          changes: ty.Mapping[int, ty.Sequence[_Change]],
+          **values: ty.Any) -> None:
     """Claim the right to decide about hosts, and say what was decided.
 
     Everybody takes hosts in the order of their ids, so that two who want
     the same ones do not wait for each other in a ring.
 
+    :param values: what the rows of the hosts get. Who follows the changes is
+        told the usage; anything else he has to read
     :raises LostRace: when a generation is no longer the one read
     """
     rows: list[dict[str, ty.Any]] = []
+    usage = values.get('usage') if values.keys() <= _OF_USAGE else None
     for host in hosts:
         try:
-            taken = connection.execute(_TAKE, {
+            taken = connection.execute(_TAKE.values(**values), {
                 'host': host.id, 'seen': host.generation,
                 'next': host.generation + 1}).rowcount
         except Exception as exc:
@@ -313,7 +335,7 @@ def _take(connection: sa.Connection, now: int,
         } for change in changes.get(host.id, ())] or [{
             'host_id': host.id, 'generation': host.generation + 1,
             'created_at': now, 'start_date': None, 'end_date': None,
-            'sign': 0, 'resources': None}]
+            'sign': 0, 'resources': usage}]
     if rows:
         connection.execute(_CHANGES.insert(), rows)
 
@@ -365,6 +387,8 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
     when it has another size than its booking (it was resized), the booking
     follows.
 
+    :param now: from before the cloud was asked: what it told (:func:`tell`)
+        since then is newer
     :param allocations: resources by consumer (server), as placement has them
     :returns: whether anything was new
     :raises LostRace: when somebody decided about the host meanwhile
@@ -386,9 +410,43 @@ def report_usage(session: orm.Session, now: int, uuid: str,
     return row is not None and _report(session, now, row, allocations, {})
 
 
+def tell(connection: sa.Connection, now: int, service_host: str, name: str,
+         server_id: str, takes: model.Resources | None) -> bool:
+    """What the cloud told of its own accord of one server on a host.
+
+    It may be told twice, or in the wrong order: a server that has left does
+    not come again until the cloud has been asked.
+
+    :param takes: None: it has left
+    :returns: whether the books are right now; else ask the cloud. They
+        cannot tell of a server with a booking, of a host that they do not
+        know, and of one with classes of which nothing was told
+    :raises LostRace: when somebody decided about the host meanwhile
+    """
+    rows = [row for row in connection.execute(_TOLD, {
+        'service_host': service_host, 'name': name, 'server': server_id})
+        if row.capacity]
+    if len(rows) != 1 or rows[0].leased or rows[0].consumers is None:
+        return False
+    row = rows[0]
+    known = row.consumers.get(server_id)
+    if takes is not None and known is not None:
+        return True
+    if takes is not None and not row.capacity.keys() <= takes.keys():
+        return False
+    amounts = {rc: amount for rc, amount in (takes or {}).items()
+               if amount and rc in row.capacity}
+    if known is None or known[0]:
+        consumers = {**row.consumers, server_id: (amounts, now)}
+        _take(connection, now, [_Seen(*row[:len(_SEEN)])], {},
+              consumers=consumers, usage=_usage(consumers), updated_at=now)
+    return True
+
+
 def _host(session: orm.Session, uuid: str) -> models.Host | None:
-    return session.scalars(sa.select(models.Host).where(
-        models.Host.uuid == uuid)).one_or_none()
+    return session.scalars(
+        sa.select(models.Host).options(orm.undefer(models.Host.consumers))
+        .where(models.Host.uuid == uuid)).one_or_none()
 
 
 def _report(session: orm.Session, now: int, row: models.Host,
@@ -401,33 +459,59 @@ def _report(session: orm.Session, now: int, row: models.Host,
         sa.select(models.Booking).where(
             models.Booking.host_id == row.id,
             models.Booking.server_id.in_(list(allocations))))}
-    usage = _sum(amounts for consumer, amounts in allocations.items()
-                 if consumer not in leased)
+    consumers = _consumers(allocations) | {
+        consumer: entry for consumer, entry in (row.consumers or {}).items()
+        if entry[1] >= now}
+    for consumer in leased:
+        consumers.pop(ty.cast(str, consumer), None)
     resized = [Edit(booking, new_of(
         booking, resources=dict(allocations[ty.cast(str, server_id)])))
         for server_id, booking in leased.items() if booking.running and
         booking.resources != allocations[ty.cast(str, server_id)]]
-    values = {**values, 'usage': usage}
-    changed = any(getattr(row, name) != value
-                  for name, value in values.items())
+    values = {**values, 'usage': _usage(consumers)}
+    values = {name: value for name, value in values.items()
+              if getattr(row, name) != value}
+    if row.consumers is None or _amounts(row.consumers) != _amounts(consumers):
+        values['consumers'] = consumers
     if resized:
         amend(session, now, resized, force=True)
         seen = seen._replace(generation=seen.generation + 1)
-    if changed:
-        _take(session.connection(), now, [seen], {})
-        for name, value in values.items():
-            setattr(row, name, value)
-        row.updated_at = now
-    return changed or bool(resized)
+    if values:
+        _take(session.connection(), now, [seen], {}, updated_at=now, **values)
+        session.expire(row)
+    return bool(values or resized)
 
 
 def _add_host(session: orm.Session, now: int, host: model.HostFacts,
               allocations: ty.Mapping[str, model.Resources]) -> None:
+    consumers = _consumers(allocations)
     row = models.Host(**dataclasses.asdict(host), generation=0,
-                      usage=_sum(allocations.values()), updated_at=now)
+                      usage=_usage(consumers), consumers=consumers,
+                      updated_at=now)
     session.add(row)
     session.flush()
     _take(session.connection(), now, [row], {})
+
+
+def _consumers(allocations: ty.Mapping[str, model.Resources],
+               ) -> dict[str, models.Consumer]:
+    """What the cloud said when it was asked, as a host's row has it."""
+    return {consumer: (dict(amounts), 0)
+            for consumer, amounts in allocations.items()}
+
+
+def _amounts(consumers: ty.Mapping[str, models.Consumer],
+             ) -> dict[str, model.Resources]:
+    return {consumer: entry[0] for consumer, entry in consumers.items()}
+
+
+def _usage(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
+    """Open-ended usage: what all of them take."""
+    total: dict[str, int] = collections.defaultdict(int)
+    for amounts, _told in consumers.values():
+        for rc, amount in amounts.items():
+            total[rc] += amount
+    return dict(total)
 
 
 def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
@@ -451,11 +535,3 @@ def trim(session: orm.Session, before: int) -> int:
     deleted = session.execute(sa.delete(models.Change).where(
         models.Change.created_at < before))
     return ty.cast('sa.CursorResult[ty.Any]', deleted).rowcount
-
-
-def _sum(amounts: ty.Iterable[model.Resources]) -> dict[str, int]:
-    total: dict[str, int] = collections.defaultdict(int)
-    for resources in amounts:
-        for rc, amount in resources.items():
-            total[rc] += amount
-    return dict(total)

@@ -134,7 +134,7 @@ class Index:
             self._top = session.scalar(
                 sa.select(sa.func.max(models.Change.id))) or 0
             self.hosts = {row.id: books.host_of(row)
-                          for row in session.execute(_HOSTS)}
+                          for row in session.execute(books.HOSTS)}
             self.ids_by_uuid = {host.uuid: host.id
                                 for host in self.hosts.values()}
             timeline = timelines.Timeline(shared=books.SHARED)
@@ -215,16 +215,20 @@ class Index:
         """
         assert self._timeline is not None
         plain = True
-        newest = known.generation
+        newest, usage = known.generation, known.usage
         for row in sorted(rows, key=lambda row: row.generation):
             newest = row.generation
-            if row.start_date is None:
-                plain = False
-            else:
+            if row.start_date is not None:
                 self._timeline.apply(
                     known.id, model.Window(row.start_date, row.end_date),
                     row.resources, row.sign)
-        self.hosts[known.id] = known.at(newest)
+            elif row.resources is not None:
+                usage = row.resources
+            else:
+                plain = False
+        if usage != known.usage:
+            self._timeline.set_host(known.id, known.capacity, usage)
+        self.hosts[known.id] = known.at(newest, usage)
         return plain
 
     def _reread_hosts(self, session: orm.Session,
@@ -235,14 +239,14 @@ class Index:
         host has had none yet.
         """
         assert self._timeline is not None
-        for row in session.execute(_HOSTS.where(
+        for row in session.execute(books.HOSTS.where(
                 _HOST.id.in_(host_ids))):
             host = books.host_of(row)
             known = self.hosts.get(host.id)
             self.ids_by_uuid[host.uuid] = host.id
             self._timeline.set_host(host.id, host.capacity, host.usage)
-            self.hosts[host.id] = host.at(0 if known is None
-                                          else known.generation)
+            self.hosts[host.id] = host.at(
+                0 if known is None else known.generation, host.usage)
             if known is None:
                 self._advance(self.hosts[host.id],
                               self._gap(session, self.hosts[host.id]))
@@ -277,9 +281,6 @@ class Index:
 _HOST, _BOOKING, _CHANGE = (
     models.Host.__table__.c, models.Booking.__table__.c,
     models.Change.__table__.c)
-_HOSTS = sa.select(_HOST.id, _HOST.uuid, _HOST.name, _HOST.service_host,
-                   _HOST.capacity, _HOST.usage, _HOST.generation,
-                   _HOST.properties)
 _CHANGES = sa.select(
     _CHANGE.id, _CHANGE.host_id, _CHANGE.generation, _CHANGE.start_date,
     _CHANGE.end_date, _CHANGE.resources, _CHANGE.sign).order_by(_CHANGE.id)

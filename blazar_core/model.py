@@ -124,9 +124,9 @@ class Host:
     properties: ty.Mapping[str, ty.Any] = dataclasses.field(
         default_factory=dict)
 
-    def at(self, generation: int) -> 'Host':
+    def at(self, generation: int, usage: Resources) -> 'Host':
         """The same host, at another generation."""
-        return dataclasses.replace(self, generation=generation)
+        return dataclasses.replace(self, generation=generation, usage=usage)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core import audit
+from blazar_core import books
 from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import lifecycle
@@ -211,8 +212,7 @@ class Verifier:
             self._failures.append('A cell did not answer: its hosts were not '
                                   'compared.')
         with self._parts.database.reader() as session:
-            rows = {row.uuid: row for row in session.execute(
-                sa.select(models.Host.__table__))}
+            rows = {row.uuid: row for row in session.execute(books.HOSTS)}
         if complete:
             yield from self._lost_hosts(rows, {host.uuid for host in found})
         for number, host in enumerate(found, 1):
@@ -256,11 +256,11 @@ class Verifier:
             'capacity': (row.capacity, facts.capacity),
             'in use without an end': (row.usage, usage)}
         for what, pair in about.items():
-            books, truth = map(_amounts, pair)
-            if books != truth:
+            written, truth = map(_amounts, pair)
+            if written != truth:
                 yield Difference(
-                    (what, host.uuid, books, truth),
-                    f'Host {host.name}, {what}: {books} in the books, '
+                    (what, host.uuid, written, truth),
+                    f'Host {host.name}, {what}: {written} in the books, '
                     f'{truth} in placement.', '--fix writes it down', mend)
         if (row.name, row.service_host, row.properties) != (
                 host.name, host.service_host, dict(host.properties)):
@@ -287,12 +287,12 @@ class Verifier:
         """What a running server is booked with is what it has."""
         server_id = booking.server_id
         if allocated is not None:
-            books, truth = _amounts(booking.resources), _amounts(allocated)
-            if books != truth:
+            written, truth = _amounts(booking.resources), _amounts(allocated)
+            if written != truth:
                 yield Difference(
-                    ('allocation', host.uuid, server_id, books, truth),
+                    ('allocation', host.uuid, server_id, written, truth),
                     f'Server {server_id} is booked on host {host.name} with '
-                    f'{books}, and has {truth} in placement.',
+                    f'{written}, and has {truth} in placement.',
                     '--fix lets the booking follow', mend)
             return
         seen = self._parts.cloud.look(server_id)

@@ -126,7 +126,11 @@ class Database:
 
 #: Amounts of resources and properties of hosts are few texts in many rows.
 #: Who reads one never changes it in place.
-_read_json = functools.lru_cache(4096)(jsonutils.loads)
+_read_short_json = functools.lru_cache(4096)(jsonutils.loads)
+
+
+def _read_json(text: str) -> ty.Any:
+    return (_read_short_json if len(text) < 512 else jsonutils.loads)(text)
 
 
 def is_disturbance(exc: BaseException) -> bool:

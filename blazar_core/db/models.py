@@ -22,13 +22,18 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy import orm
 
-__all__ = ['Base', 'Booking', 'Change', 'Credential', 'Event', 'HeldBuild',
-           'Host', 'Lease', 'Reservation']
+__all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
+           'HeldBuild', 'Host', 'Lease', 'Reservation']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
 #: MariaDB's TEXT ends at 64 KiB; a held build with injected files does not.
 _Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
+
+
+#: What something takes that has no end, and when Nova told of it; 0 when
+#: placement was asked. One that takes nothing has left.
+Consumer: ty.TypeAlias = tuple[dict[str, int], int]
 
 
 class Base(orm.DeclarativeBase):
@@ -143,6 +148,8 @@ class Host(Base):
 
     ``generation`` is the guard of the books: who decides something about a
     host must find the generation that it read, and leaves the next one.
+    ``usage`` is what all ``consumers`` take; who is booked on the host is
+    none of them.
     """
 
     __tablename__ = 'hosts'
@@ -154,6 +161,8 @@ class Host(Base):
         sa.String(255), index=True)
     capacity: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     usage: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    consumers: orm.Mapped[dict[str, Consumer] | None] = orm.mapped_column(
+        sa.JSON(none_as_null=True), deferred=True)
     properties: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(
         sa.JSON, default=dict)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
@@ -196,7 +205,8 @@ class Change(Base):
 
     Written in the transaction that moved the host's generation to
     ``generation``; a generation has one row or more, and none is left out.
-    A row without dates says that the host itself is another than it was.
+    A row without dates says that the host itself is another than it was: with
+    resources, that these are its usage now, and that nothing else is new.
     Rows are kept for a while, for the processes that hold the books in
     memory (:mod:`blazar_core.index`).
     """

@@ -30,7 +30,8 @@ from nova.scheduler import utils as scheduler_utils
 
 from blazar_core import model
 
-__all__ = ['NoSuchHost', 'demand_of', 'group_of', 'resources_of']
+__all__ = ['NoSuchHost', 'demand_of', 'group_of', 'resources_of',
+           'resources_of_flavor']
 
 #: Microversion of placement that knows every parameter used here (1.39:
 #: several ``required``).
@@ -45,6 +46,21 @@ def resources_of(spec: ty.Any) -> model.Resources:
     """What one server of a RequestSpec takes, by resource class."""
     return ty.cast(model.Resources, scheduler_utils.ResourceRequest
                    .from_request_spec(spec).merged_resources())
+
+
+def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
+                        ) -> model.Resources:
+    """What a server of a flavor takes of the classes that all servers take
+    some of, and of those that its extra specs name.
+
+    :param flavor: with the fields of Nova's flavors
+    :param on_volume: whether its root disk is a volume
+    """
+    return {'VCPU': 0, 'MEMORY_MB': 0, 'DISK_GB': 0} | (
+        scheduler_utils.resources_from_flavor_and_bfv(objects.Flavor(**{
+            name: flavor[name] for name in (
+                'vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap',
+                'extra_specs')}), on_volume))
 
 
 def group_of(spec: ty.Any) -> tuple[str, int, list[str], list[str]] | None:

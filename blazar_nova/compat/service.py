@@ -12,6 +12,7 @@
 
 """A process of ours that speaks with Nova: configuration, messages."""
 
+import dataclasses
 import typing as ty
 
 import nova.conf
@@ -22,9 +23,12 @@ from nova import rpc
 from oslo_log import log as logging
 import oslo_messaging
 
+from blazar_core import model
 from blazar_core import views
+from blazar_nova.compat import demand
 
-__all__ = ['CONF', 'Handler', 'configure', 'notification_listener', 'notify']
+__all__ = ['CONF', 'Handler', 'Told', 'configure', 'notification_listener',
+           'notify', 'told']
 
 LOG = logging.getLogger(__name__)
 
@@ -69,6 +73,40 @@ def notification_listener(topic: str, handler: Handler) -> ty.Any:
     return oslo_messaging.get_notification_listener(
         rpc.NOTIFICATION_TRANSPORT, [oslo_messaging.Target(topic=topic)],
         [_Endpoint(handler)], executor='threading')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """A server that has just come to a host and takes so much of it there,
+    or (None) has left it.
+    """
+
+    server_id: str
+    service_host: str
+    node: str
+    takes: model.Resources | None
+
+
+def told(event_type: str, payload: dict[str, ty.Any]) -> Told | None:
+    """What a notification tells of a server, if that can be relied on.
+
+    What it takes follows from its flavor, but for classes that its image or
+    its ports ask for: :func:`blazar_core.books.tell` keeps to hosts that
+    have none of those.
+    """
+    data = payload.get('nova_object.data', {})
+    server_id, service_host, node = map(data.get, ('uuid', 'host', 'node'))
+    if not server_id or not service_host or not node:
+        return None
+    if event_type == 'instance.delete.end':
+        return Told(server_id, service_host, node, None)
+    flavor = data.get('flavor', {}).get('nova_object.data', {})
+    if event_type != 'instance.create.end' or flavor.get(
+            'extra_specs') is None:
+        return None
+    # A server without an image has its root disk on a volume.
+    return Told(server_id, service_host, node, demand.resources_of_flavor(
+        flavor, on_volume=not data['image_uuid']))
 
 
 class _Endpoint:

@@ -12,9 +12,11 @@
 
 """Keeps the books true to Nova.
 
-What Nova's notifications tell is only that something may have changed, and
-where; what is true is then asked of Nova and placement. What no notification
-told is found by a comparison in full from time to time.
+What Nova's notifications tell is mostly that something may have changed, and
+where; what is true is then asked of Nova and placement. Only a server of
+nobody's lease that came or left is taken at its word (:func:`books.tell`):
+that is what everybody's boots and deletions are. What no notification told,
+or what it told wrongly, is found by a comparison in full from time to time.
 """
 
 import collections
@@ -30,6 +32,7 @@ from blazar_core import index
 from blazar_core import lifecycle
 from blazar_core import model
 from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import service
 from blazar_nova.compat import survey
 from blazar_nova import wiring
 
@@ -51,8 +54,9 @@ class Mirror:
                  freed: ty.Callable[[], None]) -> None:
         self._parts = parts
         self._freed = freed
-        self._hints: collections.OrderedDict[tuple[str, str], None] = (
-            collections.OrderedDict())
+        #: Of what kind, about what, and what was told of it.
+        self._hints: collections.OrderedDict[
+            tuple[str, str], service.Told | None] = collections.OrderedDict()
         #: By a host's uuid, what was last seen of it in full.
         self._facts: dict[str, nova_hosts.Facts] = {}
         self._news = threading.Condition()
@@ -77,6 +81,14 @@ class Mirror:
                     self._hints[kind, name] = None
             self._news.notify_all()
 
+    def tell(self, told: service.Told) -> None:
+        """A server came or left; returns at once."""
+        with self._news:
+            self._hints[
+                'left' if told.takes is None else 'came', told.server_id,
+            ] = told
+            self._news.notify_all()
+
     def run(self) -> None:
         """Look into hints as they come, until :meth:`stop`."""
         while True:
@@ -84,8 +96,8 @@ class Mirror:
                 self._news.wait_for(lambda: self._hints or self._stopping)
                 if self._stopping:
                     return
-                (kind, name), _none = self._hints.popitem(last=False)
-            self._look_into(kind, name)
+                (kind, name), told = self._hints.popitem(last=False)
+            self._look_into(kind, name, told)
 
     def catch_up(self) -> None:
         """Look into all hints that are there, here and now."""
@@ -93,8 +105,8 @@ class Mirror:
             with self._news:
                 if not self._hints:
                     return
-                (kind, name), _none = self._hints.popitem(last=False)
-            self._look_into(kind, name)
+                (kind, name), told = self._hints.popitem(last=False)
+            self._look_into(kind, name, told)
 
     def stop(self) -> None:
         """Look into no more hints."""
@@ -102,9 +114,12 @@ class Mirror:
             self._stopping = True
             self._news.notify_all()
 
-    def _look_into(self, kind: str, name: str) -> None:
+    def _look_into(self, kind: str, name: str,
+                   told: service.Told | None = None) -> None:
         try:
-            if kind == 'server':
+            if told is not None:
+                self._believe(told)
+            elif kind == 'server':
                 self.compare_server(name)
             elif kind == 'usage':
                 self.compare_usage(name)
@@ -114,6 +129,18 @@ class Mirror:
             # The next comparison in full finds it.
             LOG.exception('What happened to %s %s could not be found out',
                           kind, name)
+
+    def _believe(self, told: service.Told) -> None:
+        """Write down what was told, or ask where that cannot be done."""
+        if not self._parts.database.retried(self._tell, told):
+            self.compare_server(told.server_id)
+            self.compare_usage(told.service_host)
+
+    def _tell(self, told: service.Told) -> bool:
+        with self._parts.database.begin() as connection:
+            return books.tell(
+                connection, self._parts.clock.now(), told.service_host,
+                told.node, told.server_id, told.takes)
 
     # -- comparing -----------------------------------------------------------
 
@@ -180,15 +207,16 @@ class Mirror:
 
     def compare_host(self, host: nova_hosts.ComputeHost) -> None:
         """Make the books true for a host."""
+        now = self._parts.clock.now()
         facts = nova_hosts.facts(host.uuid)
         if facts is not None:
             self._facts[host.uuid] = facts
-            self._parts.database.retried(self._report, host, facts)
+            self._parts.database.retried(self._report, now, host, facts)
 
-    def _report(self, host: nova_hosts.ComputeHost, facts: nova_hosts.Facts,
-                ) -> None:
+    def _report(self, now: int, host: nova_hosts.ComputeHost,
+                facts: nova_hosts.Facts) -> None:
         with self._parts.database.writer() as session:
-            if books.report(session, self._parts.clock.now(), model.HostFacts(
+            if books.report(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
                     host.properties), facts.allocations):
                 LOG.debug('Host %s: %s', host.name, facts)
@@ -196,8 +224,8 @@ class Mirror:
     def compare_usage(self, service_host: str) -> None:
         """Make the books true for what runs on the hosts of a nova-compute.
 
-        That happens with every boot of anybody: of a host that is in the
-        books as it was last seen, nothing else is asked.
+        Of a host that is in the books as it was last seen, nothing else is
+        asked.
         """
         with self._parts.database.reader() as session:
             hosts = session.execute(
@@ -211,14 +239,13 @@ class Mirror:
         for host, facts in zip(hosts, seen):
             assert facts is not None
             self._parts.database.retried(
-                self._report_usage, host.uuid,
+                self._report_usage, self._parts.clock.now(), host.uuid,
                 nova_hosts.taken(facts.providers))
 
-    def _report_usage(self, uuid: str,
+    def _report_usage(self, now: int, uuid: str,
                       taken: ty.Mapping[str, model.Resources]) -> None:
         with self._parts.database.writer() as session:
-            if books.report_usage(session, self._parts.clock.now(), uuid,
-                                  taken):
+            if books.report_usage(session, now, uuid, taken):
                 LOG.debug('Host %s: %s', uuid, taken)
 
     def _delete_orphans(self, nova: survey.Survey) -> None:

@@ -75,7 +75,9 @@ class Listener:
     def start(self) -> None:
         """Begin; returns at once."""
         LOG.info('Started')
-        self._messages.start()
+        # A hint is noted at once, and every thread that waits for another
+        # one wakes each second.
+        self._messages.start(override_pool_size=1)
         for thread in self._threads:
             thread.start()
 
@@ -97,6 +99,10 @@ class Listener:
         if event_type.startswith('lease.'):
             self.engine.wake()
         elif not event_type.startswith(_IGNORED):
+            told = service.told(event_type, payload)
+            if told is not None:
+                self.mirror.tell(told)
+                return
             data = payload.get('nova_object.data', {})
             kind = 'usage' if event_type.startswith('instance.') else 'host'
             self.mirror.hint(data.get('uuid') or data.get('instance_uuid'),

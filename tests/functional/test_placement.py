@@ -12,6 +12,7 @@
 
 """Where servers go: to what was promised to them, and to nothing else."""
 
+import collections
 import typing as ty
 from unittest import mock
 
@@ -22,6 +23,7 @@ from blazar_nova.compat import hosts as nova_hosts
 
 from tests.functional import leased
 from tests.functional import nova_box
+from tests.functional import test_held
 
 HOUR = 3600
 
@@ -252,63 +254,122 @@ class LeasedPlacementTest(PlacementTestCase):
 
 
 class NewsTest(leased.LeasedTestCase):
-    """A boot without a lease, and what the books know of its host."""
+    """Boots without a lease, and what the books know of their hosts."""
 
     def setUp(self) -> None:
         super().setUp()
-        server = self.admin.get_server(self.boot_active('plain')['id'])
-        self.news = {'nova_object.data': {
-            'uuid': server['id'], 'host': server['OS-EXT-SRV-ATTR:host']}}
+        self.recorder = self.record()
+
+    def news(self, event_type: str = 'instance.create.end', count: int = 1,
+             ) -> dict[str, ty.Any]:
+        """What Nova told at last."""
+        return self.recorder.wait(event_type, count)[-1]
 
     def host_rows(self) -> dict[str, models.Host]:
         with self.listener.parts.database.reader() as session:
             return {host.service_host: host for host in session.scalars(
                 sa.select(models.Host))}
 
-    def usage(self) -> dict[str, int]:
-        """What runs on the host without an end, as the books have it."""
-        return self.host_rows()[self.news['nova_object.data']['host']].usage
+    def usage(self, host: str) -> dict[str, int]:
+        """What runs on a host without an end, as the books have it."""
+        return self.host_rows()[host].usage
 
-    def tell(self, event_type: str) -> int:
+    def allocated(self, host: str) -> dict[str, int]:
+        """The same as placement has it."""
+        total: collections.Counter[str] = collections.Counter()
+        for amounts in nova_hosts.taken(
+                [self.host_rows()[host].uuid]).values():
+            total.update(amounts)
+        return dict(total)
+
+    def tell(self, event_type: str, news: dict[str, ty.Any]) -> int:
         """Let Nova tell something; returns how often placement is asked."""
         with mock.patch('blazar_nova.compat.hosts._get',
                         side_effect=nova_hosts._get) as get:
-            self.listener.handle(event_type, self.news)
+            self.listener.handle(event_type, {'nova_object.data': news})
             self.listener.mirror.catch_up()
         return get.call_count
 
-    def test_it_is_known_when_it_is_built(self):
-        self.assertEqual({}, self.usage())
-        before = self.host_rows()
+    def flavor(self, extra_specs: dict[str, str] | None = None) -> str:
+        """A flavor of which Nova has to round and to add."""
+        made = self.admin.post_flavor({'flavor': {
+            'name': 'odd', 'ram': 64, 'vcpus': 1, 'disk': 2,
+            'OS-FLV-EXT-DATA:ephemeral': 3, 'swap': 1500}})
+        if extra_specs:
+            self.admin.post_extra_spec(
+                made['id'], {'extra_specs': extra_specs})
+        return ty.cast(str, made['id'])
+
+    def test_what_boots_take_is_known_without_asking(self):
+        boots: list[dict[str, ty.Any]] = [
+            {}, {'flavor': self.flavor()}, dict(test_held.FROM_VOLUME)]
+        for count, boot in enumerate(boots, 1):
+            server = self.boot_active('plain', **boot)
+            news = self.news(count=count)
+            self.assertEqual(server['id'], news['uuid'])
+            self.assertEqual(0, self.tell('instance.create.end', news), boot)
+            self.assertEqual(self.allocated(news['host']),
+                             self.usage(news['host']), boot)
+            self.assertNotEqual({}, self.usage(news['host']))
+
+    def test_what_left_is_known_without_asking(self):
+        for _twice in range(2):
+            server = self.boot_active('plain')
+            self.listener.mirror.compare_all()
+            host = server['OS-EXT-SRV-ATTR:host']
+            self.assertIn('VCPU', self.usage(host))
+            self.alice.delete_server(server['id'])
+            count = len(self.recorder.told('instance.create.end'))
+            news = self.news('instance.delete.end', count)
+            self.assertEqual(0, self.tell('instance.delete.end', news))
+            self.assertEqual({}, self.usage(host))
+            # This came too late: somebody else had it before.
+            self.assertEqual(0, self.tell('instance.create.end', self.news()))
+            self.assertEqual({}, self.usage(host))
+
+    def test_a_flavor_that_says_for_itself_what_it_takes(self):
+        server = self.boot_active('plain', flavor=self.flavor({
+            'resources:DISK_GB': '1'}))
+        self.assertEqual(0, self.tell('instance.create.end', self.news()))
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.assertEqual(self.allocated(host), self.usage(host))
+        self.assertEqual(1, self.usage(host)['DISK_GB'])
+
+    def test_what_it_does_not_tell_is_asked(self):
+        """A host has more classes than a flavor says something of."""
+        server = self.boot_active('plain')
+        host = server['OS-EXT-SRV-ATTR:host']
+        capacity = self.host_rows()[host].capacity
+        with self.listener.parts.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                capacity={**capacity, 'PCPU': 4}))
+        # More than what runs there: it is not as this listener has seen it.
+        self.assertLess(1, self.tell('instance.create.end', self.news()))
+        self.assertEqual((capacity, self.allocated(host)), (
+            self.host_rows()[host].capacity, self.usage(host)))
+
+    def test_other_things_that_happen_are_asked_about(self):
+        server = self.boot_active('plain')
+        host = server['OS-EXT-SRV-ATTR:host']
         # What is allocated of its only provider.
-        self.assertEqual(1, self.tell('instance.create.end'))
-        self.assertIn('VCPU', self.usage())
-        after = self.host_rows()
-        self.assertEqual({name: host.capacity
-                          for name, host in before.items()},
-                         {name: host.capacity for name, host in after.items()})
-        self.assertEqual(before.keys(), after.keys())
+        self.assertEqual(1, self.tell('instance.power_on.end', self.news()))
+        self.assertEqual(self.allocated(host), self.usage(host))
+        self.assertIn('VCPU', self.usage(host))
 
     def test_a_host_that_the_books_do_not_know_is_read_in_full(self):
+        self.boot_active('plain')
         with self.listener.parts.database.writer() as session:
             session.execute(sa.delete(models.Host))
-        self.tell('instance.create.end')
+        self.tell('instance.create.end', self.news())
         host, = self.host_rows().values()
         self.assertIn('VCPU', host.usage)
         self.assertLess(0, host.capacity['VCPU'])
 
-    def test_a_host_that_is_not_as_it_was_is_read_in_full(self):
-        """Another listener has found out, and this one has not yet."""
-        with self.listener.parts.database.writer() as session:
-            session.execute(sa.update(models.Host).values(
-                capacity={'VCPU': 1}))
-        self.assertLess(1, self.tell('instance.create.end'))
-        host = self.host_rows()[self.news['nova_object.data']['host']]
-        self.assertIn('VCPU', host.usage)
-        self.assertLess(1, host.capacity['VCPU'])
-
     def test_what_says_nothing_of_hosts_asks_for_nothing(self):
+        self.boot_active('plain')
         for event_type in ('instance.create.start', 'instance.delete.start',
                            'instance.shutdown.end',
                            'scheduler.select_destinations.end'):
-            self.assertEqual(0, self.tell(event_type), event_type)
+            self.assertEqual(0, self.tell(event_type, self.news()),
+                             event_type)
+            self.assertEqual({}, self.usage(self.news()['host']))

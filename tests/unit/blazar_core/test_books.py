@@ -552,22 +552,117 @@ class TestReportOfUsage(ReportTestCase):
         self.assertEqual([], self.scalars(models.Host.uuid))
 
 
+class TestTell(ReportTestCase):
+
+    def tell(self, server_id='a', node='one', service_host='compute',
+             now=NOW + 9, **takes):
+        with self.database.begin() as connection:
+            return books.tell(connection, now, service_host, node, server_id,
+                              takes or None)
+
+    def usage(self):
+        return self.row().usage
+
+    def test_a_server_that_came_is_usage_until_it_leaves(self):
+        self.report(a={'VCPU': 1})
+        self.assertTrue(self.tell('b', VCPU=2))
+        self.assertEqual(({'VCPU': 3}, NOW + 9, 2), (
+            self.usage(), self.row().updated_at, self.row().generation))
+        self.assertTrue(self.tell('b'))
+        self.assertEqual({'VCPU': 1}, self.usage())
+        self.assertTrue(self.tell('a'))
+        self.assertEqual({}, self.usage())
+
+    def test_told_twice_it_counts_once(self):
+        self.report(a={'VCPU': 1})
+        for server_id in 'abab':
+            self.assertTrue(self.tell(server_id, VCPU=1))
+        self.assertEqual(({'VCPU': 2}, 2),
+                         (self.usage(), self.row().generation))
+        for _twice in range(2):
+            self.assertTrue(self.tell('a'))
+        self.assertEqual(({'VCPU': 1}, 3),
+                         (self.usage(), self.row().generation))
+
+    def test_what_left_before_it_came_does_not_come(self):
+        self.report()
+        self.assertTrue(self.tell())
+        self.assertTrue(self.tell(VCPU=1))
+        self.assertEqual({}, self.usage())
+
+    def test_classes_that_the_host_lacks_and_nothing_are_left_out(self):
+        self.report(capacity={'VCPU': 4, 'MEMORY_MB': 9})
+        self.assertTrue(self.tell(VCPU=1, MEMORY_MB=0, DISK_GB=7))
+        self.assertEqual({'VCPU': 1}, self.usage())
+
+    def test_what_cannot_be_known_from_it_has_to_be_asked(self):
+        self.report(capacity={'VCPU': 4, 'PCPU': 4}, a={'PCPU': 1})
+        mine = self.book('one', 0, 10, running=True, VCPU=1)
+        for told in ({'node': 'two'}, {'service_host': 'elsewhere'},
+                     {'server_id': mine}, {'server_id': mine, 'VCPU': 1},
+                     {'server_id': 'b', 'VCPU': 1}):
+            self.assertFalse(self.tell(**told), told)
+        self.assertEqual({'PCPU': 1}, self.usage())
+        self.assertTrue(self.tell('a'))
+        self.assertEqual({}, self.usage())
+
+    def test_a_host_of_which_the_consumers_are_not_known_is_asked(self):
+        self.report(a={'VCPU': 1})
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Host).values(consumers=None))
+        self.assertFalse(self.tell('b', VCPU=1))
+        self.assertTrue(self.report(a={'VCPU': 1}))
+        self.assertTrue(self.tell('b', VCPU=1))
+        self.assertEqual({'VCPU': 2}, self.usage())
+
+    def test_a_host_that_was_lost_and_came_back_under_its_name(self):
+        self.report()
+        with self.database.writer() as session:
+            books.retain(session, set(), NOW)
+        self.assertFalse(self.tell(VCPU=1))
+        self.report('uuid-2')
+        self.assertTrue(self.tell(VCPU=1))
+        self.assertEqual(({}, {'VCPU': 1}),
+                         (self.usage(), self.row('uuid-2').usage))
+
+    def test_placement_is_right_but_for_what_was_told_since_it_was_asked(self):
+        self.report(now=NOW + 8, a={'VCPU': 1})
+        self.tell('a')
+        self.tell('b', VCPU=1)
+        # As it was before both.
+        self.assertFalse(self.report(now=NOW + 9, a={'VCPU': 1}))
+        self.assertEqual({'VCPU': 1}, self.usage())
+        self.assertTrue(self.report(now=NOW + 10, a={'VCPU': 1},
+                                    c={'VCPU': 2}))
+        self.assertEqual({'VCPU': 3}, self.usage())
+        self.tell('a', now=NOW + 11)
+        self.assertEqual({'VCPU': 2}, self.usage())
+
+    def test_who_left_is_forgotten_when_placement_is_asked(self):
+        self.report()
+        self.tell()
+        self.assertTrue(self.report(now=NOW + 10))
+        self.assertFalse(self.report(now=NOW + 11))
+        self.assertTrue(self.tell(VCPU=1))
+        self.assertEqual({'VCPU': 1}, self.usage())
+
+
 class TestReportsThatMeet(ReportTestCase):
 
     scenarios = databases.SERVERS
 
     def meanwhile(self, interference):
         """Call something between the reading and the writing of a report."""
-        total = books._sum
+        total = books._usage
 
         pending = [interference]
 
-        def late(amounts):
+        def late(consumers):
             if pending:
                 pending.pop()()
-            return total(amounts)
+            return total(consumers)
 
-        self.useFixture(fixtures.MonkeyPatch('blazar_core.books._sum', late))
+        self.useFixture(fixtures.MonkeyPatch('blazar_core.books._usage', late))
 
     def elsewhere(self, work, *args):
         """Do something in a transaction of another process's."""
@@ -587,6 +682,19 @@ class TestReportsThatMeet(ReportTestCase):
         self.assertEqual(({'VCPU': 9}, {}),
                          (self.row().capacity, self.row().usage))
         self.assertEqual(3, self.row().generation)
+
+    def test_what_was_told_when_somebody_was_faster_is_told_again(self):
+        self.report()
+        self.meanwhile(lambda: self.elsewhere(
+            books.report_usage, NOW, 'uuid', {'a': {'VCPU': 1}}))
+
+        def tell():
+            with self.database.begin() as connection:
+                return books.tell(connection, NOW + 9, 'compute', 'one', 'b',
+                                  {'VCPU': 2})
+
+        self.assertTrue(self.database.retried(tell))
+        self.assertEqual({'VCPU': 3}, self.row().usage)
 
     def test_two_listeners_may_find_a_new_host_at_once(self):
         self.meanwhile(lambda: self.elsewhere(

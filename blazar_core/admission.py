@@ -26,6 +26,7 @@ import numpy as np
 from numpy import typing as npt
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core import books
 from blazar_core import clock as clocks
@@ -281,8 +282,9 @@ class Admission:
             nowhere unless it has a place in it
         """
         now = self._clock.now()
-        with self.index.fresh() as timeline:
-            mine, own = self._own(server_id)
+        with self._database.reader() as session, \
+                self.index.fresh(session=session) as timeline:
+            mine, own = _own(session, server_id)
             if reservation_id is not None and (
                     mine is None or mine.reservation_id != reservation_id):
                 return Rooms(None, {}, 0)
@@ -310,16 +312,6 @@ class Admission:
                 for host_id, room in zip(
                     timeline.ids, rooms.tolist(), strict=True)
                 if busy[timeline.index(host_id)]}, math.inf)
-
-    def _own(self, server_id: str) -> tuple[ty.Any, list[ty.Any]]:
-        """The booking of a server, and those that count as its own."""
-        with self._database.reader() as session:
-            rows = session.connection().execute(
-                _OWN, {'server': server_id}).all()
-        mine = [row for row in rows if row.server_id == server_id]
-        return (mine[0] if mine else None), [
-            row for row in rows if row.server_id == server_id or
-            not row.running]
 
     def _allowed(self, timeline: timelines.Timeline, demand: model.Demand,
                  ) -> npt.NDArray[np.bool_] | None:
@@ -422,3 +414,12 @@ def _most_of(demand: model.Demand, rooms: npt.NDArray[np.int64]) -> int:
     """How many servers of a demand there is room for."""
     return int(rooms.max(initial=0)
                if demand.affinity is model.Affinity.SAME else rooms.sum())
+
+
+def _own(session: orm.Session, server_id: str,
+         ) -> tuple[ty.Any, list[ty.Any]]:
+    """The booking of a server, and those that count as its own."""
+    rows = session.connection().execute(_OWN, {'server': server_id}).all()
+    mine = [row for row in rows if row.server_id == server_id]
+    return (mine[0] if mine else None), [
+        row for row in rows if row.server_id == server_id or not row.running]

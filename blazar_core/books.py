@@ -243,8 +243,6 @@ _TOLD = sa.select(
 ).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server')).where(
     _HOSTS.c.service_host == sa.bindparam('service_host'),
     _HOSTS.c.name == sa.bindparam('name'))
-
-
 #: What :func:`host_of` makes hosts of.
 HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
@@ -315,9 +313,10 @@ def _take(connection: sa.Connection, now: int,
     """
     rows: list[dict[str, ty.Any]] = []
     usage = values.get('usage') if values.keys() <= _OF_USAGE else None
+    take = _TAKE.values(**values) if values else _TAKE
     for host in hosts:
         try:
-            taken = connection.execute(_TAKE.values(**values), {
+            taken = connection.execute(take, {
                 'host': host.id, 'seen': host.generation,
                 'next': host.generation + 1}).rowcount
         except Exception as exc:

@@ -74,7 +74,8 @@ class Index:
         self._asked = 0.0
 
     @contextlib.contextmanager
-    def fresh(self, lag: float = 0) -> ty.Iterator[timelines.Timeline]:
+    def fresh(self, lag: float = 0, session: orm.Session | None = None,
+              ) -> ty.Iterator[timelines.Timeline]:
         """The timeline as of now, for one thread at a time.
 
         Costs one SELECT of what changed and, if anything did or the second
@@ -83,15 +84,16 @@ class Index:
 
         :param lag: for who decides in the database anyway: the seconds ago
             that the database was asked last, with which he is content
+        :param session: a new one of who has more to read from the same state
         """
         with self._lock:
             now = self._clock.now()
             asked = self._clock.elapsed()
             if self._timeline is None or now - self._refreshed > KEEP // 2:
-                self._load(now)
+                self._load(now, session)
                 self._asked = asked
             elif now != self._refreshed or asked >= self._asked + lag:
-                self._refresh(now)
+                self._refresh(now, session)
                 self._asked = asked
             assert self._timeline is not None
             yield self._timeline
@@ -129,8 +131,13 @@ class Index:
 
     # -- reading everything --------------------------------------------------
 
-    def _load(self, now: int) -> None:
-        with self._database.reader() as session:
+    def _reader(self, session: orm.Session | None,
+                ) -> contextlib.AbstractContextManager[orm.Session]:
+        return (self._database.reader() if session is None
+                else contextlib.nullcontext(session))
+
+    def _load(self, now: int, given: orm.Session | None) -> None:
+        with self._reader(given) as session:
             self._top = session.scalar(
                 sa.select(sa.func.max(models.Change.id))) or 0
             self.hosts = {row.id: books.host_of(row)
@@ -148,8 +155,8 @@ class Index:
 
     # -- following -----------------------------------------------------------
 
-    def _refresh(self, now: int) -> None:
-        with self._database.reader() as session:
+    def _refresh(self, now: int, given: orm.Session | None) -> None:
+        with self._reader(given) as session:
             rows = session.connection().execute(_NEW, {
                 'top': self._top, 'missing': list(self._missing)}).all()
             self._note_ids([row.id for row in rows], now)

@@ -204,6 +204,9 @@ class Leases:
                 lease = _existing(session, lease_id)
                 window = self._new_window(lease, change)
                 rows = _bookings(lease)
+                if not rows:
+                    # Its servers have gone meanwhile.
+                    raise api.LostRace(full.host_id) from full
                 demands = self._demands(session, lease, change)
                 pinned = self._pinned(session, lease, change)
                 if lease.status in _BEGUN and (

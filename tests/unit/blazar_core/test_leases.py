@@ -14,6 +14,7 @@ import dataclasses
 import json
 
 import fixtures
+import sqlalchemy as sa
 import testscenarios
 
 from blazar_core import admission
@@ -248,6 +249,27 @@ class TestUpdate(base.LeaseTestCase):
         self.assertIn(part, str(refused))
         self.assertRegex(str(refused), r'^[A-Z](?s:.*)\.$')
         self.assertEqual(before, self.everything())
+
+    def test_its_servers_go_while_other_hosts_are_looked_for(self):
+        self.host('one', VCPU=1)
+        lease = self.lease(10, 20)
+        self.lease(30, 40)
+        rewrite = leases.Leases._rewrite
+
+        def late(*args):
+            try:
+                return rewrite(*args)
+            except books.Full:
+                with self.database.writer() as session:
+                    session.execute(sa.delete(models.Booking).where(
+                        models.Booking.server_id.in_(base.servers_of(lease))))
+                raise
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.Leases._rewrite', late))
+        self.update(lease, start=30, end=40)
+        row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
+        self.assertEqual((NOW + 30, NOW + 40), (row.start_date, row.end_date))
 
     def window(self, lease):
         """Its window and that of its bookings, which are the same."""

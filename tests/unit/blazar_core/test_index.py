@@ -31,6 +31,8 @@ load_tests = testscenarios.load_tests_apply_scenarios
 
 NOW = base.NOW
 RESOURCES = [{'VCPU': 1}, {'VCPU': 2, 'MEMORY_MB': 512}, {'GPU': 1}]
+#: What a server without a lease takes.
+PLAIN = {'VCPU': 3, 'MEMORY_MB': 0, 'GPU': 0}
 
 
 class IndexTestCase(base.LeaseTestCase):
@@ -72,7 +74,10 @@ class IndexTestCase(base.LeaseTestCase):
                     for peak in peaks]
             hosts = {host.id: (host.capacity, host.usage)
                      for host in followed.hosts.values()}
-        return pictures, hosts
+            rooms = dict(zip(timeline.ids, timeline.rooms(
+                model.Demand({'VCPU': 1}, count=999),
+                model.Window(NOW, NOW + 60)).tolist(), strict=True))
+        return pictures, hosts, rooms
 
     def assert_true_to_the_database(self, followed: index.Index) -> None:
         anew = index.Index(self.books.connect(), self.clock)
@@ -95,7 +100,7 @@ class FollowingTest(IndexTestCase):
         with self.database.writer() as session:
             rows = self.bookings(session)
             dice.shuffle(rows)
-            kind = dice.randrange(5)
+            kind = dice.randrange(7)
             start = dice.randrange(50)
             window = model.Window(NOW + start, NOW + start + dice.randint(
                 1, 20))
@@ -110,7 +115,20 @@ class FollowingTest(IndexTestCase):
                     self.host_ids))
                 books.report(session, self.clock.now(), model.HostFacts(
                     host.uuid, host.name, host.service_host,
-                    {**host.capacity, 'VCPU': dice.randint(60, 90)}), {})
+                    {**host.capacity, 'VCPU': dice.randint(60, 90)}),
+                    {'server': {'VCPU': dice.randint(1, 5)}})
+                return
+            elif kind == 3:
+                host = session.get_one(models.Host, dice.choice(
+                    self.host_ids))
+                books.report_usage(session, self.clock.now(), host.uuid, {
+                    'server': {'VCPU': dice.randint(1, 5)}})
+                return
+            elif kind == 4:
+                name = dice.choice(['h1', 'h2', 'h3'])
+                books.tell(
+                    session.connection(), self.clock.now(), name, name,
+                    'server', dice.choice([None, PLAIN]))
                 return
             else:
                 edits = [books.Edit(None, books.NewBooking(
@@ -118,6 +136,30 @@ class FollowingTest(IndexTestCase):
                     window, dice.choice(RESOURCES)))
                     for _booking in range(dice.randint(1, 3))]
             books.amend(session, self.clock.now(), edits)
+
+    def test_usage_is_followed_without_reading_the_hosts(self):
+        self.picture(self.index)
+        (host_id,) = self.scalars(models.Host.id, models.Host.name == 'h1')
+        statements = []
+
+        @sa.event.listens_for(self.database.engine, 'before_cursor_execute')
+        def note(_connection, _cursor, statement, *_rest):
+            statements.append(statement)
+
+        self.addCleanup(sa.event.remove, self.database.engine,
+                        'before_cursor_execute', note)
+        for came in (True, False):
+            with self.database.begin() as connection:
+                self.assertTrue(books.tell(
+                    connection, NOW, 'h1', 'h1', 'server',
+                    PLAIN if came else None))
+            statements.clear()
+            picture = self.picture(self.index)
+            self.assertEqual(
+                [], [one for one in statements if 'FROM hosts' in one])
+            self.assertEqual(3 if came else 0,
+                             picture[1][host_id][1].get('VCPU', 0))
+            self.assert_true_to_the_database(self.index)
 
     def test_a_host_that_is_new_is_there_with_its_bookings(self):
         self.picture(self.index)

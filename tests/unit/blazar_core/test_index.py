@@ -76,7 +76,8 @@ class IndexTestCase(base.LeaseTestCase):
                      for host in followed.hosts.values()}
             rooms = dict(zip(timeline.ids, timeline.rooms(
                 model.Demand({'VCPU': 1}, count=999),
-                model.Window(NOW, NOW + 60)).tolist(), strict=True))
+                model.Window(self.clock.now(), NOW + 9999)).tolist(),
+                strict=True))
         return pictures, hosts, rooms
 
     def assert_true_to_the_database(self, followed: index.Index) -> None:

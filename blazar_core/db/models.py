@@ -51,7 +51,8 @@ class Lease(Base):
     """A promise to a project over one window.
 
     ``deleted_at`` is when its deletion was asked for: it is on its way out,
-    and no API shows it any more when it is over.
+    and no API shows it any more when it is over. ``generation`` is what locks
+    it (:func:`blazar_core.db.api.locked`).
     """
 
     __tablename__ = 'leases'
@@ -76,6 +77,8 @@ class Lease(Base):
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     deleted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    generation: orm.Mapped[int] = orm.mapped_column(
+        sa.BigInteger, default=0, server_default='0')
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')
@@ -89,7 +92,8 @@ class Reservation(Base):
     The bookings of a boot's lease are its servers' and go with them. A
     reservation with a ``flavor`` is there first: each of its bookings is a
     place that a server of this flavor takes and leaves. ``params`` is what
-    was asked for, in the API's words.
+    was asked for, in the API's words. ``moved_at`` is when what was promised
+    was last bound to other hosts, because there was no room for it any more.
     """
 
     __tablename__ = 'reservations'
@@ -105,6 +109,7 @@ class Reservation(Base):
     flavor: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True))
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    moved_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
@@ -149,7 +154,8 @@ class Host(Base):
     ``generation`` is the guard of the books: who decides something about a
     host must find the generation that it read, and leaves the next one.
     ``usage`` is what all ``consumers`` take; who is booked on the host is
-    none of them.
+    none of them. ``recheck_at`` is when the cloud is to be asked again what
+    runs there; None: with the next comparison in full.
     """
 
     __tablename__ = 'hosts'
@@ -166,15 +172,23 @@ class Host(Base):
     properties: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(
         sa.JSON, default=dict)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
+    recheck_at: orm.Mapped[int | None] = orm.mapped_column(
+        sa.BigInteger, index=True)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 
 class Booking(Base):
     """A part of one host, promised to one server over a window.
 
-    ``host_id`` is empty when the server has no host any more (its build
-    failed): the booking then takes no room, but still ties the server to
-    its lease.
+    ``host_id`` is empty when there is no host for it (its build failed, or
+    what was promised is not there any more): the booking then takes no room,
+    but still ties the server to its lease.
+
+    ``sent_at`` is when the build of its server was sent; ``placed_at`` is
+    when a scheduler let the server onto the host: from then on until the
+    server is gone its room is taken there, whatever the dates say;
+    ``running`` is true from when it runs. ``moving_to`` is the host that a
+    scheduler has let a running server move to.
     """
 
     __tablename__ = 'bookings'
@@ -194,7 +208,10 @@ class Booking(Base):
     start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    sent_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    placed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     running: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
+    moving_to: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
     reservation: orm.Mapped[Reservation] = orm.relationship(
         back_populates='bookings')

@@ -1,0 +1,41 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""What is in flight: builds sent, servers placed, hosts to be asked again.
+
+Revision ID: 0006
+Revises: 0005
+"""
+
+from alembic import op
+import sqlalchemy as sa
+
+revision = '0006'
+down_revision = '0005'
+
+
+def upgrade() -> None:
+    op.add_column('leases', sa.Column(
+        'generation', sa.BigInteger, nullable=False, server_default='0'))
+    op.add_column('reservations', sa.Column('moved_at', sa.BigInteger))
+    op.add_column('hosts', sa.Column('recheck_at', sa.BigInteger))
+    op.create_index('ix_hosts_recheck_at', 'hosts', ['recheck_at'])
+    op.add_column('bookings', sa.Column('sent_at', sa.BigInteger))
+    op.add_column('bookings', sa.Column('placed_at', sa.BigInteger))
+    op.add_column('bookings', sa.Column('moving_to', sa.BigInteger))
+    # What runs was sent and placed; what is being built was sent.
+    op.execute(sa.text('UPDATE bookings SET sent_at = start_date, '
+                       'placed_at = start_date WHERE running'))
+    op.execute(sa.text(
+        "UPDATE bookings SET sent_at = start_date WHERE reservation_id IN ("
+        "SELECT reservations.id FROM reservations JOIN leases ON "
+        "leases.id = reservations.lease_id WHERE leases.status <> 'PENDING') "
+        "AND server_id IS NOT NULL AND sent_at IS NULL"))

@@ -19,6 +19,7 @@ and by a handful of statements.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -26,7 +27,6 @@ import typing as ty
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core import books
 from blazar_core import clock as clocks
@@ -219,9 +219,10 @@ class Audit:
 
     def _reopen(self, lease_id: str, event_type: str) -> None:
         """Write the start or the end of a lease again."""
-        with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            if lease is None or lease.status == 'TERMINATED' or (
+        with contextlib.suppress(errors.NotFound), (
+                self._database.writer()) as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == 'TERMINATED' or (
                     event_type == states.EventType.START and
                     lease.status != 'PENDING') or any(
                         event.event_type == event_type and
@@ -310,9 +311,10 @@ class Audit:
                     self._database.retried, self._bury, lease_id))
 
     def _bury(self, lease_id: str) -> None:
-        with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            if lease is None or lease.status != 'TERMINATED':
+        with contextlib.suppress(errors.NotFound), (
+                self._database.writer()) as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != 'TERMINATED':
                 return
             books.amend(session, self._clock.now(), [
                 books.Edit(booking, None)
@@ -466,12 +468,6 @@ _COUNTS = sa.select(
 
 _OPEN_STATES = ('UNDONE', 'IN_PROGRESS')
 _OPEN = models.Event.status.in_(_OPEN_STATES)
-
-
-def _locked(session: orm.Session, lease_id: str) -> models.Lease | None:
-    """A lease that nobody else changes until the transaction ends."""
-    return session.get(models.Lease, lease_id, with_for_update=True,
-                       populate_existing=True)
 
 
 def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,

@@ -225,7 +225,7 @@ class Lifecycle:
         :param when_due: put it off when the lease was moved meanwhile
         """
         with self._database.reader() as session:
-            lease = _found(session, lease_id)
+            lease = api.found(session, lease_id)
             held = session.get(models.HeldBuild, lease_id)
             now = self._clock.now()
             if lease.status not in _TO_START or lease.end_date <= now:
@@ -248,7 +248,7 @@ class Lifecycle:
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
             return Later(AWAY, str(exc))
         with self._database.reader() as session:
-            lease = _found(session, lease_id)
+            lease = api.found(session, lease_id)
             if not when_due or lease.status != 'PENDING' or (
                     lease.start_date <= now):
                 return None
@@ -260,7 +260,7 @@ class Lifecycle:
     def _send(self, lease_id: str, sealed: str, gate: ty.Callable[[], bool],
               ) -> None:
         with self._database.reader() as session:
-            servers = _servers(_found(session, lease_id))
+            servers = _servers(api.found(session, lease_id))
             credential = session.get(models.Credential, lease_id)
         try:
             self._cloud.send(
@@ -268,7 +268,8 @@ class Lifecycle:
                 None if credential is None else self._opens(
                     credential.sealed), servers, gate)
         except errors.NotDelegated as exc:
-            self._database.retried(self._never_started, lease_id, str(exc))
+            self._database.retried(
+                self._never_started, lease_id, str(exc))
         reached(Step.START_SENT, lease_id)
 
     def _begin(self, lease_id: str, when_due: bool) -> Outcome:
@@ -290,20 +291,20 @@ class Lifecycle:
     def open(self, lease_id: str) -> None:
         """Let the reservations of a lease be used; safe to repeat."""
         with self._database.reader() as session:
-            openings = _openings(_found(session, lease_id))
+            openings = _openings(api.found(session, lease_id))
         for opening in openings:
             self._cloud.open(opening)
 
     def _is_ending(self, lease_id: str) -> bool:
         with self._database.reader() as session:
-            return _found(session, lease_id).status in _ENDING
+            return api.found(session, lease_id).status in _ENDING
 
     def _take_places(self, lease_id: str, when_due: bool,
                      ) -> list[Opening] | Outcome:
         """What is to be opened; it is not changed any more after this."""
         now = self._clock.now()
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if when_due and lease.start_date > now:
                 return Later(lease.start_date - now, 'it was just moved')
             if lease.status not in _TO_START or _servers(lease):
@@ -313,15 +314,25 @@ class Lifecycle:
             self._enter(lease, 'STARTING')
             return _openings(lease)
 
-    def _close(self, lease_id: str) -> None:
+    def _close(self, lease_id: str) -> bool:
+        """Let nobody use the reservations of a lease; returns whether it is
+        so. One that cannot be closed yet keeps nothing else from ending.
+        """
         with self._database.reader() as session:
-            openings = _openings(_found(session, lease_id))
+            openings = _openings(api.found(session, lease_id))
+        closed = True
         for opening in openings:
-            self._cloud.close(opening.reservation_id)
+            try:
+                self._cloud.close(opening.reservation_id)
+            except Exception:
+                closed = False
+                LOG.exception('Lease %s: reservation %s could not be closed '
+                              'yet', lease_id, opening.reservation_id)
+        return closed
 
     def _activate(self, lease_id: str) -> Lease | None:
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if lease.status != 'STARTING':
                 return None
             self._enter(lease, 'ACTIVE')
@@ -353,7 +364,7 @@ class Lifecycle:
         reached(Step.START_READY, lease_id)
         now = self._clock.now()
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if when_due and lease.start_date > now:
                 # It was moved meanwhile, and start() puts it off.
                 return False
@@ -390,7 +401,7 @@ class Lifecycle:
                 .where(models.Lease.status == 'STARTING',
                        models.HeldBuild.state == models.HeldBuild.SENT)
             ).all()
-            servers = {row.lease_id: _servers(_found(session, row.lease_id))
+            servers = {row.lease_id: _servers(api.found(session, row.lease_id))
                        for row in sent}
         # What has arrived since is not missed any more.
         self._missing = {
@@ -417,7 +428,7 @@ class Lifecycle:
 
     def _take_again(self, lease_id: str, sent_at: int) -> bool:
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             taken = session.execute(
                 sa.update(models.HeldBuild)
                 .where(models.HeldBuild.lease_id == lease_id,
@@ -441,7 +452,7 @@ class Lifecycle:
 
     def _expire(self, lease_id: str) -> None:
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if lease.status != 'OFFERED':
                 return
             described = self._finish(session, lease)
@@ -473,7 +484,7 @@ class Lifecycle:
     def _delete(self, lease_id: str) -> Lease | None:
         now = self._clock.now()
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if lease.deleted_at is not None:
                 return None
             lease.deleted_at = lease.updated_at = now
@@ -499,12 +510,16 @@ class Lifecycle:
         if isinstance(servers, Later):
             return servers
         reached(Step.END_BEGUN, lease_id)
-        self._close(lease_id)
+        closed = self._close(lease_id)
         waiting = [server_id for server_id in servers
                    if not self._is_gone(lease_id, server_id)]
         if waiting:
             return Later(AGAIN, 'not gone yet: ' + ', '.join(waiting))
-        self._database.retried(self._finish_if_empty, lease_id)
+        if not closed:
+            return Later(AWAY, 'its reservations could not be closed yet')
+        if not self._database.retried(
+                self._finish_if_empty, lease_id, closed=True):
+            return Later(AGAIN, 'another server has come')
         return None
 
     def _is_gone(self, lease_id: str, server_id: str) -> bool:
@@ -528,7 +543,7 @@ class Lifecycle:
         """No start after this; returns the servers that have to go."""
         now = self._clock.now()
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if lease.status == 'TERMINATED':
                 return []
             if when_due and lease.status != 'TERMINATING' and (
@@ -555,30 +570,37 @@ class Lifecycle:
             return []
 
     def _observe(self, server_id: str, seen: Seen) -> list[str]:
+        lease_id = self._lease_of(server_id)
+        if lease_id is None:
+            return []
         if seen.state is ServerState.RUNNING or seen.host is not None and (
                 seen.state is ServerState.BUILDING):
-            return self._database.retried(self._stands, server_id, seen)
+            return self._database.retried(
+                self._stands, lease_id, server_id, seen)
         if seen.state is ServerState.GONE:
-            self._database.retried(self._gone, server_id)
+            self._database.retried(self._gone, lease_id, server_id)
         elif seen.state is ServerState.ERROR:
-            self._database.retried(self._failed, server_id, seen)
+            self._database.retried(self._failed, lease_id, server_id, seen)
         return []
 
-    def _gone(self, server_id: str) -> None:
+    def _lease_of(self, server_id: str) -> str | None:
+        """The lease in which a server has its booking."""
+        with self._database.reader() as session:
+            return session.scalar(
+                sa.select(models.Reservation.lease_id)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.server_id == server_id))
+
+    def _gone(self, lease_id: str, server_id: str) -> None:
         """Give the room back; the last server takes its lease with it.
 
         What was there before the server stays: another one may take its
         place, until the lease is ending.
         """
         with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
             booking = _booking_of(session, server_id)
             if booking is None:
-                return
-            lease = _locked(session, booking.reservation.lease_id)
-            # Its place may have been taken by another one before the lock.
-            booking = session.get(models.Booking, booking.id,
-                                  with_for_update=True, populate_existing=True)
-            if booking is None or booking.server_id != server_id:
                 return
             left = None
             if booking.reservation.flavor is not None and (
@@ -586,23 +608,28 @@ class Lifecycle:
                 left = books.new_of(booking, server_id=None, running=False)
             books.amend(session, self._clock.now(),
                         [books.Edit(booking, left)])
-            lease_id = lease.id
         LOG.info('Lease %s: server %s is gone', lease_id, server_id)
         reached(Step.END_GONE, lease_id)
         self._database.retried(self._finish_if_empty, lease_id)
 
-    def _finish_if_empty(self, lease_id: str) -> None:
-        """A lease without servers is over."""
+    def _finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
+        """A lease without servers is over; returns whether it is.
+
+        :param closed: nobody can boot with its reservations any more
+        """
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            if lease.status == 'TERMINATED' or _servers(lease) or (
+            lease = api.locked(session, lease_id)
+            if lease.status == 'TERMINATED':
+                return True
+            if _servers(lease) or (_openings(lease) and not closed) or (
                     lease.status != 'TERMINATING' and _bookings(lease)):
-                return
+                return False
             described = self._finish(session, lease)
         reached(Step.END_OVER, lease_id)
         LOG.info('Lease %s is over', lease_id)
         self._notify('lease.event.end_lease', described)
         self.revoke_of(lease_id)
+        return True
 
     def revoke_of(self, lease_id: str) -> None:
         """Give back what let us act for the owner of a lease that is over.
@@ -668,13 +695,14 @@ class Lifecycle:
         session.flush()
         return views.describe(lease)
 
-    def _stands(self, server_id: str, seen: Seen) -> list[str]:
+    def _stands(self, lease_id: str, server_id: str, seen: Seen,
+                ) -> list[str]:
         """A server has a host: its booking follows it to where it is."""
         with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
             booking = _booking_of(session, server_id)
             if booking is None:
                 return []
-            lease = _locked(session, booking.reservation.lease_id)
             stale = self._follow(session, lease, booking, seen.host)
             if seen.state is ServerState.RUNNING:
                 self._runs(lease, booking)
@@ -718,12 +746,13 @@ class Lifecycle:
         books.amend(session, self._clock.now(), edits, force=True)
         return [row.service_host for row in hosts.values()]
 
-    def _failed(self, server_id: str, seen: Seen) -> None:
+    def _failed(self, lease_id: str, server_id: str, seen: Seen) -> None:
         """A server could not be built: its room goes back, the lease fails.
 
         A server that ran before has a fault of its own, not of its lease.
         """
         with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
             booking = _booking_of(session, server_id)
             if booking is None or booking.running or (
                     booking.host_id is None):
@@ -731,7 +760,6 @@ class Lifecycle:
             if booking.reservation.flavor is not None:
                 # The place is the lease's, whatever becomes of a server.
                 return
-            lease = _locked(session, booking.reservation.lease_id)
             self._give_room_back(session, [booking])
             booking.reservation.status = 'error'
             if lease.status != 'TERMINATING':
@@ -741,7 +769,7 @@ class Lifecycle:
                     f'{seen.fault or "Nova gave no reason"}')
             described = views.describe(lease)
         LOG.warning('Lease %s: server %s could not be built: %s',
-                    described['id'], server_id, seen.fault)
+                    lease_id, server_id, seen.fault)
         self._notify('lease.update', described)
 
     def _give_room_back(self, session: orm.Session,
@@ -751,18 +779,28 @@ class Lifecycle:
             books.Edit(booking, books.new_of(booking, host_id=None))
             for booking in bookings])
 
-    def give_up(self, lease_id: str, event_type: str) -> None:
-        """An event failed for good; a lease that cannot start has failed."""
-        if event_type == states.EventType.START:
-            self._database.retried(
-                self._never_started, lease_id,
-                'The build of its servers could not be sent to Nova.')
+    def give_up(self, lease_id: str, event_type: str,
+                settle: ty.Callable[[orm.Session], bool] = lambda _: True,
+                ) -> None:
+        """An event failed for good; a lease that cannot start has failed.
 
-    def _never_started(self, lease_id: str, reason: str) -> None:
+        :param settle: writes that down of the event, in the transaction that
+            writes it down of the lease; false when the event is another's
+        """
+        self._database.retried(
+            self._never_started, lease_id, 'The build of its servers could '
+            'not be sent to Nova.', settle, event_type)
+
+    def _never_started(self, lease_id: str, reason: str,
+                       settle: ty.Callable[[orm.Session], bool] = (
+                           lambda _: True),
+                       event_type: str = states.EventType.START) -> None:
         """Its room goes back; its held servers wait to be deleted."""
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            if lease.status not in ('PENDING', 'STARTING'):
+            lease = api.locked(session, lease_id)
+            if not settle(session) or (
+                    event_type != states.EventType.START or
+                    lease.status not in _TO_START):
                 return
             self._enter(lease, 'ERROR')
             lease.status_reason = reason
@@ -807,25 +845,7 @@ class Lifecycle:
 
     def _described(self, lease_id: str) -> Lease:
         with self._database.reader() as session:
-            return views.describe(_found(session, lease_id))
-
-
-def _locked(session: orm.Session, lease_id: str) -> models.Lease:
-    """A lease that nobody else changes until the transaction ends."""
-    return _found(session, lease_id, with_for_update=True,
-                  populate_existing=True)
-
-
-def _found(session: orm.Session, lease_id: str, **options: ty.Any,
-           ) -> models.Lease:
-    """A lease.
-
-    :raises NotFound: when it was withdrawn
-    """
-    lease = session.get(models.Lease, lease_id, **options)
-    if lease is None:
-        raise errors.NotFound(f'Lease {lease_id} could not be found.')
-    return lease
+            return views.describe(api.found(session, lease_id))
 
 
 def _bookings(lease: models.Lease) -> list[models.Booking]:

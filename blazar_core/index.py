@@ -126,7 +126,7 @@ class Index:
         for one in bookings:
             self._timeline.apply(
                 one.host_id, books.stay(
-                    one.start_date, one.end_date, one.running,
+                    one.start_date, one.end_date, one.placed_at,
                     self._refreshed), one.resources, sign)
 
     # -- reading everything --------------------------------------------------
@@ -298,7 +298,8 @@ _NEW = _CHANGES.where(sa.or_(
 _CURRENT = _BOOKING.host_id.is_not(None)
 _OVERDUE = sa.select(
     _BOOKING.host_id, _BOOKING.end_date, _BOOKING.resources).where(
-        _BOOKING.running, _CURRENT, _BOOKING.end_date <= sa.bindparam('now'))
+        _BOOKING.placed_at.is_not(None), _CURRENT,
+        _BOOKING.end_date <= sa.bindparam('now'))
 
 
 def _load_bookings(session: orm.Session, timeline: timelines.Timeline,

@@ -348,7 +348,8 @@ class Lifecycle:
             return False
         hosts = {booking.host_id for booking in _bookings(lease)}
         return session.execute(sa.select(models.Booking.id).where(
-            models.Booking.host_id.in_(hosts), models.Booking.running,
+            models.Booking.host_id.in_(hosts),
+            models.Booking.placed_at.is_not(None),
             models.Booking.end_date <= now)).first() is not None
 
     def _may_send(self, lease_id: str, when_due: bool) -> bool:
@@ -580,7 +581,8 @@ class Lifecycle:
         if seen.state is ServerState.GONE:
             self._database.retried(self._gone, lease_id, server_id)
         elif seen.state is ServerState.ERROR:
-            self._database.retried(self._failed, lease_id, server_id, seen)
+            return self._database.retried(
+                self._failed, lease_id, server_id, seen)
         return []
 
     def _lease_of(self, server_id: str) -> str | None:
@@ -605,7 +607,9 @@ class Lifecycle:
             left = None
             if booking.reservation.flavor is not None and (
                     lease.status not in _ENDING):
-                left = books.new_of(booking, server_id=None, running=False)
+                left = books.new_of(booking, server_id=None, running=False,
+                                    placed_at=None)
+                booking.moving_to = None
             books.amend(session, self._clock.now(),
                         [books.Edit(booking, left)])
         LOG.info('Lease %s: server %s is gone', lease_id, server_id)
@@ -704,6 +708,8 @@ class Lifecycle:
             if booking is None:
                 return []
             stale = self._follow(session, lease, booking, seen.host)
+            if booking.placed_at is None:
+                booking.placed_at = self._clock.now()
             if seen.state is ServerState.RUNNING:
                 self._runs(lease, booking)
             return stale
@@ -735,31 +741,32 @@ class Lifecycle:
             return []
         LOG.info('Lease %s: server %s stands on host %s, its booking follows',
                  lease.id, booking.server_id, new[0].name)
-        edits = [books.Edit(
-            booking, books.new_of(booking, host_id=new[0].id))]
-        # Whose place it took gets its own, so that both have one.
-        edits += [books.Edit(
-            other, books.new_of(other, host_id=booking.host_id))
-            for other in booking.reservation.bookings
-            if other.host_id == new[0].id and not other.running and
-            other.id != booking.id][:1] if booking.host_id else []
-        books.amend(session, self._clock.now(), edits, force=True)
+        books.amend(session, self._clock.now(),
+                    books.follow(booking, new[0].id), force=True)
+        booking.moving_to = None
         return [row.service_host for row in hosts.values()]
 
-    def _failed(self, lease_id: str, server_id: str, seen: Seen) -> None:
+    def _failed(self, lease_id: str, server_id: str, seen: Seen,
+                ) -> list[str]:
         """A server could not be built: its room goes back, the lease fails.
 
         A server that ran before has a fault of its own, not of its lease.
+
+        :returns: the service host of the host that was booked, where the
+            cloud may still keep what the server had
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             booking = _booking_of(session, server_id)
             if booking is None or booking.running or (
                     booking.host_id is None):
-                return
+                return []
             if booking.reservation.flavor is not None:
                 # The place is the lease's, whatever becomes of a server.
-                return
+                return []
+            stale = list(session.scalars(
+                sa.select(models.Host.service_host)
+                .where(models.Host.id == booking.host_id)))
             self._give_room_back(session, [booking])
             booking.reservation.status = 'error'
             if lease.status != 'TERMINATING':
@@ -771,12 +778,14 @@ class Lifecycle:
         LOG.warning('Lease %s: server %s could not be built: %s',
                     lease_id, server_id, seen.fault)
         self._notify('lease.update', described)
+        return stale
 
     def _give_room_back(self, session: orm.Session,
                         bookings: ty.Iterable[models.Booking]) -> None:
         """The bookings stay, and tie their servers to their lease."""
         books.amend(session, self._clock.now(), [
-            books.Edit(booking, books.new_of(booking, host_id=None))
+            books.Edit(booking, books.new_of(
+                booking, host_id=None, placed_at=None))
             for booking in bookings])
 
     def give_up(self, lease_id: str, event_type: str,

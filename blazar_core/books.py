@@ -109,6 +109,7 @@ class NewBooking:
     window: model.Window
     resources: model.Resources
     running: bool = False
+    sent_at: int | None = None
     placed_at: int | None = None
 
 
@@ -123,7 +124,8 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
     """A booking as it is, but for what is named."""
     same = NewBooking(row.reservation_id, row.host_id, row.server_id,
                       model.Window(row.start_date, row.end_date),
-                      row.resources, row.running, row.placed_at)
+                      row.resources, row.running, row.sent_at,
+                      row.placed_at)
     return dataclasses.replace(same, **changed)
 
 
@@ -400,7 +402,7 @@ def _values(booking: NewBooking) -> dict[str, ty.Any]:
             'start_date': booking.window.start,
             'end_date': booking.window.end,
             'resources': dict(booking.resources), 'running': booking.running,
-            'placed_at': booking.placed_at}
+            'sent_at': booking.sent_at, 'placed_at': booking.placed_at}
 
 
 def in_the_way(session: orm.Session, window: model.Window, most: int = 10,

@@ -158,8 +158,8 @@ class Leases:
                      started=sealed is None and bool(new.server_ids))
         if sealed is not None:
             rows.held = [{
-                'lease_id': rows.lease['id'], 'state': models.HeldBuild.HELD,
-                'sealed': sealed, 'created_at': rows.lease['created_at']}]
+                'lease_id': rows.lease['id'], 'sealed': sealed,
+                'created_at': rows.lease['created_at']}]
         if new.credential is not None:
             rows.credentials = [{
                 'lease_id': rows.lease['id'], 'sealed': new.credential,
@@ -169,9 +169,12 @@ class Leases:
     def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
               picked: admissions.Picked) -> dict[str, ty.Any]:
         """Write a lease and its bookings."""
+        # Who starts a lease as it is made sends its build right after that.
+        sent_at = rows.lease['created_at'] if (
+            rows.lease['status'] == 'STARTING') else None
         edits = [books.Edit(None, books.NewBooking(
             row['id'], host_id, server_id, new.request.window,
-            one.demand.resources))
+            one.demand.resources, sent_at=sent_at))
             for row, one, host_ids in zip(
                 rows.reservations, new.reservations, picked, strict=True)
             for server_id, host_id in zip(
@@ -519,7 +522,7 @@ class Leases:
                     f'already: boot at most {len(free)} more, or raise the '
                     f'amount of lease {lease.id}.')
             for row, server_id in zip(free, server_ids):
-                row.server_id = server_id
+                row.server_id, row.sent_at = server_id, now
             session.flush()
             return views.describe(lease)
 
@@ -544,7 +547,7 @@ class Leases:
             session.execute(
                 sa.update(models.Booking)
                 .where(models.Booking.server_id.in_(server_ids))
-                .values(server_id=None))
+                .values(server_id=None, sent_at=None))
 
     def withdraw(self, lease_id: str) -> None:
         """Take a lease out of the books whose servers were never asked for.
@@ -569,7 +572,7 @@ class Leases:
             session.delete(lease)
 
     def held_by(self, server_id: str) -> dict[str, str] | None:
-        """The lease that holds a server which has not been started yet.
+        """The lease that holds a server whose build has not been sent yet.
 
         :returns: ``lease_id``, ``name``, ``project_id`` and ``start_date``
             of it, or None when the server is not held
@@ -579,11 +582,8 @@ class Leases:
                 sa.select(models.Lease.id, models.Lease.name,
                           models.Lease.project_id, models.Lease.start_date)
                 .join(models.Reservation).join(models.Booking)
-                .join(models.HeldBuild,
-                      models.HeldBuild.lease_id == models.Lease.id)
                 .where(models.Booking.server_id == server_id,
-                       models.HeldBuild.state == models.HeldBuild.HELD)
-            ).first()
+                       models.Booking.sent_at.is_(None))).first()
         if row is None:
             return None
         return {'lease_id': row.id, 'name': row.name,

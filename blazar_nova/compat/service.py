@@ -51,12 +51,15 @@ def configure(argv: list[str], prog: str) -> None:
 def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
     """Publish an event of a lease where Nova publishes its own.
 
-    What cannot be published is logged: it is news, and no reason to fail.
+    What cannot be published is logged: it is news, and no reason to fail,
+    nor to wait until a message bus is back: that it is sent once more is for
+    a connection that is as old as a bus that was restarted.
 
     :param lease: as :func:`blazar_core.views.describe` has it
     """
     try:
-        rpc.NOTIFIER.prepare(publisher_id='blazar.lease').info(
+        # oslo.messaging takes 0 for what is configured, which is for ever.
+        rpc.NOTIFIER.prepare(publisher_id='blazar.lease', retry=1).info(
             nova_context.get_admin_context(), event_type,
             views.payload(lease))
     except Exception:

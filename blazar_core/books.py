@@ -374,15 +374,17 @@ def _take(connection: sa.Connection, now: int,
             raise api.LostRace(host.id) from exc
         if taken != 1:
             raise api.LostRace(host.id)
+        own = changes.get(host.id, ())
         rows += [{
             'host_id': host.id, 'generation': host.generation + 1,
-            'created_at': now, 'start_date': change.window.start,
+            'parts': len(own), 'created_at': now,
+            'start_date': change.window.start,
             'end_date': change.window.end, 'sign': change.sign,
             'resources': dict(change.resources),
-        } for change in changes.get(host.id, ())] or [{
+        } for change in own] or [{
             'host_id': host.id, 'generation': host.generation + 1,
-            'created_at': now, 'start_date': None, 'end_date': None,
-            'sign': 0, 'resources': usage}]
+            'parts': 1, 'created_at': now, 'start_date': None,
+            'end_date': None, 'sign': 0, 'resources': usage}]
     if rows:
         connection.execute(_CHANGES.insert(), rows)
 
@@ -712,7 +714,17 @@ def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
 
 
 def trim(session: orm.Session, before: int) -> int:
-    """Forget changes from before an instant; returns how many."""
+    """Forget changes from before an instant, but the newest of them.
+
+    The newest one tells those who know it already that the database is the
+    one that they have followed. Each change bears the time of who made it:
+    where clocks differ, more or fewer are kept, and who misses one that he
+    needs reads everything again.
+
+    :returns: how many were forgotten
+    """
+    old = _CHANGES.c.created_at < before
+    newest = session.scalar(sa.select(sa.func.max(_CHANGES.c.id)).where(old))
     deleted = session.execute(sa.delete(models.Change).where(
-        models.Change.created_at < before))
+        old, _CHANGES.c.id < (newest or 0)))
     return ty.cast('sa.CursorResult[ty.Any]', deleted).rowcount

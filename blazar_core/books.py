@@ -91,6 +91,7 @@ class NewBooking:
     window: model.Window
     resources: model.Resources
     running: bool = False
+    sent_at: int | None = None
 
 
 class Edit(ty.NamedTuple):
@@ -104,7 +105,7 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
     """A booking as it is, but for what is named."""
     same = NewBooking(row.reservation_id, row.host_id, row.server_id,
                       model.Window(row.start_date, row.end_date),
-                      row.resources, row.running)
+                      row.resources, row.running, row.sent_at)
     return dataclasses.replace(same, **changed)
 
 
@@ -353,7 +354,8 @@ def _values(booking: NewBooking) -> dict[str, ty.Any]:
             'host_id': booking.host_id, 'server_id': booking.server_id,
             'start_date': booking.window.start,
             'end_date': booking.window.end,
-            'resources': dict(booking.resources), 'running': booking.running}
+            'resources': dict(booking.resources), 'running': booking.running,
+            'sent_at': booking.sent_at}
 
 
 def in_the_way(session: orm.Session, window: model.Window, most: int = 10,

@@ -153,8 +153,8 @@ class Leases:
     def _create(self, connection: sa.Connection, new: NewLease,
                 sealed: str | None, picked: admissions.Picked,
                 ) -> dict[str, ty.Any]:
-        rows = _rows(new, self._clock.now(),
-                     started=sealed is None and bool(new.server_ids))
+        started = sealed is None and bool(new.server_ids)
+        rows = _rows(new, self._clock.now(), started)
         if sealed is not None:
             rows.held = [{
                 'lease_id': rows.lease['id'], 'state': models.HeldBuild.HELD,
@@ -163,14 +163,20 @@ class Leases:
             rows.credentials = [{
                 'lease_id': rows.lease['id'], 'sealed': new.credential,
                 'created_at': rows.lease['created_at']}]
-        return self._book(connection, rows, new, picked)
+        return self._book(connection, rows, new, picked,
+                          sent_at=rows.lease['created_at'] if started
+                          else None)
 
     def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
-              picked: admissions.Picked) -> dict[str, ty.Any]:
-        """Write a lease and its bookings."""
+              picked: admissions.Picked, sent_at: int | None = None,
+              ) -> dict[str, ty.Any]:
+        """Write a lease and its bookings.
+
+        :param sent_at: when its build is sent, if that is now
+        """
         edits = [books.Edit(None, books.NewBooking(
             row['id'], host_id, server_id, new.request.window,
-            one.demand.resources))
+            one.demand.resources, sent_at=sent_at))
             for row, one, host_ids in zip(
                 rows.reservations, new.reservations, picked, strict=True)
             for server_id, host_id in zip(
@@ -520,7 +526,7 @@ class Leases:
                     f'already: boot at most {len(free)} more, or raise the '
                     f'amount of lease {lease.id}.')
             for row, server_id in zip(free, server_ids):
-                row.server_id = server_id
+                row.server_id, row.sent_at = server_id, now
             session.flush()
             return views.describe(lease)
 
@@ -533,7 +539,28 @@ class Leases:
             session.execute(
                 sa.update(models.Booking)
                 .where(models.Booking.server_id.in_(server_ids))
-                .values(server_id=None))
+                .values(server_id=None, sent_at=None))
+
+    def entrust(self, lease_id: str, sealed: str) -> str | None:
+        """Keep what lets us act for the owner of a lease.
+
+        :param sealed: it, sealed
+        :returns: what was kept before, sealed, if there was something
+        :raises NotFound: when the lease was withdrawn
+        """
+        return self._database.retried(self._entrust, lease_id, sealed)
+
+    def _entrust(self, lease_id: str, sealed: str) -> str | None:
+        with self._database.writer() as session:
+            _existing(session, lease_id)
+            row = session.get(models.Credential, lease_id)
+            if row is None:
+                session.add(models.Credential(
+                    lease_id=lease_id, sealed=sealed,
+                    created_at=self._clock.now()))
+                return None
+            before, row.sealed = row.sealed, sealed
+            return before
 
     def withdraw(self, lease_id: str) -> None:
         """Take a lease out of the books whose servers were never asked for.

@@ -35,6 +35,7 @@ from blazar_core import lifecycle
 from blazar_core import params
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import leftovers
 from blazar_nova.compat import survey
 from blazar_nova.listener import mirror
 from blazar_nova import wiring
@@ -58,6 +59,10 @@ _LATE = 60
 
 #: How often mending and looking again may lead to something else to mend.
 _ROUNDS = 3
+
+#: Seconds after which nobody is at work any more on a server that was
+#: deleted before it had a cell.
+_LEFT = 3600
 
 #: So many servers or hosts between two lines of progress.
 _STEP = 1000
@@ -321,6 +326,7 @@ class Verifier:
             self._say(f'{count} servers of leases')
         yield from self._orphans(nova)
         yield from self._endless(nova)
+        yield from self._left_behind()
         self._failures += [f'Cell {name} did not answer: its servers were '
                            f'not compared.' for name in sorted(nova.silent)]
 
@@ -455,6 +461,17 @@ class Verifier:
                     f'Server {server_id} was booted with a lease, and the '
                     f'books have none of it that is not over: it has no end.',
                     'delete it, or let it run as a server without a lease')
+
+    def _left_behind(self) -> ty.Iterator[Difference]:
+        """Servers that were deleted before they were built."""
+        for server_id in self._unleased(
+                leftovers.left_behind(self._asks, _LEFT)):
+            yield Difference(
+                ('left behind', server_id),
+                f'Server {server_id} was deleted before it was built, and '
+                f'Nova still has its mapping and its request specification.',
+                '--fix removes them',
+                functools.partial(leftovers.forget, server_id))
 
     def _asks(self, hints: ty.Mapping[str, object]) -> bool:
         """Whether these hints ask for a lease, whenever that was."""

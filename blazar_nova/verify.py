@@ -527,14 +527,20 @@ class Verifier:
     # -- trusts --------------------------------------------------------------
 
     def _trusts(self, _only: ty.Any) -> ty.Iterator[Difference]:
-        """Every lease that waits has its trust, and every trust its lease."""
+        """Every build that is held has its trust, and every trust its lease.
+        """
         trusts = self._parts.trusts
         if not trusts.is_configured():
             return
         known = self._audit.credentials()
         held = trusts.held()
+        with self._parts.database.reader() as session:
+            builds = set(session.scalars(
+                sa.select(models.HeldBuild.lease_id)))
         for trust_id, (lease_id, name, status) in known.items():
-            if trust_id not in held and status in ('PENDING', 'STARTING'):
+            # Any other ends without it, if need be.
+            if trust_id not in held and lease_id in builds and (
+                    status in ('PENDING', 'STARTING')):
                 yield Difference(
                     ('no trust', lease_id),
                     f'{audit.named(lease_id, name)} is {status}, and '

@@ -14,8 +14,12 @@
 """
 
 import collections
+import contextlib
+import os
+import sqlite3
 from unittest import mock
 
+import fixtures
 from keystoneauth1 import access
 from keystoneauth1 import fixture as tokens
 
@@ -23,6 +27,7 @@ from blazar_core import errors
 from blazar_nova.compat import servers
 from blazar_nova import verify
 from tests.functional import leased
+from tests.functional import test_api
 from tests.functional import test_held
 
 OWNER = 'the-user-in-the-trust'
@@ -41,7 +46,7 @@ class DeletionTestCase(leased.LeasedTestCase):
                 ('is_configured', lambda _self: True),
                 ('delegate', lambda _self, *args: self.delegate(*args)),
                 ('access', lambda _self, trust: self.access(trust)),
-                ('held', lambda _self: set(self.trusts)),
+                ('held', lambda _self: self.trusts.keys() - {*self.revoked}),
                 ('revoke', lambda _self, trust: self.revoked.append(trust))):
             self.stub_out(f'blazar_nova.credentials.Credentials.{name}',
                           stand_in)
@@ -84,16 +89,6 @@ class DeletionTestCase(leased.LeasedTestCase):
             'vm1', hints=self.lease_hints('vm1'), **kwargs)['id']
         self.fill_books()
         return server_id
-
-    def end(self, rounds=20):
-        """Carry out the end of the lease until it is over."""
-        self.clock.advance(3600)
-        for _round in range(rounds):
-            self.run_due()
-            if self.lease('vm1')['status'] == 'TERMINATED':
-                return
-            self.wait_for(lambda: self.lease('vm1'), timeout=1)
-            self.clock.advance(2)
 
     def goes(self, server_id):
         """Carry on until the server is gone and its lease over."""
@@ -155,7 +150,7 @@ class InWhoseNameTest(DeletionTestCase):
         self.assertEqual([(None, None)], seen)
 
     def test_when_keystone_stays_away(self):
-        self.useFixture(test_held.fixtures.MockPatchObject(
+        self.useFixture(fixtures.MockPatchObject(
             servers, '_TRIES', 3))
         seen = self.record_deletions()
         server_id = self.active()
@@ -187,6 +182,54 @@ class InWhoseNameTest(DeletionTestCase):
         self.assertEqual([(None, None)], seen)
 
 
+class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
+    """Every lease has a trust until its end, if its owner can give one."""
+
+    def change(self, lease, client=None, code=200, **what):
+        return self.ask('PUT', f'/leases/{lease["id"]}', what, client, code)
+
+    def until(self):
+        """Who gave trusts, until how long after now."""
+        return [(user, until - self.began)
+                for user, until in self.trusts.values()]
+
+    def test_of_the_lease_api(self):
+        lease = self.make(3600)
+        self.assertEqual([('alice', 7200)], self.until())
+        offer = self.make(3600, offer_seconds=600)
+        self.assertEqual(1, len(self.trusts))
+        self.ask('POST', f'/leases/{offer["id"]}/accept', code=200)
+        self.assertEqual(2, len(self.trusts))
+        self.change(lease, end_date=self.at(9000))
+        self.assertEqual(('alice', 9000), self.until()[-1])
+        self.assertEqual(['trust-0'], self.revoked)
+        # An admin has no trust of hers to give; it ends all the same.
+        self.change(lease, self.admin, end_date=self.at(9600))
+        self.change(lease, end_date=self.at(9000))
+        self.assertEqual(3, len(self.trusts))
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.assertEqual(['trust-0', 'trust-2'], self.revoked)
+
+    def test_of_a_boot_that_waits(self):
+        self.hold('vm1')
+        lease = self.lease('vm1')
+        self.change(lease, self.admin, 403, end_date=self.at(9000))
+        with mock.patch.object(self, 'delegate', mock.Mock(
+                side_effect=errors.NotDelegated('restricted'))):
+            self.change(lease, code=403, end_date=self.at(9000))
+        self.assertEqual(lease, self.lease('vm1'))
+        # A trust is not kept for what is refused.
+        self.change(lease, code=400, start_date=self.at(9000),
+                    end_date=self.at(8000))
+        self.change(lease, end_date=self.at(9000))
+        self.assertEqual([('alice', 7200), ('alice', 9000)],
+                         self.until()[:1] + self.until()[-1:])
+        self.assertEqual(1, len(self.trusts) - len(self.revoked))
+        self.clock.advance(3600)
+        self.run_due()
+        self.wait_for_status(self.alice.get_servers()[0]['id'], 'ACTIVE')
+
+
 class NothingLeftTest(DeletionTestCase):
     """Of a server that was never built."""
 
@@ -202,9 +245,6 @@ class NothingLeftTest(DeletionTestCase):
         return self.sql('api', f'SELECT count(*) FROM {table}')[0][0]
 
     def sql(self, name, statement):
-        import contextlib
-        import os
-        import sqlite3
         path = os.path.join(self.folder, f'{name}.sqlite')
         with contextlib.closing(sqlite3.connect(path)) as db, db:
             return db.execute(statement).fetchall()
@@ -274,8 +314,7 @@ class NothingLeftTest(DeletionTestCase):
         # It may be on its way yet.
         self.assertEqual([], verifier.run(fix=False).left)
         self.sql('api', "UPDATE instance_mappings SET "
-                        "updated_at = '2020-01-01', "
-                        "created_at = '2020-01-01'")
+                        "updated_at = '2020-01-01 00:00:00'")
         left, = verifier.run(fix=False).left
         self.assertIn(server_id, left.text)
         self.assertEqual([], verifier.run(fix=True).left)

@@ -549,6 +549,27 @@ class Leases:
                 .where(models.Booking.server_id.in_(server_ids))
                 .values(server_id=None, sent_at=None))
 
+    def entrust(self, lease_id: str, sealed: str) -> str | None:
+        """Keep what lets us act for the owner of a lease.
+
+        :param sealed: it, sealed
+        :returns: what was kept before, sealed, if there was something
+        :raises NotFound: when the lease was withdrawn
+        """
+        return self._database.retried(self._entrust, lease_id, sealed)
+
+    def _entrust(self, lease_id: str, sealed: str) -> str | None:
+        with self._database.writer() as session:
+            api.locked(session, lease_id)
+            row = session.get(models.Credential, lease_id)
+            if row is None:
+                session.add(models.Credential(
+                    lease_id=lease_id, sealed=sealed,
+                    created_at=self._clock.now()))
+                return None
+            before, row.sealed = row.sealed, sealed
+            return before
+
     def withdraw(self, lease_id: str) -> None:
         """Take a lease out of the books whose servers were never asked for.
 

@@ -25,10 +25,11 @@ from oslo_serialization import jsonutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import opts
 
-__all__ = ['Database', 'LostRace', 'is_disturbance']
+__all__ = ['Database', 'LostRace', 'is_disturbance', 'locked']
 
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
@@ -122,6 +123,20 @@ class Database:
             raise errors.BooksBusy(
                 'Too many leases are being booked at this moment; try again '
                 'in a few seconds.') from exc
+
+
+def locked(session: orm.Session, lease_id: str) -> models.Lease | None:
+    """A lease that nobody else changes until the transaction ends.
+
+    By the first statement of the transaction: what had been read before
+    would be what all that follows sees, though others changed it while this
+    waited. It writes, so that every database puts one after the other.
+    """
+    session.execute(sa.update(models.Lease).where(
+        models.Lease.id == lease_id).values(
+            generation=models.Lease.generation + 1),
+        execution_options={'synchronize_session': False})
+    return session.get(models.Lease, lease_id, populate_existing=True)
 
 
 #: Amounts of resources and properties of hosts are few texts in many rows.

@@ -251,6 +251,18 @@ class Admission:
                     found.append((start, fits))
         return found, len(starts) > most
 
+    def fits(self, demand: model.Demand, window: model.Window,
+             instead_of: ty.Sequence[ty.Any] = ()) -> int:
+        """How many servers of a demand there is room for; books nothing.
+
+        :param instead_of: rows of bookings that would go in exchange
+        """
+        with self.index.fresh() as timeline:
+            with self.index.without(instead_of):
+                rooms = timeline.rooms(
+                    demand, window, self._allowed(timeline, demand))
+        return min(_most_of(demand, rooms), demand.count)
+
     def quote(self, demand: model.Demand, window: model.Window,
               ) -> model.Refusal | None:
         """What :meth:`pick` would say: None when there is room."""

@@ -30,6 +30,7 @@ from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 from blazar_nova.compat import router
 from blazar_nova.compat import service
+from blazar_nova import groups
 from blazar_nova import wiring
 
 __all__ = ['Admission']
@@ -41,10 +42,6 @@ _CODES = {errors.BooksBusy: 409, errors.NotDelegated: 403,
           errors.LimitExceeded: 403, errors.Conflict: 409,
           errors.NotFound: 409, errors.InvalidLeaseParams: 400,
           errors.CloudUnavailable: 503}
-
-_AFFINITY = {'affinity': model.Affinity.SAME,
-             'anti-affinity': model.Affinity.DIFFERENT}
-
 
 class Admission:
     """Takes the place of the cast of a build (:mod:`compat.hold`)."""
@@ -160,25 +157,4 @@ class Admission:
             raise errors.Refused(model.Refusal(
                 model.Reason.NO_HOST, len(call.request_spec), 0, None),
             ) from exc
-        return self._in_group(demand, call)
-
-    def _in_group(self, demand: model.Demand, call: calls.BuildCall,
-                  ) -> model.Demand:
-        """A demand with what the server group of the boot adds to it."""
-        group = demands.group_of(call.request_spec[0])
-        if group is None or group[0] not in _AFFINITY:
-            return demand
-        policy, per_host, members, service_hosts = group
-        others = set(members) - set(call.server_ids)
-        taken = frozenset(self._leases.booked_hosts(others) |
-                          self._leases.hosts_of_services(service_hosts))
-        affinity = _AFFINITY[policy]
-        if affinity is model.Affinity.SAME:
-            hosts = demand.hosts
-            if taken:
-                hosts = taken if hosts is None else hosts & taken
-            return dataclasses.replace(demand, affinity=affinity, hosts=hosts)
-        return dataclasses.replace(
-            demand, affinity=affinity, per_host=per_host,
-            # With several to a host, Nova counts those that are there.
-            avoid=taken if per_host == 1 else frozenset())
+        return groups.in_group(demand, call, self._leases)

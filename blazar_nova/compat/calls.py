@@ -77,6 +77,17 @@ class BuildCall:
         for build_request in self.build_requests:
             reserved.mark(build_request)
 
+    def reread_group(self) -> None:
+        """Let its server group be what it is now."""
+        spec = self.request_spec[0]
+        if spec.instance_group is None:
+            return
+        try:
+            spec.instance_group = objects.InstanceGroup.get_by_uuid(
+                self.context, spec.instance_group.uuid)
+        except exception.InstanceGroupNotFound:
+            spec.instance_group = None
+
     def undo(self) -> None:
         """Take back all that ``create()`` stored for these servers.
 

@@ -12,6 +12,7 @@
 
 """At the held call: a lease is admitted and its build kept, or refused."""
 
+import collections
 import dataclasses
 import typing as ty
 
@@ -40,9 +41,6 @@ _CODES = {errors.BooksBusy: 409, errors.NotDelegated: 403,
           errors.LimitExceeded: 403, errors.Conflict: 409,
           errors.NotFound: 409, errors.InvalidLeaseParams: 400,
           errors.CloudUnavailable: 503}
-
-_AFFINITY = {'affinity': model.Affinity.SAME,
-             'anti-affinity': model.Affinity.DIFFERENT}
 
 
 class Admission:
@@ -167,20 +165,34 @@ class Admission:
     def _in_group(self, demand: model.Demand, call: calls.BuildCall,
                   ) -> model.Demand:
         """A demand with what the server group of the boot adds to it."""
-        group = demands.group_of(call.request_spec[0])
-        if group is None or group[0] not in _AFFINITY:
+        group = demands.group_of(call.context, call.request_spec[0])
+        if group is None or group.policy is None:
             return demand
-        policy, per_host, members, service_hosts = group
-        others = set(members) - set(call.server_ids)
-        taken = frozenset(self._leases.booked_hosts(others) |
-                          self._leases.hosts_of_services(service_hosts))
-        affinity = _AFFINITY[policy]
+        affinity = model.Affinity(group.policy)
+        members = self._members(group, set(call.server_ids))
+        taken = frozenset(members)
         if affinity is model.Affinity.SAME:
             hosts = demand.hosts
             if taken:
                 hosts = taken if hosts is None else hosts & taken
             return dataclasses.replace(demand, affinity=affinity, hosts=hosts)
-        return dataclasses.replace(
-            demand, affinity=affinity, per_host=per_host,
-            # With several to a host, Nova counts those that are there.
-            avoid=taken if per_host == 1 else frozenset())
+        if affinity is model.Affinity.DIFFERENT:
+            return dataclasses.replace(
+                demand, affinity=affinity, per_host=group.per_host,
+                # With several to a host, Nova counts those that are there.
+                avoid=taken if group.per_host == 1 else frozenset())
+        return dataclasses.replace(demand, affinity=affinity, members=members)
+
+    def _members(self, group: demands.Group, new: set[str],
+                 ) -> collections.Counter[str]:
+        """How many of a group are on each host, but for those that come.
+
+        On the host of its booking, and where it runs if that is another.
+        """
+        booked = self._leases.booked_hosts(set(group.members) - new)
+        services = self._leases.hosts_of_services(set(group.running.values()))
+        places = set(booked.items()) | {
+            (server_id, uuid) for server_id, service_host in
+            group.running.items() for uuid, runs in services.items()
+            if runs == service_host}
+        return collections.Counter(uuid for _server_id, uuid in places)

@@ -286,7 +286,7 @@ class Admission:
         now = self._clock.now()
         with self._database.reader() as session, \
                 self.index.fresh(session=session) as timeline:
-            mine, own, siblings = _own(session, server_id)
+            mine, own = _own(session, server_id)
             if reservation_id is not None and (
                     mine is None or mine.reservation_id != reservation_id):
                 return Rooms(None, {}, 0)
@@ -295,6 +295,7 @@ class Admission:
                 window = model.Window(
                     now, max(mine.end_date, now + books.OVERDUE))
             affinity = mine and (mine.params or {}).get('affinity')
+            siblings = [] if affinity is None else _siblings(session, mine)
             with self.index.without(own):
                 # Nova asks about one server, and others may have to follow.
                 busy = timeline.busy(window) | bool(affinity)
@@ -459,7 +460,7 @@ def _scattered(order: npt.NDArray[np.intp], rooms: npt.NDArray[np.int64],
     heap = [(int(members[position]), rank, int(rooms[position]))
             for rank, position in enumerate(order)]
     heapq.heapify(heap)
-    picked = []
+    picked: list[int] = []
     while len(picked) < count:
         there, rank, room = heap[0]
         picked.append(int(order[rank]))
@@ -476,18 +477,22 @@ _WISHES = {model.Affinity.SOFT_SAME: _gathered,
 
 
 def _own(session: orm.Session, server_id: str,
-         ) -> tuple[ty.Any, list[ty.Any], list[ty.Any]]:
-    """The booking of a server, those that count as its own, and all others
-    of its reservation.
-    """
+         ) -> tuple[ty.Any, list[ty.Any]]:
+    """The booking of a server, and those that count as its own."""
     rows = session.connection().execute(_OWN, {'server': server_id}).all()
     mine = [row for row in rows if row.server_id == server_id]
     return (mine[0] if mine else None), [
-        row for row in rows if row.server_id == server_id or not row.running
-    ], [row for row in rows if row.server_id != server_id]
+        row for row in rows if row.server_id == server_id or not row.running]
 
 
 # -- where the servers of a reservation stay together or apart ---------------
+
+def _siblings(session: orm.Session, mine: ty.Any) -> list[ty.Any]:
+    """All other bookings of a reservation."""
+    return [*session.scalars(sa.select(models.Booking).where(
+        models.Booking.reservation_id == mine.reservation_id,
+        models.Booking.id != mine.id))]
+
 
 def _is_placed(row: ty.Any) -> bool:
     """Whether a scheduler has let the server of a booking onto its host."""

@@ -676,21 +676,28 @@ class Leases:
                        models.Lease.project_id == project_id,
                        models.Reservation.status != 'deleted')).one_or_none()
 
-    def booked_hosts(self, server_ids: ty.Collection[str]) -> set[str]:
-        """The uuids of the hosts on which these servers have bookings."""
+    def booked_hosts(self, server_ids: ty.Collection[str]) -> dict[str, str]:
+        """The hosts on which these servers have bookings.
+
+        :returns: uuids, by server
+        """
         with self._database.reader() as session:
-            return set(session.scalars(
-                sa.select(models.Host.uuid).join(
-                    models.Booking, models.Booking.host_id == models.Host.id)
-                .where(models.Booking.server_id.in_(server_ids))))
+            return {server_id: uuid for server_id, uuid in session.execute(
+                sa.select(models.Booking.server_id, models.Host.uuid).join(
+                    models.Host, models.Booking.host_id == models.Host.id)
+                .where(models.Booking.server_id.in_(server_ids)))}
 
     def hosts_of_services(self, service_hosts: ty.Collection[str],
-                          ) -> set[str]:
-        """The uuids of the hosts that these nova-computes run."""
+                          ) -> dict[str, str]:
+        """The hosts that these nova-computes run.
+
+        :returns: the nova-compute's host, by uuid
+        """
         with self._database.reader() as session:
-            return set(session.scalars(
-                sa.select(models.Host.uuid).where(
-                    models.Host.service_host.in_(service_hosts))))
+            return {uuid: service_host for uuid, service_host in
+                    session.execute(sa.select(
+                        models.Host.uuid, models.Host.service_host).where(
+                        models.Host.service_host.in_(service_hosts)))}
 
 
 def total(demands: ty.Iterable[model.Demand]) -> dict[str, int]:

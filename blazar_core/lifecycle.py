@@ -973,10 +973,33 @@ class Lifecycle:
             return []
         LOG.info('Lease %s: server %s stands on host %s, its booking follows',
                  lease.id, booking.server_id, new[0].name)
+        left = booking.host_id
         books.amend(session, self._clock.now(),
                     books.follow(booking, new[0].id), force=True)
         booking.moving_to = None
+        if left and (booking.reservation.params or {}).get('affinity'):
+            self._bring_along(session, booking, left)
         return [row.service_host for row in hosts.values()]
+
+    def _bring_along(self, session: orm.Session, booking: models.Booking,
+                     left: int) -> None:
+        """Of servers that stay together, the last one to leave a host takes
+        the places with it that nobody has come to, as far as there is room.
+        """
+        places = [one for one in booking.reservation.bookings
+                  if one.host_id == left]
+        if any(one.placed_at is not None for one in places):
+            return
+        try:
+            for place in places:
+                # What moved before it is counted.
+                session.flush()
+                books.amend(session, self._clock.now(), [books.Edit(
+                    place, books.new_of(place, host_id=booking.host_id))])
+        except books.Full:
+            LOG.warning('Reservation %s: server %s has moved, and where it is '
+                        'there is no room for all places that are to be '
+                        'with it', booking.reservation_id, booking.server_id)
 
     def _failed(self, lease_id: str, server_id: str, seen: Seen,
                 ) -> list[str]:

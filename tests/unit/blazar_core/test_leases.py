@@ -1451,14 +1451,14 @@ class TestQuestions(base.LeaseTestCase):
         self.host('two', VCPU=1)
         server_ids = base.servers_of(self.lease(0, 100, count=2))
         self.assertEqual(
-            {self.uuid_of(self.host_of(one)) for one in server_ids},
+            {one: self.uuid_of(self.host_of(one)) for one in server_ids},
             self.leases.booked_hosts([*server_ids, 'unheard of']))
-        self.assertEqual(set(), self.leases.booked_hosts([]))
+        self.assertEqual({}, self.leases.booked_hosts([]))
 
     def test_the_hosts_that_services_run(self):
-        self.assertEqual({self.one}, self.leases.hosts_of_services(
+        self.assertEqual({self.one: 'one'}, self.leases.hosts_of_services(
             ['one', 'unheard of']))
-        self.assertEqual(set(), self.leases.hosts_of_services([]))
+        self.assertEqual({}, self.leases.hosts_of_services([]))
 
     def test_a_lease_that_is_not_there_is_not_found(self):
         self.assertIn('unheard-of', str(self.assertRaises(

@@ -274,6 +274,55 @@ class TestObserve(LifecycleTestCase):
         self.see(server_id, State.RUNNING, two)
         self.assertEqual('two', self.host_of(server_id))
 
+    def together(self, amount, count, **capacity):
+        """Servers of a reservation that run on one host, and another host.
+
+        :returns: the reservation's id, the servers, and the other's uuid
+        """
+        self.host('big', VCPU=9)
+        lease = self.reserve(0, 100, self.places(amount, affinity=True,
+                             hosts=frozenset([self.uuid_of('big')])),
+                             active=True)
+        server_ids = self.occupy(lease, count)
+        for server_id in server_ids:
+            self.see(server_id, State.RUNNING, self.uuid_of('big'))
+        return (lease['reservations'][0]['id'], server_ids,
+                self.host('two', **capacity))
+
+    def hosts_of(self, reservation_id):
+        return sorted(self.scalars(
+            models.Host.name, models.Host.id == models.Booking.host_id,
+            models.Booking.reservation_id == reservation_id))
+
+    def test_free_places_go_along_with_the_one_that_is_alone(self):
+        reservation_id, (server_id,), two = self.together(3, 1, VCPU=3)
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
+
+    def test_free_places_go_along_with_the_last_one(self):
+        reservation_id, server_ids, two = self.together(3, 2, VCPU=3)
+        self.see(server_ids[0], State.RUNNING, two)
+        self.assertEqual(['big', 'big', 'two'], self.hosts_of(reservation_id))
+        self.see(server_ids[1], State.RUNNING, two)
+        self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
+
+    def test_free_places_without_room_stay_where_they_are_promised(self):
+        reservation_id, (server_id,), two = self.together(3, 1, VCPU=2)
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual(['big', 'two', 'two'], self.hosts_of(reservation_id))
+
+    def test_free_places_that_are_to_be_apart_stay(self):
+        self.host('two', VCPU=2)
+        lease = self.reserve(
+            0, 100, self.places(2, affinity=False), active=True)
+        server_id, = self.occupy(lease)
+        before = self.host_of(server_id)
+        three = self.host('three', VCPU=9)
+        self.see(server_id, State.RUNNING, three)
+        self.assertEqual(
+            sorted({'one', 'two', 'three'} - {before}),
+            self.hosts_of(lease['reservations'][0]['id']))
+
     def test_a_booking_stays_where_it_is_if_the_host_is_not_known(self):
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertEqual(

@@ -46,8 +46,10 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
 
     def __init__(self) -> None:
         checks.refuse('nova-scheduler', checks.scheduler(service.CONF))
-        self._admission = wiring.admission(
-            service.CONF, wiring.database(service.CONF), clocks.SystemClock())
+        books, clock = wiring.database(service.CONF), clocks.SystemClock()
+        wiring.compare_settings(
+            'nova-scheduler', service.CONF, books, clock)
+        self._admission = wiring.admission(service.CONF, books, clock)
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
                    spec_obj: ty.Any) -> list[ty.Any]:

@@ -447,7 +447,7 @@ class Leases:
             if new is not None:
                 LOG.info('Lease %s: %s is bound to host %s, not to %s any '
                          'more', lease_id, what, names[new],
-                         names.get(old, 'none'))
+                         names[old] if old else 'none')
             elif old is not None:
                 LOG.warning('Lease %s: %s has no room on host %s any more. '
                             '%s', lease_id, what, names[old], reason)

@@ -12,6 +12,7 @@
 
 """What a server group adds to what a build asks for."""
 
+import collections
 import dataclasses
 
 from blazar_core import leases
@@ -21,27 +22,39 @@ from blazar_nova.compat import demand as demands
 
 __all__ = ['in_group']
 
-_AFFINITY = {'affinity': model.Affinity.SAME,
-             'anti-affinity': model.Affinity.DIFFERENT}
-
 
 def in_group(demand: model.Demand, call: calls.BuildCall,
              booked: leases.Leases) -> model.Demand:
     """A demand with what the server group of the boot adds to it."""
-    group = demands.group_of(call.request_spec[0])
-    if group is None or group[0] not in _AFFINITY:
+    group = demands.group_of(call.context, call.request_spec[0])
+    if group is None or group.policy is None:
         return demand
-    policy, per_host, members, service_hosts = group
-    others = set(members) - set(call.server_ids)
-    taken = frozenset(booked.booked_hosts(others) |
-                      booked.hosts_of_services(service_hosts))
-    affinity = _AFFINITY[policy]
+    affinity = model.Affinity(group.policy)
+    members = _members(group, set(call.server_ids), booked)
+    taken = frozenset(members)
     if affinity is model.Affinity.SAME:
         hosts = demand.hosts
         if taken:
             hosts = taken if hosts is None else hosts & taken
         return dataclasses.replace(demand, affinity=affinity, hosts=hosts)
-    return dataclasses.replace(
-        demand, affinity=affinity, per_host=per_host,
-        # With several to a host, Nova counts those that are there.
-        avoid=taken if per_host == 1 else frozenset())
+    if affinity is model.Affinity.DIFFERENT:
+        return dataclasses.replace(
+            demand, affinity=affinity, per_host=group.per_host,
+            # With several to a host, Nova counts those that are there.
+            avoid=taken if group.per_host == 1 else frozenset())
+    return dataclasses.replace(demand, affinity=affinity, members=members)
+
+
+def _members(group: demands.Group, new: set[str], leased: leases.Leases,
+             ) -> collections.Counter[str]:
+    """How many of a group are on each host, but for those that come.
+
+    On the host of its booking, and where it runs if that is another.
+    """
+    booked = leased.booked_hosts(set(group.members) - new)
+    services = leased.hosts_of_services(set(group.running.values()))
+    places = set(booked.items()) | {
+        (server_id, uuid) for server_id, service_host in
+        group.running.items() for uuid, runs in services.items()
+        if runs == service_host}
+    return collections.Counter(uuid for _server_id, uuid in places)

@@ -24,6 +24,7 @@ from blazar_core import lifecycle
 from blazar_core import model
 from blazar_core import params
 from blazar_nova.api import boot as boots
+from blazar_nova.api import trusts
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
@@ -47,6 +48,7 @@ class Admission:
     """Takes the place of the cast of a build (:mod:`compat.hold`)."""
 
     def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
         self._leases = parts.leases
         self._vault = parts.vault
         self._trusts = parts.trusts
@@ -102,19 +104,23 @@ class Admission:
                 leases.NewReservation(demand, call.server_ids),))
         self._limits.check(wiring.asked_of(new, held=not request.starts_now))
         if request.starts_now:
-            self._start(new, send)
+            self._start(new, call, send)
         else:
             self._hold(new, call)
 
-    def _start(self, new: leases.NewLease, send: ty.Callable[[], None],
-               ) -> None:
-        """The lease starts now: the build goes straight on."""
+    def _start(self, new: leases.NewLease, call: calls.BuildCall,
+               send: ty.Callable[[], None]) -> None:
+        """The lease starts now: the build goes straight on.
+
+        It does not wait for keystone, which is only needed for the end.
+        """
         lease = self._leases.create(new, sealed=None)
         try:
             send()
         except Exception:
             with excutils.save_and_reraise_exception():
                 self._leases.withdraw(lease['id'])
+        trusts.entrust(self._parts, call.context, lease)
         service.notify('lease.create', lease)
         service.notify('lease.event.start_lease', lease)
 
@@ -139,17 +145,9 @@ class Admission:
                     new, credential=self._vault.seal(trust))), sealed)
         except Exception:
             with excutils.save_and_reraise_exception():
-                self._take_back(trust)
+                trusts.take_back(self._parts, trust)
         lifecycle.reached(lifecycle.Step.CREATE_BOOKED, servers)
         service.notify('lease.create', lease)
-
-    def _take_back(self, trust: str | None) -> None:
-        try:
-            if trust is not None:
-                self._trusts.revoke(trust)
-        except Exception:
-            LOG.exception('A trust for a lease that was not made could not '
-                          'be deleted; it expires by itself')
 
     def _demand(self, call: calls.BuildCall) -> model.Demand:
         try:

@@ -89,6 +89,9 @@ class Checks(upgradecheck.UpgradeCommands):
         return _checked(lambda: wiring.check_defaults(
             wiring.defaults(CONF), clocks.SystemClock().now()))
 
+    def _lost_builds(self) -> Result:
+        return _checked(lambda: wiring.lost_after(CONF))
+
     def _database(self) -> Result:
         return _checked(lambda: wiring.database(CONF))
 
@@ -103,6 +106,9 @@ class Checks(upgradecheck.UpgradeCommands):
                 'auth_type, auth_url, username, password ... of one into '
                 f'[{CONF[credentials.GROUP].auth_section}]'))
         return result
+
+    def _volumes(self) -> Result:
+        return _result(checks.volumes(CONF), Code.WARNING)
 
     def _listener(self) -> Result:
         """Somebody carries out what is due."""
@@ -133,11 +139,13 @@ class Checks(upgradecheck.UpgradeCommands):
         ('Database', _database),
         ('Encryption keys', _keys),
         ('Defaults of a lease', _defaults),
+        ('Lost builds', _lost_builds),
         ('Filter and weigher', _scheduler),
         ('Order of filters', _filter_order),
         ('Notifications', _notifications),
         ('api-paste.ini', _api_paste),
         ('Keystone', _keystone),
+        ('Volumes at the end', _volumes),
         ('blazar-listener', _listener),
     )
 

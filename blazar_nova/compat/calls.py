@@ -30,7 +30,7 @@ from oslo_serialization import jsonutils
 
 from blazar_nova.compat import reserved
 
-__all__ = ['BuildCall', 'load']
+__all__ = ['BuildCall', 'in_name_of', 'load']
 
 LOG = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class BuildCall:
     requested_networks: ty.Any
     block_device_mapping: ty.Any
     tags: ty.Any
+    #: By server, its BuildRequest as it was when the call was stored.
+    stored: ty.Mapping[str, ty.Any] = dataclasses.field(default_factory=dict)
 
     @property
     def server_ids(self) -> tuple[str, ...]:
@@ -68,10 +70,7 @@ class BuildCall:
 
         :param access: keystoneauth1's AccessInfo of the token
         """
-        self.context = nova_context.RequestContext.from_dict({
-            **self.context.to_dict(), 'auth_token': access.auth_token,
-            'roles': access.role_names, 'is_admin': None,
-            'service_catalog': _old_catalog(access.service_catalog.catalog)})
+        self.context = in_name_of(self.context, access)
 
     def mark_reserved(self) -> None:
         """Show its servers as RESERVED from now on."""
@@ -144,7 +143,20 @@ class BuildCall:
             'context': {**self.context.to_dict(), 'auth_token': None},
             'request_spec': [serializer.serialize_entity(self.context, spec)
                              for spec in self.request_spec],
+            'build_requests': [serializer.serialize_entity(
+                self.context, one) for one in self.build_requests],
             **kept})
+
+
+def in_name_of(context: ty.Any, access: ty.Any) -> ty.Any:
+    """A context as it is, but for the token.
+
+    :param access: keystoneauth1's AccessInfo of the token
+    """
+    return nova_context.RequestContext.from_dict({
+        **context.to_dict(), 'auth_token': access.auth_token,
+        'roles': access.role_names, 'is_admin': None,
+        'service_catalog': _old_catalog(access.service_catalog.catalog)})
 
 
 def _old_catalog(services: ty.Iterable[ty.Any]) -> list[dict[str, ty.Any]]:
@@ -164,10 +176,16 @@ def _old_catalog(services: ty.Iterable[ty.Any]) -> list[dict[str, ty.Any]]:
 
 
 def load(text: str) -> BuildCall:
-    """The call again, but for the BuildRequests, which are read anew."""
+    """The call again, but for the BuildRequests, which are read anew.
+
+    As they were they are needed only where Nova has none any more.
+    """
     stored = jsonutils.loads(text)
     context = nova_context.RequestContext.from_dict(stored['context'])
     serializer = objects_base.NovaObjectSerializer()
     kept = {name: serializer.deserialize_entity(context, stored[name])
             for name in (*_KEPT, 'request_spec')}
-    return BuildCall(context=context, build_requests=[], **kept)
+    requests = serializer.deserialize_entity(
+        context, stored.get('build_requests', []))
+    return BuildCall(context=context, build_requests=[], stored={
+        request.instance_uuid: request for request in requests}, **kept)

@@ -15,6 +15,7 @@
 import functools
 import typing as ty
 
+from keystoneauth1 import exceptions as keystone_exceptions
 from nova import baserpc
 from nova.compute import api as compute_api
 from nova.compute import task_states
@@ -31,18 +32,32 @@ from oslo_utils import timeutils
 
 from blazar_core import errors
 from blazar_core import lifecycle
+from blazar_nova.compat import again
 from blazar_nova.compat import calls
+from blazar_nova.compat import deletion
+from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts
+from blazar_nova.compat import leftovers
+from blazar_nova.compat import quota
 from blazar_nova.compat import reserved
+from blazar_nova.compat import stranded
 from blazar_nova import credentials
 
 __all__ = ['NovaCloud']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after which a deletion that is under way is asked for again.
-_ASK_AGAIN = 60
+#: Seconds after which allocations of a deleted server have leaked.
+_LEAKED = 60
+
+#: How often keystone is asked for a token before a server is deleted
+#: without: for a minute or two.
+_TRIES = 30
+
+#: The owner of a lease may not, or not any more.
+_NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
+                keystone_exceptions.ClientException)
 
 #: Seconds that a service has to answer a ping.
 _PING_TIMEOUT = 10
@@ -62,32 +77,64 @@ class NovaCloud:
 
     def __init__(self, trusts: credentials.Credentials) -> None:
         self._trusts = trusts
+        #: The service hosts of the hosts, by their uuids.
+        self._services: dict[str, str] = {}
+        #: How often the token of an owner was waited for, by server.
+        self._waited: dict[str, int] = {}
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
-             ) -> None:
+             server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
         """Cast a held call for those of its servers that still wait.
 
         A second cast of the same server would orphan a running guest, so
-        the gate comes last and the cast is never repeated.
+        the gate comes last, and nothing that could take its time comes after
+        it; the cast is never repeated.
         """
         build = calls.load(call)
         if credential is not None:
             build.renew(self._trusts.access(credential))
-        # Without one of these no host is found or even looked for, and Nova
-        # does not try again; what else a build needs takes messages, and
-        # waits in a queue.
+        # Without one of these no host is found or even looked for; what else
+        # a build needs takes messages, and waits in a queue.
         hosts.check_placement()
         _ping(conductor_rpcapi.RPC_TOPIC)
         _ping(scheduler_rpcapi.RPC_TOPIC)
-        waiting = [(spec, request) for spec in build.request_spec
-                   if spec.instance_uuid in server_ids and
-                   (request := reserved.unmark(
-                       build.context.elevated(), spec.instance_uuid))]
-        build.request_spec = [spec for spec, _request in waiting]
-        build.build_requests = [request for _spec, request in waiting]
-        if waiting and gate():
-            build.send(conductor.ComputeTaskAPI())
+        waiting = {server_id: request for server_id in build.server_ids
+                   if server_id in server_ids and
+                   (request := again.waiting(build, server_id))}
+        build.request_spec = [spec for spec in build.request_spec
+                              if spec.instance_uuid in waiting]
+        if not waiting:
+            return ''
+        self._check_up(build)
+        count, why = quota.admitted(
+            build.context.elevated(), build.request_spec)
+        build.request_spec = [
+            spec for spec in build.request_spec[:count]
+            if reserved.unmark(waiting[spec.instance_uuid])]
+        build.build_requests = [
+            waiting[server_id] for server_id in build.server_ids]
+        if build.request_spec:
+            _cast(build, gate)
+        return why
+
+    def _check_up(self, build: calls.BuildCall) -> None:
+        """Make sure that one of the hosts that may be used is up.
+
+        :raises CloudUnavailable: when none is: Nova would give up at once
+        """
+        try:
+            usable = demand.demand_of(
+                build.context.elevated(), build.request_spec).hosts or ()
+        except demand.NoSuchHost as exc:
+            raise errors.CloudUnavailable(
+                f'None of the hosts may be used now: {exc}') from exc
+        up = hosts.services_up()
+        if not any(self._services.get(host) in up for host in usable):
+            self._services = {host.uuid: host.service_host
+                              for host in hosts.all_hosts()[0]}
+        if not any(self._services.get(host) in up for host in usable):
+            raise errors.CloudUnavailable(
+                'None of the hosts that its servers may use is up')
 
     def hold(self, server_ids: ty.Collection[str]) -> None:
         """Show servers as RESERVED again that :meth:`send` did not send."""
@@ -107,56 +154,122 @@ class NovaCloud:
         """All trusts that were given to us."""
         return self._trusts.held()
 
-    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
-        """Whether no conductor has taken up the build of these servers.
+    def traces(self, server_ids: ty.Collection[str],
+               ) -> dict[str, lifecycle.Trace]:
+        """What there is of the builds that no conductor has brought to an
+        end.
 
         The conductors share one queue: when one of them answers, everything
         sent before has been taken out of it, or is lost.
         """
-        context = nova_context.get_admin_context()
-        if not server_ids or not all(
-                _waits(context, server_id) for server_id in server_ids):
-            return False
-        try:
-            _ping(conductor_rpcapi.RPC_TOPIC)
-        except errors.CloudUnavailable:
-            # All that was sent may still be waiting for it.
-            return False
-        return all(_waits(context, server_id) for server_id in server_ids)
+        late = stranded.on_the_way(server_ids)
+        if not late:
+            return {}
+        _ping(conductor_rpcapi.RPC_TOPIC)
+        return stranded.traces(late)
+
+    def abandon(self, server_id: str) -> None:
+        """Make a server whose build stands still one in ERROR."""
+        stranded.abandon(server_id)
 
     def look(self, server_id: str) -> Seen:
         """What Nova says of a server at this moment."""
         context = nova_context.get_admin_context()
-        mapping = _mapping(context, server_id)
+        mapping = again.mapping(context, server_id)
         if mapping is not None and mapping.cell_mapping is None:
-            try:
-                request = objects.BuildRequest.get_by_instance_uuid(
-                    context, server_id)
-            except exception.BuildRequestNotFound:
-                # Either deleted, or it reached its cell this very moment.
-                mapping = _mapping(context, server_id)
-            else:
-                held = request.instance.vm_state == reserved.VM_STATE
-                return Seen(State.HELD if held else State.BUILDING)
+            request = again.build_request(context, server_id)
+            if request is not None:
+                return Seen(State.HELD if reserved.is_marked(request)
+                            else State.BUILDING)
+            # Either deleted, or it reached its cell this very moment.
+            mapping = again.mapping(context, server_id)
         if mapping is None or mapping.cell_mapping is None:
             return Seen(State.GONE)
         with nova_context.target_cell(
                 context, mapping.cell_mapping) as cell_context:
-            return _look_in_cell(cell_context, server_id)
+            seen = _look_in_cell(
+                cell_context, server_id, mapping.cell_mapping)
+        if seen.state is State.GONE and _is_held(context, server_id):
+            # Just being made to wait for its build again.
+            return Seen(State.HELD)
+        return seen
 
-    def delete(self, server_id: str) -> None:
-        """Ask Nova to delete a server; nothing when it is gone."""
+    def delete(self, server_id: str, credential: str | None) -> None:
+        """Ask Nova to delete a server; nothing when it is gone.
+
+        In the name of the owner of its lease, whose are the secrets, volumes,
+        images and accelerators that go with it; without a token Nova cannot
+        reach all of them. Where that does not do, as Nova itself.
+        """
         context = nova_context.get_admin_context()
         try:
-            instance = self._compute_api.get(context, server_id)
-            if not _is_being_deleted(instance):
-                if instance.task_state == task_states.DELETING:
-                    # Nova would only say that it is already being deleted.
-                    instance.task_state = None
-                self._compute_api.delete(context, instance)
+            step = deletion.next_step(
+                context, self._compute_api.get(context, server_id))
+            if step.seconds > 0:
+                return
+            if step.failed:
+                LOG.warning('Server %s: Nova failed to delete it; trying %s',
+                            server_id, 'with a token of the owner' if
+                            step.as_owner else 'without a token')
+            owner = self._owner(server_id, credential if step.as_owner
+                                else None)
+            if owner is None or not self._ask_as(owner, server_id):
+                self._ask(nova_context.get_admin_context(), server_id)
         except (exception.InstanceNotFound, exception.InstanceInvalidState):
             # Gone, or going: whoever asked looks again.
             LOG.debug('Server %s is already being deleted', server_id)
+
+    def _owner(self, server_id: str, credential: str | None) -> ty.Any:
+        """A context in the name of the owner; None when it cannot be had.
+
+        With the rights of an admin over the server, which may be locked.
+
+        :raises CloudUnavailable: when it may be had soon
+        """
+        if credential is None or not self._trusts.is_configured():
+            return None
+        try:
+            access = self._trusts.access(credential)
+        except errors.NotDelegated as exc:
+            LOG.warning('Server %s is not deleted in the name of its '
+                        'owner: %s', server_id, exc)
+            return None
+        except Exception as exc:
+            self._waited[server_id] = self._waited.get(server_id, 0) + 1
+            if self._waited[server_id] < _TRIES:
+                raise errors.CloudUnavailable(str(exc)) from exc
+            LOG.warning('Server %s is not deleted in the name of its owner, '
+                        'after %s attempts: %s', server_id,
+                        self._waited.pop(server_id), exc)
+            return None
+        self._waited.pop(server_id, None)
+        return calls.in_name_of(nova_context.RequestContext(
+            user_id=access.user_id, project_id=access.project_id), access,
+        ).elevated()
+
+    def _ask_as(self, owner: ty.Any, server_id: str) -> bool:
+        """Ask in the name of the owner; whether he may."""
+        try:
+            self._ask(owner, server_id)
+        except _NOT_ALLOWED as exc:
+            LOG.warning('Server %s cannot be deleted in the name of its '
+                        'owner: %s', server_id, exc)
+            return False
+        return True
+
+    def _ask(self, context: ty.Any, server_id: str) -> None:
+        LOG.info('Server %s: deleting it %s', server_id,
+                 f'in the name of user {context.user_id}' if
+                 context.auth_token else 'without a token of its owner')
+        instance = self._compute_api.get(context, server_id)
+        if instance.task_state == task_states.DELETING:
+            # Nova would only say that it is already being deleted.
+            instance.task_state = None
+        self._compute_api.delete(context, instance)
+
+    def forget(self, server_id: str) -> None:
+        """Remove what Nova keeps of a server that was never built."""
+        leftovers.forget(server_id)
 
     @functools.cached_property
     def _compute_api(self) -> ty.Any:
@@ -188,27 +301,30 @@ def _ping(topic: str) -> None:
             f'nova-{topic} does not answer: {exc}') from exc
 
 
-def _waits(context: ty.Any, server_id: str) -> bool:
-    """Whether a server has not reached a cell yet, and is not gone."""
-    mapping = _mapping(context, server_id)
-    if mapping is None or mapping.cell_mapping is not None:
-        return False
-    try:
-        objects.BuildRequest.get_by_instance_uuid(context, server_id)
-    except exception.BuildRequestNotFound:
-        return False
-    return True
+def _cast(build: calls.BuildCall, gate: lifecycle.Gate) -> None:
+    """Send a call, if the gate opens and it is not too late then."""
+    task_api = conductor.ComputeTaskAPI()
+    # Else it would wait for a message bus that is away, for as long as that
+    # takes, and send when another one has sent long since. Once more is for
+    # a connection that is as old as a bus that was restarted.
+    task_api.conductor_compute_rpcapi.client.retry = 1
+    deadline = gate(build.server_ids)
+    if deadline is None:
+        return
+    if deadline.passed():
+        LOG.error('Servers %s: this process stood still between the right to '
+                  'send their build and the sending. It is not sent, and '
+                  'will be as one that got lost.', ', '.join(build.server_ids))
+        return
+    build.send(task_api)
 
 
-def _mapping(context: ty.Any, server_id: str) -> ty.Any:
-    try:
-        return objects.InstanceMapping.get_by_instance_uuid(
-            context, server_id)
-    except exception.InstanceMappingNotFound:
-        return None
+def _is_held(context: ty.Any, server_id: str) -> bool:
+    request = again.build_request(context, server_id)
+    return request is not None and reserved.is_marked(request)
 
 
-def _look_in_cell(context: ty.Any, server_id: str) -> Seen:
+def _look_in_cell(context: ty.Any, server_id: str, cell: ty.Any) -> Seen:
     try:
         instance = objects.Instance.get_by_uuid(
             context, server_id, expected_attrs=[])
@@ -216,7 +332,8 @@ def _look_in_cell(context: ty.Any, server_id: str) -> Seen:
         return _look_at_deleted(context, server_id)
     if instance.vm_state == vm_states.ERROR:
         fault = instance.fault.message if instance.fault else ''
-        return Seen(State.ERROR, _host_uuid(context, instance), fault)
+        return Seen(State.ERROR, _host_uuid(context, instance), fault,
+                    again.is_unplaced(context, instance, cell))
     building = instance.vm_state == vm_states.BUILDING
     return Seen(State.BUILDING if building else State.RUNNING,
                 _host_uuid(context, instance))
@@ -235,7 +352,7 @@ def _look_at_deleted(context: ty.Any, server_id: str) -> Seen:
         except exception.InstanceNotFound:
             return Seen(State.GONE)
     if instance.deleted_at is None or timeutils.is_older_than(
-            instance.deleted_at.replace(tzinfo=None), _ASK_AGAIN):
+            instance.deleted_at.replace(tzinfo=None), _LEAKED):
         return Seen(State.GONE)
     return Seen(State.LEAVING if hosts.allocations(server_id)
                 else State.GONE)
@@ -251,11 +368,3 @@ def _host_uuid(context: ty.Any, instance: ty.Any) -> str | None:
     except exception.ComputeHostNotFound:
         return None
     return ty.cast(str, node.uuid)
-
-
-def _is_being_deleted(instance: ty.Any) -> bool:
-    """Asked for not long ago; a message that was lost is sent again."""
-    return (instance.task_state == task_states.DELETING and
-            instance.updated_at is not None and
-            not timeutils.is_older_than(
-                instance.updated_at.replace(tzinfo=None), _ASK_AGAIN))

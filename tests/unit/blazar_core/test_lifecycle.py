@@ -11,10 +11,12 @@
 #    under the License.
 
 import logging
+import threading
 
 import fixtures
 import testscenarios
 
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import leases
@@ -272,6 +274,55 @@ class TestObserve(LifecycleTestCase):
         self.see(server_id, State.RUNNING, two)
         self.assertEqual('two', self.host_of(server_id))
 
+    def together(self, amount, count, **capacity):
+        """Servers of a reservation that run on one host, and another host.
+
+        :returns: the reservation's id, the servers, and the other's uuid
+        """
+        self.host('big', VCPU=9)
+        lease = self.reserve(0, 100, self.places(amount, affinity=True,
+                             hosts=frozenset([self.uuid_of('big')])),
+                             active=True)
+        server_ids = self.occupy(lease, count)
+        for server_id in server_ids:
+            self.see(server_id, State.RUNNING, self.uuid_of('big'))
+        return (lease['reservations'][0]['id'], server_ids,
+                self.host('two', **capacity))
+
+    def hosts_of(self, reservation_id):
+        return sorted(self.scalars(
+            models.Host.name, models.Host.id == models.Booking.host_id,
+            models.Booking.reservation_id == reservation_id))
+
+    def test_free_places_go_along_with_the_one_that_is_alone(self):
+        reservation_id, (server_id,), two = self.together(3, 1, VCPU=3)
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
+
+    def test_free_places_go_along_with_the_last_one(self):
+        reservation_id, server_ids, two = self.together(3, 2, VCPU=3)
+        self.see(server_ids[0], State.RUNNING, two)
+        self.assertEqual(['big', 'big', 'two'], self.hosts_of(reservation_id))
+        self.see(server_ids[1], State.RUNNING, two)
+        self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
+
+    def test_free_places_without_room_stay_where_they_are_promised(self):
+        reservation_id, (server_id,), two = self.together(3, 1, VCPU=2)
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual(['big', 'two', 'two'], self.hosts_of(reservation_id))
+
+    def test_free_places_that_are_to_be_apart_stay(self):
+        self.host('two', VCPU=2)
+        lease = self.reserve(
+            0, 100, self.places(2, affinity=False), active=True)
+        server_id, = self.occupy(lease)
+        before = self.host_of(server_id)
+        three = self.host('three', VCPU=9)
+        self.see(server_id, State.RUNNING, three)
+        self.assertEqual(
+            sorted({'one', 'two', 'three'} - {before}),
+            self.hosts_of(lease['reservations'][0]['id']))
+
     def test_a_booking_stays_where_it_is_if_the_host_is_not_known(self):
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertEqual(
@@ -440,6 +491,61 @@ class TestCredentials(LifecycleTestCase):
         self.lifecycle.start(leases[2]['id'])
         self.lifecycle.revoke_over()
         self.assertEqual(([], 3), (self.cloud.revoked, len(self.kept())))
+
+    def test_servers_are_deleted_with_it(self):
+        lease = self.running_lease(0, 100, credential='trust')
+        plain = self.running_lease(0, 100)
+        for one in lease, plain:
+            self.lifecycle.end(one['id'])
+        self.assertEqual(['trust', None], self.cloud.deleted_with)
+        self.assertEqual(['trust'], self.cloud.revoked)
+
+    def test_it_is_not_given_back_before_the_servers_are_gone(self):
+        lease = self.running_lease(0, 100, credential='trust')
+        self.cloud.stubborn.update(base.servers_of(lease))
+        for _time in range(2):
+            self.assertEqual(lifecycle.AGAIN, self.lifecycle.end(
+                lease['id']).seconds)
+        self.assertEqual((['trust', 'trust'], []),
+                         (self.cloud.deleted_with, self.cloud.revoked))
+
+    def test_an_end_is_tried_again_when_it_cannot_be_used_yet(self):
+        lease = self.running_lease(0, 100, credential='trust')
+        self.cloud.broken['delete'] = errors.CloudUnavailable('away')
+        self.assertEqual(lifecycle.AGAIN,
+                         self.lifecycle.end(lease['id']).seconds)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.cloud.broken.clear()
+        self.assertIsNone(self.lifecycle.end(lease['id']))
+
+    def test_one_that_does_not_open_any_more_keeps_no_lease_from_its_end(
+            self):
+        lease = self.running_lease(0, 100, credential='trust')
+        with self.database.writer() as session:
+            session.get(models.Credential, lease['id']).sealed = 'other key'
+        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([None], self.cloud.deleted_with)
+
+    def test_a_lease_may_get_one_later_and_another_one_then(self):
+        lease = self.running_lease(0, 100)
+        first, second = map(self.vault.seal, ('first', 'second'))
+        self.assertIsNone(self.leases.entrust(lease['id'], first))
+        self.assertEqual(first, self.leases.entrust(lease['id'], second))
+        self.assertEqual([lease['id']], self.kept())
+        self.lifecycle.end(lease['id'])
+        self.assertEqual((['second'], ['second']),
+                         (self.cloud.deleted_with, self.cloud.revoked))
+
+    def test_one_that_comes_when_the_lease_is_over_is_given_back(self):
+        lease = self.running_lease(0, 100)
+        self.lifecycle.end(lease['id'])
+        self.leases.entrust(lease['id'], self.vault.seal('late'))
+        self.lifecycle.revoke_over()
+        self.assertEqual((['late'], []), (self.cloud.revoked, self.kept()))
+        self.leases.withdraw(lease['id'])
+        self.assertRaises(errors.NotFound, self.leases.entrust, lease['id'],
+                          self.vault.seal('later'))
 
     def test_what_no_lease_has_is_found(self):
         self.assertEqual(set(), self.lifecycle.strays())
@@ -645,6 +751,57 @@ class TestEnd(LifecycleTestCase):
             refused.refusal)
 
 
+class TestWhatIsLeftOfThem(LifecycleTestCase):
+    """The cloud keeps records of a server whose build was never sent."""
+
+    def gone(self, *server_ids):
+        for server_id in server_ids:
+            self.cloud.servers.pop(server_id, None)
+            self.lifecycle.check(server_id)
+
+    def test_nothing_is_left_of_held_servers_that_were_deleted(self):
+        held, = base.servers_of(self.lease(50, 100))
+        self.gone(held)
+        self.assertEqual([held], self.cloud.forgotten)
+
+    def test_nor_when_their_lease_ends(self):
+        lease = self.lease(50, 100, count=2)
+        held = base.servers_of(lease)
+        for server_id in held:
+            self.cloud.servers[server_id] = Seen(State.HELD)
+        self.lifecycle.end(lease['id'])
+        self.assertEqual(sorted(held), sorted(self.cloud.forgotten))
+
+    def test_what_was_sent_is_let_be(self):
+        """Whoever builds it may be at it."""
+        sent = self.lease(50, 100)
+        self.lifecycle.start(sent['id'])
+        at_once = self.lease(0, 100)
+        self.gone(*base.servers_of(sent), *base.servers_of(at_once))
+        self.gone(*self.occupy(self.reserve(active=True)))
+        self.assertEqual([], self.cloud.forgotten)
+
+    def test_what_could_not_be_forgotten_is_forgotten_later(self):
+        lease = self.lease(50, 100)
+        held, = base.servers_of(lease)
+        self.cloud.broken['forget'] = RuntimeError('the database is away')
+        self.assertRaises(RuntimeError, self.gone, held)
+        self.assertEqual({held}, self.lifecycle.unfinished().keys())
+        self.assertEqual(lifecycle.AGAIN,
+                         self.lifecycle.end(lease['id']).seconds)
+        self.cloud.broken.clear()
+        self.gone(held)
+        self.assertEqual([held], self.cloud.forgotten)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_a_place_that_was_left_is_as_new(self):
+        lease = self.reserve(active=True)
+        self.gone(*self.occupy(lease))
+        self.assertEqual([(None, None)], [
+            (row.server_id, row.sent_at)
+            for row in self.scalars(models.Booking)])
+
+
 class TestPlaces(LifecycleTestCase):
     """Leases whose servers come later."""
 
@@ -698,10 +855,27 @@ class TestPlaces(LifecycleTestCase):
         self.runs(*self.occupy(lease))
         opened = []
         delete = self.cloud.delete
-        self.cloud.delete = lambda server_id: (
-            opened.append(dict(self.cloud.opened)), delete(server_id))
+        self.cloud.delete = lambda *args: (
+            opened.append(dict(self.cloud.opened)), delete(*args))
         self.lifecycle.end(lease['id'])
         self.assertEqual([{}], opened)
+
+    def test_one_that_cannot_be_closed_keeps_no_server(self):
+        lease = self.reserve(0, 100, self.places(), self.places(),
+                             active=True)
+        server_id, = self.occupy(lease)
+        self.cloud.broken['close'] = RuntimeError('Nova is away')
+        self.clock.advance(100)
+        self.assertEqual(lifecycle.AWAY, self.lifecycle.end(
+            lease['id'], when_due=True).seconds)
+        self.assertEqual([server_id], self.cloud.deleted)
+        # Its room is back, but it is not over as long as it can be used.
+        self.assertEqual(2, len(self.cloud.opened))
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.cloud.broken.clear()
+        self.assertIsNone(self.lifecycle.end(lease['id'], when_due=True))
+        self.assertEqual({}, self.cloud.opened)
+        self.assertEqual('TERMINATED', self.status(lease))
 
     def test_a_start_that_fails_is_done_again(self):
         lease = self.reserve()
@@ -1112,6 +1286,26 @@ class TestDelete(LifecycleTestCase):
 
 class TestAnnounce(LifecycleTestCase):
 
+    def test_an_end_that_is_put_off_while_it_is_told_is_told_again(self):
+        lease = self.running_lease(request=self.request(
+            0, 100, before_end=NOW + 50))
+        self.clock.advance(50)
+        told = []
+
+        def notify(event_type, _lease):
+            told.append(event_type)
+            if len(told) == 1:
+                self.leases.update(lease['id'], leases.Change(end=NOW + 200))
+
+        self.lifecycle._notify = notify
+        worker = self.new_engine()
+        worker.run_due()
+        self.clock.advance(99)
+        self.assertEqual(0, worker.run_due())
+        self.clock.advance(1)
+        worker.run_due()
+        self.assertEqual(2 * ['lease.event.before_end_lease'], told)
+
     def test_the_world_is_told_of_an_event(self):
         lease = self.running_lease()
         self.assertIsNone(
@@ -1220,7 +1414,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         """Its last server is seen running in the middle of its end."""
         lease = self.lease(0, 100)
         with self.books.connect().writer() as ending:
-            row = ending.get(models.Lease, lease['id'], with_for_update=True)
+            row = api.locked(ending, lease['id'])
             row.status = 'TERMINATING'
             ending.flush()
             thread = self.in_thread(lambda: self.see(
@@ -1233,7 +1427,7 @@ class TestStepsThatMeet(LifecycleTestCase):
     def test_a_lease_is_not_sent_while_it_is_being_ended(self):
         lease = self.lease(50, 100)
         with self.books.connect().writer() as ending:
-            row = ending.get(models.Lease, lease['id'], with_for_update=True)
+            row = api.locked(ending, lease['id'])
             row.status = 'TERMINATING'
             ending.flush()
             thread = self.in_thread(
@@ -1242,3 +1436,61 @@ class TestStepsThatMeet(LifecycleTestCase):
         thread.join(20)
         self.assertEqual([], self.cloud.sent)
         self.assertEqual('TERMINATING', self.status(lease))
+
+    def paused(self, work, owner, name):
+        """Let another process do something, and stop it before it commits.
+
+        :param name: of what is the last that it does
+        :returns: what lets it go on
+        """
+        at, go_on = threading.Event(), threading.Event()
+        last = getattr(owner, name)
+
+        def late(*args, **kwargs):
+            answer = last(*args, **kwargs)
+            if not at.is_set():
+                at.set()
+                go_on.wait(20)
+            return answer
+
+        self.useFixture(fixtures.MockPatchObject(owner, name, late))
+        self.in_thread(work)
+        self.wait_for(at.is_set, 'the other one to have the lock')
+        return go_on.set
+
+    def other_lifecycle(self):
+        """That of another process."""
+        return lifecycle.Lifecycle(
+            self.books.connect(), self.clock, self.cloud, self.vault.open,
+            lambda event, lease: None, self.patience)
+
+    def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
+        lease = self.reserve(0, 100, active=True)
+        other = leases.Leases(self.books.connect(), self.clock, None)
+        self.cloud.servers['late'] = Seen(State.RUNNING, self.one)
+        go_on = self.paused(
+            lambda: other.occupy(lease['reservations'][0]['id'], 'project',
+                                 ['late']), views, 'describe')
+        self.clock.advance(100)
+        ends = []
+        thread = self.in_thread(
+            lambda: ends.append(self.lifecycle.end(lease['id'])))
+        self.wait_for(self.is_waited_for, 'an end that waits its turn')
+        go_on()
+        thread.join(20)
+        self.assertEqual((['late'], [None]), (self.cloud.deleted, ends))
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_the_last_two_servers_may_be_seen_to_run_together(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        other = self.other_lifecycle()
+        go_on = self.paused(
+            lambda: other.observe(first, Seen(State.RUNNING, self.one)),
+            lifecycle.Lifecycle, '_runs')
+        thread = self.in_thread(
+            lambda: self.see(second, State.RUNNING, self.one))
+        self.wait_for(self.is_waited_for, 'a step that waits its turn')
+        go_on()
+        thread.join(20)
+        self.assertEqual('ACTIVE', self.status(lease))

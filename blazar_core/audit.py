@@ -396,11 +396,12 @@ class Audit:
             rows = session.execute(
                 sa.select(models.Booking.host_id, models.Booking.start_date,
                           models.Booking.end_date, models.Booking.resources,
-                          models.Booking.running, models.Reservation.lease_id)
+                          models.Booking.placed_at,
+                          models.Reservation.lease_id)
                 .join(models.Booking.reservation)
                 .where(models.Booking.host_id.is_not(None),
                        sa.or_(models.Booking.end_date > now,
-                              models.Booking.running))
+                              models.Booking.placed_at.is_not(None)))
                 .order_by(models.Booking.host_id),
                 execution_options={'yield_per': 10_000})
             for host_id, bookings in itertools.groupby(
@@ -488,7 +489,7 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     """The first instant at which more of a host is promised than it has."""
     steps: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for row in rows:
-        stay = books.stay(row.start_date, row.end_date, row.running, now)
+        stay = books.stay(row.start_date, row.end_date, row.placed_at, now)
         for rc, amount in row.resources.items():
             steps[rc] += ((max(stay.start, now), amount),
                           (stay.end, -amount))
@@ -500,7 +501,7 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     instant, rc, level = first
     leases = sorted({
         row.lease_id for row in rows if row.start_date <= instant < books.stay(
-            row.start_date, row.end_date, row.running, now).end})
+            row.start_date, row.end_date, row.placed_at, now).end})
     more = f' and {len(leases) - _NAMED} more' if len(leases) > _NAMED else ''
     concerned = ', '.join(leases[:_NAMED]) + more
     if not host.capacity:

@@ -188,8 +188,20 @@ class Cloud(ty.Protocol):
         """What is true of a server at this moment."""
         ...
 
-    def delete(self, server_id: str) -> None:
-        """Ask for the end of a server; nothing when it is gone."""
+    def delete(self, server_id: str, credential: str | None) -> None:
+        """Ask for the end of a server; nothing when it is gone.
+
+        :param credential: what lets us act for the owner of its lease. Where
+            that does not do, it is deleted without.
+        :raises CloudUnavailable: when it is worth trying with it once more
+        """
+        ...
+
+    def forget(self, server_id: str) -> None:
+        """Remove what is left of a server that is gone.
+
+        For one whose build was never sent; safe to repeat.
+        """
         ...
 
     def open(self, reservation: Opening) -> None:
@@ -463,7 +475,8 @@ class Lifecycle:
             return False
         hosts = {booking.host_id for booking in _bookings(lease)}
         return session.execute(sa.select(models.Booking.id).where(
-            models.Booking.host_id.in_(hosts), models.Booking.running,
+            models.Booking.host_id.in_(hosts),
+            models.Booking.placed_at.is_not(None),
             models.Booking.end_date <= now)).first() is not None
 
     def _take(self, lease_id: str, server_ids: ty.Collection[str],
@@ -682,8 +695,9 @@ class Lifecycle:
             return servers
         reached(Step.END_BEGUN, lease_id)
         closed = self._close(lease_id)
+        credential = self._credential(lease_id) if servers else None
         waiting = [server_id for server_id in servers
-                   if not self._is_gone(lease_id, server_id)]
+                   if not self._is_gone(lease_id, server_id, credential)]
         if waiting:
             return Later(AGAIN, 'not gone yet: ' + ', '.join(waiting))
         if not closed:
@@ -693,16 +707,35 @@ class Lifecycle:
             return Later(AGAIN, 'another server has come')
         return None
 
-    def _is_gone(self, lease_id: str, server_id: str) -> bool:
+    def _credential(self, lease_id: str) -> str | None:
+        """What lets us act for the owner of a lease, if there is something.
+
+        A key that was lost does not keep a lease from its end.
+        """
+        with self._database.reader() as session:
+            row = session.get(models.Credential, lease_id)
+        try:
+            return None if row is None else self._opens(row.sealed)
+        except errors.VaultError as exc:
+            LOG.warning('Lease %s: its servers are not deleted in the name '
+                        'of its owner: %s', lease_id, exc)
+            return None
+
+    def _is_gone(self, lease_id: str, server_id: str,
+                 credential: str | None) -> bool:
         """Ask for the end of a server, and look whether it has come.
 
         One that cannot be deleted does not keep the others of its lease.
         """
         try:
-            self._cloud.delete(server_id)
+            self._cloud.delete(server_id, credential)
             reached(Step.END_DELETED, lease_id)
             seen = self._cloud.look(server_id)
             self.observe(server_id, seen)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s: server %s is not deleted yet: %s',
+                        lease_id, server_id, exc)
+            return False
         except Exception:
             LOG.exception('Lease %s: server %s could not be deleted',
                           lease_id, server_id)
@@ -749,9 +782,14 @@ class Lifecycle:
             return self._database.retried(
                 self._stands, lease_id, server_id, seen)
         if seen.state is ServerState.GONE:
+            if self._was_never_sent(server_id):
+                # While it has its booking: who dies here is followed by a
+                # comparison that comes by again.
+                self._cloud.forget(server_id)
             self._database.retried(self._gone, lease_id, server_id)
         elif seen.state is ServerState.ERROR:
-            self._database.retried(self._failed, lease_id, server_id, seen)
+            return self._database.retried(
+                self._failed, lease_id, server_id, seen)
         return []
 
     def _lease_of(self, server_id: str) -> str | None:
@@ -761,6 +799,15 @@ class Lifecycle:
                 sa.select(models.Reservation.lease_id)
                 .join(models.Reservation.bookings)
                 .where(models.Booking.server_id == server_id))
+
+    def _was_never_sent(self, server_id: str) -> bool:
+        """Whether nobody has begun to build a server of a lease.
+
+        Asked when it is gone: a build that is sent after this finds that.
+        """
+        with self._database.reader() as session:
+            booking = _booking_of(session, server_id)
+            return booking is not None and booking.sent_at is None
 
     def _gone(self, lease_id: str, server_id: str) -> None:
         """Give the room back; the last server takes its lease with it.
@@ -777,11 +824,11 @@ class Lifecycle:
             if booking.reservation.flavor is not None and (
                     lease.status not in _ENDING):
                 left = books.new_of(booking, server_id=None, running=False,
-                                    sent_at=None)
+                                    sent_at=None, placed_at=None)
             books.amend(session, self._clock.now(),
                         [books.Edit(booking, left)])
             if left is not None:
-                booking.failed_at = None
+                booking.failed_at = booking.moving_to = None
             self._settle(session, lease)
         LOG.info('Lease %s: server %s is gone', lease_id, server_id)
         reached(Step.END_GONE, lease_id)
@@ -879,6 +926,8 @@ class Lifecycle:
             if booking is None:
                 return []
             stale = self._follow(session, lease, booking, seen.host)
+            if booking.placed_at is None:
+                booking.placed_at = self._clock.now()
             if seen.state is ServerState.RUNNING:
                 booking.running, booking.failed_at = True, None
                 self._settle(session, lease)
@@ -924,23 +973,44 @@ class Lifecycle:
             return []
         LOG.info('Lease %s: server %s stands on host %s, its booking follows',
                  lease.id, booking.server_id, new[0].name)
-        edits = [books.Edit(
-            booking, books.new_of(booking, host_id=new[0].id))]
-        # Whose place it took gets its own, so that both have one.
-        edits += [books.Edit(
-            other, books.new_of(other, host_id=booking.host_id))
-            for other in booking.reservation.bookings
-            if other.host_id == new[0].id and not other.running and
-            other.id != booking.id][:1] if booking.host_id else []
-        books.amend(session, self._clock.now(), edits, force=True)
+        left = booking.host_id
+        books.amend(session, self._clock.now(),
+                    books.follow(booking, new[0].id), force=True)
+        booking.moving_to = None
+        if left and (booking.reservation.params or {}).get('affinity'):
+            self._bring_along(session, booking, left)
         return [row.service_host for row in hosts.values()]
 
-    def _failed(self, lease_id: str, server_id: str, seen: Seen) -> None:
+    def _bring_along(self, session: orm.Session, booking: models.Booking,
+                     left: int) -> None:
+        """Of servers that stay together, the last one to leave a host takes
+        the places with it that nobody has come to, as far as there is room.
+        """
+        places = [one for one in booking.reservation.bookings
+                  if one.host_id == left]
+        if any(one.placed_at is not None for one in places):
+            return
+        try:
+            for place in places:
+                # What moved before it is counted.
+                session.flush()
+                books.amend(session, self._clock.now(), [books.Edit(
+                    place, books.new_of(place, host_id=booking.host_id))])
+        except books.Full:
+            LOG.warning('Reservation %s: server %s has moved, and where it is '
+                        'there is no room for all places that are to be '
+                        'with it', booking.reservation_id, booking.server_id)
+
+    def _failed(self, lease_id: str, server_id: str, seen: Seen,
+                ) -> list[str]:
         """A server could not be built: its room goes back, and the state of
         its lease follows from the others.
 
         One for which there was no host waits to be sent again, in its room. A
         server that ran before has a fault of its own, not of its lease.
+
+        :returns: the service host of the host that was booked, where the
+            cloud may still keep what the server had
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -948,14 +1018,17 @@ class Lifecycle:
             if booking is None or booking.running or (
                     booking.failed_at is not None or
                     seen.unplaced and booking.sent_at is None):
-                return
+                return []
             if booking.reservation.flavor is not None:
                 # The place is the lease's, whatever becomes of a server.
-                return
+                return []
             fault = seen.fault or 'Nova gave no reason'
             if seen.unplaced and self._wait_again(session, lease, booking,
                                                   fault):
-                return
+                return []
+            stale = list(session.scalars(
+                sa.select(models.Host.service_host)
+                .where(models.Host.id == booking.host_id)))
             booking.failed_at = self._clock.now()
             self._give_room_back(session, [booking])
             if lease.status != 'TERMINATING':
@@ -966,6 +1039,7 @@ class Lifecycle:
         LOG.warning('Lease %s: server %s could not be built: %s',
                     lease_id, server_id, seen.fault)
         self._notify('lease.update', described)
+        return stale
 
     def _wait_again(self, session: orm.Session, lease: models.Lease,
                     booking: models.Booking, fault: str) -> bool:
@@ -995,7 +1069,8 @@ class Lifecycle:
                         bookings: ty.Iterable[models.Booking]) -> None:
         """The bookings stay, and tie their servers to their lease."""
         books.amend(session, self._clock.now(), [
-            books.Edit(booking, books.new_of(booking, host_id=None))
+            books.Edit(booking, books.new_of(
+                booking, host_id=None, placed_at=None))
             for booking in bookings])
 
     def give_up(self, lease_id: str, event_type: str,

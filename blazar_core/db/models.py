@@ -224,7 +224,8 @@ class Change(Base):
     """One booking that came (sign 1) or went (sign -1) on a host.
 
     Written in the transaction that moved the host's generation to
-    ``generation``; a generation has one row or more, and none is left out.
+    ``generation``; none is left out, and one has ``parts`` rows (None: written
+    by a release that did not count them).
     A row without dates says that the host itself is another than it was: with
     resources, that these are its usage now, and that nothing else is new.
     Rows are kept for a while, for the processes that hold the books in
@@ -238,6 +239,7 @@ class Change(Base):
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
     host_id: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    parts: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
     start_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     end_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     resources: orm.Mapped[dict[str, int] | None] = orm.mapped_column(sa.JSON)

@@ -36,8 +36,8 @@ LOG = logging.getLogger(__name__)
 #: Nova's configuration; ours stands in the same files.
 CONF = nova.conf.CONF
 
-#: Told of an event's type and its payload.
-Handler: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
+#: Told of an event's type, its payload and its publisher.
+Handler: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any], str], None]
 
 
 def configure(argv: list[str], prog: str) -> None:
@@ -128,6 +128,6 @@ class _Endpoint:
 
     def info(self, context: ty.Any, publisher_id: str, event_type: str,
              payload: dict[str, ty.Any], metadata: ty.Any) -> None:
-        self._handler(event_type, payload)
+        self._handler(event_type, payload, publisher_id)
 
     warn = error = audit = debug = critical = sample = info

@@ -12,10 +12,12 @@
 
 """blazar-listener: notifications in, due events out.
 
-Three things run side by side: the notifications of Nova become hints for the
-:mod:`mirror <blazar_nova.listener.mirror>`, the :mod:`engine
-<blazar_core.engine>` carries out due events, and from time to time the books
-are compared with Nova in full. Any number of listeners may run.
+Side by side, the notifications of Nova become hints for the :mod:`mirror
+<blazar_nova.listener.mirror>`, the :mod:`engine <blazar_core.engine>` carries
+out due events, the :mod:`watch <blazar_core.watch>` looks after what is
+promised, hosts are looked at again on which something was under way, and from
+time to time the books are compared with Nova in full. Any number of listeners
+may run.
 """
 
 import os
@@ -28,9 +30,11 @@ from oslo_utils import uuidutils
 
 from blazar_core import clock as clocks
 from blazar_core import engine
+from blazar_core import watch
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
 from blazar_nova.listener import mirror
+from blazar_nova import promises
 from blazar_nova import wiring
 
 __all__ = ['Listener']
@@ -44,6 +48,15 @@ _IGNORED = ('instance.update', 'instance.exists', 'instance.create.start',
             'instance.delete.start', 'instance.shutdown.', 'compute.',
             'scheduler.', 'libvirt.', 'metrics.', 'keypair.', 'flavor.',
             'server_group.')
+#: Of these, what runs where it came from and where it goes is told before it
+#: is so.
+_MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
+          'instance.resize', 'instance.shelve_offload', 'instance.unshelve')
+
+#: Seconds between two looks for hosts at which to look again, and after one
+#: that failed altogether.
+_TICK = 1
+_PAUSE = 10
 
 
 class Listener:
@@ -62,6 +75,11 @@ class Listener:
             conf, self.parts.database, self.parts.clock,
             self.parts.lifecycle, _name())
         self.mirror = mirror.Mirror(self.parts, self.engine.hasten)
+        self.watch = watch.Watch(
+            self.parts.database, self.parts.clock, self.parts.admission,
+            self.parts.leases, self.parts.vault.open,
+            promises.Promises(self.parts.leases).demand_of, service.notify,
+            conf.blazar.start_patience)
         self._interval = conf.blazar.comparison_interval
         self._messages = service.notification_listener(
             conf.blazar.notification_topic, self.handle)
@@ -70,6 +88,8 @@ class Listener:
             threading.Thread(target=target, name=name, daemon=True)
             for name, target in (('mirror', self.mirror.run),
                                  ('comparison', self._compare),
+                                 ('recheck', self._recheck),
+                                 ('watch', self._watch),
                                  ('engine', self.engine.run))]
 
     def start(self) -> None:
@@ -94,7 +114,8 @@ class Listener:
         for thread in self._threads:
             thread.join()
 
-    def handle(self, event_type: str, payload: dict[str, ty.Any]) -> None:
+    def handle(self, event_type: str, payload: dict[str, ty.Any],
+               publisher_id: str = '') -> None:
         """A notification has come."""
         if event_type.startswith('lease.'):
             self.engine.wake()
@@ -107,6 +128,22 @@ class Listener:
             kind = 'usage' if event_type.startswith('instance.') else 'host'
             self.mirror.hint(data.get('uuid') or data.get('instance_uuid'),
                              **{kind: data.get('host')})
+            if event_type.startswith(_MOVES):
+                # 'nova-compute:' and its host
+                self.mirror.watch(data.get('host'),
+                                  publisher_id.partition(':')[2])
+
+    def _recheck(self) -> None:
+        clock = self.parts.clock
+        while not self._stopping.is_set():
+            pause = _TICK
+            try:
+                self.mirror.recheck()
+            except Exception:
+                LOG.exception('Which hosts are to be looked at again could '
+                              'not be found out; again in %s s', _PAUSE)
+                pause = _PAUSE
+            clock.wait(self._stopping, clock.now() + pause)
 
     def _compare(self) -> None:
         clock = self.parts.clock
@@ -120,6 +157,9 @@ class Listener:
                               '%s s', self._interval)
             self.engine.wake()
             clock.wait(self._stopping, clock.now() + self._interval)
+
+    def _watch(self) -> None:
+        self.watch.run(self._stopping)
 
 
 def _name() -> str:

@@ -32,6 +32,7 @@ def upgrade() -> None:
     op.add_column('bookings', sa.Column('failed_at', sa.BigInteger))
     op.add_column('bookings', sa.Column('placed_at', sa.BigInteger))
     op.add_column('bookings', sa.Column('moving_to', sa.BigInteger))
+    op.add_column('changes', sa.Column('parts', sa.Integer))
     # What runs was sent and placed; what is being built was sent.
     op.execute(sa.text('UPDATE bookings SET sent_at = start_date, '
                        'placed_at = start_date WHERE running'))

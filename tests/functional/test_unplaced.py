@@ -18,10 +18,7 @@ import fixtures
 from nova.conf import CONF
 from nova import context as nova_context
 from nova import objects
-from nova.scheduler import manager
 
-from blazar_core import errors
-from blazar_nova.compat import again
 from tests.functional import leased
 
 
@@ -150,20 +147,19 @@ class NoHostTest(UnplacedTestCase):
             self.start()
             self.wait_for_all('ERROR')
         self.fill_books()
-        destroy = objects.Instance.destroy
+        destroy, deleted = objects.Instance.destroy, []
 
         def deleted_first(instance, hard_delete=False):
-            self.useFixture(patch).cleanUp()
-            objects.Instance.destroy = destroy
-            self.alice.delete_server(server['id'])
-            return destroy(instance, hard_delete)
+            if hard_delete and not deleted:
+                deleted.append(True)
+                self.alice.delete_server(server['id'])
+            return destroy(instance, hard_delete=hard_delete)
 
-        patch = fixtures.MonkeyPatch(
-            'nova.objects.Instance.destroy', deleted_first)
-        objects.Instance.destroy = deleted_first
-        self.addCleanup(setattr, objects.Instance, 'destroy', destroy)
-        self.clock.advance(300)
-        self.run_due()
+        with fixtures.MonkeyPatch(
+                'nova.objects.Instance.destroy', deleted_first):
+            self.clock.advance(300)
+            self.run_due()
+        self.assertEqual([True], deleted)
         self.assertFalse(self.exists(server['id']))
         self.look()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])

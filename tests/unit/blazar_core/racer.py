@@ -116,8 +116,8 @@ GUARDS = {
     'comparison': ('blazar_core.books._take',
                    functools.partial(take_unguarded, move=True)),
     'judged': ('blazar_core.books.claim', claim_unguarded),
-    'gate': ('blazar_core.lifecycle.Lifecycle._may_send',
-             lambda self, *_lease: True),
+    'gate': ('blazar_core.lifecycle.Lifecycle._take',
+             lambda self, *_lease: []),
     'lock': ('blazar_core.db.api.locked', late_lock),
     'claim': ('blazar_core.engine.Engine._claim', seize),
 }
@@ -132,10 +132,13 @@ class FileCloud:
         self._path = path
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
-             ) -> None:
-        if gate():
+             server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
+        if gate(server_ids) is not None:
             self.write(call)
+        return ''
+
+    def hold(self, server_ids: ty.Collection[str]) -> None:
+        pass
 
     def open(self, reservation: lifecycle.Opening) -> None:
         self.write(f'open {reservation.reservation_id}')
@@ -149,8 +152,12 @@ class FileCloud:
     def credentials(self) -> set[str]:
         return set()
 
-    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
-        return True
+    def traces(self, server_ids: ty.Collection[str],
+               ) -> dict[str, lifecycle.Trace]:
+        return dict.fromkeys(server_ids, lifecycle.Trace.NONE)
+
+    def abandon(self, server_id: str) -> None:
+        self.write(f'abandon {server_id}')
 
     def write(self, line: str) -> None:
         with open(self._path, 'a') as file:
@@ -279,7 +286,8 @@ class Racer:
         cloud = FileCloud(self.task['path'])
         return lifecycle.Lifecycle(
             self.database, self.clock, cloud, lambda sealed: sealed,
-            lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0)
+            lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0,
+            120)
 
 
 def main() -> None:

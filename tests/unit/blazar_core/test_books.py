@@ -788,7 +788,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         amend, moved = books.decide, []
         elsewhere = lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda event, lease: None, 0)
+            lambda event, lease: None, 0, base.LOST_AFTER)
 
         def late(session, now, edits, *args):
             if not moved:

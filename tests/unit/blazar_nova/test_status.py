@@ -123,6 +123,7 @@ class StatusTest(base.TestCase):
             self.assertEqual(2, code)
             self.assertIn(words, details)
         self.assertEqual({'Nova': 0, 'Defaults of a lease': 0,
+                          'Lost builds': 0,
                           'Order of filters': 0, 'Keystone': 1,
                           'Volumes at the end': 1, 'blazar-listener': 1,
                           'Prefilters': 1},

@@ -335,6 +335,46 @@ class TestLeased(ClaimTestCase):
         self.assertFalse(self.fits('one', server_id))
 
 
+class TestSiblings(ClaimTestCase):
+
+    def setUp(self):
+        super().setUp()
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=4)
+
+    def running(self, affinity, count=2):
+        """The servers of a reservation, where they are booked."""
+        lease = self.reserve(0, 100, self.places(count, affinity=affinity),
+                             active=True)
+        servers = self.occupy(lease, count)
+        for server_id in servers:
+            self.lifecycle.observe(server_id, lifecycle.Seen(
+                State.RUNNING, self.uuid_of(self.host_of(server_id))))
+        return servers
+
+    def test_two_that_move_at_once_do_not_meet(self):
+        """Both have passed the filter before either was let in."""
+        first, second = self.running(affinity=False)
+        there, = {'one', 'two', 'three'} - {
+            self.host_of(first), self.host_of(second)}
+        undo = self.claim(first, there)
+        self.assertFalse(self.fits(there, second))
+        undo()
+        self.assertTrue(self.fits(there, second))
+
+    def test_one_does_not_move_to_where_another_is(self):
+        first, second = self.running(affinity=False)
+        self.assertFalse(self.fits(self.host_of(second), first))
+
+    def test_those_that_stay_together_follow_the_first(self):
+        first, second = self.running(affinity=True)
+        there, elsewhere = {'one', 'two', 'three'} - {self.host_of(first)}
+        self.lifecycle.observe(first, lifecycle.Seen(
+            State.RUNNING, self.uuid_of(there)))
+        self.assertFalse(self.fits(elsewhere, second))
+        self.assertTrue(self.fits(there, second))
+
+
 class TestTogether(ClaimTestCase):
     """Servers that one request lets in one after the other."""
 

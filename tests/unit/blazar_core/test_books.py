@@ -752,7 +752,7 @@ class TestTrim(worlds.BooksTestCase):
                               (NOW + 11, 0), (NOW + 99, 1), (NOW + 99, 0)):
             with self.database.writer() as session:
                 self.assertEqual(count, books.trim(session, before))
-        self.assertEqual(({'hosts': 1, 'bookings': 2}, 3), (
+        self.assertEqual(({'hosts': 1, 'bookings': 2, 'changes': 1}, 3), (
             self.count_rows('leases', 'reservations'),
             self.generation('one')))
 

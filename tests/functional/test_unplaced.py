@@ -24,12 +24,11 @@ from tests.functional import leased
 
 class UnplacedTestCase(leased.LeasedTestCase):
 
-    def held_ids(self):
-        return sorted(server['id'] for server in self.alice.get_servers())
-
     def statuses(self):
-        return {server['id']: server['status']
-                for server in self.alice.get_servers(detail=True)}
+        # From 2.100 on Nova shows hints, and refuses its own answer about a
+        # server whose RequestSpec it has removed.
+        return {server['id']: server['status'] for server in self.api(
+            microversion='2.99').get_servers(detail=True)}
 
     def look(self):
         """Make the books true, and carry out what is due by then."""

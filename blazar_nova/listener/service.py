@@ -12,11 +12,11 @@
 
 """blazar-listener: notifications in, due events out.
 
-Some things run side by side: the notifications of Nova become hints for the
+Four things run side by side: the notifications of Nova become hints for the
 :mod:`mirror <blazar_nova.listener.mirror>`, the :mod:`engine
-<blazar_core.engine>` carries out due events, hosts are looked at again on which
-something was under way, and from time to time the books are compared with
-Nova in full. Any number of listeners may run.
+<blazar_core.engine>` carries out due events, hosts on which something was
+under way are looked at again, and from time to time the books are compared
+with Nova in full. Any number of listeners may run.
 """
 
 import os

@@ -12,6 +12,7 @@
 
 """What a scheduler lets in counts at once, and breaks no promise."""
 
+import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 import testscenarios
@@ -22,6 +23,7 @@ from blazar_core import claims
 from blazar_core.db import models
 from blazar_core import lifecycle
 from tests.unit import base
+from tests.unit.blazar_core import racer
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
@@ -139,6 +141,19 @@ class TestClaim(ClaimTestCase):
         self.assertEqual({'VCPU': 3}, self.row('one').usage)
 
     def test_who_lost_a_race_judges_again(self):
+        self.be_slower()
+        self.assertRaises(claims.Denied, self.claim, 'slower', 'one')
+        self.assertEqual({'VCPU': 1}, self.row('one').usage)
+
+    def test_without_the_guard_he_would_not(self):
+        self.be_slower()
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.claim', racer.claim_unguarded))
+        self.claim('slower', 'one')
+        self.assertEqual({'VCPU': 2}, self.row('one').usage)
+
+    def be_slower(self):
+        """Have another one take the last room while this one judges."""
         self.host('one', VCPU=2)
         self.lease(50, 100)
         judge = self.claims._fits
@@ -151,8 +166,6 @@ class TestClaim(ClaimTestCase):
             return fits
 
         self.claims._fits = meanwhile
-        self.assertRaises(claims.Denied, self.claim, 'slower', 'one')
-        self.assertEqual({'VCPU': 1}, self.row('one').usage)
 
 
 class TestPending(ClaimTestCase):
@@ -326,7 +339,7 @@ class TestLeased(ClaimTestCase):
         own_of = admission.own_of
 
         def meanwhile(*args):
-            self.lifecycle._gone(server_id)
+            self.lifecycle.observe(server_id, lifecycle.Seen(State.GONE))
             admission.own_of = own_of
             return own_of(*args)
 

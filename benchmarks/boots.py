@@ -157,7 +157,7 @@ def lateness(name: str, cloud: 'Cloud', sizes: Sizes,
                    'all leases are ACTIVE', sizes.notice + 3 * PATIENCE)
     late = {
         'sent': [row[0] for row in cloud.ask('blazar', sa.select(
-            models.HeldBuild.sent_at))],
+            models.Booking.sent_at))],
         'guest': [os.stat(path).st_mtime for path in cloud.guests()],
         'active': [row[0] for row in cloud.ask('blazar', active)]}
     for what, when in late.items():

@@ -37,7 +37,8 @@ from blazar_core import index as indexes
 from blazar_core import model
 from blazar_core import timeline as timelines
 
-__all__ = ['Admission', 'Picked', 'Rooms', 'Strategy', 'pack', 'spread']
+__all__ = ['Admission', 'LAG', 'Picked', 'Rooms', 'Strategy', 'own_of', 'pack',
+           'spread']
 
 LOG = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class _Short(ty.NamedTuple):
 #: The bookings of the reservation of a server, and what was asked for.
 _OWN = sa.select(
     models.Booking.__table__, models.Reservation.__table__.c.params,
+    models.Reservation.__table__.c.lease_id,
 ).join(models.Reservation.__table__).where(
     models.Booking.__table__.c.reservation_id.in_(
         sa.select(models.Booking.__table__.c.reservation_id).where(
@@ -284,7 +286,7 @@ class Admission:
         now = self._clock.now()
         with self._database.reader() as session, \
                 self.index.fresh(session=session) as timeline:
-            mine, own = _own(session, server_id)
+            mine, own = own_of(session, server_id)
             if reservation_id is not None and (
                     mine is None or mine.reservation_id != reservation_id):
                 return Rooms(None, {}, 0)
@@ -298,7 +300,7 @@ class Admission:
                     model.Demand(resources, count=_MANY), window, busy)
             own_on = collections.Counter(
                 row.host_id for row in own
-                if row.running or row.end_date > now)
+                if row.placed_at is not None or row.end_date > now)
             hosts = self.index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = None if booked is None else booked.uuid
@@ -416,10 +418,11 @@ def _most_of(demand: model.Demand, rooms: npt.NDArray[np.int64]) -> int:
                if demand.affinity is model.Affinity.SAME else rooms.sum())
 
 
-def _own(session: orm.Session, server_id: str,
-         ) -> tuple[ty.Any, list[ty.Any]]:
+def own_of(session: orm.Session, server_id: str,
+           ) -> tuple[ty.Any, list[ty.Any]]:
     """The booking of a server, and those that count as its own."""
     rows = session.connection().execute(_OWN, {'server': server_id}).all()
     mine = [row for row in rows if row.server_id == server_id]
     return (mine[0] if mine else None), [
-        row for row in rows if row.server_id == server_id or not row.running]
+        row for row in rows
+        if row.server_id == server_id or row.placed_at is None]

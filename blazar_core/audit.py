@@ -19,6 +19,7 @@ and by a handful of statements.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -26,7 +27,6 @@ import typing as ty
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core import books
 from blazar_core import clock as clocks
@@ -85,12 +85,15 @@ class _Lease(ty.NamedTuple):
     """A lease that is not over, and how much there is of what belongs to it.
 
     :ivar bookings: None when it has no reservations, and is right without
+    :ivar waiting: servers whose build has not been sent
+    :ivar has_build: whether what would be sent is kept
     """
 
     row: ty.Any
     bookings: int | None
     servers: int
-    build: str | None
+    waiting: int
+    has_build: bool
     events: ty.Mapping[str, ty.Any]
 
     @property
@@ -143,10 +146,10 @@ class Audit:
     def _unfinished(self) -> list[_Lease]:
         """Everything of the leases that are not over, from one moment."""
         with self._database.reader() as session:
-            counts = {row.lease_id: (row.bookings, row.servers)
+            counts = {row.lease_id: (row.bookings, row.servers, row.waiting)
                       for row in session.execute(_COUNTS)}
-            builds = {row.lease_id: row.state for row in session.execute(
-                sa.select(models.HeldBuild.lease_id, models.HeldBuild.state))}
+            builds = set(session.scalars(
+                sa.select(models.HeldBuild.lease_id)))
             events: dict[str, dict[str, ty.Any]] = (
                 collections.defaultdict(dict))
             for row in session.execute(
@@ -157,8 +160,9 @@ class Audit:
                 sa.select(models.Lease.__table__).where(
                     models.Lease.status != 'TERMINATED')
                 .order_by(models.Lease.start_date, models.Lease.id)).all()
-        return [_Lease(row, *counts.get(row.id, (None, 0)), builds.get(row.id),
-                       events.get(row.id, {})) for row in found]
+        return [_Lease(row, *counts.get(row.id, (None, 0, 0)),
+                       row.id in builds, events.get(row.id, {}))
+                for row in found]
 
     def _about(self, lease: _Lease) -> ty.Iterator[Difference]:
         if lease.bookings == 0:
@@ -178,28 +182,34 @@ class Audit:
                               self._life.end, lease.row.id))
 
     def _unbuilt(self, lease: _Lease) -> ty.Iterator[Difference]:
-        """A lease that has not started has its build, held; others have not.
+        """What is to start has its build and nothing that was sent; what
+        runs has nothing left to be sent.
         """
-        status, held = lease.row.status, models.HeldBuild.HELD
-        if status == 'PENDING' and lease.servers and lease.build != held:
-            kept = 'was sent already' if lease.build else 'is not kept'
+        status = lease.row.status
+        if status == 'PENDING' and lease.servers and not (
+                lease.has_build and lease.waiting == lease.servers):
+            kept = 'was sent already' if lease.has_build else 'is not kept'
             yield Difference(
                 ('no build', lease.row.id),
                 f'{lease.title} is PENDING, but the build of its servers '
                 f'{kept}: it cannot start.',
                 'delete its servers, which ends it, and book again')
-        elif status in ('STARTING', 'ACTIVE') and lease.build == held:
+        elif lease.waiting and (status == 'ACTIVE' or (
+                status == 'STARTING' and not lease.has_build)):
             yield Difference(
                 ('build', lease.row.id),
-                f'{lease.title} is {status}, but the build of its servers is '
-                f'still kept as not sent: the API calls them RESERVED.',
-                'it goes with its lease; delete the servers to end it now')
+                f'{lease.title} is {status}, but {lease.waiting} of its '
+                f'servers were not sent and nobody will send them: the API '
+                f'calls them RESERVED.',
+                'they go with their lease; delete them to be rid of them now')
 
     def _without_event(self, lease: _Lease) -> ty.Iterator[Difference]:
         """What moves a lease on is an event that will still come."""
         wanted = {'OFFERED': [states.EventType.EXPIRE],
                   'PENDING': [states.EventType.START, states.EventType.END],
                   }.get(lease.row.status, [states.EventType.END])
+        if lease.row.status == 'STARTING' and lease.waiting:
+            wanted = [states.EventType.START, *wanted]
         for event_type in wanted:
             if event_type in lease.events:
                 continue
@@ -219,11 +229,12 @@ class Audit:
 
     def _reopen(self, lease_id: str, event_type: str) -> None:
         """Write the start or the end of a lease again."""
-        with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            if lease is None or lease.status == 'TERMINATED' or (
+        with contextlib.suppress(errors.NotFound), (
+                self._database.writer()) as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == 'TERMINATED' or (
                     event_type == states.EventType.START and
-                    lease.status != 'PENDING') or any(
+                    lease.status not in ('PENDING', 'STARTING')) or any(
                         event.event_type == event_type and
                         event.status in _OPEN_STATES
                         for event in lease.events):
@@ -310,9 +321,10 @@ class Audit:
                     self._database.retried, self._bury, lease_id))
 
     def _bury(self, lease_id: str) -> None:
-        with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            if lease is None or lease.status != 'TERMINATED':
+        with contextlib.suppress(errors.NotFound), (
+                self._database.writer()) as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != 'TERMINATED':
                 return
             books.amend(session, self._clock.now(), [
                 books.Edit(booking, None)
@@ -384,11 +396,12 @@ class Audit:
             rows = session.execute(
                 sa.select(models.Booking.host_id, models.Booking.start_date,
                           models.Booking.end_date, models.Booking.resources,
-                          models.Booking.running, models.Reservation.lease_id)
+                          models.Booking.placed_at,
+                          models.Reservation.lease_id)
                 .join(models.Booking.reservation)
                 .where(models.Booking.host_id.is_not(None),
                        sa.or_(models.Booking.end_date > now,
-                              models.Booking.running))
+                              models.Booking.placed_at.is_not(None)))
                 .order_by(models.Booking.host_id),
                 execution_options={'yield_per': 10_000})
             for host_id, bookings in itertools.groupby(
@@ -462,16 +475,13 @@ _COUNTS = sa.select(
     models.Reservation.lease_id,
     sa.func.count(models.Booking.id).label('bookings'),
     sa.func.count(models.Booking.server_id).label('servers'),
+    sa.func.count(sa.case((sa.and_(
+        models.Booking.sent_at.is_(None), models.Booking.failed_at.is_(None)),
+        models.Booking.server_id))).label('waiting'),
 ).outerjoin(models.Reservation.bookings).group_by(models.Reservation.lease_id)
 
 _OPEN_STATES = ('UNDONE', 'IN_PROGRESS')
 _OPEN = models.Event.status.in_(_OPEN_STATES)
-
-
-def _locked(session: orm.Session, lease_id: str) -> models.Lease | None:
-    """A lease that nobody else changes until the transaction ends."""
-    return session.get(models.Lease, lease_id, with_for_update=True,
-                       populate_existing=True)
 
 
 def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
@@ -479,7 +489,7 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     """The first instant at which more of a host is promised than it has."""
     steps: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for row in rows:
-        stay = books.stay(row.start_date, row.end_date, row.running, now)
+        stay = books.stay(row.start_date, row.end_date, row.placed_at, now)
         for rc, amount in row.resources.items():
             steps[rc] += ((max(stay.start, now), amount),
                           (stay.end, -amount))
@@ -491,7 +501,7 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     instant, rc, level = first
     leases = sorted({
         row.lease_id for row in rows if row.start_date <= instant < books.stay(
-            row.start_date, row.end_date, row.running, now).end})
+            row.start_date, row.end_date, row.placed_at, now).end})
     more = f' and {len(leases) - _NAMED} more' if len(leases) > _NAMED else ''
     concerned = ', '.join(leases[:_NAMED]) + more
     if not host.capacity:

@@ -47,18 +47,25 @@ from blazar_core.db import models
 from blazar_core import model
 
 __all__ = [
+    'CLAIM_SECONDS',
+    'Claimed',
     'Edit',
     'Full',
     'HOSTS',
+    'Leased',
     'NewBooking',
     'OVERDUE',
     'SHARED',
     'add',
     'amend',
+    'claim',
     'decide',
+    'follow',
     'host_of',
     'in_the_way',
     'new_of',
+    'recheck',
+    'release',
     'report',
     'report_usage',
     'retain',
@@ -69,9 +76,17 @@ __all__ = [
 #: Seconds that a server which should be gone by now is expected to need yet.
 OVERDUE = 60
 
+#: Seconds for which what a scheduler has let in counts although the cloud does
+#: not have it.
+CLAIM_SECONDS = 30
+
 #: Classes that a host may offer through a shared provider: where it reports
 #: none of its own, Nova judges alone.
 SHARED = frozenset({'DISK_GB'})
+
+
+class Leased(Exception):
+    """What was to count without an end has a booking."""
 
 
 class Full(api.LostRace):
@@ -83,7 +98,10 @@ class Full(api.LostRace):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewBooking:
-    """What a booking is to be. Without a host it takes no room."""
+    """What a booking is to be. Without a host it takes no room.
+
+    :ivar placed_at: when a scheduler let its server onto the host
+    """
 
     reservation_id: str
     host_id: int | None
@@ -91,6 +109,8 @@ class NewBooking:
     window: model.Window
     resources: model.Resources
     running: bool = False
+    sent_at: int | None = None
+    placed_at: int | None = None
 
 
 class Edit(ty.NamedTuple):
@@ -104,8 +124,24 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
     """A booking as it is, but for what is named."""
     same = NewBooking(row.reservation_id, row.host_id, row.server_id,
                       model.Window(row.start_date, row.end_date),
-                      row.resources, row.running)
+                      row.resources, row.running, row.sent_at,
+                      row.placed_at)
     return dataclasses.replace(same, **changed)
+
+
+def follow(booking: models.Booking, host_id: int) -> list[Edit]:
+    """A booking goes where its server does.
+
+    Whose place it takes there gets its own, so that both have one.
+    """
+    edits = [Edit(booking, new_of(booking, host_id=host_id))]
+    if booking.host_id is not None:
+        edits += [
+            Edit(other, new_of(other, host_id=booking.host_id))
+            for other in booking.reservation.bookings
+            if other.host_id == host_id and other.placed_at is None and
+            other.id != booking.id][:1]
+    return edits
 
 
 def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
@@ -152,11 +188,11 @@ class _Change(ty.NamedTuple):
     window: model.Window
     resources: model.Resources
     sign: int
-    running: bool
+    placed_at: int | None
 
     def counts(self, now: int) -> model.Window:
         """The window over which it counts."""
-        return stay(self.window.start, self.window.end, self.running, now)
+        return stay(self.window.start, self.window.end, self.placed_at, now)
 
 
 class _Seen(ty.NamedTuple):
@@ -180,10 +216,10 @@ def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
         if row is not None and row.host_id is not None:
             changes[row.host_id].append(_Change(
                 model.Window(row.start_date, row.end_date), row.resources,
-                -1, row.running))
+                -1, row.placed_at))
         if new is not None and new.host_id is not None:
             changes[new.host_id].append(
-                _Change(new.window, new.resources, 1, new.running))
+                _Change(new.window, new.resources, 1, new.placed_at))
     return changes
 
 
@@ -212,7 +248,7 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
         if len(row) > len(_SEEN) and row.booking_id not in (None, *own):
             others[row.id].append(_Change(
                 model.Window(row.start_date, row.end_date), row.resources, 1,
-                row.running))
+                row.placed_at))
     return list(hosts.values()), others
 
 
@@ -225,24 +261,34 @@ _ALONE = sa.select(*_SEEN).where(_HOSTS.c.id.in_(
     sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
 _WITH_BOOKINGS = _ALONE.add_columns(
     _BOOKINGS.c.id.label('booking_id'), _BOOKINGS.c.start_date,
-    _BOOKINGS.c.end_date, _BOOKINGS.c.resources, _BOOKINGS.c.running,
+    _BOOKINGS.c.end_date, _BOOKINGS.c.resources, _BOOKINGS.c.placed_at,
 ).outerjoin(_BOOKINGS, sa.and_(
     _BOOKINGS.c.host_id == _HOSTS.c.id,
     _BOOKINGS.c.start_date < sa.bindparam('until'),
     sa.or_(_BOOKINGS.c.end_date > sa.bindparam('since'),
-           _BOOKINGS.c.running)))
+           _BOOKINGS.c.placed_at.is_not(None))))
 _TAKE = sa.update(_HOSTS).where(
     _HOSTS.c.id == sa.bindparam('host'),
     _HOSTS.c.generation == sa.bindparam('seen'),
 ).values(generation=sa.bindparam('next'))
 #: What of a host's row follows from what runs there.
-_OF_USAGE = frozenset({'usage', 'consumers', 'updated_at'})
-#: A host, and whether some server is leased.
-_TOLD = sa.select(
-    *_SEEN, _HOSTS.c.consumers, _BOOKINGS.c.server_id.label('leased'),
-).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server')).where(
-    _HOSTS.c.service_host == sa.bindparam('service_host'),
-    _HOSTS.c.name == sa.bindparam('name'))
+_OF_USAGE = frozenset({'usage', 'consumers', 'updated_at', 'recheck_at'})
+#: A host, what runs there, and whether some server is leased.
+_RUNS = sa.select(
+    *_SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at,
+    _BOOKINGS.c.server_id.label('leased'),
+).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server'))
+_TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
+                    _HOSTS.c.name == sa.bindparam('name'))
+_CLAIMS = _RUNS.where(_HOSTS.c.id == sa.bindparam('host'))
+#: Say who runs on a host, where all of them together take what they took.
+_CONFIRM = sa.update(_HOSTS).where(
+    _HOSTS.c.id == sa.bindparam('host'),
+    _HOSTS.c.generation == sa.bindparam('seen'),
+).values(consumers=sa.bindparam('known'), recheck_at=sa.case(
+    (_HOSTS.c.recheck_at == sa.bindparam('was'),
+     sa.bindparam('becomes', type_=sa.BigInteger)),
+    else_=_HOSTS.c.recheck_at))
 #: What :func:`host_of` makes hosts of.
 HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
@@ -257,13 +303,15 @@ def host_of(row: ty.Any) -> model.Host:
                       row.properties)
 
 
-def stay(start: int, end: int, running: bool, now: int) -> model.Window:
+def stay(start: int, end: int, placed_at: int | None, now: int,
+         ) -> model.Window:
     """The window of a booking as it counts.
 
-    A server that overstays keeps its room until it is really gone.
+    A server that overstays keeps its room until it is really gone, whether
+    it runs or is being built.
     """
-    return model.Window(start, now + OVERDUE if running and end <= now
-                        else end)
+    return model.Window(start, end if placed_at is None or end > now
+                        else now + OVERDUE)
 
 
 def _check(host: _Seen, now: int, others: ty.Iterable[_Change],
@@ -326,15 +374,17 @@ def _take(connection: sa.Connection, now: int,
             raise api.LostRace(host.id) from exc
         if taken != 1:
             raise api.LostRace(host.id)
+        own = changes.get(host.id, ())
         rows += [{
             'host_id': host.id, 'generation': host.generation + 1,
-            'created_at': now, 'start_date': change.window.start,
+            'parts': len(own), 'created_at': now,
+            'start_date': change.window.start,
             'end_date': change.window.end, 'sign': change.sign,
             'resources': dict(change.resources),
-        } for change in changes.get(host.id, ())] or [{
+        } for change in own] or [{
             'host_id': host.id, 'generation': host.generation + 1,
-            'created_at': now, 'start_date': None, 'end_date': None,
-            'sign': 0, 'resources': usage}]
+            'parts': 1, 'created_at': now, 'start_date': None,
+            'end_date': None, 'sign': 0, 'resources': usage}]
     if rows:
         connection.execute(_CHANGES.insert(), rows)
 
@@ -353,7 +403,8 @@ def _values(booking: NewBooking) -> dict[str, ty.Any]:
             'host_id': booking.host_id, 'server_id': booking.server_id,
             'start_date': booking.window.start,
             'end_date': booking.window.end,
-            'resources': dict(booking.resources), 'running': booking.running}
+            'resources': dict(booking.resources), 'running': booking.running,
+            'sent_at': booking.sent_at, 'placed_at': booking.placed_at}
 
 
 def in_the_way(session: orm.Session, window: model.Window, most: int = 10,
@@ -430,6 +481,8 @@ def tell(connection: sa.Connection, now: int, service_host: str, name: str,
     row = rows[0]
     known = row.consumers.get(server_id)
     if takes is not None and known is not None:
+        if known[0] and known[1] > now:
+            _confirm(connection, now, row, server_id)
         return True
     if takes is not None and not row.capacity.keys() <= takes.keys():
         return False
@@ -440,6 +493,121 @@ def tell(connection: sa.Connection, now: int, service_host: str, name: str,
         _take(connection, now, [_Seen(*row[:len(_SEEN)])], {},
               consumers=consumers, usage=_usage(consumers), updated_at=now)
     return True
+
+
+# -- what is in flight ---------------------------------------------------
+
+class Claimed(ty.NamedTuple):
+    """What a claim has written.
+
+    ``before`` is what the books had of the server on this host until then.
+    """
+
+    host_id: int
+    server_id: str
+    before: models.Consumer | None
+
+
+def claim(connection: sa.Connection, now: int, host: model.Host,
+          server_id: str, takes: model.Resources, fits: bool,
+          leased: bool = False) -> Claimed | None:
+    """Let a server count on a host before the cloud tells of it.
+
+    It counts for :data:`CLAIM_SECONDS`; the host is looked at again when it
+    has not been heard of by then. What the server has there already counts
+    on: one that is resized in its place takes both for a while.
+
+    The rule was asked in memory, and no booking is read here: the guard
+    finds the host at the generation that it had there, or nothing is done.
+
+    :param host: as it was when it was judged whether the server ``fits``
+    :param takes: of the classes that the host has
+    :param leased: that the server has a booking is known
+    :returns: None when what runs there is not known yet, so that nothing was
+        written
+    :raises Leased: when it has a booking, and that was not known
+    :raises Full: when it does not fit
+    :raises LostRace: when somebody decided about the host since it was judged
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': host.id, 'server': server_id}).one_or_none()
+    if row is not None and row.leased and not leased:
+        raise Leased(server_id)
+    if row is None or row.generation != host.generation:
+        raise api.LostRace(host.id)
+    if not fits:
+        raise Full(host.id)
+    if row.consumers is None:
+        return None
+    before = row.consumers.get(server_id)
+    amounts = collections.Counter(takes)
+    if before is not None and before[1] <= now:
+        amounts.update(before[0])
+    until = now + CLAIM_SECONDS
+    _change_consumers(
+        connection, now, row, {**row.consumers, server_id: (
+            dict(amounts), until)},
+        recheck_at=min(until + 1, row.recheck_at or until + 1))
+    return Claimed(host.id, server_id, before)
+
+
+def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
+    """Undo a claim: the server did not get there.
+
+    :raises LostRace: when somebody decided about the host meanwhile
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': claimed.host_id, 'server': claimed.server_id}).one()
+    consumers = {one: entry for one, entry in (row.consumers or {}).items()
+                 if one != claimed.server_id}
+    if claimed.before is not None:
+        consumers[claimed.server_id] = claimed.before
+    if row.consumers is not None:
+        _change_consumers(connection, now, row, consumers)
+
+
+def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
+                      consumers: dict[str, models.Consumer],
+                      **values: ty.Any) -> None:
+    _take(connection, now, [_Seen(*row[:len(_SEEN)])], {},
+          consumers=consumers, usage=_usage(consumers), updated_at=now,
+          **values)
+
+
+def _confirm(connection: sa.Connection, now: int, row: ty.Any,
+             server_id: str) -> None:
+    """What was claimed for a server is there.
+
+    The host is not looked at any more for its sake.
+
+    :raises LostRace: when somebody decided about the host meanwhile
+    """
+    amounts, until = row.consumers[server_id]
+    known = {**row.consumers, server_id: (amounts, now)}
+    taken = connection.execute(_CONFIRM, {
+        'host': row.id, 'seen': row.generation, 'known': known,
+        'was': until + 1, 'becomes': _next_look(known, now)}).rowcount
+    if taken != 1:
+        raise api.LostRace(row.id)
+
+
+def _next_look(consumers: ty.Mapping[str, models.Consumer], now: int,
+               ) -> int | None:
+    """When the cloud must have what is claimed on a host."""
+    return min((until + 1 for amounts, until in consumers.values()
+                if amounts and until > now), default=None)
+
+
+def recheck(connection: sa.Connection, now: int,
+            service_hosts: ty.Collection[str], at: int | None) -> None:
+    """Say when the cloud is asked next what runs on hosts that were due.
+
+    :param now: from before it was asked
+    :param at: None: not before somebody wants it
+    """
+    connection.execute(sa.update(_HOSTS).where(
+        _HOSTS.c.service_host.in_(service_hosts),
+        _HOSTS.c.recheck_at <= now).values(recheck_at=at))
 
 
 def _host(session: orm.Session, uuid: str) -> models.Host | None:
@@ -453,21 +621,25 @@ def _report(session: orm.Session, now: int, row: models.Host,
             values: dict[str, ty.Any]) -> bool:
     """Write down what runs on a host, and other values of its row."""
     seen = _Seen(row.id, row.generation, row.capacity, row.usage)
+    # Who left was told since then; who came is there, or is on his way.
+    consumers = _consumers(allocations) | {
+        consumer: entry for consumer, entry in (row.consumers or {}).items()
+        if entry[1] >= now and not (entry[0] and consumer in allocations)}
     # Only of those that are there: many more may have a booking for later.
     leased = {booking.server_id: booking for booking in session.scalars(
         sa.select(models.Booking).where(
             models.Booking.host_id == row.id,
-            models.Booking.server_id.in_(list(allocations))))}
-    consumers = _consumers(allocations) | {
-        consumer: entry for consumer, entry in (row.consumers or {}).items()
-        if entry[1] >= now}
+            models.Booking.server_id.in_(list(consumers))))}
     for consumer in leased:
         consumers.pop(ty.cast(str, consumer), None)
     resized = [Edit(booking, new_of(
         booking, resources=dict(allocations[ty.cast(str, server_id)])))
         for server_id, booking in leased.items() if booking.running and
+        server_id in allocations and
         booking.resources != allocations[ty.cast(str, server_id)]]
     values = {**values, 'usage': _usage(consumers)}
+    if row.recheck_at is not None and row.recheck_at <= now:
+        _looked(session, row, _next_look(consumers, now))
     values = {name: value for name, value in values.items()
               if getattr(row, name) != value}
     if row.consumers is None or _amounts(row.consumers) != _amounts(consumers):
@@ -479,6 +651,18 @@ def _report(session: orm.Session, now: int, row: models.Host,
         _take(session.connection(), now, [seen], {}, updated_at=now, **values)
         session.expire(row)
     return bool(values or resized)
+
+
+def _looked(session: orm.Session, row: models.Host, again: int | None,
+            ) -> None:
+    """A host was looked at, and is to be again then.
+
+    Nothing is decided by that. Whoever wants it to be looked at has his way
+    if he says so at the same moment.
+    """
+    session.execute(sa.update(_HOSTS).where(
+        _HOSTS.c.id == row.id, _HOSTS.c.recheck_at == row.recheck_at,
+    ).values(recheck_at=again))
 
 
 def _add_host(session: orm.Session, now: int, host: model.HostFacts,
@@ -530,7 +714,17 @@ def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
 
 
 def trim(session: orm.Session, before: int) -> int:
-    """Forget changes from before an instant; returns how many."""
+    """Forget changes from before an instant, but the newest of them.
+
+    The newest one tells those who know it already that the database is the
+    one that they have followed. Each change bears the time of who made it:
+    where clocks differ, more or fewer are kept, and who misses one that he
+    needs reads everything again.
+
+    :returns: how many were forgotten
+    """
+    old = _CHANGES.c.created_at < before
+    newest = session.scalar(sa.select(sa.func.max(_CHANGES.c.id)).where(old))
     deleted = session.execute(sa.delete(models.Change).where(
-        models.Change.created_at < before))
+        old, _CHANGES.c.id < (newest or 0)))
     return ty.cast('sa.CursorResult[ty.Any]', deleted).rowcount

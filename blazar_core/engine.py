@@ -29,6 +29,7 @@ import typing as ty
 from oslo_config import cfg
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core import clock as clocks
 from blazar_core.db import api
@@ -82,6 +83,7 @@ class Engine:
         self._workers: int = conf.blazar.workers
         self._longest_sleep: int = conf.blazar.longest_sleep
         self._claim_seconds: int = conf.blazar.claim_seconds
+        self._beat = max(1, self._claim_seconds // 3)
         self._max_retries: int = conf.blazar.event_max_retries
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -103,6 +105,21 @@ class Engine:
                                   'again in %s s', _AFTER_FAILURE)
                     next_look = self._clock.now() + _AFTER_FAILURE
                 self._clock.wait(self._wake, next_look)
+            self._see_out()
+
+    def _see_out(self) -> None:
+        """What is under way stays this worker's until it is done."""
+        while True:
+            self._wake.clear()
+            with self._lock:
+                if not self._running:
+                    return
+            again = self._clock.now() + self._beat
+            try:
+                self._extend()
+            except Exception:
+                LOG.exception('Claims could not be extended')
+            self._clock.wait(self._wake, again)
 
     def _hand_out(self, pool: futures.Executor) -> int:
         """Give what is due to the workers; returns when to look again."""
@@ -212,7 +229,7 @@ class Engine:
         with self._lock:
             running = len(self._running)
         if running:
-            latest = min(latest, now + max(1, self._claim_seconds // 3))
+            latest = min(latest, now + self._beat)
         if running >= self._workers:
             return latest
         with self._database.reader() as session:
@@ -281,25 +298,30 @@ class Engine:
         attempts = claim.attempts + 1
         if attempts > self._max_retries and claim.event_type not in (
                 states.EventType.END, states.EventType.EXPIRE):
-            if self._write(claim, status='ERROR', attempts=attempts):
-                self._lifecycle.give_up(claim.lease_id, claim.event_type)
+            self._lifecycle.give_up(
+                claim.lease_id, claim.event_type, functools.partial(
+                    self._update, claim, status='ERROR', attempts=attempts))
             return
         pause = min(300, 2 ** min(attempts, 10))
         self._write(claim, status='UNDONE', attempts=attempts,
                     due=self._clock.now() + pause)
 
-    def _write(self, claim: _Claim, **values: ty.Any) -> bool:
-        """Settle an event, if it is still this worker's; says whether."""
+    def _write(self, claim: _Claim, **values: ty.Any) -> None:
+        """Settle an event, if it is still this worker's."""
         with self._database.writer() as session:
-            settled = session.execute(
-                sa.update(models.Event)
-                .where(models.Event.id == claim.event_id,
-                       models.Event.claimed_by == self._name,
-                       models.Event.status == 'IN_PROGRESS')
-                .values(claimed_by=None, claimed_until=0,
-                        updated_at=self._clock.now(), **values))
-            return ty.cast(
-                'sa.CursorResult[ty.Any]', settled).rowcount == 1
+            self._update(claim, session, **values)
+
+    def _update(self, claim: _Claim, session: orm.Session, **values: ty.Any,
+                ) -> bool:
+        """The same within a transaction; says whether it was."""
+        settled = session.execute(
+            sa.update(models.Event)
+            .where(models.Event.id == claim.event_id,
+                   models.Event.claimed_by == self._name,
+                   models.Event.status == 'IN_PROGRESS')
+            .values(claimed_by=None, claimed_until=0,
+                    updated_at=self._clock.now(), **values))
+        return ty.cast('sa.CursorResult[ty.Any]', settled).rowcount == 1
 
 
 def _is_free(now: int) -> sa.ColumnElement[bool]:

@@ -15,12 +15,22 @@
 Each process that searches has one. It is read in full once, from one
 snapshot, and from then on follows what changed. Every decision moves the
 generation of its hosts by one and leaves its changes behind under that
-generation (:func:`books.amend`), so that for each host the changes are an
-unbroken row: each is applied exactly once and in its order, and a gap is
-noticed and read. A transaction whose changes got a lower id than those of
-one that committed before it is looked for as a missing id for some seconds;
-the comparison of all generations, every :data:`COMPARE` seconds, finds what
-even that missed.
+generation (:func:`books.amend`), each of which says how many they are. So
+for each host the changes are an unbroken row: each is applied exactly once
+and in its order, and a gap is noticed and read. A transaction whose changes
+got a lower id than those of one that committed before it is looked for as a
+missing id for some seconds; the comparison of all generations, every
+:data:`COMPARE` seconds, finds what even that missed.
+
+Following has two halves. First everything that is new is read, all from one
+state of the database, and nothing is touched; then it is applied, and nothing
+is read. Whatever fails on the way, the index never says that it knows a
+generation of which it does not have everything.
+
+Where the row cannot be continued, everything is read again: changes have been
+trimmed that are still needed, or the database is another one than it was (it
+was restored from a backup). The newest change that is known tells the latter:
+it has to be there, as it was, each time.
 
 What is searched here is a hint: whoever decides, decides in the database.
 """
@@ -48,13 +58,37 @@ __all__ = ['Index', 'KEEP']
 LOG = logging.getLogger(__name__)
 
 #: Seconds for which changes are kept in the database. A process that has not
-#: looked for longer reads everything again.
+#: looked for longer may have to read everything again.
 KEEP = 3600
 #: Seconds between two comparisons of the generations of all hosts.
 COMPARE = 30
 #: Seconds for which a missing id is looked for, and how many at most.
 _MISSING_SECONDS = 5
 _MISSING_MOST = 500
+
+
+class _Torn(Exception):
+    """What is known cannot be continued by what is in the database."""
+
+
+class _Step(ty.NamedTuple):
+    """A host as it is now, and the changes of bookings that made it so."""
+
+    host: model.Host
+    changes: list[ty.Any]
+
+
+class _News(ty.NamedTuple):
+    """What was read since the last time.
+
+    ``top`` is the newest change, ``overdue`` None when it was not read.
+    """
+
+    ids: list[int]
+    top: ty.Any
+    steps: list[_Step]
+    overdue: list[ty.Any] | None
+    compared: bool
 
 
 class Index:
@@ -67,7 +101,9 @@ class Index:
         self._timeline: timelines.Timeline | None = None
         self.hosts: dict[int, model.Host] = {}
         self.ids_by_uuid: dict[str, int] = {}
-        self._top = 0
+        #: The newest change that is known, as it was read; None: there was
+        #: none.
+        self._top: ty.Any = None
         self._missing: dict[int, int] = {}
         self._overdue: list[tuple[int, model.Window, model.Resources]] = []
         self._refreshed = self._compared = self._forgotten = 0
@@ -79,8 +115,8 @@ class Index:
         """The timeline as of now, for one thread at a time.
 
         Costs one SELECT of what changed and, if anything did or the second
-        is another one, one of servers that overstay; the first time, and
-        after an hour without use, it reads everything.
+        is another one, one of servers that overstay; it reads everything the
+        first time, and where it cannot follow any more.
 
         :param lag: for who decides in the database anyway: the seconds ago
             that the database was asked last, with which he is content
@@ -89,7 +125,7 @@ class Index:
         with self._lock:
             now = self._clock.now()
             asked = self._clock.elapsed()
-            if self._timeline is None or now - self._refreshed > KEEP // 2:
+            if self._timeline is None:
                 self._load(now, session)
                 self._asked = asked
             elif now != self._refreshed or asked >= self._asked + lag:
@@ -126,7 +162,7 @@ class Index:
         for one in bookings:
             self._timeline.apply(
                 one.host_id, books.stay(
-                    one.start_date, one.end_date, one.running,
+                    one.start_date, one.end_date, one.placed_at,
                     self._refreshed), one.resources, sign)
 
     # -- reading everything --------------------------------------------------
@@ -138,142 +174,164 @@ class Index:
 
     def _load(self, now: int, given: orm.Session | None) -> None:
         with self._reader(given) as session:
-            self._top = session.scalar(
-                sa.select(sa.func.max(models.Change.id))) or 0
-            self.hosts = {row.id: books.host_of(row)
-                          for row in session.execute(books.HOSTS)}
-            self.ids_by_uuid = {host.uuid: host.id
-                                for host in self.hosts.values()}
+            top = session.execute(_NEWEST).one_or_none()
+            hosts = {row.id: books.host_of(row)
+                     for row in session.execute(books.HOSTS)}
             timeline = timelines.Timeline(shared=books.SHARED)
-            for host in self.hosts.values():
+            for host in hosts.values():
                 timeline.set_host(host.id, host.capacity, host.usage)
             _load_bookings(session, timeline, now)
-            self._timeline = timeline
-            self._missing, self._overdue = {}, []
-            self._watch_overdue(session, now)
+            overdue = _overdue(session, now)
+        self._top, self._missing, self._overdue = top, {}, []
+        self.hosts = hosts
+        self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
+        self._watch_overdue(timeline, overdue, now)
+        self._timeline = timeline
         self._refreshed = self._compared = self._forgotten = now
 
     # -- following -----------------------------------------------------------
 
     def _refresh(self, now: int, given: orm.Session | None) -> None:
-        with self._reader(given) as session:
-            rows = session.connection().execute(_NEW, {
-                'top': self._top, 'missing': list(self._missing)}).all()
-            self._note_ids([row.id for row in rows], now)
-            self._follow(session, rows)
-            if now - self._compared >= COMPARE:
-                self._compare(session, now)
-            if rows or now != self._refreshed:
-                self._watch_overdue(session, now)
-        self._refreshed = now
+        try:
+            with self._reader(given) as session:
+                news = self._read(session, now)
+        except _Torn as exc:
+            LOG.warning('The books are read anew: %s', exc)
+            self._load(now, given)
+            return
+        timeline, self._timeline = self._timeline, None
+        assert timeline is not None
+        self._apply(timeline, news, now)
         if now - self._forgotten >= KEEP:
             # What is over would pile up as long as the process lives.
-            assert self._timeline is not None
-            self._timeline.forget(now - KEEP)
+            timeline.forget(now - KEEP)
             self._forgotten = now
+        # Whoever did not come this far finds none, and reads everything.
+        self._timeline = timeline
+
+    def _read(self, session: orm.Session, now: int) -> _News:
+        """All that is new. Touches nothing.
+
+        :raises _Torn: when it does not continue what is known
+        """
+        rows = session.connection().execute(_NEW, {
+            'top': 0 if self._top is None else self._top.id,
+            'missing': list(self._missing)}).all()
+        if self._top is not None:
+            if self._top not in rows:
+                raise _Torn('the newest change that was known is not there '
+                            'any more')
+            rows.remove(self._top)
+        goals: dict[int, int] = {}
+        for row in rows:
+            goals[row.host_id] = max(
+                row.generation, goals.get(row.host_id, 0))
+        compared = now - self._compared >= COMPARE
+        if compared:
+            goals |= self._behind(session)
+        return _News(
+            [row.id for row in rows],
+            max([self._top, *rows], key=lambda row: row.id if row else 0),
+            self._steps(session, rows, goals),
+            _overdue(session, now) if rows or now != self._refreshed else None,
+            compared)
+
+    def _behind(self, session: orm.Session) -> dict[int, int]:
+        """The generations of hosts of which there is more than is known.
+
+        :raises _Torn: when there is less
+        """
+        found = {row.id: row.generation for row in session.execute(
+            sa.select(_HOST.id, _HOST.generation))}
+        for host in self.hosts.values():
+            if found.get(host.id, -1) < host.generation:
+                raise _Torn(f'host {host.name} is older than it was')
+        return {host_id: generation for host_id, generation in found.items()
+                if generation > self._known(host_id)}
+
+    def _known(self, host_id: int) -> int:
+        """The generation of a host up to which everything is known."""
+        known = self.hosts.get(host_id)
+        return 0 if known is None else known.generation
+
+    def _steps(self, session: orm.Session, rows: ty.Iterable[ty.Any],
+               goals: ty.Mapping[int, int]) -> list[_Step]:
+        """What brings hosts to a generation.
+
+        :raises _Torn: when something on the way there is missing
+        """
+        of_hosts = collections.defaultdict(list)
+        for row in rows:
+            if row.generation > self._known(row.host_id):
+                of_hosts[row.host_id].append(row)
+        changes = {host_id: self._way(session, host_id, goal,
+                                      of_hosts[host_id])
+                   for host_id, goal in goals.items()
+                   if goal > self._known(host_id)}
+        anew = [host_id for host_id, way in changes.items()
+                if host_id not in self.hosts or any(
+                    row.start_date is None and row.resources is None
+                    for row in way)]
+        hosts = {row.id: books.host_of(row) for row in session.execute(
+            books.HOSTS.where(_HOST.id.in_(anew)))} if anew else {}
+        if len(hosts) < len(anew):
+            raise _Torn('hosts have changed that are not there')
+        return [_step(self.hosts.get(host_id), hosts.get(host_id), way)
+                for host_id, way in changes.items()]
+
+    def _way(self, session: orm.Session, host_id: int, goal: int,
+             rows: list[ty.Any]) -> list[ty.Any]:
+        """All changes of a host since what is known, in their order."""
+        known = self._known(host_id)
+        if not _is_whole(rows, goal - known):
+            rows = list(session.execute(_CHANGES.where(
+                _CHANGE.host_id == host_id,
+                _CHANGE.generation > known)).all())
+            if not _is_whole(rows, goal - known):
+                raise _Torn(f'of host {host_id} not all changes from {known} '
+                            f'to {goal} are there any more')
+        return sorted(rows, key=lambda row: row.generation)
+
+    def _apply(self, timeline: timelines.Timeline, news: _News, now: int,
+               ) -> None:
+        """Make what was read so. Reads nothing."""
+        self._note_ids(news.ids, now)
+        self._top = news.top
+        for host, changes in news.steps:
+            known = self.hosts.get(host.id)
+            if known is None or (known.capacity, known.usage) != (
+                    host.capacity, host.usage):
+                timeline.set_host(host.id, host.capacity, host.usage)
+            for row in changes:
+                timeline.apply(
+                    host.id, model.Window(row.start_date, row.end_date),
+                    row.resources, row.sign)
+            self.hosts[host.id] = host
+            self.ids_by_uuid[host.uuid] = host.id
+        if news.overdue is not None:
+            self._watch_overdue(timeline, news.overdue, now)
+        if news.compared:
+            self._compared = now
+        self._refreshed = now
 
     def _note_ids(self, ids: ty.Sequence[int], now: int) -> None:
         """Remember which ids between others have not been seen."""
         for one in ids:
             self._missing.pop(one, None)
-        newest = max(ids, default=self._top)
-        if newest > self._top:
-            missing = set(range(max(self._top + 1, newest - _MISSING_MOST),
+        top = 0 if self._top is None else self._top.id
+        newest = max(ids, default=top)
+        if newest > top:
+            missing = set(range(max(top + 1, newest - _MISSING_MOST),
                                 newest)).difference(ids)
             self._missing.update(dict.fromkeys(missing, now))
-            self._top = newest
         self._missing = {
             one: since for one, since in sorted(
                 self._missing.items())[-_MISSING_MOST:]
             if now - since <= _MISSING_SECONDS}
 
-    def _follow(self, session: orm.Session, rows: ty.Iterable[ty.Any],
-                ) -> None:
-        """Apply changes, host by host and generation by generation."""
-        of_hosts = collections.defaultdict(list)
-        for row in rows:
-            of_hosts[row.host_id].append(row)
-        anew = []
-        for host_id, of_host in of_hosts.items():
-            known = self.hosts.get(host_id)
-            if known is None:
-                anew.append(host_id)
-                continue
-            new = [row for row in of_host
-                   if row.generation > known.generation]
-            if new and min(row.generation for row in new) > (
-                    known.generation + 1):
-                new = self._gap(session, known)
-            if new and not self._advance(known, new):
-                anew.append(host_id)
-        if anew:
-            self._reread_hosts(session, anew)
-
-    def _gap(self, session: orm.Session, known: model.Host) -> list[ty.Any]:
-        """All changes of a host since the generation that is known."""
-        return list(session.execute(_CHANGES.where(
-            _CHANGE.host_id == known.id,
-            _CHANGE.generation > known.generation)).all())
-
-    def _advance(self, known: model.Host, rows: ty.Iterable[ty.Any]) -> bool:
-        """Apply the changes of a host.
-
-        :returns: False when the row of the host itself must be read again
-        """
-        assert self._timeline is not None
-        plain = True
-        newest, usage = known.generation, known.usage
-        for row in sorted(rows, key=lambda row: row.generation):
-            newest = row.generation
-            if row.start_date is not None:
-                self._timeline.apply(
-                    known.id, model.Window(row.start_date, row.end_date),
-                    row.resources, row.sign)
-            elif row.resources is not None:
-                usage = row.resources
-            else:
-                plain = False
-        if usage != known.usage:
-            self._timeline.set_host(known.id, known.capacity, usage)
-        self.hosts[known.id] = known.at(newest, usage)
-        return plain
-
-    def _reread_hosts(self, session: orm.Session,
-                      host_ids: ty.Collection[int]) -> None:
-        """The rows of hosts that are new or have changed themselves.
-
-        The generation stays the one up to which changes were applied; a new
-        host has had none yet.
-        """
-        assert self._timeline is not None
-        for row in session.execute(books.HOSTS.where(
-                _HOST.id.in_(host_ids))):
-            host = books.host_of(row)
-            known = self.hosts.get(host.id)
-            self.ids_by_uuid[host.uuid] = host.id
-            self._timeline.set_host(host.id, host.capacity, host.usage)
-            self.hosts[host.id] = host.at(
-                0 if known is None else known.generation, host.usage)
-            if known is None:
-                self._advance(self.hosts[host.id],
-                              self._gap(session, self.hosts[host.id]))
-
-    def _compare(self, session: orm.Session, now: int) -> None:
-        """Look for changes of hosts that no id led to."""
-        self._compared = now
-        behind = [
-            row.id for row in session.execute(sa.select(
-                _HOST.id, _HOST.generation))
-            if row.id not in self.hosts or
-            row.generation > self.hosts[row.id].generation]
-        if behind:
-            self._follow(session, session.execute(_CHANGES.where(
-                _CHANGE.host_id.in_(behind))).all())
-
-    def _watch_overdue(self, session: orm.Session, now: int) -> None:
+    def _watch_overdue(self, timeline: timelines.Timeline,
+                       rows: ty.Iterable[ty.Any], now: int) -> None:
         """Servers that overstay keep their room."""
-        assert self._timeline is not None
-        rows = session.connection().execute(_OVERDUE, {'now': now}).all()
         overdue = [(row.host_id, model.Window(row.end_date,
                                               now + books.OVERDUE),
                     row.resources) for row in rows
@@ -281,24 +339,53 @@ class Index:
         if overdue != self._overdue:
             for sign, entries in ((-1, self._overdue), (1, overdue)):
                 for host_id, window, resources in entries:
-                    self._timeline.apply(host_id, window, resources, sign)
+                    timeline.apply(host_id, window, resources, sign)
             self._overdue = overdue
+
+
+def _is_whole(rows: ty.Sequence[ty.Any], generations: int) -> bool:
+    """Whether changes of a host are all that so many generations made."""
+    counts = collections.Counter(row.generation for row in rows)
+    return len(counts) == generations and all(
+        row.parts in (None, counts[row.generation]) for row in rows)
+
+
+def _step(known: model.Host | None, anew: model.Host | None,
+          way: ty.Sequence[ty.Any]) -> _Step:
+    """What a way of changes makes of a host that is known, or that had to be
+    read again. Its generation is the one to which the way leads.
+    """
+    host = anew or known
+    assert host is not None
+    usages = [row.resources for row in way if row.start_date is None]
+    usage = usages[-1] if usages and anew is None else host.usage
+    return _Step(host.at(way[-1].generation, usage), [
+        row for row in way if row.start_date is not None])
+
+
+def _overdue(session: orm.Session, now: int) -> list[ty.Any]:
+    """The bookings of servers that overstay."""
+    return list(session.connection().execute(_OVERDUE, {'now': now}).all())
 
 
 _HOST, _BOOKING, _CHANGE = (
     models.Host.__table__.c, models.Booking.__table__.c,
     models.Change.__table__.c)
-_CHANGES = sa.select(
-    _CHANGE.id, _CHANGE.host_id, _CHANGE.generation, _CHANGE.start_date,
-    _CHANGE.end_date, _CHANGE.resources, _CHANGE.sign).order_by(_CHANGE.id)
+_COLUMNS = sa.select(
+    _CHANGE.id, _CHANGE.host_id, _CHANGE.generation, _CHANGE.parts,
+    _CHANGE.start_date, _CHANGE.end_date, _CHANGE.resources, _CHANGE.sign,
+    _CHANGE.created_at)
+_CHANGES = _COLUMNS.order_by(_CHANGE.id)
 _NEW = _CHANGES.where(sa.or_(
-    _CHANGE.id > sa.bindparam('top'),
+    _CHANGE.id >= sa.bindparam('top'),
     _CHANGE.id.in_(sa.bindparam('missing', expanding=True))))
+_NEWEST = _COLUMNS.order_by(_CHANGE.id.desc()).limit(1)
 #: The bookings that take room.
 _CURRENT = _BOOKING.host_id.is_not(None)
 _OVERDUE = sa.select(
     _BOOKING.host_id, _BOOKING.end_date, _BOOKING.resources).where(
-        _BOOKING.running, _CURRENT, _BOOKING.end_date <= sa.bindparam('now'))
+        _BOOKING.placed_at.is_not(None), _CURRENT,
+        _BOOKING.end_date <= sa.bindparam('now'))
 
 
 def _load_bookings(session: orm.Session, timeline: timelines.Timeline,

@@ -13,6 +13,7 @@
 """Leases: how they are made and changed."""
 
 import collections
+import contextlib
 import dataclasses
 import types
 import typing as ty
@@ -157,8 +158,8 @@ class Leases:
                      started=sealed is None and bool(new.server_ids))
         if sealed is not None:
             rows.held = [{
-                'lease_id': rows.lease['id'], 'state': models.HeldBuild.HELD,
-                'sealed': sealed, 'created_at': rows.lease['created_at']}]
+                'lease_id': rows.lease['id'], 'sealed': sealed,
+                'created_at': rows.lease['created_at']}]
         if new.credential is not None:
             rows.credentials = [{
                 'lease_id': rows.lease['id'], 'sealed': new.credential,
@@ -168,9 +169,12 @@ class Leases:
     def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
               picked: admissions.Picked) -> dict[str, ty.Any]:
         """Write a lease and its bookings."""
+        # Who starts a lease as it is made sends its build right after that.
+        sent_at = rows.lease['created_at'] if (
+            rows.lease['status'] == 'STARTING') else None
         edits = [books.Edit(None, books.NewBooking(
             row['id'], host_id, server_id, new.request.window,
-            one.demand.resources))
+            one.demand.resources, sent_at=sent_at))
             for row, one, host_ids in zip(
                 rows.reservations, new.reservations, picked, strict=True)
             for server_id, host_id in zip(
@@ -201,7 +205,7 @@ class Leases:
             return self._rewrite(lease_id, change, {})
         except books.Full as full:
             with self._database.reader() as session:
-                lease = _existing(session, lease_id)
+                lease = api.found(session, lease_id)
                 window = self._new_window(lease, change)
                 rows = _bookings(lease)
                 if not rows:
@@ -346,7 +350,7 @@ class Leases:
         :raises LostRace: when it has other bookings than was thought
         """
         with self._database.writer() as session:
-            lease = _existing(session, lease_id)
+            lease = api.locked(session, lease_id)
             window = self._new_window(lease, change)
             if change.reservations.keys() - {
                     one.id for one in lease.reservations}:
@@ -464,7 +468,7 @@ class Leases:
 
     def _accept(self, lease_id: str) -> dict[str, ty.Any]:
         with self._database.writer() as session:
-            lease = _existing(session, lease_id)
+            lease = api.locked(session, lease_id)
             if lease.status != 'OFFERED' or (
                     lease.end_date <= self._clock.now()):
                 raise errors.NotFound(
@@ -497,11 +501,9 @@ class Leases:
     def _occupy(self, reservation_id: str, project_id: str,
                 server_ids: ty.Sequence[str]) -> dict[str, ty.Any]:
         now = self._clock.now()
+        lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
-            lease = _lease_of(session, reservation_id)
-            if lease is None or lease.project_id != project_id:
-                raise errors.NotFound(
-                    f'Reservation {reservation_id} could not be found.')
+            lease = api.locked(session, lease_id)
             if lease.status != 'ACTIVE' or lease.end_date <= now:
                 raise errors.Conflict(
                     f'Reservation {reservation_id} belongs to lease '
@@ -520,9 +522,21 @@ class Leases:
                     f'already: boot at most {len(free)} more, or raise the '
                     f'amount of lease {lease.id}.')
             for row, server_id in zip(free, server_ids):
-                row.server_id = server_id
+                row.server_id, row.sent_at = server_id, now
             session.flush()
             return views.describe(lease)
+
+    def _lease_of(self, reservation_id: str, project_id: str) -> str:
+        """The lease of a project's reservation."""
+        with self._database.reader() as session:
+            lease_id = session.scalar(
+                sa.select(models.Lease.id).join(models.Lease.reservations)
+                .where(models.Reservation.id == reservation_id,
+                       models.Lease.project_id == project_id))
+        if lease_id is None:
+            raise errors.NotFound(
+                f'Reservation {reservation_id} could not be found.')
+        return lease_id
 
     def vacate(self, server_ids: ty.Collection[str]) -> None:
         """Take back :meth:`occupy`, for servers that will not be built."""
@@ -533,21 +547,20 @@ class Leases:
             session.execute(
                 sa.update(models.Booking)
                 .where(models.Booking.server_id.in_(server_ids))
-                .values(server_id=None))
+                .values(server_id=None, sent_at=None))
 
     def withdraw(self, lease_id: str) -> None:
         """Take a lease out of the books whose servers were never asked for.
 
         For the one who made it and then could not go on; safe to call twice.
         """
-        self._database.retried(self._withdraw, lease_id)
+        with contextlib.suppress(errors.NotFound):
+            self._database.retried(self._withdraw, lease_id)
 
     def _withdraw(self, lease_id: str) -> None:
         with self._database.writer() as session:
             # Locked: nobody adds to it any more what would keep it.
-            lease = session.get(models.Lease, lease_id, with_for_update=True)
-            if lease is None:
-                return
+            lease = api.locked(session, lease_id)
             books.amend(session, self._clock.now(), [
                 books.Edit(booking, None) for booking in _bookings(lease)])
             session.execute(sa.delete(models.HeldBuild).where(
@@ -559,7 +572,7 @@ class Leases:
             session.delete(lease)
 
     def held_by(self, server_id: str) -> dict[str, str] | None:
-        """The lease that holds a server which has not been started yet.
+        """The lease that holds a server whose build has not been sent yet.
 
         :returns: ``lease_id``, ``name``, ``project_id`` and ``start_date``
             of it, or None when the server is not held
@@ -569,11 +582,8 @@ class Leases:
                 sa.select(models.Lease.id, models.Lease.name,
                           models.Lease.project_id, models.Lease.start_date)
                 .join(models.Reservation).join(models.Booking)
-                .join(models.HeldBuild,
-                      models.HeldBuild.lease_id == models.Lease.id)
                 .where(models.Booking.server_id == server_id,
-                       models.HeldBuild.state == models.HeldBuild.HELD)
-            ).first()
+                       models.Booking.sent_at.is_(None))).first()
         if row is None:
             return None
         return {'lease_id': row.id, 'name': row.name,
@@ -677,27 +687,6 @@ def _bookings(lease: models.Lease) -> list[models.Booking]:
             for row in reservation.bookings]
 
 
-def _existing(session: orm.Session, lease_id: str) -> models.Lease:
-    lease = session.get(models.Lease, lease_id, with_for_update=True,
-                        populate_existing=True)
-    if lease is None:
-        raise errors.NotFound(f'Lease {lease_id} could not be found.')
-    return lease
-
-
-def _lease_of(session: orm.Session, reservation_id: str,
-              ) -> models.Lease | None:
-    """The lease of a reservation, locked.
-
-    By the first statement: what had been read before would be what all that
-    follows sees, though others changed it while this waited for the lock.
-    """
-    return session.scalars(
-        sa.select(models.Lease).join(models.Lease.reservations)
-        .where(models.Reservation.id == reservation_id).with_for_update()
-    ).one_or_none()
-
-
 def _edits(lease: models.Lease, reservation: models.Reservation,
            window: model.Window, change: Change, picked: list[int] | None,
            ) -> list[books.Edit]:
@@ -794,6 +783,9 @@ def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
             event.time = time
             if event.due != model.FOREVER:
                 event.due = time
+            # Who is at it has the old date in mind: it is not his any more.
+            event.status, event.claimed_by = 'UNDONE', None
+            event.claimed_until = 0
         elif event.event_type == states.EventType.BEFORE_END and time > now:
             # It was told of an end that is none any more.
             lease.events.append(models.Event(**_event(

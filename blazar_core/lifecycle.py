@@ -37,8 +37,8 @@ from blazar_core import errors
 from blazar_core import states
 from blazar_core import views
 
-__all__ = ['Cloud', 'Later', 'Lifecycle', 'Opening', 'Seen', 'ServerState',
-           'Step', 'reached']
+__all__ = ['Cloud', 'Deadline', 'Gate', 'Later', 'Lifecycle', 'Opening',
+           'Seen', 'ServerState', 'Step', 'Trace', 'reached']
 
 LOG = logging.getLogger(__name__)
 
@@ -49,6 +49,12 @@ AGAIN = 2
 
 #: Seconds until a start is tried again for which the cloud was not there.
 AWAY = 5
+
+#: Seconds at most between two tries of a start that could not be placed.
+LONGEST_PAUSE = 300
+
+#: Seconds that may pass between the right to send a build and the sending.
+SEND_SECONDS = 10
 
 
 class ServerState(enum.Enum):
@@ -67,11 +73,27 @@ class ServerState(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of a server: its state, its host's uuid, its fault."""
+    """What was seen of a server: its state, its host's uuid, its fault.
+
+    :ivar unplaced: it failed because there was no host for it, or no quota;
+        sent again, it may be built
+    """
 
     state: ServerState
     host: str | None = None
     fault: str = ''
+    unplaced: bool = False
+
+
+class Trace(enum.Enum):
+    """What there is of a build that was sent and has not arrived.
+
+    NONE: nothing at all. CAUGHT: some of it (room that was claimed, records
+    in a cell), as if somebody was at it.
+    """
+
+    NONE = 'none'
+    CAUGHT = 'caught'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,18 +110,42 @@ class Opening:
     affinity: bool | None
 
 
+class Deadline:
+    """Until when something may be done that was allowed a moment ago.
+
+    By two clocks: one shows that the process stood still, the other that the
+    machine did.
+    """
+
+    def __init__(self, clock: clocks.Clock, seconds: int) -> None:
+        self._clock = clock
+        self._date = clock.now() + seconds
+        self._elapsed = clock.elapsed() + seconds
+
+    def passed(self) -> bool:
+        """Whether it is too late."""
+        return (self._clock.now() > self._date or
+                self._clock.elapsed() > self._elapsed)
+
+
+#: Asked for the right to send the builds of these servers; None: no.
+Gate: ty.TypeAlias = ty.Callable[[ty.Collection[str]], Deadline | None]
+
+
 class Cloud(ty.Protocol):
     """What the core needs of a cloud."""
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
-             ) -> None:
-        """Build the servers of a held call that still exist.
+             server_ids: ty.Collection[str], gate: Gate) -> str:
+        """Build those servers of a held call that still exist.
 
-        Everything before the build itself may be done twice; the build is
-        asked for only if ``gate()``, called last, is true.
+        Everything before the build itself may be done twice: those that the
+        cloud could not place before are made to wait for their build again.
+        The build is asked for only if ``gate()``, called last for those that
+        the quota admits, returns a deadline, and before that has passed.
 
         :param credential: what lets us act for the user
+        :returns: why some were left out; empty when none was
         :raises NotDelegated: when it does not, and will not again
         :raises CloudUnavailable: when something that a build needs does not
             answer; the gate was not asked
@@ -119,11 +165,22 @@ class Cloud(ty.Protocol):
         """All that was ever given to us and is not revoked."""
         ...
 
-    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
-        """Whether a build that was sent has left no trace.
+    def traces(self, server_ids: ty.Collection[str]) -> dict[str, Trace]:
+        """What there is of the builds that were sent and have not arrived.
 
-        True only if the cloud has looked at everything sent before this
-        question, though it may not be done with it.
+        Without those that have, or are gone. The cloud has looked at
+        everything that was sent before this question, though it may not be
+        done with it.
+
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        ...
+
+    def abandon(self, server_id: str) -> None:
+        """Make a server one that has failed, whose build stood still.
+
+        What it took is free then. Safe to repeat; nothing when its build
+        goes on after all.
         """
         ...
 
@@ -185,13 +242,19 @@ def reached(step: Step, what: str) -> None:
     LOG.debug('%s: %s', what, step.value)
 
 
-#: The states of a lease that is to start, or whose start was cut off.
+#: The states of a lease of which something is to start.
 _TO_START = ('PENDING', 'STARTING')
+#: The states of a lease that has begun.
+_BEGUN = ('STARTING', 'ACTIVE')
 #: The states of a lease whose servers have to go.
 _ENDING = ('TERMINATING', 'TERMINATED')
 
 Outcome: ty.TypeAlias = Later | None
 Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+class _Closed(Exception):
+    """A build is not to be sent, or somebody else has sent it."""
 
 
 class Lifecycle:
@@ -200,14 +263,14 @@ class Lifecycle:
     :param opens: opens a sealed call
     :param notify: told of an event type and a lease, e.g. ``lease.create``
     :param patience: seconds a start waits for its host to be left
-    :param lost_after: seconds that a build has left no trace after which it
-        is sent again
+    :param lost_after: seconds that a build has not been on its way after
+        which nobody is at work on it any more
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: Cloud, opens: ty.Callable[[str], str],
                  notify: ty.Callable[[str, Lease], None],
-                 patience: int, lost_after: int = 120) -> None:
+                 patience: int, lost_after: int) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -215,25 +278,31 @@ class Lifecycle:
         self._notify = notify
         self._patience = patience
         self._lost_after = lost_after
-        self._missing: dict[str, int] = {}
+        #: What there was of builds at the last look, and since when.
+        self._unseen: dict[str, tuple[Trace, int]] = {}
 
     # -- events ----------------------------------------------------------
 
     def start(self, lease_id: str, when_due: bool = False) -> Outcome:
-        """Send the held call of a lease, exactly once.
+        """Send the held call of a lease for the servers that wait for it.
+
+        Each server is sent once; one that Nova could not place waits again.
 
         :param when_due: put it off when the lease was moved meanwhile
         """
         with self._database.reader() as session:
-            lease = _found(session, lease_id)
+            lease = api.found(session, lease_id)
             held = session.get(models.HeldBuild, lease_id)
             now = self._clock.now()
             if lease.status not in _TO_START or lease.end_date <= now:
                 return None
             if when_due and lease.start_date > now:
                 return Later(lease.start_date - now, 'it was moved')
-            if held is not None and held.state != models.HeldBuild.HELD:
+            waiting = _waiting(lease)
+            if _servers(lease) and (held is None or not waiting):
                 return None
+            if _is_building(lease):
+                return Later(AWAY, 'its other servers are being built')
             if self._waits_for_host(session, lease):
                 return Later(AGAIN, 'its host is not empty yet')
             sealed = None if held is None else held.sealed
@@ -241,35 +310,82 @@ class Lifecycle:
             return self._begin(lease_id, when_due)
         reached(Step.START_READ, lease_id)
         try:
-            self._send(lease_id, sealed, lambda: self._may_send(
-                lease_id, when_due))
+            why = self._send_waiting(lease_id, sealed, waiting, when_due)
         except errors.CloudUnavailable as exc:
             # However long it takes: it is not the lease that fails.
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
             return Later(AWAY, str(exc))
-        with self._database.reader() as session:
-            lease = _found(session, lease_id)
-            if not when_due or lease.status != 'PENDING' or (
-                    lease.start_date <= now):
-                return None
-            servers = _servers(lease)
-        # They were made ready to be built, and are to be held again.
-        self._cloud.hold(servers)
-        return Later(lease.start_date - now, 'it was just moved')
+        return self._rest(lease_id, when_due, why)
 
-    def _send(self, lease_id: str, sealed: str, gate: ty.Callable[[], bool],
-              ) -> None:
+    def _send_waiting(self, lease_id: str, sealed: str,
+                      servers: ty.Collection[str], when_due: bool) -> str:
+        begun: list[Lease] = []
+
+        def gate(server_ids: ty.Collection[str]) -> Deadline | None:
+            reached(Step.START_READY, lease_id)
+            deadline = Deadline(self._clock, SEND_SECONDS)
+            try:
+                begun.extend(self._database.retried(
+                    self._take, lease_id, server_ids, when_due))
+            except (_Closed, errors.NotFound):
+                return None
+            return self._pass(lease_id, deadline)
+
+        why = self._send(lease_id, sealed, servers, gate)
+        # Only now: it may take its time, and a build that is not sent is
+        # taken to be lost.
+        for described in begun:
+            self._notify('lease.event.start_lease', described)
+        return why
+
+    def _pass(self, lease_id: str, deadline: 'Deadline') -> 'Deadline':
+        LOG.info('Lease %s: sending its build', lease_id)
+        reached(Step.START_TAKEN, lease_id)
+        return deadline
+
+    def _send(self, lease_id: str, sealed: str,
+              servers: ty.Collection[str], gate: 'Gate') -> str:
         with self._database.reader() as session:
-            servers = _servers(_found(session, lease_id))
             credential = session.get(models.Credential, lease_id)
+        why = ''
         try:
-            self._cloud.send(
+            why = self._cloud.send(
                 self._opens(sealed),
                 None if credential is None else self._opens(
                     credential.sealed), servers, gate)
         except errors.NotDelegated as exc:
-            self._database.retried(self._never_started, lease_id, str(exc))
+            self._database.retried(
+                self._never_started, lease_id, str(exc))
         reached(Step.START_SENT, lease_id)
+        return why
+
+    def _rest(self, lease_id: str, when_due: bool, why: str) -> Outcome:
+        """What becomes of the servers that were not sent."""
+        now = self._clock.now()
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            waiting = _waiting(lease)
+        if lease.status not in _TO_START or not waiting:
+            return None
+        # They were made ready to be built, and are to be held again.
+        self._cloud.hold(waiting)
+        if when_due and lease.start_date > now:
+            return Later(lease.start_date - now, 'it was just moved')
+        if why:
+            LOG.warning('Lease %s: %s of its servers cannot start yet: %s',
+                        lease_id, len(waiting), why)
+            self._database.retried(self._explain, lease_id, why)
+            return Later(_pause(lease, now), why)
+        return Later(AGAIN, 'its servers are other ones than they were')
+
+    def _explain(self, lease_id: str, why: str) -> None:
+        """Say in a lease why servers of it have not started yet."""
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            waiting = _waiting(lease)
+            if lease.status in _TO_START and waiting:
+                lease.status_reason = _put_off(waiting, why)
+                lease.updated_at = self._clock.now()
 
     def _begin(self, lease_id: str, when_due: bool) -> Outcome:
         """Its servers come later, from now on."""
@@ -290,20 +406,20 @@ class Lifecycle:
     def open(self, lease_id: str) -> None:
         """Let the reservations of a lease be used; safe to repeat."""
         with self._database.reader() as session:
-            openings = _openings(_found(session, lease_id))
+            openings = _openings(api.found(session, lease_id))
         for opening in openings:
             self._cloud.open(opening)
 
     def _is_ending(self, lease_id: str) -> bool:
         with self._database.reader() as session:
-            return _found(session, lease_id).status in _ENDING
+            return api.found(session, lease_id).status in _ENDING
 
     def _take_places(self, lease_id: str, when_due: bool,
                      ) -> list[Opening] | Outcome:
         """What is to be opened; it is not changed any more after this."""
         now = self._clock.now()
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if when_due and lease.start_date > now:
                 return Later(lease.start_date - now, 'it was just moved')
             if lease.status not in _TO_START or _servers(lease):
@@ -313,15 +429,25 @@ class Lifecycle:
             self._enter(lease, 'STARTING')
             return _openings(lease)
 
-    def _close(self, lease_id: str) -> None:
+    def _close(self, lease_id: str) -> bool:
+        """Let nobody use the reservations of a lease; returns whether it is
+        so. One that cannot be closed yet keeps nothing else from ending.
+        """
         with self._database.reader() as session:
-            openings = _openings(_found(session, lease_id))
+            openings = _openings(api.found(session, lease_id))
+        closed = True
         for opening in openings:
-            self._cloud.close(opening.reservation_id)
+            try:
+                self._cloud.close(opening.reservation_id)
+            except Exception:
+                closed = False
+                LOG.exception('Lease %s: reservation %s could not be closed '
+                              'yet', lease_id, opening.reservation_id)
+        return closed
 
     def _activate(self, lease_id: str) -> Lease | None:
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if lease.status != 'STARTING':
                 return None
             self._enter(lease, 'ACTIVE')
@@ -337,95 +463,152 @@ class Lifecycle:
             return False
         hosts = {booking.host_id for booking in _bookings(lease)}
         return session.execute(sa.select(models.Booking.id).where(
-            models.Booking.host_id.in_(hosts), models.Booking.running,
+            models.Booking.host_id.in_(hosts),
+            models.Booking.placed_at.is_not(None),
             models.Booking.end_date <= now)).first() is not None
 
-    def _may_send(self, lease_id: str, when_due: bool) -> bool:
-        """The gate: true for one caller only, whoever asks how often.
+    def _take(self, lease_id: str, server_ids: ty.Collection[str],
+              when_due: bool) -> list[Lease]:
+        """The right to send the builds of servers: one gets it, once.
 
         It comes right before the cast. A worker that dies before it leaves
-        the call unsent, and another one begins again; a worker that was
-        given up for dead and comes back finds the gate closed.
-        """
-        return self._database.retried(self._take_held, lease_id, when_due)
+        them unsent, and another one begins again; a worker that was given up
+        for dead and comes back finds the gate closed.
 
-    def _take_held(self, lease_id: str, when_due: bool) -> bool:
-        reached(Step.START_READY, lease_id)
+        :returns: the lease, if it has begun with that
+        :raises _Closed: when they are not to be sent, or not by us
+        """
         now = self._clock.now()
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            if when_due and lease.start_date > now:
-                # It was moved meanwhile, and start() puts it off.
-                return False
-            taken = session.execute(
-                sa.update(models.HeldBuild)
-                .where(models.HeldBuild.lease_id == lease_id,
-                       models.HeldBuild.state == models.HeldBuild.HELD)
-                .values(state=models.HeldBuild.SENT, sent_at=now))
-            if lease.status != 'PENDING' or ty.cast(
-                    'sa.CursorResult[ty.Any]', taken).rowcount != 1:
-                return False
+            lease = api.locked(session, lease_id)
+            if lease.status not in _TO_START or lease.end_date <= now or (
+                    when_due and lease.start_date > now):
+                # It was moved meanwhile, or ended.
+                raise _Closed
+            if _is_building(lease):
+                raise _Closed
+            self._mark_sent(session, dict.fromkeys(server_ids), now)
+            begins = lease.status == 'PENDING'
             self._enter(lease, 'STARTING')
-            described = views.describe(lease)
-        LOG.info('Lease %s: sending its build', lease_id)
-        self._notify('lease.event.start_lease', described)
-        reached(Step.START_TAKEN, lease_id)
-        return True
+            lease.status_reason = _failures(lease)
+            return [views.describe(lease)] if begins else []
+
+    def _mark_sent(self, session: orm.Session,
+                   servers: ty.Mapping[str, int | None], now: int) -> None:
+        """Write down that the builds of servers are sent.
+
+        :param servers: with when they were sent before
+        :raises _Closed: when somebody else has sent one of them, or it is
+            gone
+        """
+        for server_id, before in servers.items():
+            taken = session.execute(
+                sa.update(models.Booking)
+                .where(models.Booking.server_id == server_id,
+                       models.Booking.failed_at.is_(None),
+                       models.Booking.sent_at.is_(None) if before is None
+                       else models.Booking.sent_at == before)
+                .values(sent_at=now))
+            if ty.cast('sa.CursorResult[ty.Any]', taken).rowcount != 1:
+                raise _Closed
+        session.expire_all()
+
+    # -- builds that came to nothing -----------------------------------------
 
     def send_lost(self) -> None:
-        """Send again the builds that got lost.
+        """See to the builds that were sent and are not on their way.
 
-        A worker died between taking a build and sending it, or a message bus
-        lost it. Sent twice, a build would leave a running server that nobody
-        knows. So it is sent again only when it has been missing for long
-        enough to be done, had it arrived.
+        A worker died between taking a build and sending it, or the message
+        bus lost it: it has left no trace, and is sent again. Or who built it
+        died over it: that is the end of it, and its server is made one that
+        has failed. Both only when it has been so for long enough to be done,
+        were somebody at it: sent twice, a build would leave a running server
+        that nobody knows.
         """
         now = self._clock.now()
-        with self._database.reader() as session:
-            sent = session.execute(
-                sa.select(models.HeldBuild.lease_id, models.HeldBuild.sealed,
-                          models.HeldBuild.sent_at)
-                .join(models.Lease,
-                      models.Lease.id == models.HeldBuild.lease_id)
-                .where(models.Lease.status == 'STARTING',
-                       models.HeldBuild.state == models.HeldBuild.SENT)
-            ).all()
-            servers = {row.lease_id: _servers(_found(session, row.lease_id))
-                       for row in sent}
+        unseen: dict[str, tuple[Trace, int]] = {}
+        for lease_id, sent in self._sent().items():
+            try:
+                traces = self._cloud.traces(list(sent))
+            except errors.CloudUnavailable as exc:
+                # All that was sent may still be waiting for it.
+                LOG.info('Lease %s: its builds cannot be looked for: %s',
+                         lease_id, exc)
+                continue
+            for server_id, trace in traces.items():
+                before = self._unseen.get(server_id)
+                unseen[server_id] = before if (
+                    before is not None and before[0] is trace) else (
+                        trace, now)
+            late = {server_id: trace for server_id, trace in traces.items()
+                    if now - max(unseen[server_id][1], sent[server_id] or 0)
+                    >= self._lost_after and (
+                        trace is Trace.CAUGHT or sent[server_id])}
+            if late:
+                self._recover(lease_id, late, sent)
         # What has arrived since is not missed any more.
-        self._missing = {
-            row.lease_id: self._missing.get(row.lease_id, now)
-            for row in sent if self._cloud.is_missing(servers[row.lease_id])}
-        for row in sent:
-            since = self._missing.get(row.lease_id, now)
-            if now - max(since, row.sent_at) >= self._lost_after:
-                LOG.warning('Lease %s: its build got lost, sending it again',
-                            row.lease_id)
-                self._send_again(row.lease_id, row.sealed, row.sent_at)
+        self._unseen = unseen
 
-    def _send_again(self, lease_id: str, sealed: str, sent_at: int) -> None:
+    def _sent(self) -> dict[str, dict[str, int | None]]:
+        """By lease, the servers that should run, and when they were sent.
+
+        Those that wait to be sent again are among them: the cloud may stand
+        still where it says that it could not place them.
+        """
+        sent: dict[str, dict[str, int | None]] = {}
+        with self._database.reader() as session:
+            for row in session.execute(
+                    sa.select(models.Lease.id, models.Booking.server_id,
+                              models.Booking.sent_at)
+                    .join(models.Booking.reservation)
+                    .join(models.Reservation.lease)
+                    .where(models.Lease.status.in_(_BEGUN),
+                           models.Booking.server_id.is_not(None),
+                           models.Booking.running.is_(False))):
+                sent.setdefault(row.id, {})[row.server_id] = row.sent_at
+        return sent
+
+    def _recover(self, lease_id: str, late: ty.Mapping[str, 'Trace'],
+                 sent: ty.Mapping[str, int | None]) -> None:
+        with self._database.reader() as session:
+            held = session.get(models.HeldBuild, lease_id)
+        again = {} if held is None else {
+            server_id: sent[server_id] for server_id, trace in late.items()
+            if trace is Trace.NONE}
         try:
-            self._send(lease_id, sealed, functools.partial(
-                self._may_send_again, lease_id, sent_at))
+            if held is not None and again:
+                LOG.warning('Lease %s: builds got lost, sending them again: '
+                            '%s', lease_id, ', '.join(again))
+                self._send(lease_id, held.sealed, list(again),
+                           functools.partial(self._gate_again, lease_id,
+                                             again))
+            for server_id in late.keys() - again.keys():
+                LOG.warning('Lease %s: nobody is at work on server %s any '
+                            'more', lease_id, server_id)
+                self._cloud.abandon(server_id)
+                self.check(server_id)
         except Exception:
-            LOG.exception('Lease %s: its build could not be sent again yet',
-                          lease_id)
+            LOG.exception('Lease %s: its lost builds could not be seen to '
+                          'yet', lease_id)
 
-    def _may_send_again(self, lease_id: str, sent_at: int) -> bool:
-        """The gate of a build that got lost: true for one caller only."""
-        return self._database.retried(self._take_again, lease_id, sent_at)
+    def _gate_again(self, lease_id: str, sent: ty.Mapping[str, int | None],
+                    server_ids: ty.Collection[str]) -> 'Deadline | None':
+        """The gate of builds that got lost: it opens for one caller only."""
+        deadline = Deadline(self._clock, SEND_SECONDS)
+        try:
+            self._database.retried(self._take_again, lease_id, {
+                server_id: sent[server_id] for server_id in server_ids})
+        except (_Closed, errors.NotFound):
+            return None
+        return self._pass(lease_id, deadline)
 
-    def _take_again(self, lease_id: str, sent_at: int) -> bool:
+    def _take_again(self, lease_id: str, sent: ty.Mapping[str, int | None],
+                    ) -> None:
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            taken = session.execute(
-                sa.update(models.HeldBuild)
-                .where(models.HeldBuild.lease_id == lease_id,
-                       models.HeldBuild.state == models.HeldBuild.SENT,
-                       models.HeldBuild.sent_at == sent_at)
-                .values(sent_at=self._clock.now()))
-            return lease.status == 'STARTING' and ty.cast(
-                'sa.CursorResult[ty.Any]', taken).rowcount == 1
+            lease = api.locked(session, lease_id)
+            if lease.status not in _BEGUN:
+                raise _Closed
+            self._mark_sent(session, sent, self._clock.now())
 
     def announce(self, lease_id: str, event_type: str) -> Outcome:
         """Tell the world that an event of a lease has come."""
@@ -441,7 +624,7 @@ class Lifecycle:
 
     def _expire(self, lease_id: str) -> None:
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if lease.status != 'OFFERED':
                 return
             described = self._finish(session, lease)
@@ -473,7 +656,7 @@ class Lifecycle:
     def _delete(self, lease_id: str) -> Lease | None:
         now = self._clock.now()
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if lease.deleted_at is not None:
                 return None
             lease.deleted_at = lease.updated_at = now
@@ -499,12 +682,16 @@ class Lifecycle:
         if isinstance(servers, Later):
             return servers
         reached(Step.END_BEGUN, lease_id)
-        self._close(lease_id)
+        closed = self._close(lease_id)
         waiting = [server_id for server_id in servers
                    if not self._is_gone(lease_id, server_id)]
         if waiting:
             return Later(AGAIN, 'not gone yet: ' + ', '.join(waiting))
-        self._database.retried(self._finish_if_empty, lease_id)
+        if not closed:
+            return Later(AWAY, 'its reservations could not be closed yet')
+        if not self._database.retried(
+                self._finish_if_empty, lease_id, closed=True):
+            return Later(AGAIN, 'another server has come')
         return None
 
     def _is_gone(self, lease_id: str, server_id: str) -> bool:
@@ -528,7 +715,7 @@ class Lifecycle:
         """No start after this; returns the servers that have to go."""
         now = self._clock.now()
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             if lease.status == 'TERMINATED':
                 return []
             if when_due and lease.status != 'TERMINATING' and (
@@ -555,54 +742,71 @@ class Lifecycle:
             return []
 
     def _observe(self, server_id: str, seen: Seen) -> list[str]:
+        lease_id = self._lease_of(server_id)
+        if lease_id is None:
+            return []
         if seen.state is ServerState.RUNNING or seen.host is not None and (
                 seen.state is ServerState.BUILDING):
-            return self._database.retried(self._stands, server_id, seen)
+            return self._database.retried(
+                self._stands, lease_id, server_id, seen)
         if seen.state is ServerState.GONE:
-            self._database.retried(self._gone, server_id)
+            self._database.retried(self._gone, lease_id, server_id)
         elif seen.state is ServerState.ERROR:
-            self._database.retried(self._failed, server_id, seen)
+            return self._database.retried(
+                self._failed, lease_id, server_id, seen)
         return []
 
-    def _gone(self, server_id: str) -> None:
+    def _lease_of(self, server_id: str) -> str | None:
+        """The lease in which a server has its booking."""
+        with self._database.reader() as session:
+            return session.scalar(
+                sa.select(models.Reservation.lease_id)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.server_id == server_id))
+
+    def _gone(self, lease_id: str, server_id: str) -> None:
         """Give the room back; the last server takes its lease with it.
 
         What was there before the server stays: another one may take its
         place, until the lease is ending.
         """
         with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
             booking = _booking_of(session, server_id)
             if booking is None:
-                return
-            lease = _locked(session, booking.reservation.lease_id)
-            # Its place may have been taken by another one before the lock.
-            booking = session.get(models.Booking, booking.id,
-                                  with_for_update=True, populate_existing=True)
-            if booking is None or booking.server_id != server_id:
                 return
             left = None
             if booking.reservation.flavor is not None and (
                     lease.status not in _ENDING):
-                left = books.new_of(booking, server_id=None, running=False)
+                left = books.new_of(booking, server_id=None, running=False,
+                                    sent_at=None, placed_at=None)
             books.amend(session, self._clock.now(),
                         [books.Edit(booking, left)])
-            lease_id = lease.id
+            if left is not None:
+                booking.failed_at = booking.moving_to = None
+            self._settle(session, lease)
         LOG.info('Lease %s: server %s is gone', lease_id, server_id)
         reached(Step.END_GONE, lease_id)
         self._database.retried(self._finish_if_empty, lease_id)
 
-    def _finish_if_empty(self, lease_id: str) -> None:
-        """A lease without servers is over."""
+    def _finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
+        """A lease without servers is over; returns whether it is.
+
+        :param closed: nobody can boot with its reservations any more
+        """
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            if lease.status == 'TERMINATED' or _servers(lease) or (
+            lease = api.locked(session, lease_id)
+            if lease.status == 'TERMINATED':
+                return True
+            if _servers(lease) or (_openings(lease) and not closed) or (
                     lease.status != 'TERMINATING' and _bookings(lease)):
-                return
+                return False
             described = self._finish(session, lease)
         reached(Step.END_OVER, lease_id)
         LOG.info('Lease %s is over', lease_id)
         self._notify('lease.event.end_lease', described)
         self.revoke_of(lease_id)
+        return True
 
     def revoke_of(self, lease_id: str) -> None:
         """Give back what let us act for the owner of a lease that is over.
@@ -668,29 +872,46 @@ class Lifecycle:
         session.flush()
         return views.describe(lease)
 
-    def _stands(self, server_id: str, seen: Seen) -> list[str]:
+    def _stands(self, lease_id: str, server_id: str, seen: Seen,
+                ) -> list[str]:
         """A server has a host: its booking follows it to where it is."""
         with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
             booking = _booking_of(session, server_id)
             if booking is None:
                 return []
-            lease = _locked(session, booking.reservation.lease_id)
             stale = self._follow(session, lease, booking, seen.host)
+            if booking.placed_at is None:
+                booking.placed_at = self._clock.now()
             if seen.state is ServerState.RUNNING:
-                self._runs(lease, booking)
+                booking.running, booking.failed_at = True, None
+                self._settle(session, lease)
             return stale
 
-    def _runs(self, lease: models.Lease, booking: models.Booking) -> None:
-        """A server runs; with the last one, its lease does."""
-        booking.running = True
-        reservation = booking.reservation
-        if reservation.status == 'pending' and all(
-                one.running for one in reservation.bookings):
-            reservation.status = 'active'
-        if lease.status == 'STARTING' and all(
-                one.status == 'active' for one in lease.reservations):
-            self._enter(lease, 'ACTIVE')
-            LOG.info('Lease %s is ACTIVE', lease.id)
+    def _settle(self, session: orm.Session, lease: models.Lease) -> None:
+        """The state of a lease that was made by a boot, and has begun.
+
+        It follows from what is left of it: while a server is still to be
+        sent or is being built, it starts; after that, it is what those make
+        it that run. The call that builds is kept no longer than that.
+        """
+        session.flush()
+        session.expire_all()
+        rows = _bookings(lease)
+        if lease.status not in _BEGUN or not rows or _openings(lease):
+            return
+        for reservation in lease.reservations:
+            reservation.status = _reservation_status(reservation)
+        if any(map(_is_unsettled, rows)):
+            return
+        status = 'ACTIVE' if any(row.running for row in rows) else 'ERROR'
+        if lease.status != status:
+            self._enter(lease, status)
+            LOG.info('Lease %s is %s', lease.id, status)
+        if not any(row.failed_at for row in rows):
+            lease.status_reason = ''
+        session.execute(sa.delete(models.HeldBuild).where(
+            models.HeldBuild.lease_id == lease.id))
 
     def _follow(self, session: orm.Session, lease: models.Lease,
                 booking: models.Booking, host: str | None) -> list[str]:
@@ -707,71 +928,126 @@ class Lifecycle:
             return []
         LOG.info('Lease %s: server %s stands on host %s, its booking follows',
                  lease.id, booking.server_id, new[0].name)
-        edits = [books.Edit(
-            booking, books.new_of(booking, host_id=new[0].id))]
-        # Whose place it took gets its own, so that both have one.
-        edits += [books.Edit(
-            other, books.new_of(other, host_id=booking.host_id))
-            for other in booking.reservation.bookings
-            if other.host_id == new[0].id and not other.running and
-            other.id != booking.id][:1] if booking.host_id else []
-        books.amend(session, self._clock.now(), edits, force=True)
+        books.amend(session, self._clock.now(),
+                    books.follow(booking, new[0].id), force=True)
+        booking.moving_to = None
         return [row.service_host for row in hosts.values()]
 
-    def _failed(self, server_id: str, seen: Seen) -> None:
-        """A server could not be built: its room goes back, the lease fails.
+    def _failed(self, lease_id: str, server_id: str, seen: Seen,
+                ) -> list[str]:
+        """A server could not be built: its room goes back, and the state of
+        its lease follows from the others.
 
-        A server that ran before has a fault of its own, not of its lease.
+        One for which there was no host waits to be sent again, in its room. A
+        server that ran before has a fault of its own, not of its lease.
+
+        :returns: the service host of the host that was booked, where the
+            cloud may still keep what the server had
         """
         with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
             booking = _booking_of(session, server_id)
             if booking is None or booking.running or (
-                    booking.host_id is None):
-                return
+                    booking.failed_at is not None or
+                    seen.unplaced and booking.sent_at is None):
+                return []
             if booking.reservation.flavor is not None:
                 # The place is the lease's, whatever becomes of a server.
-                return
-            lease = _locked(session, booking.reservation.lease_id)
+                return []
+            fault = seen.fault or 'Nova gave no reason'
+            if seen.unplaced and self._wait_again(session, lease, booking,
+                                                  fault):
+                return []
+            stale = list(session.scalars(
+                sa.select(models.Host.service_host)
+                .where(models.Host.id == booking.host_id)))
+            booking.failed_at = self._clock.now()
             self._give_room_back(session, [booking])
-            booking.reservation.status = 'error'
             if lease.status != 'TERMINATING':
-                self._enter(lease, 'ERROR')
                 lease.status_reason = (
-                    f'Server {server_id} could not be built: '
-                    f'{seen.fault or "Nova gave no reason"}')
+                    f'Server {server_id} could not be built: {fault}')
+            self._settle(session, lease)
             described = views.describe(lease)
         LOG.warning('Lease %s: server %s could not be built: %s',
-                    described['id'], server_id, seen.fault)
+                    lease_id, server_id, seen.fault)
         self._notify('lease.update', described)
+        return stale
+
+    def _wait_again(self, session: orm.Session, lease: models.Lease,
+                    booking: models.Booking, fault: str) -> bool:
+        """Let a server wait in its room to be sent again; says whether.
+
+        This is all that is written: the next start makes the server one in
+        the cloud that waits, as often as it takes.
+        """
+        now = self._clock.now()
+        if lease.status not in _TO_START or lease.end_date <= now or (
+                session.get(models.HeldBuild, lease.id) is None):
+            return False
+        booking.sent_at = booking.placed_at = None
+        pause = _pause(lease, now)
+        for event in lease.events:
+            if event.event_type == states.EventType.START:
+                # Who is at it has sent what there was: this is not his.
+                event.status, event.due = 'UNDONE', now + pause
+                event.claimed_by, event.claimed_until = None, 0
+        lease.status_reason = _put_off(_waiting(lease), fault)
+        lease.updated_at = now
+        LOG.warning('Lease %s: server %s could not be placed yet, again in '
+                    '%s s: %s', lease.id, booking.server_id, pause, fault)
+        return True
 
     def _give_room_back(self, session: orm.Session,
                         bookings: ty.Iterable[models.Booking]) -> None:
         """The bookings stay, and tie their servers to their lease."""
         books.amend(session, self._clock.now(), [
-            books.Edit(booking, books.new_of(booking, host_id=None))
+            books.Edit(booking, books.new_of(
+                booking, host_id=None, placed_at=None))
             for booking in bookings])
 
-    def give_up(self, lease_id: str, event_type: str) -> None:
-        """An event failed for good; a lease that cannot start has failed."""
-        if event_type == states.EventType.START:
-            self._database.retried(
-                self._never_started, lease_id,
-                'The build of its servers could not be sent to Nova.')
+    def give_up(self, lease_id: str, event_type: str,
+                settle: ty.Callable[[orm.Session], bool] = lambda _: True,
+                ) -> None:
+        """An event failed for good; a lease that cannot start has failed.
 
-    def _never_started(self, lease_id: str, reason: str) -> None:
+        :param settle: writes that down of the event, in the transaction that
+            writes it down of the lease; false when the event is another's
+        """
+        self._database.retried(
+            self._never_started, lease_id, 'The build of its servers could '
+            'not be sent to Nova.', settle, event_type)
+
+    def _never_started(self, lease_id: str, reason: str,
+                       settle: ty.Callable[[orm.Session], bool] = (
+                           lambda _: True),
+                       event_type: str = states.EventType.START) -> None:
         """Its room goes back; its held servers wait to be deleted."""
         with self._database.writer() as session:
-            lease = _locked(session, lease_id)
-            if lease.status not in ('PENDING', 'STARTING'):
+            lease = api.locked(session, lease_id)
+            if not settle(session) or (
+                    event_type != states.EventType.START or
+                    lease.status not in _TO_START):
                 return
-            self._enter(lease, 'ERROR')
             lease.status_reason = reason
-            for reservation in lease.reservations:
-                reservation.status = 'error'
-            self._give_room_back(session, _bookings(lease))
+            self._fail_waiting(session, lease)
             described = views.describe(lease)
         LOG.warning('Lease %s could not start: %s', lease_id, reason)
         self._notify('lease.update', described)
+
+    def _fail_waiting(self, session: orm.Session, lease: models.Lease,
+                      ) -> None:
+        """What was not sent yet is not sent any more."""
+        if lease.status == 'PENDING' or _openings(lease):
+            self._enter(lease, 'ERROR')
+            for reservation in lease.reservations:
+                reservation.status = 'error'
+        waiting = [row for row in _bookings(lease) if row.sent_at is None]
+        for row in waiting:
+            row.failed_at = self._clock.now()
+        self._give_room_back(session, waiting)
+        session.execute(sa.delete(models.HeldBuild).where(
+            models.HeldBuild.lease_id == lease.id))
+        self._settle(session, lease)
 
     # -- the rest ----------------------------------------------------------
 
@@ -807,25 +1083,7 @@ class Lifecycle:
 
     def _described(self, lease_id: str) -> Lease:
         with self._database.reader() as session:
-            return views.describe(_found(session, lease_id))
-
-
-def _locked(session: orm.Session, lease_id: str) -> models.Lease:
-    """A lease that nobody else changes until the transaction ends."""
-    return _found(session, lease_id, with_for_update=True,
-                  populate_existing=True)
-
-
-def _found(session: orm.Session, lease_id: str, **options: ty.Any,
-           ) -> models.Lease:
-    """A lease.
-
-    :raises NotFound: when it was withdrawn
-    """
-    lease = session.get(models.Lease, lease_id, **options)
-    if lease is None:
-        raise errors.NotFound(f'Lease {lease_id} could not be found.')
-    return lease
+            return views.describe(api.found(session, lease_id))
 
 
 def _bookings(lease: models.Lease) -> list[models.Booking]:
@@ -838,6 +1096,54 @@ def _openings(lease: models.Lease) -> list[Opening]:
     return [Opening(one.id, lease.project_id, lease.user_id, one.flavor,
                     (one.params or {}).get('affinity'))
             for one in lease.reservations if one.flavor is not None]
+
+
+def _waiting(lease: models.Lease) -> list[str]:
+    """The servers of a lease whose build is to be sent."""
+    return [booking.server_id for booking in _bookings(lease)
+            if booking.server_id is not None and booking.sent_at is None and
+            booking.failed_at is None]
+
+
+def _is_unsettled(booking: models.Booking) -> bool:
+    """Whether a server is still to be sent, or is being built."""
+    return booking.failed_at is None and not booking.running
+
+
+def _is_building(lease: models.Lease) -> bool:
+    """Whether of the servers that were sent some are not settled yet."""
+    return any(_is_unsettled(booking) and booking.sent_at is not None
+               for booking in _bookings(lease))
+
+
+def _reservation_status(reservation: models.Reservation) -> str:
+    """The state of a boot's reservation follows from its servers too."""
+    if reservation.status != 'pending' or any(
+            map(_is_unsettled, reservation.bookings)):
+        return reservation.status
+    return 'active' if any(
+        one.running for one in reservation.bookings) else 'error'
+
+
+def _pause(lease: models.Lease, now: int) -> int:
+    """Seconds until servers that could not be placed are tried again.
+
+    The longer it takes, the less often.
+    """
+    return max(AWAY, min(LONGEST_PAUSE, (now - lease.start_date) // 2))
+
+
+def _put_off(server_ids: ty.Sequence[str], why: str) -> str:
+    """What a lease says whose servers wait longer than they should."""
+    return (f'Not placed yet, and tried again: {", ".join(server_ids)}. '
+            f'{why}')
+
+
+def _failures(lease: models.Lease) -> str:
+    """What a lease says of its servers that failed."""
+    failed = [ty.cast(str, booking.server_id) for booking in _bookings(lease)
+              if booking.failed_at is not None]
+    return f'Could not be built: {", ".join(failed)}.' if failed else ''
 
 
 def _servers(lease: models.Lease) -> list[str]:

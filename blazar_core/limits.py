@@ -170,8 +170,8 @@ def _books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
                        models.Lease.status.not_in(states.LEASE.final()))
     return sa.select(
         (models.Lease.id == lease_id).label('own'),
-        sa.and_(models.Lease.status == 'PENDING',
-                models.HeldBuild.lease_id.is_not(None)).label('held'),
+        sa.and_(models.Booking.server_id.is_not(None),
+                models.Booking.sent_at.is_(None)).label('held'),
         # As text: PostgreSQL does not compare JSON.
         sa.cast(models.Reservation.resources, sa.Text).label('kind'),
         sa.func.count(models.Booking.id).label('servers'),
@@ -185,10 +185,6 @@ def _books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
         models.Booking, sa.and_(
             models.Booking.reservation_id == models.Reservation.id,
             models.Booking.host_id.is_not(None)),
-    ).outerjoin(
-        models.HeldBuild, sa.and_(
-            models.HeldBuild.lease_id == models.Lease.id,
-            models.HeldBuild.state == models.HeldBuild.HELD),
     ).where(not_over).group_by('own', 'held', 'kind')
 
 

@@ -93,12 +93,18 @@ OPTS: list[cfg.Opt] = [
              'ended lease to leave its host. After that it starts anyway '
              'and takes whatever host the books and Nova allow.'),
     cfg.IntOpt(
-        'lost_build_seconds', default=120, min=1,
+        'lost_build_seconds', min=1,
         help='Seconds after which a build that was sent to nova-conductor '
-             'and has left no trace is taken to be lost (blazar-listener or '
-             'the message bus died just then) and is sent again. Must be '
-             'longer than [DEFAULT] rpc_response_timeout. Looked at with '
-             'every comparison.'),
+             'and is not on its way is taken to be lost. If it has left no '
+             'trace (blazar-listener or the message bus died just then), it '
+             'is sent again; if a nova-conductor died over it, its server '
+             'goes to ERROR. A nova-conductor may wait [DEFAULT] '
+             'long_rpc_timeout for a scheduler, and a build that is sent '
+             'again while one does would leave a guest that nobody knows: '
+             'what is not longer than that is refused. Not set, it is '
+             'long_rpc_timeout and a minute more. Nova\'s services have to '
+             'have the same long_rpc_timeout as blazar-listener. Looked at '
+             'with every comparison.'),
     cfg.IntOpt(
         'event_max_retries', default=10, min=0,
         help='How often an event whose action failed is tried again, with '

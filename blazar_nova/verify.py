@@ -314,9 +314,7 @@ class Verifier:
             seen = nova.look(row.server_id for row in rows)
             for row in rows:
                 if row.server_id in seen:
-                    yield from self._server(
-                        row, seen[row.server_id],
-                        nova.waiting.get(row.server_id))
+                    yield from self._server(row, seen[row.server_id])
             count += len(rows)
             self._say(f'{count} servers of leases')
         yield from self._orphans(nova)
@@ -333,8 +331,8 @@ class Verifier:
             models.Host.name.label('host_name'),
             models.Lease.id.label('lease_id'), models.Lease.name,
             models.Lease.status, models.Lease.start_date,
-            models.Lease.created_at, models.HeldBuild.sent_at,
-            models.Reservation.flavor,
+            models.Booking.sent_at, models.Reservation.flavor,
+            models.HeldBuild.lease_id.label('sealed'),
         ).join(models.Booking.reservation).join(
             models.Reservation.lease).outerjoin(
             models.Host, models.Host.id == models.Booking.host_id).outerjoin(
@@ -352,9 +350,9 @@ class Verifier:
             last = rows[-1].id
 
     def _server(self, row: ty.Any, seen: lifecycle.Seen,
-                waits: survey.Waiting | None) -> ty.Iterator[Difference]:
+                ) -> ty.Iterator[Difference]:
         """A server of a lease, in the books and in Nova."""
-        verdict = self._judge(row, seen, waits)
+        verdict = self._judge(row, seen)
         if verdict is not None:
             text, remedy = verdict
             mend = None if remedy is not None else functools.partial(
@@ -366,7 +364,7 @@ class Verifier:
                 remedy or '--fix writes it down', mend)
 
     def _judge(self, row: ty.Any, seen: lifecycle.Seen,
-               waits: survey.Waiting | None) -> tuple[str, str | None] | None:
+               ) -> tuple[str, str | None] | None:
         """What is wrong with a server, and what an operator can do; nothing
         (None) if the books just have to be made true.
         """
@@ -379,18 +377,21 @@ class Verifier:
             return f'still exists in Nova ({state.value})', (
                 'delete it: its time is over')
         if state is State.ERROR:
-            # One that ran before keeps what it has, and so its booking.
+            # One that ran before keeps what it has, and so its booking;
+            # so does one that will be sent again.
             return None if (row.running or row.host_id is None or
-                            row.flavor is not None) else (
+                            row.flavor is not None or
+                            row.sent_at is None) else (
                 f'is in ERROR in Nova, and its booking holds room on host '
                 f'{row.host_name}', None)
         if row.status == 'PENDING':
             return self._judge_pending(row, seen)
-        if row.status in ('STARTING', 'ACTIVE') and state is State.HELD:
+        if state is State.HELD and row.sent_at is not None and (
+                row.status in ('STARTING', 'ACTIVE')):
             return 'is still RESERVED in Nova', (
                 'delete it; its lease ends with it')
         if state is State.BUILDING and seen.host is None:
-            return self._judge_unbuilt(row, waits)
+            return self._judge_unbuilt(row)
         if state is not State.HELD and seen.host not in (None, row.host):
             return (f'is on another host than the one that is booked, '
                     f'{row.host_name or "none"}'), None
@@ -410,20 +411,17 @@ class Verifier:
         return 'is built already', (
             'delete it, or let it run: it goes when its lease ends')
 
-    def _judge_unbuilt(self, row: ty.Any, waits: survey.Waiting | None,
-                       ) -> tuple[str, str | None] | None:
-        sent = row.sent_at or row.created_at
-        if row.flavor is not None:
-            # It came when the lease was there already.
-            sent = waits.since if waits else self._parts.clock.now()
+    def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
         if row.status not in ('STARTING', 'ACTIVE') or (
-                sent > self._parts.clock.now() - audit.STUCK):
+                row.sent_at is None or
+                row.sent_at > self._parts.clock.now() - audit.STUCK):
             return None
-        return (f'should be under construction since {audit.when(sent)}, and '
+        return (f'should be under construction since '
+                f'{audit.when(row.sent_at)}, and '
                 f'no host has taken it up'), (
             'blazar-listener sends it again if it got lost; does one run, '
             'and nova-conductor, and what do their logs say?'
-            if row.sent_at else
+            if row.sealed else
             'delete it, and boot it anew' + (
                 '' if row.flavor is not None else '; its lease ends with it'))
 

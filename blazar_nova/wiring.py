@@ -33,8 +33,11 @@ from blazar_nova import credentials
 from blazar_nova import external
 
 __all__ = ['Parts', 'admission', 'asked_of', 'assemble', 'check_defaults',
-           'database', 'defaults', 'shared']
+           'database', 'defaults', 'lost_after', 'shared']
 
+
+#: Seconds that a nova-conductor may need beside its longest call.
+_MARGIN = 60
 
 #: What is told of a lease that has gone out of the books.
 _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
@@ -77,7 +80,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         leases.Leases(books, clock, admission(conf, books, clock)), cloud,
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
                             tell, conf.blazar.start_patience,
-                            conf.blazar.lost_build_seconds),
+                            lost_after(conf)),
         limits.Limits(conf, books, [outside.check]))
 
 
@@ -126,6 +129,23 @@ def database(conf: ty.Any) -> api.Database:
             f'{found or "of an empty database"}, and {wanted} is wanted. '
             f'Run: blazar-nova-manage db sync')
     return books
+
+
+def lost_after(conf: ty.Any) -> int:
+    """Seconds after which nobody is at work on a build any more.
+
+    :raises ConfigurationError: when somebody may still be
+    """
+    seconds, longest = conf.blazar.lost_build_seconds, conf.long_rpc_timeout
+    if seconds is None:
+        return int(longest + _MARGIN)
+    if seconds <= longest:
+        raise errors.ConfigurationError(
+            f'[blazar] lost_build_seconds is {seconds}, and nova-conductor '
+            f'may wait for a scheduler for as long as [DEFAULT] '
+            f'long_rpc_timeout, {longest} seconds: a build could be sent '
+            f'twice. Write a larger number, or leave lost_build_seconds out.')
+    return int(seconds)
 
 
 def admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,

@@ -25,10 +25,11 @@ from oslo_serialization import jsonutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import opts
 
-__all__ = ['Database', 'LostRace', 'is_disturbance']
+__all__ = ['Database', 'LostRace', 'found', 'is_disturbance', 'locked']
 
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
@@ -123,6 +124,37 @@ class Database:
                 'Too many leases are being booked at this moment; try again '
                 'in a few seconds.') from exc
 
+
+def found(session: orm.Session, lease_id: str) -> models.Lease:
+    """A lease.
+
+    :raises NotFound: when there is none of that id
+    """
+    lease = session.get(models.Lease, lease_id, populate_existing=True)
+    if lease is None:
+        raise errors.NotFound(f'Lease {lease_id} could not be found.')
+    return lease
+
+
+def locked(session: orm.Session, lease_id: str) -> models.Lease:
+    """A lease that nobody else changes until the transaction ends.
+
+    The first statement of its transaction, and it writes. What a transaction
+    sees is fixed by the first thing that it reads, and where it has to wait
+    for the lock that may be older than what the one before it has written:
+    after a statement that writes, MariaDB reads what is true now, PostgreSQL
+    and Galera refuse the transaction, and it is run again.
+
+    :raises NotFound: when there is none of that id
+    """
+    session.connection().execute(_LOCK, {'lease': lease_id})
+    return found(session, lease_id)
+
+
+_LEASES = models.Lease.__table__
+_LOCK = sa.update(_LEASES).where(
+    _LEASES.c.id == sa.bindparam('lease')).values(
+        generation=_LEASES.c.generation + 1)
 
 #: Amounts of resources and properties of hosts are few texts in many rows.
 #: Who reads one never changes it in place.

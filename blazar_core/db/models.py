@@ -184,7 +184,9 @@ class Booking(Base):
     what was promised is not there any more): the booking then takes no room,
     but still ties the server to its lease.
 
-    ``sent_at`` is when the build of its server was sent; ``placed_at`` is
+    ``sent_at`` is when the build of its server was sent, once more if need
+    be; None: it waits for that. ``failed_at`` is when it was seen that this
+    build came to nothing and is not sent again. ``placed_at`` is
     when a scheduler let the server onto the host: from then on until the
     server is gone its room is taken there, whatever the dates say;
     ``running`` is true from when it runs. ``moving_to`` is the host that a
@@ -209,6 +211,7 @@ class Booking(Base):
     end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     sent_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    failed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     placed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     running: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
     moving_to: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
@@ -221,7 +224,8 @@ class Change(Base):
     """One booking that came (sign 1) or went (sign -1) on a host.
 
     Written in the transaction that moved the host's generation to
-    ``generation``; a generation has one row or more, and none is left out.
+    ``generation``; none is left out, and one has ``parts`` rows (None: written
+    by a release that did not count them).
     A row without dates says that the host itself is another than it was: with
     resources, that these are its usage now, and that nothing else is new.
     Rows are kept for a while, for the processes that hold the books in
@@ -235,6 +239,7 @@ class Change(Base):
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
     host_id: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    parts: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
     start_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     end_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     resources: orm.Mapped[dict[str, int] | None] = orm.mapped_column(sa.JSON)
@@ -245,21 +250,17 @@ class Change(Base):
 class HeldBuild(Base):
     """The stored call that builds a lease's servers, sealed.
 
-    It is sent by whoever takes ``state`` from ``held`` to ``sent``, and by
-    nobody else.
+    It is kept until nothing of the lease is left to be sent, and all that was
+    sent runs or has failed. Who may send it for a server: see
+    :class:`Booking`, ``sent_at``.
     """
 
     __tablename__ = 'held_builds'
 
-    HELD: ty.ClassVar[str] = 'held'
-    SENT: ty.ClassVar[str] = 'sent'
-
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.ForeignKey('leases.id'), primary_key=True)
-    state: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     sealed: orm.Mapped[str] = orm.mapped_column(_Long)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    sent_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
 
 class Credential(Base):

@@ -89,6 +89,9 @@ class Checks(upgradecheck.UpgradeCommands):
         return _checked(lambda: wiring.check_defaults(
             wiring.defaults(CONF), clocks.SystemClock().now()))
 
+    def _lost_builds(self) -> Result:
+        return _checked(lambda: wiring.lost_after(CONF))
+
     def _database(self) -> Result:
         return _checked(lambda: wiring.database(CONF))
 
@@ -133,6 +136,7 @@ class Checks(upgradecheck.UpgradeCommands):
         ('Database', _database),
         ('Encryption keys', _keys),
         ('Defaults of a lease', _defaults),
+        ('Lost builds', _lost_builds),
         ('Filter and weigher', _scheduler),
         ('Order of filters', _filter_order),
         ('Notifications', _notifications),

@@ -26,6 +26,7 @@ Nova; a test holds that.
     demand.py     what a build asks for, and of which hosts
     hosts.py      what hosts have, and what runs there
     router.py     Nova's API application, and answers in its manner
+    claims.py     puts itself around the claim of a host by the scheduler
     plugins.py    the base classes of filters and weighers
     service.py    configuration, messages and start of a process
     threads.py    native threads, before anything else of Nova is imported

@@ -51,6 +51,8 @@ class BuildCall:
     requested_networks: ty.Any
     block_device_mapping: ty.Any
     tags: ty.Any
+    #: By server, its BuildRequest as it was when the call was stored.
+    stored: ty.Mapping[str, ty.Any] = dataclasses.field(default_factory=dict)
 
     @property
     def server_ids(self) -> tuple[str, ...]:
@@ -133,6 +135,8 @@ class BuildCall:
             'context': {**self.context.to_dict(), 'auth_token': None},
             'request_spec': [serializer.serialize_entity(self.context, spec)
                              for spec in self.request_spec],
+            'build_requests': [serializer.serialize_entity(
+                self.context, one) for one in self.build_requests],
             **kept})
 
 
@@ -153,10 +157,16 @@ def _old_catalog(services: ty.Iterable[ty.Any]) -> list[dict[str, ty.Any]]:
 
 
 def load(text: str) -> BuildCall:
-    """The call again, but for the BuildRequests, which are read anew."""
+    """The call again, but for the BuildRequests, which are read anew.
+
+    As they were they are needed only where Nova has none any more.
+    """
     stored = jsonutils.loads(text)
     context = nova_context.RequestContext.from_dict(stored['context'])
     serializer = objects_base.NovaObjectSerializer()
     kept = {name: serializer.deserialize_entity(context, stored[name])
             for name in (*_KEPT, 'request_spec')}
-    return BuildCall(context=context, build_requests=[], **kept)
+    requests = serializer.deserialize_entity(
+        context, stored.get('build_requests', []))
+    return BuildCall(context=context, build_requests=[], stored={
+        request.instance_uuid: request for request in requests}, **kept)

@@ -20,12 +20,14 @@ from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova.scheduler.client import report
+from nova import servicegroup
 
 from blazar_core import errors
 from blazar_core import model
 
 __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
-           'check_placement', 'facts', 'on_service_host', 'taken']
+           'check_placement', 'facts', 'on_service_host', 'services_up',
+           'taken']
 
 _PLACEMENT = '1.39'
 
@@ -132,6 +134,18 @@ def check_placement() -> None:
     except Exception as exc:
         raise errors.CloudUnavailable(
             f'Placement does not answer: {exc}') from exc
+
+
+def services_up() -> set[str]:
+    """The service hosts whose nova-compute is up and enabled."""
+    found = nova_context.scatter_gather_all_cells(
+        nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
+        'nova-compute')
+    state = servicegroup.API()
+    return {service.host for services in found.values()
+            if not nova_context.is_cell_failure_sentinel(services)
+            for service in services
+            if not service.disabled and state.service_is_up(service)}
 
 
 def _add_inventory(provider: str, capacity: dict[str, int]) -> None:

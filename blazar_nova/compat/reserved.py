@@ -25,9 +25,8 @@ from nova.api.openstack.compute.schemas import servers as schemas
 from nova.compute import task_states
 from nova.compute import vm_states
 from nova import exception
-from nova import objects
 
-__all__ = ['VM_STATE', 'install', 'mark', 'unmark']
+__all__ = ['VM_STATE', 'install', 'is_marked', 'mark', 'unmark']
 
 VM_STATE = 'reserved'
 STATUS = 'RESERVED'
@@ -68,26 +67,20 @@ def mark(build_request: ty.Any) -> None:
     _save(build_request)
 
 
-def unmark(context: ty.Any, server_id: str) -> ty.Any:
-    """Show a held server as being built again.
+def is_marked(build_request: ty.Any) -> bool:
+    """Whether a server is shown as RESERVED."""
+    return bool(build_request.instance.vm_state == VM_STATE)
 
-    :returns: its BuildRequest as it is now (it may have been renamed), or
-        None when it is gone or not waiting for a build any more
-    """
+
+def unmark(build_request: ty.Any) -> bool:
+    """Show a held server as being built; false when it is gone."""
+    build_request.instance.vm_state = vm_states.BUILDING
+    build_request.instance.task_state = task_states.SCHEDULING
     try:
-        build_request = objects.BuildRequest.get_by_instance_uuid(
-            context, server_id)
-        mapping = objects.InstanceMapping.get_by_instance_uuid(
-            context, server_id)
-        if mapping.cell_mapping is not None:
-            return None
-        build_request.instance.vm_state = vm_states.BUILDING
-        build_request.instance.task_state = task_states.SCHEDULING
         _save(build_request)
-    except (exception.BuildRequestNotFound,
-            exception.InstanceMappingNotFound):
-        return None
-    return build_request
+    except exception.BuildRequestNotFound:
+        return False
+    return True
 
 
 def _save(build_request: ty.Any) -> None:

@@ -31,10 +31,14 @@ from oslo_utils import timeutils
 
 from blazar_core import errors
 from blazar_core import lifecycle
+from blazar_nova.compat import again
 from blazar_nova.compat import calls
+from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts
+from blazar_nova.compat import quota
 from blazar_nova.compat import reserved
+from blazar_nova.compat import stranded
 from blazar_nova import credentials
 
 __all__ = ['NovaCloud']
@@ -62,32 +66,62 @@ class NovaCloud:
 
     def __init__(self, trusts: credentials.Credentials) -> None:
         self._trusts = trusts
+        #: The service hosts of the hosts, by their uuids.
+        self._services: dict[str, str] = {}
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
-             ) -> None:
+             server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
         """Cast a held call for those of its servers that still wait.
 
         A second cast of the same server would orphan a running guest, so
-        the gate comes last and the cast is never repeated.
+        the gate comes last, and nothing that could take its time comes after
+        it; the cast is never repeated.
         """
         build = calls.load(call)
         if credential is not None:
             build.renew(self._trusts.access(credential))
-        # Without one of these no host is found or even looked for, and Nova
-        # does not try again; what else a build needs takes messages, and
-        # waits in a queue.
+        # Without one of these no host is found or even looked for; what else
+        # a build needs takes messages, and waits in a queue.
         hosts.check_placement()
         _ping(conductor_rpcapi.RPC_TOPIC)
         _ping(scheduler_rpcapi.RPC_TOPIC)
-        waiting = [(spec, request) for spec in build.request_spec
-                   if spec.instance_uuid in server_ids and
-                   (request := reserved.unmark(
-                       build.context.elevated(), spec.instance_uuid))]
-        build.request_spec = [spec for spec, _request in waiting]
-        build.build_requests = [request for _spec, request in waiting]
-        if waiting and gate():
-            build.send(conductor.ComputeTaskAPI())
+        waiting = {server_id: request for server_id in build.server_ids
+                   if server_id in server_ids and
+                   (request := again.waiting(build, server_id))}
+        build.request_spec = [spec for spec in build.request_spec
+                              if spec.instance_uuid in waiting]
+        if not waiting:
+            return ''
+        self._check_up(build)
+        count, why = quota.admitted(
+            build.context.elevated(), build.request_spec)
+        build.request_spec = [
+            spec for spec in build.request_spec[:count]
+            if reserved.unmark(waiting[spec.instance_uuid])]
+        build.build_requests = [
+            waiting[server_id] for server_id in build.server_ids]
+        if build.request_spec:
+            _cast(build, gate)
+        return why
+
+    def _check_up(self, build: calls.BuildCall) -> None:
+        """Make sure that one of the hosts that may be used is up.
+
+        :raises CloudUnavailable: when none is: Nova would give up at once
+        """
+        try:
+            usable = demand.demand_of(
+                build.context.elevated(), build.request_spec).hosts or ()
+        except demand.NoSuchHost as exc:
+            raise errors.CloudUnavailable(
+                f'None of the hosts may be used now: {exc}') from exc
+        up = hosts.services_up()
+        if not any(self._services.get(host) in up for host in usable):
+            self._services = {host.uuid: host.service_host
+                              for host in hosts.all_hosts()[0]}
+        if not any(self._services.get(host) in up for host in usable):
+            raise errors.CloudUnavailable(
+                'None of the hosts that its servers may use is up')
 
     def hold(self, server_ids: ty.Collection[str]) -> None:
         """Show servers as RESERVED again that :meth:`send` did not send."""
@@ -107,42 +141,45 @@ class NovaCloud:
         """All trusts that were given to us."""
         return self._trusts.held()
 
-    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
-        """Whether no conductor has taken up the build of these servers.
+    def traces(self, server_ids: ty.Collection[str],
+               ) -> dict[str, lifecycle.Trace]:
+        """What there is of the builds that no conductor has brought to an
+        end.
 
         The conductors share one queue: when one of them answers, everything
         sent before has been taken out of it, or is lost.
         """
-        context = nova_context.get_admin_context()
-        if not server_ids or not all(
-                _waits(context, server_id) for server_id in server_ids):
-            return False
-        try:
-            _ping(conductor_rpcapi.RPC_TOPIC)
-        except errors.CloudUnavailable:
-            # All that was sent may still be waiting for it.
-            return False
-        return all(_waits(context, server_id) for server_id in server_ids)
+        late = stranded.on_the_way(server_ids)
+        if not late:
+            return {}
+        _ping(conductor_rpcapi.RPC_TOPIC)
+        return stranded.traces(late)
+
+    def abandon(self, server_id: str) -> None:
+        """Make a server whose build stands still one in ERROR."""
+        stranded.abandon(server_id)
 
     def look(self, server_id: str) -> Seen:
         """What Nova says of a server at this moment."""
         context = nova_context.get_admin_context()
-        mapping = _mapping(context, server_id)
+        mapping = again.mapping(context, server_id)
         if mapping is not None and mapping.cell_mapping is None:
-            try:
-                request = objects.BuildRequest.get_by_instance_uuid(
-                    context, server_id)
-            except exception.BuildRequestNotFound:
-                # Either deleted, or it reached its cell this very moment.
-                mapping = _mapping(context, server_id)
-            else:
-                held = request.instance.vm_state == reserved.VM_STATE
-                return Seen(State.HELD if held else State.BUILDING)
+            request = again.build_request(context, server_id)
+            if request is not None:
+                return Seen(State.HELD if reserved.is_marked(request)
+                            else State.BUILDING)
+            # Either deleted, or it reached its cell this very moment.
+            mapping = again.mapping(context, server_id)
         if mapping is None or mapping.cell_mapping is None:
             return Seen(State.GONE)
         with nova_context.target_cell(
                 context, mapping.cell_mapping) as cell_context:
-            return _look_in_cell(cell_context, server_id)
+            seen = _look_in_cell(
+                cell_context, server_id, mapping.cell_mapping)
+        if seen.state is State.GONE and _is_held(context, server_id):
+            # Just being made to wait for its build again.
+            return Seen(State.HELD)
+        return seen
 
     def delete(self, server_id: str) -> None:
         """Ask Nova to delete a server; nothing when it is gone."""
@@ -188,27 +225,30 @@ def _ping(topic: str) -> None:
             f'nova-{topic} does not answer: {exc}') from exc
 
 
-def _waits(context: ty.Any, server_id: str) -> bool:
-    """Whether a server has not reached a cell yet, and is not gone."""
-    mapping = _mapping(context, server_id)
-    if mapping is None or mapping.cell_mapping is not None:
-        return False
-    try:
-        objects.BuildRequest.get_by_instance_uuid(context, server_id)
-    except exception.BuildRequestNotFound:
-        return False
-    return True
+def _cast(build: calls.BuildCall, gate: lifecycle.Gate) -> None:
+    """Send a call, if the gate opens and it is not too late then."""
+    task_api = conductor.ComputeTaskAPI()
+    # Else it would wait for a message bus that is away, for as long as that
+    # takes, and send when another one has sent long since. Once more is for
+    # a connection that is as old as a bus that was restarted.
+    task_api.conductor_compute_rpcapi.client.retry = 1
+    deadline = gate(build.server_ids)
+    if deadline is None:
+        return
+    if deadline.passed():
+        LOG.error('Servers %s: this process stood still between the right to '
+                  'send their build and the sending. It is not sent, and '
+                  'will be as one that got lost.', ', '.join(build.server_ids))
+        return
+    build.send(task_api)
 
 
-def _mapping(context: ty.Any, server_id: str) -> ty.Any:
-    try:
-        return objects.InstanceMapping.get_by_instance_uuid(
-            context, server_id)
-    except exception.InstanceMappingNotFound:
-        return None
+def _is_held(context: ty.Any, server_id: str) -> bool:
+    request = again.build_request(context, server_id)
+    return request is not None and reserved.is_marked(request)
 
 
-def _look_in_cell(context: ty.Any, server_id: str) -> Seen:
+def _look_in_cell(context: ty.Any, server_id: str, cell: ty.Any) -> Seen:
     try:
         instance = objects.Instance.get_by_uuid(
             context, server_id, expected_attrs=[])
@@ -216,7 +256,8 @@ def _look_in_cell(context: ty.Any, server_id: str) -> Seen:
         return _look_at_deleted(context, server_id)
     if instance.vm_state == vm_states.ERROR:
         fault = instance.fault.message if instance.fault else ''
-        return Seen(State.ERROR, _host_uuid(context, instance), fault)
+        return Seen(State.ERROR, _host_uuid(context, instance), fault,
+                    again.is_unplaced(context, instance, cell))
     building = instance.vm_state == vm_states.BUILDING
     return Seen(State.BUILDING if building else State.RUNNING,
                 _host_uuid(context, instance))

@@ -36,8 +36,8 @@ LOG = logging.getLogger(__name__)
 #: Nova's configuration; ours stands in the same files.
 CONF = nova.conf.CONF
 
-#: Told of an event's type and its payload.
-Handler: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
+#: Told of an event's type, its payload and its publisher.
+Handler: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any], str], None]
 
 
 def configure(argv: list[str], prog: str) -> None:
@@ -51,12 +51,15 @@ def configure(argv: list[str], prog: str) -> None:
 def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
     """Publish an event of a lease where Nova publishes its own.
 
-    What cannot be published is logged: it is news, and no reason to fail.
+    What cannot be published is logged: it is news, and no reason to fail,
+    nor to wait until a message bus is back: that it is sent once more is for
+    a connection that is as old as a bus that was restarted.
 
     :param lease: as :func:`blazar_core.views.describe` has it
     """
     try:
-        rpc.NOTIFIER.prepare(publisher_id='blazar.lease').info(
+        # oslo.messaging takes 0 for what is configured, which is for ever.
+        rpc.NOTIFIER.prepare(publisher_id='blazar.lease', retry=1).info(
             nova_context.get_admin_context(), event_type,
             views.payload(lease))
     except Exception:
@@ -125,6 +128,6 @@ class _Endpoint:
 
     def info(self, context: ty.Any, publisher_id: str, event_type: str,
              payload: dict[str, ty.Any], metadata: ty.Any) -> None:
-        self._handler(event_type, payload)
+        self._handler(event_type, payload, publisher_id)
 
     warn = error = audit = debug = critical = sample = info

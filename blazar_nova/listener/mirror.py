@@ -42,6 +42,11 @@ LOG = logging.getLogger(__name__)
 
 #: Seconds after which a server shown as RESERVED must have its lease.
 _ORPHAN_AGE = 600
+#: Seconds after the news of a move at which hosts are looked at again: Nova
+#: gives back what a server had where it was when it has told everything.
+_AFTERWARDS = (2, 15)
+#: Seconds until a host that could not be looked at is tried again.
+_AGAIN = 10
 
 
 class Mirror:
@@ -59,6 +64,8 @@ class Mirror:
             tuple[str, str], service.Told | None] = collections.OrderedDict()
         #: By a host's uuid, what was last seen of it in full.
         self._facts: dict[str, nova_hosts.Facts] = {}
+        #: When to look again, and at which service host.
+        self._later: list[tuple[int, str]] = []
         self._news = threading.Condition()
         self._stopping = False
 
@@ -80,6 +87,14 @@ class Mirror:
                 if name:
                     self._hints[kind, name] = None
             self._news.notify_all()
+
+    def watch(self, *service_hosts: str | None) -> None:
+        """Servers have moved from or to there; returns at once."""
+        now = self._parts.clock.now()
+        with self._news:
+            self._later += [
+                (now + seconds, one) for seconds in _AFTERWARDS
+                for one in set(service_hosts) if one]
 
     def tell(self, told: service.Told) -> None:
         """A server came or left; returns at once."""
@@ -115,7 +130,8 @@ class Mirror:
             self._news.notify_all()
 
     def _look_into(self, kind: str, name: str,
-                   told: service.Told | None = None) -> None:
+                   told: service.Told | None = None) -> bool:
+        """Returns whether it could be found out."""
         try:
             if told is not None:
                 self._believe(told)
@@ -129,6 +145,8 @@ class Mirror:
             # The next comparison in full finds it.
             LOG.exception('What happened to %s %s could not be found out',
                           kind, name)
+            return False
+        return True
 
     def _believe(self, told: service.Told) -> None:
         """Write down what was told, or ask where that cannot be done."""
@@ -241,6 +259,33 @@ class Mirror:
             self._parts.database.retried(
                 self._report_usage, self._parts.clock.now(), host.uuid,
                 nova_hosts.taken(facts.providers))
+
+    def recheck(self) -> None:
+        """Look at the hosts that are to be looked at by now.
+
+        A scheduler has let somebody in there of whom nothing was heard, or
+        somebody has moved.
+        """
+        now = self._parts.clock.now()
+        with self._parts.database.reader() as session:
+            due = set(session.scalars(sa.select(
+                models.Host.service_host).where(
+                    models.Host.recheck_at <= now)))
+        with self._news:
+            due |= {one for when, one in self._later if when <= now}
+            self._later = [one for one in self._later if one[0] > now]
+        looked = {True: set[str](), False: set[str]()}
+        for one in due:
+            looked[self._look_into('usage', one)].add(one)
+        for could, at in ((True, None), (False, now + _AGAIN)):
+            if looked[could]:
+                self._parts.database.retried(
+                    self._recheck_at, now, looked[could], at)
+
+    def _recheck_at(self, now: int, service_hosts: set[str],
+                    at: int | None) -> None:
+        with self._parts.database.begin() as connection:
+            books.recheck(connection, now, service_hosts, at)
 
     def _report_usage(self, now: int, uuid: str,
                       taken: ty.Mapping[str, model.Resources]) -> None:

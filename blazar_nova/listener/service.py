@@ -12,10 +12,11 @@
 
 """blazar-listener: notifications in, due events out.
 
-Three things run side by side: the notifications of Nova become hints for the
+Some things run side by side: the notifications of Nova become hints for the
 :mod:`mirror <blazar_nova.listener.mirror>`, the :mod:`engine
-<blazar_core.engine>` carries out due events, and from time to time the books
-are compared with Nova in full. Any number of listeners may run.
+<blazar_core.engine>` carries out due events, hosts are looked at again on which
+something was under way, and from time to time the books are compared with
+Nova in full. Any number of listeners may run.
 """
 
 import os
@@ -44,6 +45,15 @@ _IGNORED = ('instance.update', 'instance.exists', 'instance.create.start',
             'instance.delete.start', 'instance.shutdown.', 'compute.',
             'scheduler.', 'libvirt.', 'metrics.', 'keypair.', 'flavor.',
             'server_group.')
+#: Of these, what runs where it came from and where it goes is told before it
+#: is so.
+_MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
+          'instance.resize', 'instance.shelve_offload', 'instance.unshelve')
+
+#: Seconds between two looks for hosts at which to look again, and after one
+#: that failed altogether.
+_TICK = 1
+_PAUSE = 10
 
 
 class Listener:
@@ -70,6 +80,7 @@ class Listener:
             threading.Thread(target=target, name=name, daemon=True)
             for name, target in (('mirror', self.mirror.run),
                                  ('comparison', self._compare),
+                                 ('recheck', self._recheck),
                                  ('engine', self.engine.run))]
 
     def start(self) -> None:
@@ -94,7 +105,8 @@ class Listener:
         for thread in self._threads:
             thread.join()
 
-    def handle(self, event_type: str, payload: dict[str, ty.Any]) -> None:
+    def handle(self, event_type: str, payload: dict[str, ty.Any],
+               publisher_id: str = '') -> None:
         """A notification has come."""
         if event_type.startswith('lease.'):
             self.engine.wake()
@@ -107,6 +119,22 @@ class Listener:
             kind = 'usage' if event_type.startswith('instance.') else 'host'
             self.mirror.hint(data.get('uuid') or data.get('instance_uuid'),
                              **{kind: data.get('host')})
+            if event_type.startswith(_MOVES):
+                # 'nova-compute:' and its host
+                self.mirror.watch(data.get('host'),
+                                  publisher_id.partition(':')[2])
+
+    def _recheck(self) -> None:
+        clock = self.parts.clock
+        while not self._stopping.is_set():
+            pause = _TICK
+            try:
+                self.mirror.recheck()
+            except Exception:
+                LOG.exception('Which hosts are to be looked at again could '
+                              'not be found out; again in %s s', _PAUSE)
+                pause = _PAUSE
+            clock.wait(self._stopping, clock.now() + pause)
 
     def _compare(self) -> None:
         clock = self.parts.clock

@@ -12,16 +12,19 @@
 
 """The filter that keeps every promise of the books.
 
-It asks the books once for each request, about all hosts together; they are
-in memory, and only what changed is read.
+It asks the books once for each server, about all hosts together; they are
+in memory, and only what changed is read. What is then chosen is claimed
+(:mod:`blazar_nova.compat.claims`) before anybody else can choose it.
 """
 
 import typing as ty
 
 from oslo_log import log as logging
 
+from blazar_core import claims as core_claims
 from blazar_core import clock as clocks
 from blazar_nova.compat import checks
+from blazar_nova.compat import claims
 from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 from blazar_nova.compat import plugins
@@ -45,9 +48,13 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        checks.refuse('nova-scheduler', checks.scheduler(service.CONF))
-        self._admission = wiring.admission(
-            service.CONF, wiring.database(service.CONF), clocks.SystemClock())
+        checks.refuse('nova-scheduler', checks.scheduler(service.CONF) +
+                      claims.problems())
+        database = wiring.database(service.CONF)
+        clock = clocks.SystemClock()
+        self._admission = wiring.admission(service.CONF, database, clock)
+        claims.install(core_claims.Claims(
+            database, clock, self._admission.index))
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
                    spec_obj: ty.Any) -> list[ty.Any]:
@@ -58,8 +65,8 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
             spec_obj.instance_uuid, demand.resources_of(spec_obj),
             flavors.reservation_of(spec_obj.flavor))
         marks.mark_booked(hosts, rooms.booked)
-        kept = [host for host in hosts if marks.placed(host) <
-                rooms.by_host.get(host.uuid, rooms.elsewhere)]
+        kept = [host for host in hosts
+                if rooms.by_host.get(host.uuid, rooms.elsewhere) > 0]
         if len(kept) < len(hosts):
             LOG.info('Server %s: %s of %s hosts are promised to leases',
                      spec_obj.instance_uuid, len(hosts) - len(kept),

@@ -13,16 +13,14 @@
 """What the filter writes on Nova's host states.
 
 Nova makes the host states anew for every request. It hands the same ones to
-the filters and then to the weighers, once for each server of the request,
-and counts on them what it has placed.
+the filters and then to the weighers, once for each server of the request.
 """
 
 import typing as ty
 
-__all__ = ['is_booked', 'mark_booked', 'placed']
+__all__ = ['is_booked', 'mark_booked']
 
 _BOOKED = 'blazar_booked'
-_AT_FIRST = 'blazar_instances_at_first'
 
 
 def mark_booked(host_states: ty.Iterable[ty.Any], booked: str | None) -> None:
@@ -35,9 +33,3 @@ def is_booked(host_state: ty.Any) -> bool:
     """Whether the filter marked this host."""
     return bool(getattr(host_state, _BOOKED, False))
 
-
-def placed(host_state: ty.Any) -> int:
-    """How many servers of this request have been placed on a host so far."""
-    if not hasattr(host_state, _AT_FIRST):
-        setattr(host_state, _AT_FIRST, host_state.num_instances)
-    return int(host_state.num_instances - getattr(host_state, _AT_FIRST))

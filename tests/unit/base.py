@@ -40,6 +40,9 @@ __all__ = ['DatabaseTestCase', 'FakeCloud', 'LeaseTestCase', 'NOW',
 #: 2027-01-15 08:00 UTC, where a ManualClock begins.
 NOW = 1_800_000_000
 
+#: Seconds after which a build is lost.
+LOST_AFTER = 120
+
 State = lifecycle.ServerState
 
 
@@ -73,7 +76,10 @@ class FakeCloud:
     :ivar sent_with: the credential of each call that was sent
     :ivar given: the credentials that there are
     :ivar revoked: those that were given back
-    :ivar missing: servers whose build has left no trace
+    :ivar stranded: servers whose build was sent and has not arrived, and
+        what there is of it
+    :ivar abandoned: servers whose build was made one that has failed
+    :ivar admits: how many servers the quota admits; None: all
     :ivar deleted: the servers whose end was asked for, in order
     :ivar held: servers that were shown as held again
     :ivar opened: the reservations that may be booted with
@@ -87,7 +93,9 @@ class FakeCloud:
         self.sent_with: list[str | None] = []
         self.given: set[str] = set()
         self.revoked: list[str] = []
-        self.missing: set[str] = set()
+        self.stranded: dict[str, lifecycle.Trace] = {}
+        self.abandoned: list[str] = []
+        self.admits: int | None = None
         self.deleted: list[str] = []
         self.held: list[str] = []
         self.opened: dict[str, lifecycle.Opening] = {}
@@ -95,14 +103,17 @@ class FakeCloud:
         self.broken: dict[str, Exception] = {}
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
-             ) -> None:
+             server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
         self._break('send')
         self.sent_with.append(credential)
-        if gate():
-            self.sent.append((call, list(server_ids)))
-            for server_id in server_ids:
+        chosen = list(server_ids)[:self.admits]
+        deadline = gate(chosen) if chosen else None
+        if deadline is not None and not deadline.passed():
+            self.sent.append((call, chosen))
+            for server_id in chosen:
                 self.servers[server_id] = lifecycle.Seen(State.BUILDING)
+        return ('' if len(chosen) == len(server_ids) else
+                f'The quota admits {self.admits}.')
 
     def hold(self, server_ids: ty.Collection[str]) -> None:
         self._break('hold')
@@ -124,8 +135,18 @@ class FakeCloud:
     def credentials(self) -> set[str]:
         return set(self.given)
 
-    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
-        return self.missing.issuperset(server_ids)
+    def traces(self, server_ids: ty.Collection[str],
+               ) -> dict[str, lifecycle.Trace]:
+        self._break('traces')
+        return {server_id: self.stranded[server_id]
+                for server_id in server_ids if server_id in self.stranded}
+
+    def abandon(self, server_id: str) -> None:
+        self._break('abandon')
+        self.abandoned.append(server_id)
+        self.stranded.pop(server_id, None)
+        self.servers[server_id] = lifecycle.Seen(
+            State.ERROR, fault='It stood still.')
 
     def look(self, server_id: str) -> lifecycle.Seen:
         self._break('look')
@@ -223,7 +244,7 @@ class LeaseTestCase(DatabaseTestCase):
         self.lifecycle = lifecycle.Lifecycle(
             self.database, self.clock, self.cloud, self.vault.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
-            self.patience)
+            self.patience, LOST_AFTER)
 
     def new_engine(self, name: str = 'first', **options: ty.Any,
                    ) -> engine.Engine:

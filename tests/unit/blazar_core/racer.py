@@ -85,17 +85,11 @@ def take_unguarded(connection: sa.Connection, now: int,
         connection.execute(sa.insert(models.Change), rows)
 
 
-def unlocked(session: orm.Session, lease_id: str) -> models.Lease:
-    """What leases._existing does, but that it locks nothing."""
-    lease = session.get(models.Lease, lease_id)
-    assert lease is not None
-    return lease
-
-
-def late_lock(session: orm.Session, reservation_id: str) -> models.Lease:
-    """What leases._lease_of does, but that it reads before it locks."""
-    lease_id = session.scalar(sa.select(models.Reservation.lease_id).where(
-        models.Reservation.id == reservation_id))
+def late_lock(session: orm.Session, lease_id: str) -> models.Lease:
+    """What api.locked does, but that it reads before it locks, and does not
+    write.
+    """
+    api.found(session, lease_id)
     lease = session.get(models.Lease, lease_id, with_for_update=True)
     assert lease is not None
     return lease
@@ -108,8 +102,7 @@ GUARDS = {
                    functools.partial(take_unguarded, move=True)),
     'gate': ('blazar_core.lifecycle.Lifecycle._may_send',
              lambda self, *_lease: True),
-    'lock': ('blazar_core.leases._existing', unlocked),
-    'places': ('blazar_core.leases._lease_of', late_lock),
+    'lock': ('blazar_core.db.api.locked', late_lock),
     'claim': ('blazar_core.engine.Engine._claim', seize),
 }
 

@@ -742,14 +742,14 @@ class TestRetain(worlds.BooksTestCase):
 
 class TestTrim(worlds.BooksTestCase):
 
-    def test_what_changed_before_is_forgotten(self):
+    def test_what_changed_before_is_forgotten_but_for_the_newest(self):
         self.host('one', VCPU=9)
         self.clock.advance(10)
         self.book('one', 10, 20, VCPU=1)
         self.clock.advance(1)
         self.book('one', 10, 20, VCPU=1)
-        for before, count in ((NOW, 0), (NOW + 10, 1), (NOW + 10, 0),
-                              (NOW + 11, 1), (NOW + 99, 1)):
+        for before, count in ((NOW, 0), (NOW + 10, 0), (NOW + 11, 1),
+                              (NOW + 11, 0), (NOW + 99, 1), (NOW + 99, 0)):
             with self.database.writer() as session:
                 self.assertEqual(count, books.trim(session, before))
         self.assertEqual(({'hosts': 1, 'bookings': 2}, 3), (

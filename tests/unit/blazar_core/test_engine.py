@@ -37,8 +37,9 @@ class Actions:
     :ivar answers: by lease; what its actions answer or raise, one by one
     """
 
-    def __init__(self):
+    def __init__(self, database):
         self.done = []
+        self.database = database
         self.begun = collections.Counter()
         self.running = []
         self.most = 0
@@ -59,8 +60,10 @@ class Actions:
     def announce(self, lease_id, event_type):
         return self._act(event_type, lease_id)
 
-    def give_up(self, lease_id, event_type):
-        self.given_up.append((event_type, lease_id))
+    def give_up(self, lease_id, event_type, settle):
+        with self.database.writer() as session:
+            if settle(session):
+                self.given_up.append((event_type, lease_id))
 
     def _act(self, what, lease_id):
         with self._lock:
@@ -98,7 +101,7 @@ class EngineTestCase(base.DatabaseTestCase):
     def setUp(self):
         super().setUp()
         self.clock = WatchedClock(NOW)
-        self.actions = Actions()
+        self.actions = Actions(self.database)
         self.addCleanup(self.open_doors)
 
     def open_doors(self):
@@ -418,6 +421,28 @@ class TestRun(EngineTestCase):
         door.set()
         worker.thread.join(20)
         self.assertFalse(worker.thread.is_alive())
+        self.assertEqual(['DONE'], self.scalars(models.Event.status))
+
+    def test_what_it_began_stays_its_own_while_it_ends(self):
+        event_id = self.event('a')
+        self.shut('a')
+        worker = self.started(claim_seconds=30)
+        self.wait_for(lambda: self.actions.running, 'the action')
+        worker.stop()
+
+        def until():
+            return self.scalars(models.Event.claimed_until,
+                                models.Event.id == event_id)[0]
+
+        for _time in range(6):
+            now = self.clock.now()
+            self.wait_for(lambda: self.clock.waits[-1:] == [now + 10],
+                          'the engine to wait for what it began')
+            self.clock.advance(10)
+            self.wait_for(lambda: until() == now + 40, 'a longer claim')
+        self.assertEqual(0, self.engine('another').run_due())
+        self.open_doors()
+        worker.thread.join(20)
         self.assertEqual(['DONE'], self.scalars(models.Event.status))
 
     def test_one_slow_action_delays_no_other(self):

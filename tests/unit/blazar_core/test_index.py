@@ -13,8 +13,11 @@
 """The books in memory follow the database, whoever writes and in what order.
 """
 
+import contextlib
+import itertools
 import random
 import typing as ty
+from unittest import mock
 
 import sqlalchemy as sa
 import testscenarios
@@ -57,6 +60,14 @@ class IndexTestCase(base.LeaseTestCase):
         with self.database.writer() as session:
             books.amend(session, self.clock.now(), edits)
 
+    def skip(self, followed: index.Index) -> None:
+        """Let it take everything so far for read: as if that had been
+        committed long after ids behind it were read.
+        """
+        with self.database.reader() as session:
+            followed._top = session.execute(index._NEWEST).one()
+        followed._missing.clear()
+
     def bookings(self, session: ty.Any) -> list[models.Booking]:
         return list(session.scalars(sa.select(models.Booking).where(
             models.Booking.server_id.is_(None)).order_by(models.Booking.id)))
@@ -76,7 +87,7 @@ class IndexTestCase(base.LeaseTestCase):
                      for host in followed.hosts.values()}
             rooms = dict(zip(timeline.ids, timeline.rooms(
                 model.Demand({'VCPU': 1}, count=999),
-                model.Window(self.clock.now(), NOW + 9999)).tolist(),
+                model.Window(self.clock.now(), model.FOREVER)).tolist(),
                 strict=True))
         return pictures, hosts, rooms
 
@@ -174,12 +185,13 @@ class FollowingTest(IndexTestCase):
                     host_id, model.Window(NOW + 5, NOW + 6)).items()
                 if amount})
 
-    def test_who_has_not_looked_for_long_reads_everything_again(self):
+    def test_half_a_generation_is_none(self):
         self.picture(self.index)
-        self.amend(self.new(self.host_ids[0], 5, 10))
-        with self.database.writer() as session:
-            self.assertGreater(books.trim(session, NOW + 1), 0)
-        self.clock.advance(index.KEEP // 2 + 1)
+        self.amend(*(self.new(self.host_ids[0], 40, 50)
+                     for _booking in range(3)))
+        with self.database.reader() as session:
+            *_before, half, _newest = session.execute(index._CHANGES).all()
+        self.index._top = half
         self.assert_true_to_the_database(self.index)
 
     def test_what_is_over_does_not_pile_up(self):
@@ -200,18 +212,34 @@ class FollowingTest(IndexTestCase):
 
     def test_what_no_id_led_to_is_found_by_the_generations(self):
         self.picture(self.index)
-        self.amend(self.new(self.host_ids[0], 40, 50))
-        # As if it had been committed long after ids behind it were read.
-        with self.index.fresh():
-            pass
         self.amend(self.new(self.host_ids[1], 40, 50))
-        self.index._top += 1000
-        self.index._missing.clear()
+        self.skip(self.index)
         with self.index.fresh() as timeline:
             self.assertEqual(0, timeline.peak(
                 self.host_ids[1], model.Window(NOW + 40, NOW + 41)).get(
                     'VCPU', 0))
         self.clock.advance(index.COMPARE)
+        self.assert_true_to_the_database(self.index)
+
+    def test_what_no_id_led_to_is_found_by_what_comes_after_it(self):
+        self.picture(self.index)
+        self.amend(self.new(self.host_ids[0], 30, 40))
+        with self.index.fresh():
+            pass
+        self.amend(self.new(self.host_ids[0], 35, 45))
+        self.skip(self.index)
+        self.amend(self.new(self.host_ids[0], 40, 50))
+        self.assert_true_to_the_database(self.index)
+
+    def test_a_generation_between_others_that_no_id_led_to(self):
+        self.picture(self.index)
+        for start in (30, 35, 40):
+            self.amend(self.new(self.host_ids[0], start, start + 10))
+        with self.database.reader() as session:
+            *_before, first, second, _third = session.execute(
+                index._CHANGES).all()
+        self.index._top = second
+        self.index._missing = {first.id: NOW}
         self.assert_true_to_the_database(self.index)
 
     def test_a_booking_that_was_taken_out_for_a_question_is_back_after_it(
@@ -245,6 +273,197 @@ class FollowingTest(IndexTestCase):
                     now + books.OVERDUE, now + 100))['VCPU'])
 
 
+class Fault(Exception):
+    """The database fails."""
+
+
+class FaultTest(IndexTestCase):
+    """Reading may fail at any statement."""
+
+    @contextlib.contextmanager
+    def failing_at(self, number: int) -> ty.Iterator[mock.Mock]:
+        """Let a statement fail; the mock tells of it."""
+        statements = itertools.count()
+        failed = mock.Mock(side_effect=Fault)
+
+        def count(*_args: ty.Any) -> None:
+            if next(statements) == number:
+                failed()
+
+        sa.event.listen(self.database.engine, 'before_execute', count)
+        try:
+            yield failed
+        finally:
+            sa.event.remove(self.database.engine, 'before_execute', count)
+
+    def change_everything(self, number: int) -> None:
+        """What makes the index ask whatever it may ask."""
+        self.amend(self.new(self.host_ids[0], 20 + number, 60))
+        self.skip(self.index)
+        self.amend(self.new(self.host_ids[0], 20 + number, 60),
+                   self.new(self.host_ids[1], 20 + number, 60))
+        with self.database.reader() as session:
+            host = session.get_one(models.Host, self.host_ids[2])
+        self.report(host.uuid, host.name, {'VCPU': number},
+                    {'VCPU': 20 + number})
+        self.host(f'new{number}', VCPU=number)
+
+    def test_whatever_fails_nothing_is_half_known(self):
+        self.running_lease(0, 5)
+        self.clock.advance(5)
+        self.picture(self.index)
+        for number in itertools.count():
+            self.change_everything(number)
+            # Half of the times so that generations are compared.
+            self.clock.advance(index.COMPARE // 2)
+            with self.failing_at(number) as failed, contextlib.suppress(
+                    Fault), self.index.fresh():
+                pass
+            self.assert_true_to_the_database(self.index)
+            if not failed.called:
+                break
+        self.assertGreaterEqual(number, 4)
+
+    def test_a_load_that_fails_may_be_tried_again(self):
+        for number in itertools.count():
+            with self.failing_at(number) as failed, contextlib.suppress(
+                    Fault), self.index.fresh():
+                pass
+            if not failed.called:
+                break
+            if number % 2:
+                self.assert_true_to_the_database(self.index)
+                self.index = index.Index(self.database, self.clock)
+        self.assertGreaterEqual(number, 4)
+
+    def test_what_cannot_be_applied_is_read_again(self):
+        self.picture(self.index)
+        self.amend(self.new(self.host_ids[0], 20, 30),
+                   self.new(self.host_ids[1], 20, 30))
+        apply = mock.Mock(side_effect=[None, MemoryError])
+        with mock.patch.object(self.index._timeline, 'apply', apply):
+            self.assertRaises(MemoryError, self.picture, self.index)
+        self.assert_true_to_the_database(self.index)
+
+
+class ReadAgainTest(IndexTestCase):
+    """What cannot be followed is read again, and nothing else is."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.amend(self.new(self.host_ids[0], 40, 50))
+        self.picture(self.index)
+        load = mock.patch.object(self.index, '_load', side_effect=(
+            self.index._load))
+        self.load = load.start()
+        self.addCleanup(load.stop)
+
+    def trim(self, before: int) -> int:
+        with self.database.writer() as session:
+            return books.trim(session, before)
+
+    def test_a_quiet_system_is_followed_however_often_it_is_trimmed(self):
+        """Whether it is asked before, after or between that."""
+        later = 100 * index.KEEP
+        for number in range(6):
+            self.amend(self.new(self.host_ids[number % 3], later, later + 9))
+            if number % 2:
+                self.picture(self.index)
+            for _hour in range(3):
+                self.clock.advance(index.KEEP)
+                self.trim(self.clock.now() - index.KEEP)
+            if number % 2 == 0:
+                self.picture(self.index)
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_not_called()
+
+    def test_what_was_trimmed_unread_is_read_again(self):
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        self.amend(self.new(self.host_ids[1], 20, 30))
+        self.assertGreater(self.trim(NOW + 1), 0)
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_called_once()
+
+    def test_what_was_trimmed_by_another_clock(self):
+        self.check_trimmed_by_another_clock(0, self.host_ids[0])
+
+    def test_what_was_trimmed_by_another_clock_and_nothing_came_after(self):
+        self.check_trimmed_by_another_clock(
+            index.COMPARE, self.host_ids[1])
+
+    def check_trimmed_by_another_clock(self, seconds: int, then: int) -> None:
+        """The newest change that is known was made where it is later."""
+        with self.database.writer() as session:
+            books.amend(session, NOW + 9999, [
+                self.new(self.host_ids[2], 20, 30)])
+        self.picture(self.index)
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        self.amend(self.new(then, 20, 30))
+        self.assertGreater(self.trim(NOW + 1), 0)
+        self.clock.advance(seconds)
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_called_once()
+
+    def restore(self, backup: dict[str, list[ty.Any]]) -> None:
+        """Put a backup in the place of what is there."""
+        tables = models.Base.metadata.sorted_tables
+        again = {
+            'sqlite': "SELECT 1",
+            'mysql': 'ALTER TABLE changes AUTO_INCREMENT = 1',
+            'postgresql': "SELECT setval(pg_get_serial_sequence('changes', "
+                          "'id'), (SELECT max(id) FROM changes))",
+        }[self.database.engine.dialect.name]
+        with self.database.begin() as connection:
+            for table in reversed(tables):
+                connection.execute(sa.delete(table))
+            for table in tables:
+                if backup[table.name]:
+                    connection.execute(table.insert(), [
+                        dict(row._mapping) for row in backup[table.name]])
+            connection.execute(sa.text(again))
+
+    def test_a_database_that_was_restored(self):
+        backup = self.everything()
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        self.picture(self.index)
+        self.restore(backup)
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_called_once()
+
+    def test_one_that_has_gone_on_since(self):
+        """The same ids and generations mean something else now."""
+        backup = self.everything()
+        for window in ((20, 30), (25, 35)):
+            self.amend(self.new(self.host_ids[0], *window))
+        self.picture(self.index)
+        self.restore(backup)
+        for window in ((30, 40), (35, 45), (40, 50)):
+            self.amend(self.new(self.host_ids[0], *window))
+        self.assertIn(self.index._top.id, self.scalars(models.Change.id))
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_called_once()
+
+    def test_one_without_changes_by_which_to_tell(self):
+        for _time in range(2):
+            with self.database.writer() as session:
+                session.execute(sa.delete(models.Change))
+            if not _time:
+                backup = self.everything()
+                self.amend(self.new(self.host_ids[0], 20, 30))
+        self.index._timeline = None
+        self.picture(self.index)
+        self.load.reset_mock()
+        for gone in (False, True):
+            if gone:
+                backup['bookings'].clear()
+                backup['hosts'].pop()
+            self.restore(backup)
+            self.clock.advance(index.COMPARE)
+            self.assert_true_to_the_database(self.index)
+            self.load.assert_called_once()
+            self.load.reset_mock()
+
+
 class OutOfOrderTest(IndexTestCase):
     """Transactions that overlap commit in another order than they began."""
 
@@ -265,4 +484,18 @@ class OutOfOrderTest(IndexTestCase):
                 self.assertEqual(0, timeline.peak(first, window)['VCPU'])
         with self.index.fresh() as timeline:
             self.assertEqual(1, timeline.peak(first, window)['VCPU'])
+        self.assert_true_to_the_database(self.index)
+
+    def test_more_changes_than_ids_are_looked_for(self):
+        """Half of a decision has ids that nobody looks for any more."""
+        self.host('big', VCPU=9999)
+        (big,) = self.scalars(models.Host.id, models.Host.name == 'big')
+        self.picture(self.index)
+        early = self.books.connect()
+        with early.writer() as session:
+            books.amend(session, NOW, [
+                self.new(big, 40, 50)
+                for _booking in range(index._MISSING_MOST + 100)])
+            self.amend(self.new(self.host_ids[0], 40, 50))
+            self.picture(self.index)
         self.assert_true_to_the_database(self.index)

@@ -851,16 +851,16 @@ class TestResize(PlacesTestCase):
         lease = self.reserve(0, 100, active=True)
         other = leases.Leases(self.books.connect(), self.clock,
                               self.admission)
-        existing, done = leases._existing, []
+        locked, done = api.locked, []
 
         def meanwhile(session, lease_id):
             done.append(None)
             if len(done) == 2:
                 other.update(lease['id'], leases.Change(reservations={
                     lease['reservations'][0]['id']: self.places(3)}))
-            return existing(session, lease_id)
+            return locked(session, lease_id)
 
-        with fixtures.MonkeyPatch('blazar_core.leases._existing', meanwhile):
+        with fixtures.MonkeyPatch('blazar_core.db.api.locked', meanwhile):
             answer = self.update(lease, self.places(3))
         self.assertGreater(len(done), 2)
         self.assertEqual(3, answer['reservations'][0]['amount'])
@@ -1114,20 +1114,19 @@ class TestOccupyMeanwhile(PlacesTestCase):
     def test_who_waits_for_another_takes_another_place(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
         other = leases.Leases(self.books.connect(), self.clock, None)
-        locked = leases._lease_of
-        done = []
+        reservation_id = lease['reservations'][0]['id']
+        locked, done = api.locked, []
 
-        def late(session, reservation_id):
+        def late(session, lease_id):
             if not done:
                 # Somebody has the lock, and takes a place, and is done.
                 done.append(self.in_thread(lambda: other.occupy(
                     reservation_id, 'project', ['second'])))
                 done[0].join(20)
-            return locked(session, reservation_id)
+            return locked(session, lease_id)
 
-        with fixtures.MonkeyPatch('blazar_core.leases._lease_of', late):
-            self.leases.occupy(
-                lease['reservations'][0]['id'], 'project', ['first'])
+        with fixtures.MonkeyPatch('blazar_core.db.api.locked', late):
+            self.leases.occupy(reservation_id, 'project', ['first'])
         self.assertEqual([('one', 'first'), ('one', 'second')],
                          self.booked(lease))
 

@@ -11,10 +11,12 @@
 #    under the License.
 
 import logging
+import threading
 
 import fixtures
 import testscenarios
 
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import leases
@@ -703,6 +705,23 @@ class TestPlaces(LifecycleTestCase):
         self.lifecycle.end(lease['id'])
         self.assertEqual([{}], opened)
 
+    def test_one_that_cannot_be_closed_keeps_no_server(self):
+        lease = self.reserve(0, 100, self.places(), self.places(),
+                             active=True)
+        server_id, = self.occupy(lease)
+        self.cloud.broken['close'] = RuntimeError('Nova is away')
+        self.clock.advance(100)
+        self.assertEqual(lifecycle.AWAY, self.lifecycle.end(
+            lease['id'], when_due=True).seconds)
+        self.assertEqual([server_id], self.cloud.deleted)
+        # Its room is back, but it is not over as long as it can be used.
+        self.assertEqual(2, len(self.cloud.opened))
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.cloud.broken.clear()
+        self.assertIsNone(self.lifecycle.end(lease['id'], when_due=True))
+        self.assertEqual({}, self.cloud.opened)
+        self.assertEqual('TERMINATED', self.status(lease))
+
     def test_a_start_that_fails_is_done_again(self):
         lease = self.reserve()
         self.cloud.broken['open'] = RuntimeError('the database is away')
@@ -1112,6 +1131,26 @@ class TestDelete(LifecycleTestCase):
 
 class TestAnnounce(LifecycleTestCase):
 
+    def test_an_end_that_is_put_off_while_it_is_told_is_told_again(self):
+        lease = self.running_lease(request=self.request(
+            0, 100, before_end=NOW + 50))
+        self.clock.advance(50)
+        told = []
+
+        def notify(event_type, _lease):
+            told.append(event_type)
+            if len(told) == 1:
+                self.leases.update(lease['id'], leases.Change(end=NOW + 200))
+
+        self.lifecycle._notify = notify
+        worker = self.new_engine()
+        worker.run_due()
+        self.clock.advance(99)
+        self.assertEqual(0, worker.run_due())
+        self.clock.advance(1)
+        worker.run_due()
+        self.assertEqual(2 * ['lease.event.before_end_lease'], told)
+
     def test_the_world_is_told_of_an_event(self):
         lease = self.running_lease()
         self.assertIsNone(
@@ -1220,7 +1259,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         """Its last server is seen running in the middle of its end."""
         lease = self.lease(0, 100)
         with self.books.connect().writer() as ending:
-            row = ending.get(models.Lease, lease['id'], with_for_update=True)
+            row = api.locked(ending, lease['id'])
             row.status = 'TERMINATING'
             ending.flush()
             thread = self.in_thread(lambda: self.see(
@@ -1233,7 +1272,7 @@ class TestStepsThatMeet(LifecycleTestCase):
     def test_a_lease_is_not_sent_while_it_is_being_ended(self):
         lease = self.lease(50, 100)
         with self.books.connect().writer() as ending:
-            row = ending.get(models.Lease, lease['id'], with_for_update=True)
+            row = api.locked(ending, lease['id'])
             row.status = 'TERMINATING'
             ending.flush()
             thread = self.in_thread(
@@ -1242,3 +1281,61 @@ class TestStepsThatMeet(LifecycleTestCase):
         thread.join(20)
         self.assertEqual([], self.cloud.sent)
         self.assertEqual('TERMINATING', self.status(lease))
+
+    def paused(self, work, owner, name):
+        """Let another process do something, and stop it before it commits.
+
+        :param name: of what is the last that it does
+        :returns: what lets it go on
+        """
+        at, go_on = threading.Event(), threading.Event()
+        last = getattr(owner, name)
+
+        def late(*args, **kwargs):
+            answer = last(*args, **kwargs)
+            if not at.is_set():
+                at.set()
+                go_on.wait(20)
+            return answer
+
+        self.useFixture(fixtures.MockPatchObject(owner, name, late))
+        self.in_thread(work)
+        self.wait_for(at.is_set, 'the other one to have the lock')
+        return go_on.set
+
+    def other_lifecycle(self):
+        """That of another process."""
+        return lifecycle.Lifecycle(
+            self.books.connect(), self.clock, self.cloud, self.vault.open,
+            lambda event, lease: None, self.patience)
+
+    def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
+        lease = self.reserve(0, 100, active=True)
+        other = leases.Leases(self.books.connect(), self.clock, None)
+        self.cloud.servers['late'] = Seen(State.RUNNING, self.one)
+        go_on = self.paused(
+            lambda: other.occupy(lease['reservations'][0]['id'], 'project',
+                                 ['late']), views, 'describe')
+        self.clock.advance(100)
+        ends = []
+        thread = self.in_thread(
+            lambda: ends.append(self.lifecycle.end(lease['id'])))
+        self.wait_for(self.is_waited_for, 'an end that waits its turn')
+        go_on()
+        thread.join(20)
+        self.assertEqual((['late'], [None]), (self.cloud.deleted, ends))
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_the_last_two_servers_may_be_seen_to_run_together(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        other = self.other_lifecycle()
+        go_on = self.paused(
+            lambda: other.observe(first, Seen(State.RUNNING, self.one)),
+            lifecycle.Lifecycle, '_runs')
+        thread = self.in_thread(
+            lambda: self.see(second, State.RUNNING, self.one))
+        self.wait_for(self.is_waited_for, 'a step that waits its turn')
+        go_on()
+        thread.join(20)
+        self.assertEqual('ACTIVE', self.status(lease))

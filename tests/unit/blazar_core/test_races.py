@@ -306,7 +306,7 @@ class TestPlacesWithoutTheGuard(TestPlaces):
     def test_there_are_never_more_servers_than_places(self):
         """It is not so if the lock comes after what it is to guard."""
         for _round in range(ROUNDS):
-            told, have = self.occupied(without=['places'])
+            told, have = self.occupied(without=['lock'])
             if len(told) > len(have):
                 return
             self.leases.vacate(have)

@@ -66,6 +66,10 @@ class Row:
     reservation: str
     server_id: str = ''
 
+    @property
+    def placed_at(self) -> int | None:
+        return self.start if self.running else None
+
     def counts(self, now: int) -> oracle.Booking:
         """As the oracle should see it: an overdue server is still there."""
         end = self.end
@@ -78,7 +82,7 @@ class Row:
         return books.NewBooking(
             self.reservation, None if self.host is None else 1000 + self.host,
             self.server_id, model.Window(self.start, self.end),
-            self.resources, self.running)
+            self.resources, self.running, self.placed_at)
 
 
 @dataclasses.dataclass
@@ -157,7 +161,8 @@ def fill(session: orm.Session, world: World) -> None:
         {'reservation_id': row.reservation, 'server_id': row.server_id,
          'host_id': None if row.host is None else 1000 + row.host,
          'start_date': row.start, 'end_date': row.end,
-         'resources': row.resources, 'running': row.running}
+         'resources': row.resources, 'running': row.running,
+         'placed_at': row.placed_at}
         for row in world.rows])
 
 

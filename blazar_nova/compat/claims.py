@@ -1,0 +1,106 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""In front of the scheduler's claim: the books first, then placement.
+
+Nova's scheduler claims the hosts it has chosen one after the other, the best
+one first, until placement lets it have one; it does so for forced hosts, to
+which no filter is applied, and for moves as well. It takes the function from
+its module each time, and that is where ours is put.
+"""
+
+import functools
+import inspect
+import typing as ty
+
+from nova.scheduler import manager
+from nova.scheduler import utils
+from oslo_log import log as logging
+
+from blazar_core import claims
+
+__all__ = ['install', 'problems']
+
+LOG = logging.getLogger(__name__)
+
+_CLAIM = ['ctx', 'client', 'spec_obj', 'instance_uuid', 'alloc_req',
+          'allocation_request_version']
+
+#: What Nova itself does.
+_novas = utils.claim_resources
+
+
+def problems() -> list[str]:
+    """The scheduler claims hosts by the function that we stand in front of.
+
+    :returns: as the functions of :mod:`blazar_nova.compat.checks`
+    """
+    found = []
+    taken = list(inspect.signature(_novas).parameters)
+    if taken != _CLAIM:
+        found.append(
+            f'nova.scheduler.utils.claim_resources was expected to take '
+            f'({", ".join(_CLAIM)}), but takes ({", ".join(taken)}).')
+    schedule = manager.SchedulerManager._schedule.__code__.co_names
+    if manager.utils is not utils or 'claim_resources' not in schedule:
+        found.append(
+            'nova.scheduler.manager was expected to claim hosts by '
+            'nova.scheduler.utils.claim_resources.')
+    return found
+
+
+def install(books: claims.Claims) -> None:
+    """Let this process claim in these books first. Safe to call again."""
+    @functools.wraps(_novas)
+    def claim_resources(ctx: ty.Any, client: ty.Any, spec_obj: ty.Any,
+                        instance_uuid: str, alloc_req: dict[str, ty.Any],
+                        allocation_request_version: str | None = None,
+                        ) -> bool:
+        def ask_nova() -> bool:
+            return bool(_novas(ctx, client, spec_obj, instance_uuid,
+                               alloc_req, allocation_request_version))
+
+        if utils.request_is_rebuild(spec_obj):
+            return ask_nova()
+        try:
+            undo = books.claim(instance_uuid, {
+                provider: one['resources'] for provider, one in
+                alloc_req['allocations'].items()}, _is_forced(spec_obj))
+        except claims.Denied as exc:
+            LOG.info('Server %s does not go to host %s: %s', instance_uuid,
+                     ' or '.join(alloc_req['allocations']), exc)
+            return False
+        return _unless(ask_nova, undo, instance_uuid)
+
+    utils.claim_resources = claim_resources
+
+
+def _unless(ask_nova: ty.Callable[[], bool], undo: claims.Undo,
+            server_id: str) -> bool:
+    """Nova's answer; a claim that it does not grant is taken back."""
+    granted = False
+    try:
+        granted = ask_nova()
+    finally:
+        if not granted:
+            try:
+                undo()
+            except Exception:
+                LOG.exception('Server %s counts for a while where it is not',
+                              server_id)
+    return granted
+
+
+def _is_forced(spec: ty.Any) -> bool:
+    """Whether an operator named the host, so that no filter was asked."""
+    return any(name in spec and getattr(spec, name)
+               for name in ('force_hosts', 'force_nodes'))

@@ -1,0 +1,420 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a scheduler lets in counts at once, and breaks no promise."""
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+import testscenarios
+
+from blazar_core import admission
+from blazar_core import books
+from blazar_core import claims
+from blazar_core.db import models
+from blazar_core import lifecycle
+from tests.unit import base
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+NOW = base.NOW
+State = lifecycle.ServerState
+
+
+class ClaimTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.claims = self.another()
+
+    def another(self):
+        """A scheduler, with the books in a memory of its own."""
+        database = self.books.connect()
+        search = admission.Admission(database, self.clock)
+        return claims.Claims(database, self.clock, search.index)
+
+    def claim(self, server_id, host, forced=False, by=None, **takes):
+        """Let a server onto a host; returns what takes that back."""
+        return (by or self.claims).claim(
+            server_id, {self.uuid_of(host): takes or {'VCPU': 1}}, forced)
+
+    def fits(self, host, server_id=None, **takes):
+        """Whether a server is let onto a host."""
+        try:
+            self.claim(server_id or uuidutils.generate_uuid(), host, **takes)
+        except claims.Denied:
+            return False
+        return True
+
+    def row(self, host):
+        with self.database.reader() as session:
+            return session.scalars(sa.select(models.Host).options(
+                sa.orm.undefer(models.Host.consumers)).where(
+                    models.Host.name == host)).one()
+
+    def booking(self, server_id):
+        row, = self.scalars(models.Booking,
+                            models.Booking.server_id == server_id)
+        return row
+
+    def tell(self, server_id, host='one', **takes):
+        """The cloud says that a server has come, or that it has left."""
+        with self.database.begin() as connection:
+            return books.tell(connection, self.clock.now(), host, host,
+                              server_id, takes or None)
+
+    def asked(self, host='one', at=None, **servers):
+        """The cloud says what runs on a host."""
+        with self.database.writer() as session:
+            books.report_usage(session, self.clock.now() if at is None else
+                               at, self.uuid_of(host), servers)
+
+
+class TestClaim(ClaimTestCase):
+
+    def test_what_is_let_in_counts_before_anybody_tells_of_it(self):
+        self.host('one', VCPU=10)
+        self.lease(50, 100, resources={'VCPU': 6})
+        self.assertEqual([True] * 4 + [False] * 6, [
+            self.fits('one') for _boot in range(10)])
+        self.assertEqual({'VCPU': 4}, self.row('one').usage)
+
+    def test_other_schedulers_see_it_at_once(self):
+        self.host('one', VCPU=10)
+        self.lease(50, 100, resources={'VCPU': 9})
+        others = self.another()
+        # It has read the books, and has them in memory as they were.
+        self.claim('a', 'one', by=others)()
+        self.claim('b', 'one')
+        self.assertRaises(claims.Denied, self.claim, 'c', 'one', by=others)
+
+    def test_where_nothing_is_promised_nobody_is_judged(self):
+        self.host('one', VCPU=1)
+        self.assertEqual([True, True], [
+            self.fits('one') for _boot in range(2)])
+        self.assertEqual({'VCPU': 2}, self.row('one').usage)
+
+    def test_a_host_that_is_forced_is_not_judged_but_counted(self):
+        self.host('one', VCPU=1)
+        self.lease(50, 100)
+        self.assertRaises(claims.Denied, self.claim, 'a', 'one')
+        self.claim('a', 'one', forced=True)
+        self.assertEqual({'VCPU': 1}, self.row('one').usage)
+
+    def test_all_that_is_taken_of_a_host_counts(self):
+        uuid = self.host('one', VCPU=2, MEMORY_MB=10, CUSTOM_GPU=1)
+        self.claims.claim('a', {
+            'shared': {'DISK_GB': 7}, uuid: {'VCPU': 1, 'MEMORY_MB': 0},
+            'gpu': {'CUSTOM_GPU': 1}})
+        self.assertEqual({'VCPU': 1, 'CUSTOM_GPU': 1}, self.row('one').usage)
+
+    def test_hosts_that_nobody_knows_are_not_claimed(self):
+        self.claims.claim('a', {'unknown': {'VCPU': 1}})()
+        self.assertEqual({}, self.count_rows())
+
+    def test_a_claim_taken_back_leaves_nothing(self):
+        self.host('one', VCPU=1)
+        for before in ({}, {'a': {'VCPU': 5}}):
+            self.asked(**before)
+            consumers = self.row('one').consumers
+            self.claim('a', 'one')()
+            self.assertEqual(consumers, self.row('one').consumers)
+
+    def test_resized_in_its_place_a_server_takes_both_sizes(self):
+        self.host('one', VCPU=9)
+        self.asked(a={'VCPU': 2})
+        self.claim('a', 'one', VCPU=3)
+        self.assertEqual({'VCPU': 5}, self.row('one').usage)
+        # Tried again, it does not count again.
+        self.claim('a', 'one', VCPU=3)
+        self.asked(a={'VCPU': 3})
+        self.assertEqual({'VCPU': 3}, self.row('one').usage)
+
+    def test_who_lost_a_race_judges_again(self):
+        self.host('one', VCPU=2)
+        self.lease(50, 100)
+        judge = self.claims._fits
+        others = iter([self.another()])
+
+        def meanwhile(*args, **kwargs):
+            fits = judge(*args, **kwargs)
+            for other in others:
+                self.claim('faster', 'one', by=other)
+            return fits
+
+        self.claims._fits = meanwhile
+        self.assertRaises(claims.Denied, self.claim, 'slower', 'one')
+        self.assertEqual({'VCPU': 1}, self.row('one').usage)
+
+
+class TestPending(ClaimTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=10)
+        self.asked()
+        self.claim('a', 'one')
+
+    def test_it_is_kept_until_the_cloud_must_have_it(self):
+        self.assertEqual(NOW + books.CLAIM_SECONDS + 1,
+                         self.row('one').recheck_at)
+        self.clock.advance(books.CLAIM_SECONDS)
+        self.asked()
+        self.assertEqual({'VCPU': 1}, self.row('one').usage)
+        self.clock.advance(1)
+        self.asked()
+        self.assertEqual({}, self.row('one').usage)
+        self.assertIsNone(self.row('one').recheck_at)
+
+    def test_what_the_cloud_has_stays(self):
+        self.clock.advance(books.CLAIM_SECONDS + 1)
+        self.asked(a={'VCPU': 1})
+        self.assertEqual({'VCPU': 1}, self.row('one').usage)
+        self.assertIsNone(self.row('one').recheck_at)
+
+    def test_told_of_it_nothing_is_decided_and_nobody_asked(self):
+        generation = self.generation('one')
+        changes = self.count_rows()['changes']
+        self.assertTrue(self.tell('a', VCPU=1))
+        row = self.row('one')
+        self.assertEqual((generation, {'VCPU': 1}, None), (
+            row.generation, row.usage, row.recheck_at))
+        self.assertEqual(changes, self.count_rows()['changes'])
+        # It is there for good.
+        self.asked(at=NOW - 1)
+        self.assertEqual({'VCPU': 1}, self.row('one').usage)
+        self.clock.advance(1)
+        self.asked()
+        self.assertEqual({}, self.row('one').usage)
+
+    def test_the_host_is_looked_at_for_the_others_that_are_awaited(self):
+        self.clock.advance(3)
+        self.claim('b', 'one')
+        self.assertEqual(NOW + 31, self.row('one').recheck_at)
+        self.tell('a', VCPU=1)
+        self.assertEqual(NOW + 34, self.row('one').recheck_at)
+        self.tell('b', VCPU=1)
+        self.assertIsNone(self.row('one').recheck_at)
+
+    def test_who_wants_to_look_sooner_does_so(self):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(recheck_at=NOW + 2))
+        self.claim('b', 'one')
+        for server_id in 'ab':
+            self.tell(server_id, VCPU=1)
+        self.assertEqual(NOW + 2, self.row('one').recheck_at)
+
+    def test_looked_at_in_between_it_is_looked_at_again(self):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(recheck_at=NOW + 2))
+        self.clock.advance(2)
+        self.asked()
+        self.assertEqual(NOW + 31, self.row('one').recheck_at)
+
+    def test_one_that_leaves_does_not_come_back(self):
+        self.tell('a')
+        self.assertEqual({}, self.row('one').usage)
+        self.asked(at=NOW - 1, a={'VCPU': 1})
+        self.assertEqual({}, self.row('one').usage)
+
+
+class TestLeased(ClaimTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+
+    def servers(self, *window, **wanted):
+        return base.servers_of(self.lease(*window, **wanted))
+
+    def test_it_is_placed_where_it_is_booked_and_counts_once(self):
+        server_id, = self.servers(0, 100, resources={'VCPU': 2})
+        self.claim(server_id, 'one', VCPU=2)
+        self.assertEqual(NOW, self.booking(server_id).placed_at)
+        self.assertEqual({}, self.row('one').usage)
+
+    def test_elsewhere_its_booking_goes_with_it(self):
+        server_id, = self.servers(0, 100)
+        self.host('two', VCPU=1)
+        undo = self.claim(server_id, 'two')
+        self.assertEqual('two', self.host_of(server_id))
+        self.assertEqual(NOW, self.booking(server_id).placed_at)
+        undo()
+        self.assertIsNone(self.booking(server_id).placed_at)
+        self.claim(server_id, 'one')
+        self.assertEqual('one', self.host_of(server_id))
+
+    def test_it_does_not_go_where_others_were_promised_the_room(self):
+        self.servers(0, 100, count=2)
+        self.host('two', VCPU=1)
+        server_id, = self.servers(0, 100)
+        self.assertEqual('two', self.host_of(server_id))
+        self.assertFalse(self.fits('one', server_id))
+        self.assertEqual('two', self.host_of(server_id))
+        self.assertIsNone(self.booking(server_id).placed_at)
+        self.claim(server_id, 'one', forced=True)
+        self.assertEqual('one', self.host_of(server_id))
+
+    def test_those_of_one_lease_change_places(self):
+        self.host('two', VCPU=2)
+        first, second = self.servers(0, 100, count=2, resources={'VCPU': 2})
+        before = [self.host_of(first), self.host_of(second)]
+        self.claim(first, before[1], VCPU=2)
+        self.assertEqual(before[::-1], [
+            self.host_of(first), self.host_of(second)])
+        # Its place is its own now.
+        self.assertFalse(self.fits(before[1], second, VCPU=2))
+
+    def test_one_without_a_host_is_bound_where_it_is_let_in(self):
+        server_id, = self.servers(0, 100)
+        with self.database.writer() as session:
+            booking = session.get(models.Booking, self.booking(server_id).id)
+            books.amend(session, NOW, [books.Edit(
+                booking, books.new_of(booking, host_id=None))])
+        self.claim(server_id, 'one')
+        self.assertEqual('one', self.host_of(server_id))
+        self.assertEqual(NOW, self.booking(server_id).placed_at)
+
+    def test_built_again_elsewhere_it_does_not_count_twice(self):
+        server_id, = self.servers(0, 100)
+        self.host('two', VCPU=1)
+        self.claim(server_id, 'one')
+        self.claim(server_id, 'two')
+        self.assertEqual(('two', {}), (
+            self.host_of(server_id), self.row('two').usage))
+
+    def test_one_that_runs_counts_twice_while_it_moves(self):
+        server_id, = base.servers_of(self.running_lease(0, 100))
+        uuid = self.host('two', VCPU=1)
+        undo = self.claim(server_id, 'two')
+        two = self.row('two')
+        self.assertEqual({'VCPU': 1}, two.usage)
+        self.assertEqual('one', self.host_of(server_id))
+        self.assertEqual(two.id, self.booking(server_id).moving_to)
+        undo()
+        self.assertEqual({}, self.row('two').usage)
+        self.assertIsNone(self.booking(server_id).moving_to)
+        self.claim(server_id, 'two')
+        self.lifecycle.observe(server_id, lifecycle.Seen(
+            State.RUNNING, uuid))
+        self.asked('two')
+        self.assertEqual({}, self.row('two').usage)
+        self.assertIsNone(self.booking(server_id).moving_to)
+
+    def test_one_that_runs_moves_where_there_is_room_until_its_end(self):
+        server_id, = base.servers_of(self.running_lease(0, 100, resources={
+            'VCPU': 2}))
+        self.host('two', VCPU=2)
+        self.servers(50, 200, resources={'VCPU': 2})
+        self.assertFalse(self.fits('two', server_id, VCPU=2))
+        self.host('three', VCPU=2)
+        self.servers(100, 200, resources={'VCPU': 2})
+        self.servers(100, 200, resources={'VCPU': 2})
+        self.assertTrue(self.fits('three', server_id, VCPU=2))
+
+    def test_one_whose_lease_is_over_is_like_any_other(self):
+        server_id, = self.servers(0, 100)
+        self.servers(100, 200, resources={'VCPU': 2})
+        own_of = admission.own_of
+
+        def meanwhile(*args):
+            self.lifecycle._gone(server_id)
+            admission.own_of = own_of
+            return own_of(*args)
+
+        admission.own_of = meanwhile
+        self.addCleanup(setattr, admission, 'own_of', own_of)
+        self.assertFalse(self.fits('one', server_id))
+
+
+class TestTogether(ClaimTestCase):
+    """Servers that one request lets in one after the other."""
+
+    def rooms(self, server_id):
+        rooms = self.admission.rooms_for(server_id, {'VCPU': 1})
+        return {self.scalars(models.Host.name, models.Host.uuid == uuid)[0]:
+                room for uuid, room in rooms.by_host.items()}
+
+    def test_each_sees_those_before_it(self):
+        self.host('one', VCPU=3)
+        self.lease(50, 100)
+        for room in (2, 1, 0):
+            self.assertEqual({'one': room}, self.rooms('any'))
+            if room:
+                self.claim(f'server {room}', 'one')
+
+    def test_those_of_a_lease_leave_the_others_their_places(self):
+        self.host('one', VCPU=2)
+        first, second = base.servers_of(self.lease(0, 100, count=2))
+        self.assertEqual({'one': 2}, self.rooms(first))
+        self.claim(first, 'one')
+        self.assertEqual({'one': 1}, self.rooms(second))
+
+
+class TestBuilding(ClaimTestCase):
+    """What has a server keeps its room until that server is gone."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=1)
+        self.server_id, = base.servers_of(self.lease(0, 100))
+
+    def is_free(self):
+        """Whether there is room for a lease after the first one's end."""
+        demand = self.new_lease(100, 200).demands[0]
+        window = self.request(101, 200).window
+        return self.admission.quote(demand, window) is None
+
+    def overstay(self):
+        self.clock.advance(101)
+
+    def test_one_that_a_scheduler_let_in_overstays(self):
+        self.claim(self.server_id, 'one')
+        self.overstay()
+        self.assertFalse(self.is_free())
+        self.assertFalse(self.fits('one', VCPU=1))
+        self.lifecycle.observe(self.server_id, lifecycle.Seen(State.GONE))
+        self.assertTrue(self.is_free())
+
+    def test_one_that_is_being_built_overstays(self):
+        self.lifecycle.observe(self.server_id, lifecycle.Seen(
+            State.BUILDING, self.uuid_of('one')))
+        self.overstay()
+        self.assertFalse(self.is_free())
+
+    def test_who_decides_in_the_database_knows_it_too(self):
+        self.claim(self.server_id, 'one')
+        self.overstay()
+        with self.database.writer() as session:
+            reservation, = self.scalars(models.Reservation.id)
+            self.assertRaises(books.Full, books.amend, session,
+                              self.clock.now(), [books.Edit(
+                                  None, books.NewBooking(
+                                      reservation, self.row('one').id, None,
+                                      self.request(101, 200).window,
+                                      {'VCPU': 1}))])
+
+    def test_a_lease_waits_until_it_is_gone(self):
+        self.claim(self.server_id, 'one')
+        later = self.lease(100, 200)
+        self.clock.advance(100)
+        self.assertIsInstance(
+            self.lifecycle.start(later['id']), lifecycle.Later)
+        self.lifecycle.observe(self.server_id, lifecycle.Seen(State.GONE))
+        self.assertIsNone(self.lifecycle.start(later['id']))
+
+    def test_one_that_was_not_built_anywhere_does_not(self):
+        self.overstay()
+        self.assertTrue(self.is_free())
+
+    def test_where_one_failed_the_cloud_is_asked(self):
+        self.assertEqual(['one'], self.lifecycle.observe(
+            self.server_id, lifecycle.Seen(State.ERROR)))

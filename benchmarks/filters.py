@@ -16,25 +16,30 @@ Each request goes through the filters that Nova enables by itself (filters.nova
 is all of them, and those that take long have a row of their own) and then
 through ours, as nova-scheduler has them do it: with Nova's own objects, the
 same hosts, and the books in MariaDB. Before each request somebody else's boot
-changes the usage of a host, which is to be read.
+changes the usage of a host, which is to be read. One of the hosts that are
+left is claimed then, in the books alone: nobody asks placement.
 
-filters.plain are requests without a lease, filters.leased those with one;
-ratio is what ours takes for each millisecond of Nova's, the median of all
-requests. cpu_p50_ms and cpu_ratio leave out what the database does, and what
-others on the machine do: the wait for it is most of what a busy one adds.
+filters.plain are requests without a lease, filters.leased those with one, and
+filters.claim.* what is claimed for them; ratio is what ours takes for each
+millisecond of Nova's filters, the median of all requests. cpu_p50_ms and
+cpu_ratio leave out what the database does, and what others on the machine do:
+the wait for it is most of what a busy one adds.
 """
 
 import datetime
 import itertools
 import os
+import random
 import statistics
 import time
 import typing as ty
 import unittest
+from unittest import mock
 
 from nova import objects
 from nova.scheduler import filters as nova_filters
 from nova.scheduler import host_manager
+from nova.scheduler import utils
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
@@ -47,6 +52,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import opts
 from blazar_nova.compat import checks
+from blazar_nova.compat import demand
 from blazar_nova.compat import service
 from blazar_nova.scheduler import filters
 
@@ -73,17 +79,24 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 def measure(url: str, requests: int) -> ty.Iterator[records.Record]:
     """Ask all filters for servers without a lease, and for leased ones."""
+    chance = random.Random(worlds.SEED)
     database = filled.connect(url)
     leased = lease_servers(database, requests)
     configure(url)
     ours = filters.BlazarFilter()
     hosts = list(host_states(database))
     theirs = dict(nova_asks(hosts))
+    kept: list[host_manager.HostState] = []
+
+    def ask_ours(spec: objects.RequestSpec) -> None:
+        kept[:] = ours.filter_all(hosts, spec)
+
     asks = {'nova': lambda spec: [ask(spec) for ask in theirs.values()],
-            **theirs, 'ours': lambda spec: ours.filter_all(hosts, spec)}
+            **theirs, 'ours': ask_ours,
+            'claim': lambda spec: claim(spec, chance.choice(kept))}
     boots = itertools.cycle(host.service['host'] for host in hosts)
     # Loads the books.
-    asks['ours'](request(uuidutils.generate_uuid(), 0))
+    ask_ours(request(uuidutils.generate_uuid(), 0))
     for kind, ids in (
             ('plain', [uuidutils.generate_uuid() for _one in leased]),
             ('leased', leased)):
@@ -105,20 +118,20 @@ def told(kind: str, took: Times) -> ty.Iterator[records.Record]:
     """The records of one kind of requests."""
     wall, cpu = ({name: [[one[part] for one in rounds] for rounds in each]
                   for name, each in took.items()} for part in (0, 1))
-    for name in took:
-        if name == 'ours':
-            row = f'filters.{kind}'
-        elif kind == 'plain':
-            row = 'filters.nova' + f'.{name}' * (name != 'nova')
-        else:
-            continue
+    rows = {'ours': f'filters.{kind}', 'claim': f'filters.claim.{kind}'}
+    if kind == 'plain':
+        rows |= {'nova': 'filters.nova', **{
+            name: f'filters.nova.{name}' for name in took
+            if name not in ('nova', 'ours', 'claim')}}
+    for name, row in rows.items():
         yield from records.of_rounds(row, wall[name])
         yield records.Record(row, 'cpu_p50_ms', records.percentile(
             map(min, cpu[name]), 50))
-    for metric, times in (('ratio', wall), ('cpu_ratio', cpu)):
-        yield records.Record(f'filters.{kind}', metric, statistics.median(
-            min(mine) / min(nova) for mine, nova in zip(
-                times['ours'], times['nova'], strict=True)))
+        for metric, times in (('ratio', wall), ('cpu_ratio', cpu)):
+            if name in ('ours', 'claim'):
+                yield records.Record(row, metric, statistics.median(
+                    min(mine) / min(nova) for mine, nova in zip(
+                        times[name], times['nova'], strict=True)))
 
 
 def timed(ask: Ask, spec: objects.RequestSpec) -> tuple[float, float]:
@@ -188,6 +201,16 @@ def nova_asks(hosts: list[host_manager.HostState],
                 one.filter_all(hosts, spec))
 
 
+def claim(spec: objects.RequestSpec, host: host_manager.HostState) -> None:
+    """As Nova's scheduler does it, with a placement that says yes."""
+    placement = mock.Mock()
+    placement.claim_resources.return_value = True
+    if not utils.claim_resources(None, placement, spec, spec.instance_uuid, {
+            'allocations': {host.uuid: {
+                'resources': demand.resources_of(spec)}}}):
+        raise RuntimeError(f'{host} was not claimed')
+
+
 def host_states(database: api.Database,
                 ) -> ty.Iterator[host_manager.HostState]:
     """The hosts of the books as Nova's scheduler has them."""
@@ -228,5 +251,6 @@ def request(server_id: str, number: int) -> objects.RequestSpec:
         image=objects.ImageMeta(
             properties=objects.ImageMetaProps(hw_architecture='x86_64')),
         instance_group=None, numa_topology=None, pci_requests=None,
-        requested_resources=[], scheduler_hints={}, ignore_hosts=None,
+        requested_resources=[], project_id='project', user_id='user',
+        scheduler_hints={}, ignore_hosts=None,
         force_hosts=None, force_nodes=None)

@@ -19,6 +19,7 @@ late: then it is done again, with other hosts first.
 
 import collections
 import contextlib
+import heapq
 import math
 import typing as ty
 
@@ -251,6 +252,18 @@ class Admission:
                     found.append((start, fits))
         return found, len(starts) > most
 
+    def fits(self, demand: model.Demand, window: model.Window,
+             instead_of: ty.Sequence[ty.Any] = ()) -> int:
+        """How many servers of a demand there is room for; books nothing.
+
+        :param instead_of: rows of bookings that would go in exchange
+        """
+        with self.index.fresh() as timeline:
+            with self.index.without(instead_of):
+                rooms = timeline.rooms(
+                    demand, window, self._allowed(timeline, demand))
+        return min(_most_of(demand, rooms), demand.count)
+
     def quote(self, demand: model.Demand, window: model.Window,
               ) -> model.Refusal | None:
         """What :meth:`pick` would say: None when there is room."""
@@ -278,7 +291,8 @@ class Admission:
         knows better what fits.
 
         The servers of a reservation that are to be together or apart keep to
-        the hosts that are booked for them.
+        the hosts that are booked for them until they are placed; then they
+        may move to where that stays so (:func:`_together`, :func:`_apart`).
 
         :param reservation_id: the one whose flavor the server has; it may go
             nowhere unless it has a place in it
@@ -294,8 +308,11 @@ class Admission:
             if mine is not None:
                 window = model.Window(
                     now, max(mine.end_date, now + books.OVERDUE))
+            affinity = mine and (mine.params or {}).get('affinity')
+            siblings = [] if affinity is None else _siblings(session, mine)
             with self.index.without(own):
-                busy = timeline.busy(window)
+                # Nova asks about one server, and others may have to follow.
+                busy = timeline.busy(window) | bool(affinity)
                 rooms = timeline.rooms(
                     model.Demand(resources, count=_MANY), window, busy)
             own_on = collections.Counter(
@@ -304,16 +321,17 @@ class Admission:
             hosts = self.index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = None if booked is None else booked.uuid
-            if mine is not None and (mine.params or {}).get(
-                    'affinity') is not None:
-                return Rooms(uuid, {hosts[host_id].uuid: count
-                                    for host_id, count in own_on.items()
-                                    if host_id in hosts}, 0)
-            return Rooms(uuid, {
+            found = Rooms(uuid, {
                 hosts[host_id].uuid: max(room, own_on[host_id])
                 for host_id, room in zip(
                     timeline.ids, rooms.tolist(), strict=True)
                 if busy[timeline.index(host_id)]}, math.inf)
+        if affinity is None:
+            return found
+        if mine.placed_at is None:
+            return _as_booked(found, siblings, own_on, hosts)
+        return (_together if affinity else _apart)(
+            found, mine, siblings, hosts)
 
     def _allowed(self, timeline: timelines.Timeline, demand: model.Demand,
                  ) -> npt.NDArray[np.bool_] | None:
@@ -344,6 +362,9 @@ class Admission:
         if last:
             lost = timeline.mask(last)[order]
             order = np.concatenate((order[~lost], order[lost]))
+        if demand.affinity in _WISHES:
+            return [ids[position] for position in _WISHES[demand.affinity](
+                order, rooms, self._members(timeline, demand), demand.count)]
         picked: list[int] = []
         for position in order:
             wanted = demand.count - len(picked)
@@ -351,6 +372,15 @@ class Admission:
             if len(picked) == demand.count:
                 return picked
         return None
+
+    def _members(self, timeline: timelines.Timeline, demand: model.Demand,
+                 ) -> npt.NDArray[np.int64]:
+        """How many servers of its group each host has, by position."""
+        members = np.zeros(len(timeline), np.int64)
+        for uuid, count in demand.members.items():
+            if uuid in self.index.ids_by_uuid:
+                members[timeline.index(self.index.ids_by_uuid[uuid])] = count
+        return members
 
     def _refusal(self, timeline: timelines.Timeline,
                  demands: ty.Sequence[model.Demand], window: model.Window,
@@ -418,6 +448,48 @@ def _most_of(demand: model.Demand, rooms: npt.NDArray[np.int64]) -> int:
                if demand.affinity is model.Affinity.SAME else rooms.sum())
 
 
+def _gathered(order: npt.NDArray[np.intp], rooms: npt.NDArray[np.int64],
+              members: npt.NDArray[np.int64], count: int) -> list[int]:
+    """Positions of hosts for servers that would rather be on one host.
+
+    Where most of their group are comes first, then who takes all of them,
+    then who takes most.
+
+    :param order: of those with room, which together have enough
+    """
+    takes = np.minimum(rooms[order], count)
+    order = order[np.lexsort((np.arange(len(order)), -takes, -members[order]))]
+    return [*map(int, np.repeat(order, np.minimum(rooms[order], count)))
+            ][:count]
+
+
+def _scattered(order: npt.NDArray[np.intp], rooms: npt.NDArray[np.int64],
+               members: npt.NDArray[np.int64], count: int) -> list[int]:
+    """Positions of hosts for servers that would rather be apart.
+
+    Each goes where fewest of their group are, those before it included.
+
+    :param order: of those with room, which together have enough
+    """
+    heap = [(int(members[position]), rank, int(rooms[position]))
+            for rank, position in enumerate(order)]
+    heapq.heapify(heap)
+    picked: list[int] = []
+    while len(picked) < count:
+        there, rank, room = heap[0]
+        picked.append(int(order[rank]))
+        if room > 1:
+            heapq.heapreplace(heap, (there + 1, rank, room - 1))
+        else:
+            heapq.heappop(heap)
+    return picked
+
+
+#: Fills the hosts, which have room for all, as a soft affinity wishes.
+_WISHES = {model.Affinity.SOFT_SAME: _gathered,
+           model.Affinity.SOFT_DIFFERENT: _scattered}
+
+
 def own_of(session: orm.Session, server_id: str,
            ) -> tuple[ty.Any, list[ty.Any]]:
     """The booking of a server, and those that count as its own."""
@@ -426,3 +498,56 @@ def own_of(session: orm.Session, server_id: str,
     return (mine[0] if mine else None), [
         row for row in rows
         if row.server_id == server_id or row.placed_at is None]
+
+
+# -- where the servers of a reservation stay together or apart ---------------
+
+def _siblings(session: orm.Session, mine: ty.Any) -> list[ty.Any]:
+    """All other bookings of a reservation."""
+    return [*session.scalars(sa.select(models.Booking).where(
+        models.Booking.reservation_id == mine.reservation_id,
+        models.Booking.id != mine.id))]
+
+
+def _as_booked(found: Rooms, siblings: ty.Iterable[ty.Any],
+               own_on: ty.Mapping[int, int],
+               hosts: ty.Mapping[int, model.Host]) -> Rooms:
+    """Where a server may be built: on a host that is booked for it, and to
+    which none of the others is under way.
+    """
+    awaited = {one.moving_to for one in siblings}
+    return Rooms(found.booked, {
+        hosts[host_id].uuid: count for host_id, count in own_on.items()
+        if host_id in hosts and host_id not in awaited}, 0)
+
+
+def _apart(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+           hosts: ty.Mapping[int, model.Host]) -> Rooms:
+    """Where a server may move that is to be apart from its siblings.
+
+    Not to where one of them is, or will be in a moment. A place that nobody
+    has taken is not in its way: they are exchanged.
+    """
+    taken = {host_id for one in siblings if one.server_id is not None
+             for host_id in (one.host_id, one.moving_to)
+             if host_id != mine.host_id and host_id in hosts}
+    return found._replace(by_host={
+        **found.by_host, **{hosts[host_id].uuid: 0 for host_id in taken}})
+
+
+def _together(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+              hosts: ty.Mapping[int, model.Host]) -> Rooms:
+    """Where a server may move that is to be together with its siblings.
+
+    The first one that leaves their host goes where there is room for all of
+    them, the next ones follow it. Whether one may leave the others at all is
+    for Nova to say.
+    """
+    siblings = [one for one in siblings if one.host_id is not None]
+    others = {hosts[host_id].uuid for one in siblings if one.placed_at
+              and (host_id := one.moving_to or one.host_id) != mine.host_id
+              and host_id in hosts}
+    return Rooms(found.booked, {
+        uuid: room for uuid, room in found.by_host.items()
+        if uuid == found.booked or (
+            uuid in others if others else room > len(siblings))}, 0)

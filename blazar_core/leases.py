@@ -34,11 +34,13 @@ from blazar_core import params
 from blazar_core import states
 from blazar_core import views
 
-__all__ = ['Change', 'Leases', 'NewLease', 'NewReservation',
-           'RESOURCE_TYPE', 'reseal', 'total']
+__all__ = ['Change', 'Leases', 'MISSING', 'NewLease', 'NewReservation',
+           'RESOURCE_TYPE', 'may_move', 'reseal', 'total']
 
 LOG = logging.getLogger(__name__)
 
+#: How the reason of a lease begins that has no room for what it promised.
+MISSING = 'What was promised does not fit any more. '
 #: What the reservations of leases made by a boot are.
 RESOURCE_TYPE = 'virtual:instance'
 
@@ -408,27 +410,52 @@ class Leases:
                 row['due'] = model.FOREVER
             session.add(models.Event(**row))
 
-    def rebind(self, server_id: str, host_id: int) -> None:
-        """Give the booking of a server another host, if there is room.
+    def rebind(self, lease_id: str, seen: int,
+               hosts: ty.Mapping[int, int | None], reason: str = '',
+               ) -> dict[str, ty.Any] | None:
+        """Bind bookings of a lease to other hosts; all of them, or none.
 
-        :raises NotFound: when the server has no booking
-        :raises Refused: when there is no room
+        :param seen: the generation of the lease when this was decided
+        :param hosts: by id of a booking, the id of its host; None: it has
+            none, and takes no room
+        :param reason: what is missing then, for those who look at the lease
+        :returns: the lease; None when it has changed meanwhile
+        :raises Full: when there is no room on a host
+        :raises LostRace: when somebody else decided about one meanwhile
         """
-        self._database.retried(self._rebind, server_id, host_id)
-
-    def _rebind(self, server_id: str, host_id: int) -> None:
         with self._database.writer() as session:
-            row = session.scalars(sa.select(models.Booking).where(
-                models.Booking.server_id == server_id)).one_or_none()
-            if row is None:
-                raise errors.NotFound(
-                    f'Server {server_id} belongs to no lease.')
-            try:
-                books.amend(session, self._clock.now(), [books.Edit(
-                    row, books.new_of(row, host_id=host_id))])
-            except books.Full as full:
-                raise errors.Refused(model.Refusal(
-                    model.Reason.NO_ROOM, 1, 0, None)) from full
+            lease = api.locked(session, lease_id)
+            if lease is None or lease.generation != seen + 1:
+                return None
+            held = session.get(models.HeldBuild, lease_id) is not None
+            rows = [row for row in _bookings(lease) if row.id in hosts and
+                    may_move(row, row.reservation.flavor is not None, held,
+                             lease)]
+            if len(rows) != len(hosts):
+                return None
+            rows = [row for row in rows if row.host_id != hosts[row.id]]
+            said = [(row.server_id or f'a place of {row.reservation_id}',
+                     row.host_id, hosts[row.id]) for row in rows]
+            books.amend(session, self._clock.now(), [books.Edit(
+                row, books.new_of(row, host_id=hosts[row.id]))
+                for row in rows])
+            _moved(lease, rows, reason, self._clock.now())
+            session.flush()
+            names = {host_id: name for host_id, name in session.execute(
+                sa.select(models.Host.id, models.Host.name).where(
+                    models.Host.id.in_({
+                        one for _what, *two in said for one in two}))
+            ).tuples()}
+            described = views.describe(lease)
+        for what, old, new in said:
+            if new is not None:
+                LOG.info('Lease %s: %s is bound to host %s, not to %s any '
+                         'more', lease_id, what, names[new],
+                         names.get(old, 'none'))
+            elif old is not None:
+                LOG.warning('Lease %s: %s has no room on host %s any more. '
+                            '%s', lease_id, what, names[old], reason)
+        return described
 
     # -- offers --------------------------------------------------------------
 
@@ -549,6 +576,27 @@ class Leases:
                 .where(models.Booking.server_id.in_(server_ids))
                 .values(server_id=None, sent_at=None))
 
+    def entrust(self, lease_id: str, sealed: str) -> str | None:
+        """Keep what lets us act for the owner of a lease.
+
+        :param sealed: it, sealed
+        :returns: what was kept before, sealed, if there was something
+        :raises NotFound: when the lease was withdrawn
+        """
+        return self._database.retried(self._entrust, lease_id, sealed)
+
+    def _entrust(self, lease_id: str, sealed: str) -> str | None:
+        with self._database.writer() as session:
+            api.locked(session, lease_id)
+            row = session.get(models.Credential, lease_id)
+            if row is None:
+                session.add(models.Credential(
+                    lease_id=lease_id, sealed=sealed,
+                    created_at=self._clock.now()))
+                return None
+            before, row.sealed = row.sealed, sealed
+            return before
+
     def withdraw(self, lease_id: str) -> None:
         """Take a lease out of the books whose servers were never asked for.
 
@@ -628,21 +676,28 @@ class Leases:
                        models.Lease.project_id == project_id,
                        models.Reservation.status != 'deleted')).one_or_none()
 
-    def booked_hosts(self, server_ids: ty.Collection[str]) -> set[str]:
-        """The uuids of the hosts on which these servers have bookings."""
+    def booked_hosts(self, server_ids: ty.Collection[str]) -> dict[str, str]:
+        """The hosts on which these servers have bookings.
+
+        :returns: uuids, by server
+        """
         with self._database.reader() as session:
-            return set(session.scalars(
-                sa.select(models.Host.uuid).join(
-                    models.Booking, models.Booking.host_id == models.Host.id)
-                .where(models.Booking.server_id.in_(server_ids))))
+            return {server_id: uuid for server_id, uuid in session.execute(
+                sa.select(models.Booking.server_id, models.Host.uuid).join(
+                    models.Host, models.Booking.host_id == models.Host.id)
+                .where(models.Booking.server_id.in_(server_ids)))}
 
     def hosts_of_services(self, service_hosts: ty.Collection[str],
-                          ) -> set[str]:
-        """The uuids of the hosts that these nova-computes run."""
+                          ) -> dict[str, str]:
+        """The hosts that these nova-computes run.
+
+        :returns: the nova-compute's host, by uuid
+        """
         with self._database.reader() as session:
-            return set(session.scalars(
-                sa.select(models.Host.uuid).where(
-                    models.Host.service_host.in_(service_hosts))))
+            return {uuid: service_host for uuid, service_host in
+                    session.execute(sa.select(
+                        models.Host.uuid, models.Host.service_host).where(
+                        models.Host.service_host.in_(service_hosts)))}
 
 
 def total(demands: ty.Iterable[model.Demand]) -> dict[str, int]:
@@ -676,6 +731,25 @@ def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
     return count
 
 
+def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
+    """Whether a booking may be bound to another host.
+
+    What is said of it is said until somebody sends a server there.
+
+    :param row: the booking
+    :param later: whether its servers come when it is there
+    :param held: whether the build of its servers is kept
+    :param lease: its status, and when its deletion was asked for
+    """
+    if row.running or row.placed_at is not None or row.sent_at is not None or (
+            lease.deleted_at is not None):
+        return False
+    if later:
+        return row.server_id is None and lease.status in (
+            'OFFERED', 'PENDING', *_BEGUN)
+    return held and lease.status in ('PENDING', 'STARTING')
+
+
 #: No host: one that is still to be picked.
 _UNPICKED = 0
 #: The states of a lease whose servers are being built or run.
@@ -685,6 +759,20 @@ _BEGUN = ('STARTING', 'ACTIVE')
 def _bookings(lease: models.Lease) -> list[models.Booking]:
     return [row for reservation in lease.reservations
             for row in reservation.bookings]
+
+
+def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],
+           reason: str, now: int) -> None:
+    """What is said of a lease whose bookings were bound elsewhere."""
+    for row in rows:
+        if row.host_id is not None:
+            row.reservation.moved_at = row.reservation.updated_at = now
+    if reason:
+        lease.status_reason = f'{MISSING}{reason}'
+    elif lease.status_reason.startswith(MISSING) and all(
+            row.host_id is not None for row in _bookings(lease)):
+        lease.status_reason = ''
+    lease.updated_at = now
 
 
 def _edits(lease: models.Lease, reservation: models.Reservation,
@@ -854,7 +942,7 @@ def _rows(new: NewLease, now: int, started: bool) -> _Rows:
         'resources': dict(one.demand.resources), 'status': 'pending',
         'params': None if one.params is None else dict(one.params),
         'flavor': None if one.flavor is None else dict(one.flavor),
-        'created_at': now, 'updated_at': now,
+        'moved_at': None, 'created_at': now, 'updated_at': now,
     } for reservation_id, one in zip(ids, new.reservations, strict=True)], [
         _event(lease_id, event_type, time, now,
                done=started and event_type == states.EventType.START)

@@ -188,8 +188,20 @@ class Cloud(ty.Protocol):
         """What is true of a server at this moment."""
         ...
 
-    def delete(self, server_id: str) -> None:
-        """Ask for the end of a server; nothing when it is gone."""
+    def delete(self, server_id: str, credential: str | None) -> None:
+        """Ask for the end of a server; nothing when it is gone.
+
+        :param credential: what lets us act for the owner of its lease. Where
+            that does not do, it is deleted without.
+        :raises CloudUnavailable: when it is worth trying with it once more
+        """
+        ...
+
+    def forget(self, server_id: str) -> None:
+        """Remove what is left of a server that is gone.
+
+        For one whose build was never sent; safe to repeat.
+        """
         ...
 
     def open(self, reservation: Opening) -> None:
@@ -683,8 +695,9 @@ class Lifecycle:
             return servers
         reached(Step.END_BEGUN, lease_id)
         closed = self._close(lease_id)
+        credential = self._credential(lease_id) if servers else None
         waiting = [server_id for server_id in servers
-                   if not self._is_gone(lease_id, server_id)]
+                   if not self._is_gone(lease_id, server_id, credential)]
         if waiting:
             return Later(AGAIN, 'not gone yet: ' + ', '.join(waiting))
         if not closed:
@@ -694,16 +707,35 @@ class Lifecycle:
             return Later(AGAIN, 'another server has come')
         return None
 
-    def _is_gone(self, lease_id: str, server_id: str) -> bool:
+    def _credential(self, lease_id: str) -> str | None:
+        """What lets us act for the owner of a lease, if there is something.
+
+        A key that was lost does not keep a lease from its end.
+        """
+        with self._database.reader() as session:
+            row = session.get(models.Credential, lease_id)
+        try:
+            return None if row is None else self._opens(row.sealed)
+        except errors.VaultError as exc:
+            LOG.warning('Lease %s: its servers are not deleted in the name '
+                        'of its owner: %s', lease_id, exc)
+            return None
+
+    def _is_gone(self, lease_id: str, server_id: str,
+                 credential: str | None) -> bool:
         """Ask for the end of a server, and look whether it has come.
 
         One that cannot be deleted does not keep the others of its lease.
         """
         try:
-            self._cloud.delete(server_id)
+            self._cloud.delete(server_id, credential)
             reached(Step.END_DELETED, lease_id)
             seen = self._cloud.look(server_id)
             self.observe(server_id, seen)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s: server %s is not deleted yet: %s',
+                        lease_id, server_id, exc)
+            return False
         except Exception:
             LOG.exception('Lease %s: server %s could not be deleted',
                           lease_id, server_id)
@@ -750,6 +782,10 @@ class Lifecycle:
             return self._database.retried(
                 self._stands, lease_id, server_id, seen)
         if seen.state is ServerState.GONE:
+            if self._was_never_sent(server_id):
+                # While it has its booking: who dies here is followed by a
+                # comparison that comes by again.
+                self._cloud.forget(server_id)
             self._database.retried(self._gone, lease_id, server_id)
         elif seen.state is ServerState.ERROR:
             return self._database.retried(
@@ -763,6 +799,15 @@ class Lifecycle:
                 sa.select(models.Reservation.lease_id)
                 .join(models.Reservation.bookings)
                 .where(models.Booking.server_id == server_id))
+
+    def _was_never_sent(self, server_id: str) -> bool:
+        """Whether nobody has begun to build a server of a lease.
+
+        Asked when it is gone: a build that is sent after this finds that.
+        """
+        with self._database.reader() as session:
+            booking = _booking_of(session, server_id)
+            return booking is not None and booking.sent_at is None
 
     def _gone(self, lease_id: str, server_id: str) -> None:
         """Give the room back; the last server takes its lease with it.
@@ -928,10 +973,33 @@ class Lifecycle:
             return []
         LOG.info('Lease %s: server %s stands on host %s, its booking follows',
                  lease.id, booking.server_id, new[0].name)
+        left = booking.host_id
         books.amend(session, self._clock.now(),
                     books.follow(booking, new[0].id), force=True)
         booking.moving_to = None
+        if left and (booking.reservation.params or {}).get('affinity'):
+            self._bring_along(session, booking, left)
         return [row.service_host for row in hosts.values()]
+
+    def _bring_along(self, session: orm.Session, booking: models.Booking,
+                     left: int) -> None:
+        """Of servers that stay together, the last one to leave a host takes
+        the places with it that nobody has come to, as far as there is room.
+        """
+        places = [one for one in booking.reservation.bookings
+                  if one.host_id == left]
+        if any(one.placed_at is not None for one in places):
+            return
+        try:
+            for place in places:
+                # What moved before it is counted.
+                session.flush()
+                books.amend(session, self._clock.now(), [books.Edit(
+                    place, books.new_of(place, host_id=booking.host_id))])
+        except books.Full:
+            LOG.warning('Reservation %s: server %s has moved, and where it is '
+                        'there is no room for all places that are to be '
+                        'with it', booking.reservation_id, booking.server_id)
 
     def _failed(self, lease_id: str, server_id: str, seen: Seen,
                 ) -> list[str]:

@@ -68,11 +68,17 @@ class Window:
 
 
 class Affinity(enum.Enum):
-    """How the servers of one demand may share hosts."""
+    """How the servers of one demand may share hosts.
+
+    The soft ones are wishes: they say which of the hosts that have room are
+    taken, and nothing is refused for them.
+    """
 
     NONE = 'none'
     SAME = 'affinity'
     DIFFERENT = 'anti-affinity'
+    SOFT_SAME = 'soft-affinity'
+    SOFT_DIFFERENT = 'soft-anti-affinity'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +88,9 @@ class Demand:
     ``hosts`` limits the choice to these host ids (None: any); ``avoid`` are
     hosts on which none of them may stand; ``per_host`` is how many of them
     may share a host under :attr:`Affinity.DIFFERENT`; ``properties`` is what
-    a host must be like (:mod:`blazar_core.properties`).
+    a host must be like (:mod:`blazar_core.properties`). ``members`` is how
+    many servers of their group stand on a host already, by host id, for the
+    soft affinities.
     """
 
     resources: Resources
@@ -92,6 +100,7 @@ class Demand:
     hosts: frozenset[str] | None = None
     avoid: frozenset[str] = frozenset()
     properties: 'properties.Expression | None' = None
+    members: ty.Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def most_per_host(self) -> int:
         """How many of its servers may stand on one host."""

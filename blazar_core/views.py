@@ -180,7 +180,8 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
                 id=part.id, lease_id=part.owner, resource_type=part.name,
                 status=part.status, amount=part.number,
                 resources=part.resources, params=part.params,
-                flavor=part.flavor, created_at=part.created_at,
+                flavor=part.flavor, moved_at=part.moved_at,
+                created_at=part.created_at,
                 updated_at=part.updated_at, bookings=bookings[part.id]))
         elif part.kind == 'e':
             events[part.owner].append(types.SimpleNamespace(
@@ -200,19 +201,20 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
 
     def part(kind: str, *columns: ty.Any) -> sa.Select[ty.Any]:
         names = ('id', 'owner', 'name', 'status', 'number', 'created_at',
-                 'updated_at', 'resources', 'params', 'flavor')
+                 'updated_at', 'resources', 'params', 'flavor', 'moved_at')
         return sa.select(sa.literal_column(f"'{kind}'").label('kind'), *(
             column.label(name)
             for name, column in zip(names, columns, strict=True)))
 
     # The first of the three says what the columns are.
-    text, times = [sa.null()] * 3, [sa.null()] * 2
+    text, times = [sa.null()] * 4, [sa.null()] * 2
     return session.execute(sa.union_all(
         part('r', reservation.id, reservation.lease_id,
              reservation.resource_type, reservation.status,
              sa.cast(reservation.amount, sa.BigInteger),
              reservation.created_at, reservation.updated_at,
-             reservation.resources, reservation.params, reservation.flavor)
+             reservation.resources, reservation.params, reservation.flavor,
+             reservation.moved_at)
         .where(reservation.lease_id.in_(lease_ids)),
         part('e', event.id, event.lease_id, event.event_type, event.status,
              event.time, event.created_at, event.updated_at, *text)
@@ -291,8 +293,7 @@ def _describe_reservation(reservation: ty.Any) -> dict[str, ty.Any]:
         'resources': dict(reservation.resources),
         'missing_resources': any(booking.host_id is None
                                  for booking in reservation.bookings),
-        # Nothing takes another host in the place of one yet.
-        'resources_changed': False,
+        'resources_changed': reservation.moved_at is not None,
         'created_at': clocks.iso(reservation.created_at),
         'updated_at': clocks.iso(reservation.updated_at),
         'servers': [booking.server_id for booking in reservation.bookings

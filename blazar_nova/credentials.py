@@ -206,9 +206,9 @@ class Credentials:
             self._session.auth.invalidate()
             self._session.auth.get_access(self._session)
             raise errors.NotDelegated(
-                f'Its servers cannot be built in the name of the user any '
-                f'more: he was disabled or deleted, or has lost a role on '
-                f'the project ({exc.message})') from exc
+                f'Nothing can be done in the name of the user any more: he '
+                f'was disabled or deleted, or has lost a role on the project '
+                f'({exc.message})') from exc
 
     def revoke(self, trust_id: str) -> None:
         """Delete a trust; nothing when it is gone."""

@@ -31,7 +31,7 @@ from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 
 __all__ = ['FlavorInstances', 'Instances', 'ResourceType', 'available',
-           'check', 'new_reservation']
+           'check', 'demand_again', 'new_reservation']
 
 _GROUP = 'blazar_nova.resource_types'
 
@@ -183,3 +183,19 @@ def new_reservation(context: ty.Any, values: Values,
             model.Reason.NO_HOST, asked['amount'], 0, None)) from exc
     return leases.NewReservation(
         demand, resource_type=name, params=asked, flavor=flavor)
+
+
+def demand_again(project_id: str, user_id: str, flavor: Values,
+                 asked: Values) -> model.Demand:
+    """What servers of a reservation need that was made before.
+
+    Its flavor stays what it was, whatever has become of the one that it was
+    made like.
+
+    :raises NoSuchHost: when no host may be used at all
+    """
+    demand = flavors.demand_of(
+        flavors.context_of(project_id, user_id), flavor,
+        asked.get('amount', 1), asked.get('affinity'))
+    return dataclasses.replace(demand, properties=properties.parse(
+        asked.get('resource_properties', '')))

@@ -35,6 +35,7 @@ from blazar_core import lifecycle
 from blazar_core import params
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import leftovers
 from blazar_nova.compat import survey
 from blazar_nova.listener import mirror
 from blazar_nova import wiring
@@ -58,6 +59,10 @@ _LATE = 60
 
 #: How often mending and looking again may lead to something else to mend.
 _ROUNDS = 3
+
+#: Seconds after which nobody is at work any more on a server that was
+#: deleted before it had a cell.
+_LEFT = 3600
 
 #: So many servers or hosts between two lines of progress.
 _STEP = 1000
@@ -319,6 +324,7 @@ class Verifier:
             self._say(f'{count} servers of leases')
         yield from self._orphans(nova)
         yield from self._endless(nova)
+        yield from self._left_behind()
         self._failures += [f'Cell {name} did not answer: its servers were '
                            f'not compared.' for name in sorted(nova.silent)]
 
@@ -454,6 +460,17 @@ class Verifier:
                     f'books have none of it that is not over: it has no end.',
                     'delete it, or let it run as a server without a lease')
 
+    def _left_behind(self) -> ty.Iterator[Difference]:
+        """Servers that were deleted before they were built."""
+        for server_id in self._unleased(
+                leftovers.left_behind(self._asks, _LEFT)):
+            yield Difference(
+                ('left behind', server_id),
+                f'Server {server_id} was deleted before it was built, and '
+                f'Nova still has its mapping and its request specification.',
+                '--fix removes them',
+                functools.partial(leftovers.forget, server_id))
+
     def _asks(self, hints: ty.Mapping[str, object]) -> bool:
         """Whether these hints ask for a lease, whenever that was."""
         try:
@@ -508,14 +525,20 @@ class Verifier:
     # -- trusts --------------------------------------------------------------
 
     def _trusts(self, _only: ty.Any) -> ty.Iterator[Difference]:
-        """Every lease that waits has its trust, and every trust its lease."""
+        """Every build that is held has its trust, and every trust its lease.
+        """
         trusts = self._parts.trusts
         if not trusts.is_configured():
             return
         known = self._audit.credentials()
         held = trusts.held()
+        with self._parts.database.reader() as session:
+            builds = set(session.scalars(
+                sa.select(models.HeldBuild.lease_id)))
         for trust_id, (lease_id, name, status) in known.items():
-            if trust_id not in held and status in ('PENDING', 'STARTING'):
+            # Any other ends without it, if need be.
+            if trust_id not in held and lease_id in builds and (
+                    status in ('PENDING', 'STARTING')):
                 yield Difference(
                     ('no trust', lease_id),
                     f'{audit.named(lease_id, name)} is {status}, and '

@@ -52,6 +52,7 @@ class Parts:
     clock: clocks.Clock
     vault: vault.Vault
     trusts: credentials.Credentials
+    admission: admissions.Admission
     leases: leases.Leases
     cloud: servers.NovaCloud
     lifecycle: lifecycle.Lifecycle
@@ -75,9 +76,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         if event_type in _OVER:
             outside.on_end(lease)
 
+    search = admission(conf, books, clock)
     return Parts(
-        conf, books, clock, secrets, trusts,
-        leases.Leases(books, clock, admission(conf, books, clock)), cloud,
+        conf, books, clock, secrets, trusts, search,
+        leases.Leases(books, clock, search), cloud,
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
                             tell, conf.blazar.start_patience,
                             lost_after(conf)),

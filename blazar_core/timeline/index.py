@@ -298,6 +298,24 @@ class Timeline:
         return {rc: int(self._rows.levels[column][first:last + 1].max())
                 for rc, column in self._columns.items()}
 
+    def overfull(self, since: int) -> list[int]:
+        """The ids of hosts on which more is booked than is free.
+
+        At any instant from ``since`` on, of any class. A host on which
+        nothing is booked is none of them, whatever is used of it.
+
+        Costs O(S).
+        """
+        if not len(self):
+            return []
+        over = np.zeros(len(self), bool)
+        first = self._rows.at(self._which(None), since)
+        last = self._rows.start + self._rows.length - 1
+        for one, peak in zip(self._classes.values(), self._rows.peaks(
+                first, last, self._columns.values()), strict=True):
+            over |= peak > np.maximum(one.free[:len(self)], 0)
+        return [self._ids[place] for place in np.flatnonzero(over)]
+
     def instants(self, window: model.Window, duration: int) -> list[int]:
         """The starts in a window at which the room for so long may change.
 

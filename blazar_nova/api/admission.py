@@ -24,11 +24,13 @@ from blazar_core import lifecycle
 from blazar_core import model
 from blazar_core import params
 from blazar_nova.api import boot as boots
+from blazar_nova.api import trusts
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 from blazar_nova.compat import router
 from blazar_nova.compat import service
+from blazar_nova import groups
 from blazar_nova import wiring
 
 __all__ = ['Admission']
@@ -41,14 +43,11 @@ _CODES = {errors.BooksBusy: 409, errors.NotDelegated: 403,
           errors.NotFound: 409, errors.InvalidLeaseParams: 400,
           errors.CloudUnavailable: 503}
 
-_AFFINITY = {'affinity': model.Affinity.SAME,
-             'anti-affinity': model.Affinity.DIFFERENT}
-
-
 class Admission:
     """Takes the place of the cast of a build (:mod:`compat.hold`)."""
 
     def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
         self._leases = parts.leases
         self._vault = parts.vault
         self._trusts = parts.trusts
@@ -104,19 +103,23 @@ class Admission:
                 leases.NewReservation(demand, call.server_ids),))
         self._limits.check(wiring.asked_of(new, held=not request.starts_now))
         if request.starts_now:
-            self._start(new, send)
+            self._start(new, call, send)
         else:
             self._hold(new, call)
 
-    def _start(self, new: leases.NewLease, send: ty.Callable[[], None],
-               ) -> None:
-        """The lease starts now: the build goes straight on."""
+    def _start(self, new: leases.NewLease, call: calls.BuildCall,
+               send: ty.Callable[[], None]) -> None:
+        """The lease starts now: the build goes straight on.
+
+        It does not wait for keystone, which is only needed for the end.
+        """
         lease = self._leases.create(new, sealed=None)
         try:
             send()
         except Exception:
             with excutils.save_and_reraise_exception():
                 self._leases.withdraw(lease['id'])
+        trusts.entrust(self._parts, call.context, lease)
         service.notify('lease.create', lease)
         service.notify('lease.event.start_lease', lease)
 
@@ -141,17 +144,9 @@ class Admission:
                     new, credential=self._vault.seal(trust))), sealed)
         except Exception:
             with excutils.save_and_reraise_exception():
-                self._take_back(trust)
+                trusts.take_back(self._parts, trust)
         lifecycle.reached(lifecycle.Step.CREATE_BOOKED, servers)
         service.notify('lease.create', lease)
-
-    def _take_back(self, trust: str | None) -> None:
-        try:
-            if trust is not None:
-                self._trusts.revoke(trust)
-        except Exception:
-            LOG.exception('A trust for a lease that was not made could not '
-                          'be deleted; it expires by itself')
 
     def _demand(self, call: calls.BuildCall) -> model.Demand:
         try:
@@ -162,25 +157,4 @@ class Admission:
             raise errors.Refused(model.Refusal(
                 model.Reason.NO_HOST, len(call.request_spec), 0, None),
             ) from exc
-        return self._in_group(demand, call)
-
-    def _in_group(self, demand: model.Demand, call: calls.BuildCall,
-                  ) -> model.Demand:
-        """A demand with what the server group of the boot adds to it."""
-        group = demands.group_of(call.request_spec[0])
-        if group is None or group[0] not in _AFFINITY:
-            return demand
-        policy, per_host, members, service_hosts = group
-        others = set(members) - set(call.server_ids)
-        taken = frozenset(self._leases.booked_hosts(others) |
-                          self._leases.hosts_of_services(service_hosts))
-        affinity = _AFFINITY[policy]
-        if affinity is model.Affinity.SAME:
-            hosts = demand.hosts
-            if taken:
-                hosts = taken if hosts is None else hosts & taken
-            return dataclasses.replace(demand, affinity=affinity, hosts=hosts)
-        return dataclasses.replace(
-            demand, affinity=affinity, per_host=per_host,
-            # With several to a host, Nova counts those that are there.
-            avoid=taken if per_host == 1 else frozenset())
+        return groups.in_group(demand, call, self._leases)

@@ -18,6 +18,7 @@ import typing as ty
 from urllib import parse
 
 from oslo_serialization import jsonutils
+from oslo_utils import excutils
 import webob
 
 from blazar_core import bodies
@@ -29,6 +30,7 @@ from blazar_core import params
 from blazar_core import states
 from blazar_core import views
 from blazar_nova.api import faults
+from blazar_nova.api import trusts
 from blazar_nova.compat import service
 from blazar_nova import policy
 from blazar_nova import resources
@@ -121,15 +123,19 @@ class Leases:
                 raise
             return 200, {'quote': _quote_of(
                 asked.lease.window, exc.refusal.wanted, exc.refusal)}
-        lease = self._parts.leases.create(new, None) if (
-            asked.offer_seconds is None) else (
-                self._parts.leases.offer(new, asked.offer_seconds))
+        if asked.offer_seconds is not None:
+            lease = self._parts.leases.offer(new, asked.offer_seconds)
+        else:
+            lease = self._parts.leases.create(new, None)
+            trusts.entrust(self._parts, context, lease)
         service.notify('lease.create', lease)
         return 201, {'lease': lease}
 
     def accept(self, request: webob.Request, lease_id: str) -> Answer:
         self._lease(request, lease_id, 'blazar:leases:offer')
         lease = self._parts.leases.accept(lease_id)
+        if _is_owner(_context(request), lease):
+            trusts.entrust(self._parts, _context(request), lease)
         service.notify('lease.update', lease)
         return 200, {'lease': lease}
 
@@ -145,11 +151,49 @@ class Leases:
             reservations = self._as_they_are(context, lease) | reservations
         change = dataclasses.replace(change, reservations=reservations)
         self._check_change(lease, change)
-        changed = self._parts.leases.update(lease_id, change)
+        changed = self._prolong(_context(request), lease, change)
         service.notify('lease.update', changed)
         if _is_near_end(lease) and not _is_near_end(changed):
             service.notify('lease.event.before_end_lease.stop', changed)
         return 200, {'lease': changed}
+
+    def _prolong(self, context: ty.Any, lease: dict[str, ty.Any],
+                 change: leases.Change) -> dict[str, ty.Any]:
+        """Change a lease; one that ends later than before gets a trust that
+        holds as long.
+
+        :raises Forbidden: when it is built by its trust, and who asks cannot
+            give another one
+        """
+        later = change.end is not None and change.end > clocks.parse_iso(
+            lease['end_date'])
+        if not later or not self._parts.trusts.is_configured():
+            return self._parts.leases.update(lease['id'], change)
+        if not _is_held(lease):
+            changed = self._parts.leases.update(lease['id'], change)
+            if _is_owner(context, lease):
+                trusts.entrust(self._parts, context, changed)
+            return changed
+        trust = self._trust_until(context, lease, ty.cast(int, change.end))
+        try:
+            changed = self._parts.leases.update(lease['id'], change)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                trusts.take_back(self._parts, trust)
+        trusts.keep(self._parts, changed, trust)
+        return changed
+
+    def _trust_until(self, context: ty.Any, lease: dict[str, ty.Any],
+                     end: int) -> str:
+        if not _is_owner(context, lease):
+            raise errors.Forbidden(
+                f'The servers of lease {lease["id"]} are built in the name '
+                f'of the user who booted them, by a trust until its end. '
+                f'Only he can let it end later, until it has started.')
+        try:
+            return ty.cast(str, self._parts.trusts.delegate(context, end))
+        except errors.NotDelegated as exc:
+            raise errors.Forbidden(str(exc)) from exc
 
     def _changed(self, context: ty.Any, lease: dict[str, ty.Any],
                  asked: bodies.Reservations,
@@ -263,6 +307,18 @@ class Leases:
                 {'start_date': clocks.iso(time), 'fits': fits,
                  'enough': fits >= wanted} for time, fits in found],
             'truncated': more}
+
+
+def _is_owner(context: ty.Any, lease: dict[str, ty.Any]) -> bool:
+    """Whether a lease is that of who asks, in the project he asks for."""
+    return (context.user_id, context.project_id) == (
+        lease['user_id'], lease['project_id'])
+
+
+def _is_held(lease: dict[str, ty.Any]) -> bool:
+    """Whether there are servers of a lease that wait for their build."""
+    return lease['status'] == 'PENDING' and any(
+        'flavor_id' not in one for one in lease['reservations'])
 
 
 def _is_near_end(lease: dict[str, ty.Any]) -> bool:

@@ -107,6 +107,9 @@ class Checks(upgradecheck.UpgradeCommands):
                 f'[{CONF[credentials.GROUP].auth_section}]'))
         return result
 
+    def _volumes(self) -> Result:
+        return _result(checks.volumes(CONF), Code.WARNING)
+
     def _listener(self) -> Result:
         """Somebody carries out what is due."""
         overdue: list[audit.Difference] = []
@@ -142,6 +145,7 @@ class Checks(upgradecheck.UpgradeCommands):
         ('Notifications', _notifications),
         ('api-paste.ini', _api_paste),
         ('Keystone', _keystone),
+        ('Volumes at the end', _volumes),
         ('blazar-listener', _listener),
     )
 

@@ -30,7 +30,7 @@ from oslo_serialization import jsonutils
 
 from blazar_nova.compat import reserved
 
-__all__ = ['BuildCall', 'load']
+__all__ = ['BuildCall', 'in_name_of', 'load']
 
 LOG = logging.getLogger(__name__)
 
@@ -70,15 +70,23 @@ class BuildCall:
 
         :param access: keystoneauth1's AccessInfo of the token
         """
-        self.context = nova_context.RequestContext.from_dict({
-            **self.context.to_dict(), 'auth_token': access.auth_token,
-            'roles': access.role_names, 'is_admin': None,
-            'service_catalog': _old_catalog(access.service_catalog.catalog)})
+        self.context = in_name_of(self.context, access)
 
     def mark_reserved(self) -> None:
         """Show its servers as RESERVED from now on."""
         for build_request in self.build_requests:
             reserved.mark(build_request)
+
+    def reread_group(self) -> None:
+        """Let its server group be what it is now."""
+        spec = self.request_spec[0]
+        if spec.instance_group is None:
+            return
+        try:
+            spec.instance_group = objects.InstanceGroup.get_by_uuid(
+                self.context, spec.instance_group.uuid)
+        except exception.InstanceGroupNotFound:
+            spec.instance_group = None
 
     def undo(self) -> None:
         """Take back all that ``create()`` stored for these servers.
@@ -138,6 +146,17 @@ class BuildCall:
             'build_requests': [serializer.serialize_entity(
                 self.context, one) for one in self.build_requests],
             **kept})
+
+
+def in_name_of(context: ty.Any, access: ty.Any) -> ty.Any:
+    """A context as it is, but for the token.
+
+    :param access: keystoneauth1's AccessInfo of the token
+    """
+    return nova_context.RequestContext.from_dict({
+        **context.to_dict(), 'auth_token': access.auth_token,
+        'roles': access.role_names, 'is_admin': None,
+        'service_catalog': _old_catalog(access.service_catalog.catalog)})
 
 
 def _old_catalog(services: ty.Iterable[ty.Any]) -> list[dict[str, ty.Any]]:

@@ -35,7 +35,8 @@ from blazar_nova.compat import hold
 from blazar_nova.compat import reserved
 
 __all__ = ['api_paste', 'filter_order', 'notifications', 'nova_api',
-           'nova_objects', 'nova_version', 'refuse', 'router', 'scheduler']
+           'nova_objects', 'nova_version', 'refuse', 'router', 'scheduler',
+           'volumes']
 
 #: The release of Nova that this one was written for.
 _NOVA = '34.0'
@@ -183,6 +184,17 @@ def filter_order(conf: ty.Any) -> list[str]:
     return ['Write in nova.conf [filter_scheduler] the filter at the end: '
             'enabled_filters = ' + ','.join(
                 [*(name for name in enabled if name != FILTER), FILTER])]
+
+
+def volumes(conf: ty.Any) -> list[str]:
+    """Volumes are given back when no token of their owner can be had."""
+    if conf.cinder.auth_type or conf.cinder.auth_section:
+        return []
+    return ['Servers that cannot be deleted in the name of the owner of '
+            'their lease leave their volumes attached.',
+            'Write in nova.conf [cinder], on machines with nova-compute too, '
+            'a user with auth_url, username, password ... and: '
+            'auth_type = password']
 
 
 def api_paste(conf: ty.Any) -> list[str]:

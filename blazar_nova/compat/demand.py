@@ -30,12 +30,25 @@ from nova.scheduler import utils as scheduler_utils
 
 from blazar_core import model
 
-__all__ = ['NoSuchHost', 'demand_of', 'group_of', 'resources_of',
-           'resources_of_flavor']
+__all__ = ['Group', 'NoSuchHost', 'demand_of', 'group_of', 'policy_of',
+           'resources_of', 'resources_of_flavor']
 
 #: Microversion of placement that knows every parameter used here (1.39:
 #: several ``required``).
 _PLACEMENT = '1.39'
+
+
+class Group(ty.NamedTuple):
+    """The server group of a build.
+
+    ``per_host`` is how many of its servers may share a host, ``members`` the
+    ids of its servers, ``running`` the (service) hosts of those that run.
+    """
+
+    policy: str | None
+    per_host: int
+    members: list[str]
+    running: dict[str, str]
 
 
 class NoSuchHost(Exception):
@@ -63,18 +76,31 @@ def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
                 'extra_specs')}), on_volume))
 
 
-def group_of(spec: ty.Any) -> tuple[str, int, list[str], list[str]] | None:
-    """The server group of a build.
+def policy_of(spec: ty.Any) -> str | None:
+    """The policy of the server group of a request; None without one."""
+    group = spec.instance_group
+    return None if group is None else ty.cast(str, group.policy)
 
-    :returns: its policy, how many of its servers may share a host, the ids
-        of its members and the (service) hosts of those that run; None
-        without a group
+
+def group_of(context: ty.Any, spec: ty.Any) -> Group | None:
+    """The server group of a build; None without one.
+
+    Of cells that do not answer, no servers are found.
     """
     group = spec.instance_group
     if group is None:
         return None
-    return (group.policy, group.rules.get('max_server_per_host', 1),
-            list(group.members), list(group.get_hosts()))
+    # The group's own get_hosts() would look in one cell, which is cell0
+    # where nova-api is set up as Nova's manual says.
+    found = nova_context.scatter_gather_skip_cell0(
+        context, objects.InstanceList.get_by_filters,
+        {'uuid': group.members, 'deleted': False}, expected_attrs=[])
+    return Group(
+        group.policy, group.rules.get('max_server_per_host', 1),
+        list(group.members),
+        {one.uuid: one.host for instances in found.values()
+         if not nova_context.is_cell_failure_sentinel(instances)
+         for one in instances if one.host})
 
 
 def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any]) -> model.Demand:

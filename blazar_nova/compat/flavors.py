@@ -32,7 +32,7 @@ from blazar_core import lifecycle
 from blazar_core import model
 from blazar_nova.compat import demand as demands
 
-__all__ = ['close_reservation', 'demand_of', 'facts_of', 'facts_like',
+__all__ = ['close_reservation', 'context_of', 'demand_of', 'facts_of', 'facts_like',
            'open_reservation', 'reservation_of', 'reservations_open']
 
 #: The extra spec that makes a flavor one of a reservation.
@@ -72,6 +72,12 @@ def facts_like(context: ty.Any, flavor_id: str) -> Facts:
             f'an ordinary one.')
     return {**{name: flavor[name] for name in _NUMBERS},
             'extra_specs': dict(flavor.extra_specs)}
+
+
+def context_of(project_id: str, user_id: str) -> ty.Any:
+    """Who asks for a project when nobody of it is there."""
+    return nova_context.RequestContext(
+        user_id=user_id, project_id=project_id, is_admin=True)
 
 
 def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,

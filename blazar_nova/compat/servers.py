@@ -15,6 +15,7 @@
 import functools
 import typing as ty
 
+from keystoneauth1 import exceptions as keystone_exceptions
 from nova import baserpc
 from nova.compute import api as compute_api
 from nova.compute import task_states
@@ -33,9 +34,11 @@ from blazar_core import errors
 from blazar_core import lifecycle
 from blazar_nova.compat import again
 from blazar_nova.compat import calls
+from blazar_nova.compat import deletion
 from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts
+from blazar_nova.compat import leftovers
 from blazar_nova.compat import quota
 from blazar_nova.compat import reserved
 from blazar_nova.compat import stranded
@@ -45,8 +48,16 @@ __all__ = ['NovaCloud']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after which a deletion that is under way is asked for again.
-_ASK_AGAIN = 60
+#: Seconds after which allocations of a deleted server have leaked.
+_LEAKED = 60
+
+#: How often keystone is asked for a token before a server is deleted
+#: without: for a minute or two.
+_TRIES = 30
+
+#: The owner of a lease may not, or not any more.
+_NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
+                keystone_exceptions.ClientException)
 
 #: Seconds that a service has to answer a ping.
 _PING_TIMEOUT = 10
@@ -68,6 +79,8 @@ class NovaCloud:
         self._trusts = trusts
         #: The service hosts of the hosts, by their uuids.
         self._services: dict[str, str] = {}
+        #: How often the token of an owner was waited for, by server.
+        self._waited: dict[str, int] = {}
 
     def send(self, call: str, credential: str | None,
              server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
@@ -181,19 +194,82 @@ class NovaCloud:
             return Seen(State.HELD)
         return seen
 
-    def delete(self, server_id: str) -> None:
-        """Ask Nova to delete a server; nothing when it is gone."""
+    def delete(self, server_id: str, credential: str | None) -> None:
+        """Ask Nova to delete a server; nothing when it is gone.
+
+        In the name of the owner of its lease, whose are the secrets, volumes,
+        images and accelerators that go with it; without a token Nova cannot
+        reach all of them. Where that does not do, as Nova itself.
+        """
         context = nova_context.get_admin_context()
         try:
-            instance = self._compute_api.get(context, server_id)
-            if not _is_being_deleted(instance):
-                if instance.task_state == task_states.DELETING:
-                    # Nova would only say that it is already being deleted.
-                    instance.task_state = None
-                self._compute_api.delete(context, instance)
+            step = deletion.next_step(
+                context, self._compute_api.get(context, server_id))
+            if step.seconds > 0:
+                return
+            if step.failed:
+                LOG.warning('Server %s: Nova failed to delete it; trying %s',
+                            server_id, 'with a token of the owner' if
+                            step.as_owner else 'without a token')
+            owner = self._owner(server_id, credential if step.as_owner
+                                else None)
+            if owner is None or not self._ask_as(owner, server_id):
+                self._ask(nova_context.get_admin_context(), server_id)
         except (exception.InstanceNotFound, exception.InstanceInvalidState):
             # Gone, or going: whoever asked looks again.
             LOG.debug('Server %s is already being deleted', server_id)
+
+    def _owner(self, server_id: str, credential: str | None) -> ty.Any:
+        """A context in the name of the owner; None when it cannot be had.
+
+        With the rights of an admin over the server, which may be locked.
+
+        :raises CloudUnavailable: when it may be had soon
+        """
+        if credential is None or not self._trusts.is_configured():
+            return None
+        try:
+            access = self._trusts.access(credential)
+        except errors.NotDelegated as exc:
+            LOG.warning('Server %s is not deleted in the name of its '
+                        'owner: %s', server_id, exc)
+            return None
+        except Exception as exc:
+            self._waited[server_id] = self._waited.get(server_id, 0) + 1
+            if self._waited[server_id] < _TRIES:
+                raise errors.CloudUnavailable(str(exc)) from exc
+            LOG.warning('Server %s is not deleted in the name of its owner, '
+                        'after %s attempts: %s', server_id,
+                        self._waited.pop(server_id), exc)
+            return None
+        self._waited.pop(server_id, None)
+        return calls.in_name_of(nova_context.RequestContext(
+            user_id=access.user_id, project_id=access.project_id), access,
+        ).elevated()
+
+    def _ask_as(self, owner: ty.Any, server_id: str) -> bool:
+        """Ask in the name of the owner; whether he may."""
+        try:
+            self._ask(owner, server_id)
+        except _NOT_ALLOWED as exc:
+            LOG.warning('Server %s cannot be deleted in the name of its '
+                        'owner: %s', server_id, exc)
+            return False
+        return True
+
+    def _ask(self, context: ty.Any, server_id: str) -> None:
+        LOG.info('Server %s: deleting it %s', server_id,
+                 f'in the name of user {context.user_id}' if
+                 context.auth_token else 'without a token of its owner')
+        instance = self._compute_api.get(context, server_id)
+        if instance.task_state == task_states.DELETING:
+            # Nova would only say that it is already being deleted.
+            instance.task_state = None
+        self._compute_api.delete(context, instance)
+
+    def forget(self, server_id: str) -> None:
+        """Remove what Nova keeps of a server that was never built."""
+        leftovers.forget(server_id)
 
     @functools.cached_property
     def _compute_api(self) -> ty.Any:
@@ -276,7 +352,7 @@ def _look_at_deleted(context: ty.Any, server_id: str) -> Seen:
         except exception.InstanceNotFound:
             return Seen(State.GONE)
     if instance.deleted_at is None or timeutils.is_older_than(
-            instance.deleted_at.replace(tzinfo=None), _ASK_AGAIN):
+            instance.deleted_at.replace(tzinfo=None), _LEAKED):
         return Seen(State.GONE)
     return Seen(State.LEAVING if hosts.allocations(server_id)
                 else State.GONE)
@@ -292,11 +368,3 @@ def _host_uuid(context: ty.Any, instance: ty.Any) -> str | None:
     except exception.ComputeHostNotFound:
         return None
     return ty.cast(str, node.uuid)
-
-
-def _is_being_deleted(instance: ty.Any) -> bool:
-    """Asked for not long ago; a message that was lost is sent again."""
-    return (instance.task_state == task_states.DELETING and
-            instance.updated_at is not None and
-            not timeutils.is_older_than(
-                instance.updated_at.replace(tzinfo=None), _ASK_AGAIN))

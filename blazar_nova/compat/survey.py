@@ -33,13 +33,14 @@ from blazar_core import lifecycle
 from blazar_nova.compat import hosts
 from blazar_nova.compat import reserved
 
-__all__ = ['BATCH', 'Survey', 'Waiting', 'batches', 'hints_of']
+__all__ = ['BATCH', 'Survey', 'TELLING', 'Waiting', 'batches', 'hints_in',
+           'hints_of']
 
 #: How many servers are asked for at a time.
 BATCH = 500
 
 #: Words of a RequestSpec without which its boot asked for no lease.
-_TELLING = '%"reserved"%'
+TELLING = '%"reserved"%'
 
 Seen = lifecycle.Seen
 State = lifecycle.ServerState
@@ -145,10 +146,10 @@ class Survey:
                 .where(_MAPPINGS.cell_id.is_not(None),
                        sa.or_(_MAPPINGS.queued_for_delete.is_(None),
                               _MAPPINGS.queued_for_delete == sa.false()),
-                       _SPECS.spec.like(_TELLING)),
+                       _SPECS.spec.like(TELLING)),
                 execution_options={'yield_per': BATCH})
             return [row.instance_uuid for row in rows
-                    if is_lease(_hints(jsonutils.loads(row.spec)))]
+                    if is_lease(hints_in(jsonutils.loads(row.spec)))]
 
 
 _SPECS = api_models.RequestSpec
@@ -164,11 +165,12 @@ def hints_of(server_ids: ty.Iterable[str]) -> dict[str, Hints]:
             for row in context.session.execute(
                     sa.select(_SPECS.instance_uuid, _SPECS.spec).where(
                         _SPECS.instance_uuid.in_(batch))):
-                found[row.instance_uuid] = _hints(jsonutils.loads(row.spec))
+                found[row.instance_uuid] = hints_in(
+                    jsonutils.loads(row.spec))
     return found
 
 
-def _hints(spec: ty.Any) -> Hints:
+def hints_in(spec: ty.Any) -> Hints:
     """The scheduler hints of a RequestSpec as the database has it."""
     return (spec.get('nova_object.data') or {}).get('scheduler_hints') or {}
 

@@ -310,4 +310,8 @@ class Mirror:
             LOG.warning('Server %s waits for its build, and no lease has it: '
                         'nova-api died while it was being created. Deleting '
                         'it.', server_id)
-            self._parts.cloud.delete(server_id)
+            cloud = self._parts.cloud
+            held = cloud.look(server_id).state is lifecycle.ServerState.HELD
+            cloud.delete(server_id, None)
+            if held:
+                cloud.forget(server_id)

@@ -12,11 +12,12 @@
 
 """blazar-listener: notifications in, due events out.
 
-Some things run side by side: the notifications of Nova become hints for the
-:mod:`mirror <blazar_nova.listener.mirror>`, the :mod:`engine
-<blazar_core.engine>` carries out due events, hosts are looked at again on which
-something was under way, and from time to time the books are compared with
-Nova in full. Any number of listeners may run.
+Side by side, the notifications of Nova become hints for the :mod:`mirror
+<blazar_nova.listener.mirror>`, the :mod:`engine <blazar_core.engine>` carries
+out due events, the :mod:`watch <blazar_core.watch>` looks after what is
+promised, hosts are looked at again on which something was under way, and from
+time to time the books are compared with Nova in full. Any number of listeners
+may run.
 """
 
 import os
@@ -29,9 +30,11 @@ from oslo_utils import uuidutils
 
 from blazar_core import clock as clocks
 from blazar_core import engine
+from blazar_core import watch
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
 from blazar_nova.listener import mirror
+from blazar_nova import promises
 from blazar_nova import wiring
 
 __all__ = ['Listener']
@@ -72,6 +75,11 @@ class Listener:
             conf, self.parts.database, self.parts.clock,
             self.parts.lifecycle, _name())
         self.mirror = mirror.Mirror(self.parts, self.engine.hasten)
+        self.watch = watch.Watch(
+            self.parts.database, self.parts.clock, self.parts.admission,
+            self.parts.leases, self.parts.vault.open,
+            promises.Promises(self.parts.leases).demand_of, service.notify,
+            conf.blazar.start_patience)
         self._interval = conf.blazar.comparison_interval
         self._messages = service.notification_listener(
             conf.blazar.notification_topic, self.handle)
@@ -81,6 +89,7 @@ class Listener:
             for name, target in (('mirror', self.mirror.run),
                                  ('comparison', self._compare),
                                  ('recheck', self._recheck),
+                                 ('watch', self._watch),
                                  ('engine', self.engine.run))]
 
     def start(self) -> None:
@@ -148,6 +157,9 @@ class Listener:
                               '%s s', self._interval)
             self.engine.wake()
             clock.wait(self._stopping, clock.now() + self._interval)
+
+    def _watch(self) -> None:
+        self.watch.run(self._stopping)
 
 
 def _name() -> str:

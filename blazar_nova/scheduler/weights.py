@@ -14,14 +14,24 @@
 
 import typing as ty
 
+from blazar_core import model
+from blazar_nova.compat import demand
 from blazar_nova.compat import plugins
 from blazar_nova.scheduler import marks
 
 __all__ = ['BlazarWeigher']
 
 
+#: What Nova's own weighers see to: where the servers are that run, they
+#: know better than what was booked before.
+_WISHES = (model.Affinity.SOFT_SAME.value, model.Affinity.SOFT_DIFFERENT.value)
+
+
 class BlazarWeigher(plugins.HostWeigher):  # type: ignore[misc]
-    """The booked host before all others, whatever other weighers say."""
+    """The booked host before all others, whatever other weighers say.
+
+    It has no say where a server group wishes its servers together or apart.
+    """
 
     def weight_multiplier(self, host_state: ty.Any) -> float:
         # Nova normalizes each weigher's weights to 0..1; what operators
@@ -30,4 +40,6 @@ class BlazarWeigher(plugins.HostWeigher):  # type: ignore[misc]
 
     def _weigh_object(self, host_state: ty.Any, weight_properties: ty.Any,
                       ) -> float:
+        if demand.policy_of(weight_properties) in _WISHES:
+            return 0.0
         return 1.0 if marks.is_booked(host_state) else 0.0

@@ -11,6 +11,7 @@
 #    under the License.
 """The lease API of a real nova-api, and booting with what it made."""
 
+import collections
 import json
 import time
 from unittest import mock
@@ -20,9 +21,11 @@ from nova import context as nova_context
 from nova import exception
 from nova import objects
 import requests
+import sqlalchemy as sa
 from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core import clock as clocks
+from blazar_core.db import models
 from blazar_nova.compat import flavors
 from tests.functional import leased
 from tests.functional import nova_box
@@ -208,6 +211,115 @@ class TestLeases(ApiTestCase):
         self.assertEqual(self.flavor('2').vcpus,
                          self.admin.get_server(server['id'])['flavor'][
                              'vcpus'])
+
+
+class TestMoves(ApiTestCase):
+    """Servers of full reservations with an affinity are moved."""
+
+    hosts = {name: nova_box.Capacity(vcpus=4, memory_mb=8192, disk_gb=100)
+             for name in ('host1', 'host2', 'host3')}
+
+    def reserved(self, count, grouped=True, **reservation):
+        """Servers of a reservation, which they may use up; by their ids."""
+        lease = self.make_active(reservations=[
+            self.reservation(vcpus=1, **reservation)])
+        reservation_id = lease['reservations'][0]['id']
+        hints = {'group': reservation_id} if grouped else None
+        servers = [self.boot_active(
+            f'vm{number}', flavor=reservation_id, hints=hints)['id']
+            for number in range(count)]
+        self.fill_books()
+        self.assertEqual(self.guests(), {
+            server_id: self.bookings()[server_id] for server_id in servers})
+        return servers
+
+    def where(self, server_id):
+        return self.admin.get_server(server_id)['OS-EXT-SRV-ATTR:host']
+
+    def migrate(self, server_id):
+        """Cold; returns when the books have followed."""
+        before = self.where(server_id)
+        self.admin.post_server_action(server_id, {'migrate': None})
+        self.wait_for_status(server_id, 'VERIFY_RESIZE')
+        self.admin.post_server_action(server_id, {'confirmResize': None})
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        after = self.where(server_id)
+        self.assertNotEqual(before, after)
+        self.assertEqual(after, self.bookings()[server_id])
+        return after
+
+    def evacuate(self, server_id):
+        """From a host that is down; returns when the books have followed."""
+        before = self.where(server_id)
+        self.computes[before].stop()
+        (service,) = self.admin.get_services(
+            host=before, binary='nova-compute')
+        self.admin.put_service_force_down(service['id'], True)
+        self.admin.post_server_action(server_id, {'evacuate': {}})
+        after = self.wait_for(lambda: (
+            host := self.where(server_id)) != before and host,
+            what='it was evacuated')
+        self.wait_for(lambda: self.admin.get_server(server_id)[
+            'OS-EXT-STS:task_state'] is None, what='it stands there')
+        self.fill_books()
+        self.assertEqual(after, self.bookings()[server_id])
+        return after
+
+    def booked_on(self):
+        """How many places there are on each host."""
+        return collections.Counter(self.books(
+            'SELECT hosts.name FROM bookings '
+            'JOIN hosts ON hosts.id = bookings.host_id'))
+
+    def test_apart(self):
+        first, second = self.reserved(2, amount=2, affinity=False)
+        other = self.where(second)
+        self.assertEqual({'host1', 'host2', 'host3'}, {
+            self.where(first), other, self.migrate(first)})
+        self.assertEqual(other, self.bookings()[second])
+
+    def test_apart_from_a_host_that_is_down(self):
+        first, second = self.reserved(2, amount=2, affinity=False)
+        hosts = {self.where(first), self.where(second)}
+        self.assertNotIn(self.evacuate(first), hosts)
+
+    def test_apart_into_a_free_place(self):
+        """The one whose place it takes gets its own."""
+        first, = self.reserved(1, amount=3, affinity=False)
+        self.migrate(first)
+        self.assertEqual([1, 1, 1], sorted(self.booked_on().values()))
+
+    def test_two_at_once_do_not_meet(self):
+        """The books do not know yet that the first one has arrived."""
+        first, second = self.reserved(2, False, amount=2, affinity=False)
+        (host,) = {'host1', 'host2', 'host3'} - {
+            self.where(first), self.where(second)}
+        with self.listener.parts.database.writer() as session:
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.server_id == first).values(
+                moving_to=sa.select(models.Host.id).where(
+                    models.Host.name == host).scalar_subquery()))
+        before = self.where(second)
+        self.admin.post_server_action(second, {'migrate': None})
+        self.wait_for(lambda: any(
+            one['action'] == 'migrate' and self.admin.api_get(
+                f'/servers/{second}/os-instance-actions/{one["request_id"]}'
+            ).body['instanceAction']['message'] == 'Error'
+            for one in self.admin.get_instance_actions(second)),
+            what='the migration was refused')
+        self.assertEqual(before, self.where(second))
+
+    def test_together_one_alone_takes_its_places_along(self):
+        first, = self.reserved(1, amount=3, affinity=True)
+        host = self.migrate(first)
+        self.assertEqual({(host,): 3}, self.booked_on())
+
+    def test_together_one_by_one(self):
+        servers = self.reserved(2, False, amount=2, affinity=True)
+        hosts = {self.migrate(server_id) for server_id in servers}
+        self.assertEqual(1, len(hosts))
+        self.assertEqual({(hosts.pop(),): 2}, self.booked_on())
 
 
 class TestNotifications(ApiTestCase):

@@ -14,7 +14,9 @@
 
 import datetime
 import json
+from unittest import mock
 
+from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_core import clock as clocks
@@ -370,7 +372,10 @@ class OtherHintsTest(HintsTestCase):
         for policy, same in (('anti-affinity', False), ('affinity', True)):
             group = self.group(policy)
             other = self.boot_active('plain', hints={'group': group})
-            server = self.hold_in(group)
+            # All that a nova-api sees that is connected to cell0.
+            with mock.patch.object(objects.InstanceGroup, 'get_hosts',
+                                   return_value=[]):
+                server = self.hold_in(group)
             self.assertEqual(same, other['OS-EXT-SRV-ATTR:host'] ==
                              self.bookings()[server['id']])
 
@@ -379,6 +384,57 @@ class OtherHintsTest(HintsTestCase):
             group = self.group(policy)
             self.hold_in(group, policy, count=3, flavor='3')
             self.assertEqual(3, len(self.members(group)))
+
+    def test_soft_policies_choose_where_it_costs_nothing(self):
+        for policy, hosts in (('soft-anti-affinity', 2),
+                              ('soft-affinity', 1)):
+            together, alone = self.group(policy), self.group(policy)
+            self.hold_in(together, f'{policy} {hosts}', count=2)
+            self.hold_in(alone, f'{policy} one')
+            self.hold_in(alone, f'{policy} two')
+            for group in (together, alone):
+                self.assertEqual(hosts, len({
+                    self.bookings()[server]
+                    for server in self.members(group)}), policy)
+        self.start_and_compare(8)
+
+    def test_soft_policies_are_as_with_plain_nova(self):
+        """Leases from now on: what Nova's own weighers prefer counts."""
+        for name, hints in (('plain', {}), ('leased', leased.RESERVE)):
+            for count in (2, 1):
+                group = self.group('soft-anti-affinity')
+                for _boot in range(2 // count):
+                    server = self.boot(
+                        name, count=count, hints={**hints, 'group': group})
+                    self.wait_for_status(server['id'], 'ACTIVE')
+                for server_id in self.members(group):
+                    self.wait_for_status(server_id, 'ACTIVE')
+                self.assertEqual(
+                    ['host1', 'host2'],
+                    sorted(self.guests()[one] for one in self.members(group)),
+                    name)
+
+    def test_soft_policies_know_of_servers_without_a_lease(self):
+        for policy, same in (('soft-anti-affinity', False),
+                             ('soft-affinity', True)):
+            group = self.group(policy)
+            other = self.boot_active('plain', hints={'group': group})
+            server = self.hold_in(group, policy)
+            self.assertEqual(same, other['OS-EXT-SRV-ATTR:host'] ==
+                             self.bookings()[server['id']])
+
+    def test_soft_policies_look_at_what_runs_when_they_start(self):
+        group = self.group('soft-anti-affinity')
+        server_id = self.hold_in(group)['id']
+        booked = self.bookings()[server_id]
+        self.boot_active('plain', hints={'group': group}, client=self.admin,
+                         availability_zone=f'nova:{booked}')
+        self.clock.advance(3600)
+        self.run_due()
+        server = self.wait_for_status(server_id, 'ACTIVE')
+        self.assertNotEqual(booked, server['OS-EXT-SRV-ATTR:host'])
+        self.fill_books()
+        self.assertNotEqual(booked, self.bookings()[server_id])
 
     def start_and_compare(self, count):
         self.clock.advance(3600)

@@ -201,7 +201,7 @@ class ServersTest(VerifyTestCase):
     def test_one_that_was_deleted_and_no_notification_told(self):
         server_id = self.active('runs')
         held = self.hold('waits')['id']
-        self.listener.parts.cloud.delete(held)
+        self.listener.parts.cloud.delete(held, None)
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
         self.wait_for(lambda: not self.allocations(server_id))

@@ -58,7 +58,7 @@ class CredentialsTest(base.IntegrationTestCase):
         """The lease says why, and gives back what it held."""
         self.assertIsNotNone(self.booked_hosts()[server_id])
         lease = self.wait_for_lease(lease_id, 'ERROR')
-        self.assertIn('cannot be built in the name of the user any more',
+        self.assertIn('can be done in the name of the user any more',
                       lease['status_reason'])
         self.wait_for(lambda: self.booked_hosts()[server_id] is None,
                       'the room is free')

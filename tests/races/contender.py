@@ -157,7 +157,19 @@ class Contender:
             elsewhere=self.dice.choice([None, demand])))
 
     def rebind(self) -> None:
-        self.leases.rebind(self._server(), self.dice.choice(self.host_ids))
+        """The bookings of a lease that has not begun go anywhere."""
+        lease, _count = self._lease('PENDING')
+        with self.database.reader() as session:
+            seen = session.get_one(models.Lease, lease.id).generation
+            ids = list(session.scalars(sa.select(models.Booking.id).where(
+                models.Booking.reservation_id == lease.reservation_id)))
+        try:
+            self.leases.rebind(lease.id, seen, {
+                one: self.dice.choice([*self.host_ids, None])
+                for one in ids}, 'reason')
+        except books.Full as full:
+            raise errors.Refused(model.Refusal(
+                model.Reason.NO_ROOM, len(ids), 0, None)) from full
 
     def release(self) -> None:
         """Its bookings go with it."""
@@ -233,16 +245,6 @@ class Contender:
                 sa.select(sa.func.count(models.Booking.id)).where(
                     models.Booking.reservation_id ==
                     lease.reservation_id)) or 0
-
-    def _server(self) -> str:
-        with self.database.reader() as session:
-            server = session.scalar(
-                sa.select(models.Booking.server_id)
-                .where(models.Booking.server_id > uuidutils.generate_uuid())
-                .order_by(models.Booking.server_id).limit(1))
-        if server is None:
-            raise NoLease
-        return server
 
     # -- what it believes ----------------------------------------------------
 

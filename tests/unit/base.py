@@ -81,6 +81,8 @@ class FakeCloud:
     :ivar abandoned: servers whose build was made one that has failed
     :ivar admits: how many servers the quota admits; None: all
     :ivar deleted: the servers whose end was asked for, in order
+    :ivar deleted_with: the credential of each of these
+    :ivar forgotten: the servers of which nothing was to be left
     :ivar held: servers that were shown as held again
     :ivar opened: the reservations that may be booted with
     :ivar stubborn: servers that do not go when they are deleted
@@ -97,6 +99,8 @@ class FakeCloud:
         self.abandoned: list[str] = []
         self.admits: int | None = None
         self.deleted: list[str] = []
+        self.deleted_with: list[str | None] = []
+        self.forgotten: list[str] = []
         self.held: list[str] = []
         self.opened: dict[str, lifecycle.Opening] = {}
         self.stubborn: set[str] = set()
@@ -152,12 +156,17 @@ class FakeCloud:
         self._break('look')
         return self.servers.get(server_id, lifecycle.Seen(State.GONE))
 
-    def delete(self, server_id: str) -> None:
+    def delete(self, server_id: str, credential: str | None) -> None:
         self._break('delete')
         self._break(server_id)
         self.deleted.append(server_id)
+        self.deleted_with.append(credential)
         if server_id not in self.stubborn:
             self.servers.pop(server_id, None)
+
+    def forget(self, server_id: str) -> None:
+        self._break('forget')
+        self.forgotten.append(server_id)
 
     def _break(self, what: str) -> None:
         if what in self.broken:

@@ -143,7 +143,7 @@ class FileCloud:
     def look(self, server_id: str) -> lifecycle.Seen:
         return lifecycle.Seen(lifecycle.ServerState.BUILDING)
 
-    def delete(self, server_id: str) -> None:
+    def delete(self, server_id: str, _credential: str | None) -> None:
         self.write(f'delete {server_id}')
 
 

@@ -528,6 +528,76 @@ class TestProperties(AdmissionTestCase):
         self.assertEqual(['plain'], self.pick(0, 10, **rare))
 
 
+class TestWishes(AdmissionTestCase):
+    """Soft affinities choose among the hosts that have room."""
+
+    scenarios = ONLY_SQLITE
+
+    def setUp(self):
+        super().setUp()
+        self.uuids = {}
+        for name, vcpus in (('one', 2), ('two', 4), ('three', 4)):
+            self.uuids[name] = self.host(name, VCPU=vcpus)
+        # What is there first is filled first.
+        self.admission = admission.Admission(
+            self.database, self.clock, lambda _timeline, found, _window: found)
+
+    def wish(self, affinity, count, last=(), room=1, **members):
+        return self.pick(
+            0, 10, count, last, resources={'VCPU': room}, affinity=affinity,
+            members={self.uuids.get(name, name): there
+                     for name, there in members.items()})
+
+    def apart(self, count, **more):
+        return self.wish(model.Affinity.SOFT_DIFFERENT, count, **more)
+
+    def together(self, count, **more):
+        return self.wish(model.Affinity.SOFT_SAME, count, **more)
+
+    def test_apart_each_has_its_host_as_long_as_there_are_some(self):
+        self.assertEqual(['one', 'two'], self.apart(2))
+        self.assertEqual(['one', 'two', 'three'], self.apart(3))
+        self.assertEqual(['one', 'two', 'three', 'one', 'two'], self.apart(5))
+        self.assertEqual(2 * ['one'] + 4 * ['three'] + 4 * ['two'],
+                         sorted(self.apart(10)))
+
+    def test_apart_they_go_where_fewest_of_their_group_are(self):
+        self.assertEqual(['two', 'three', 'one'], self.apart(3, one=1))
+        self.assertEqual(['three', 'one'], self.apart(2, one=1, two=2))
+        self.assertEqual(['two'], self.apart(1, one=1, three=1, gone=1))
+
+    def test_together_they_go_to_a_host_that_takes_all(self):
+        self.assertEqual(['one', 'one'], self.together(2))
+        self.assertEqual(3 * ['two'], self.together(3))
+        self.assertEqual(4 * ['two'] + ['three'], self.together(5))
+
+    def test_together_they_take_the_fewest_hosts(self):
+        self.book('two', 0, 10, VCPU=2)
+        self.assertEqual(
+            ['three'] * 4 + ['one'] * 2, self.together(6))
+
+    def test_together_they_go_where_most_of_their_group_are(self):
+        self.assertEqual(['three'], self.together(1, three=1))
+        self.assertEqual(['three'] * 2, self.together(2, two=1, three=2))
+        self.assertEqual(['one'] * 2 + ['two'], self.together(3, one=1))
+        self.assertEqual(['one'], self.together(1, gone=1))
+
+    def test_a_wish_comes_before_a_lost_race_which_breaks_a_tie(self):
+        lost = {self.host_id('one')}
+        self.assertEqual(['two', 'three', 'one'], self.apart(3, last=lost))
+        self.assertEqual(['one'], self.together(1, last=lost, one=1))
+        self.assertEqual(['two'], self.together(1, last=lost))
+
+    def test_a_wish_refuses_nothing(self):
+        for affinity in (model.Affinity.SOFT_SAME,
+                         model.Affinity.SOFT_DIFFERENT):
+            for room, count in ((1, 11), (3, 3), (5, 1)):
+                plain, wished = (self.refusal(
+                    0, 10, count, resources={'VCPU': room}, affinity=one)
+                    for one in (model.Affinity.NONE, affinity))
+                self.assertEqual(plain, wished)
+
+
 class TestPack(AdmissionTestCase):
 
     def hosts(self, count, **capacity):
@@ -747,3 +817,123 @@ class TestRoomsFor(AdmissionTestCase):
         self.host('one', VCPU=1)
         self.book('one', -100, 0, VCPU=1)
         self.assertEqual((None, {}), self.rooms(VCPU=1))
+
+
+class TestMoves(AdmissionTestCase):
+    """Servers of a reservation that stay together, or apart, move."""
+
+    scenarios = ONLY_SQLITE
+
+    def setUp(self):
+        super().setUp()
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=2)
+
+    def rooms(self, server_id, affinity):
+        """The hosts on which a server may be, of those that are there."""
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Reservation).where(
+                models.Reservation.id == 'reservation').values(
+                params={'affinity': affinity}))
+        found = self.admission.rooms_for(server_id, {'VCPU': 1})
+        return {host.name for host in self.scalars(models.Host)
+                if found.by_host.get(host.uuid, found.elsewhere) >= 1}
+
+    apart = functools.partialmethod(rooms, affinity=False)
+    together = functools.partialmethod(rooms, affinity=True)
+
+    def place(self, host, server=True, **values):
+        """A place that a server has; it runs, if nothing else is said."""
+        server_id = self.book(
+            host, 0, 100, running=server and not values, VCPU=1)
+        if not server:
+            values['server_id'] = None
+        if values:
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Booking).where(
+                    models.Booking.server_id == server_id).values(values))
+        return server_id
+
+    def move(self, server_id, host):
+        """A scheduler has let a server move there."""
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.server_id == server_id).values(
+                moving_to=self.host_id(host)))
+
+    def test_until_it_is_placed_a_server_keeps_to_what_is_booked(self):
+        mine = self.place('one', placed_at=None)
+        self.place('two', server=False)
+        self.assertEqual({'one', 'two'}, self.apart(mine))
+        self.assertEqual({'one', 'two'}, self.together(mine))
+
+    def test_apart_it_moves_to_where_no_sibling_is(self):
+        mine = self.place('one')
+        self.place('two')
+        self.assertEqual({'one', 'three'}, self.apart(mine))
+
+    def test_placed_is_enough_to_be_there(self):
+        mine = self.place('one', placed_at=NOW)
+        self.place('two', placed_at=NOW)
+        self.assertEqual({'one', 'three'}, self.apart(mine))
+
+    def test_apart_it_does_not_move_to_where_one_is_about_to_be_built(self):
+        mine = self.place('one')
+        self.place('two', placed_at=None)
+        self.assertEqual({'one', 'three'}, self.apart(mine))
+
+    def test_apart_a_free_place_is_no_hindrance(self):
+        mine = self.place('one')
+        self.place('two', server=False)
+        self.book('two', 0, 100, 'other', VCPU=1)
+        self.assertEqual({'one', 'two', 'three'}, self.apart(mine))
+
+    def test_apart_two_that_move_at_once_do_not_meet(self):
+        mine, other = self.place('one'), self.place('two')
+        self.move(other, 'three')
+        self.assertEqual({'one'}, self.apart(mine))
+        # Where it wants to be itself it may try again.
+        self.assertEqual({'two', 'three'}, self.apart(other))
+
+    def test_nobody_is_built_where_a_sibling_is_about_to_arrive(self):
+        self.move(self.place('one'), 'two')
+        mine = self.place('two', placed_at=None)
+        self.place('three', server=False)
+        self.assertEqual({'three'}, self.apart(mine))
+
+    def test_apart_promises_to_others_are_kept(self):
+        mine = self.place('one')
+        self.place('two')
+        self.book('three', 99, 200, 'other', VCPU=2)
+        self.assertEqual({'one'}, self.apart(mine))
+
+    def test_together_one_alone_moves_to_where_all_have_room(self):
+        mine = self.place('one')
+        self.place('one', server=False)
+        self.book('two', 99, 200, 'other', VCPU=1)
+        self.assertEqual({'one', 'three'}, self.together(mine))
+        self.report(self.scalars(
+            models.Host.uuid, models.Host.name == 'three')[0], 'three',
+            {'VCPU': 1}, {'VCPU': 2})
+        self.assertEqual({'one'}, self.together(mine))
+
+    def test_together_the_first_goes_where_the_others_can_follow(self):
+        mine, other = self.place('one'), self.place('one')
+        self.book('two', 99, 200, 'other', VCPU=1)
+        self.assertEqual({'one', 'three'}, self.together(mine))
+        self.move(mine, 'three')
+        self.assertEqual({'one', 'three'}, self.together(other))
+        self.host('four', VCPU=9)
+        self.assertEqual({'one', 'three'}, self.together(other))
+
+    def test_together_they_follow_one_that_has_moved(self):
+        mine = self.place('one')
+        self.place('two')
+        self.assertEqual({'one', 'two'}, self.together(mine))
+
+    def test_together_places_elsewhere_are_not_waited_for(self):
+        """A place without a host is not promised any more."""
+        mine = self.place('one')
+        self.place(None, server=False)
+        self.book('two', 0, 100, 'other', VCPU=1)
+        self.assertEqual({'one', 'two', 'three'}, self.together(mine))

@@ -1135,35 +1135,114 @@ class TestRebind(base.LeaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.host('one', VCPU=1)
-        self.server_id, = base.servers_of(self.running_lease(0, 100))
-        self.host('two', VCPU=1)
+        self.host('one', VCPU=2)
+        self.made = self.lease(50, 100, count=2)
+        self.host('two', VCPU=2)
         self.ids = {host.name: host.id for host in self.scalars(models.Host)}
+        self.rows = sorted(self.scalars(models.Booking.id))
 
-    def test_a_booking_gets_another_host_where_there_is_room(self):
-        self.leases.rebind(self.server_id, self.ids['two'])
-        self.assertEqual('two', self.host_of(self.server_id))
+    def rebind(self, *hosts, reason='', lease=None):
+        """Bind its bookings, in their order, to hosts."""
+        lease = lease or self.made
+        seen, = self.scalars(models.Lease.generation,
+                             models.Lease.id == lease['id'])
+        return self.leases.rebind(lease['id'], seen, dict(zip(
+            self.rows, [self.ids.get(host) for host in hosts])), reason)
+
+    def booked(self):
+        return [self.host_of(one) for one in base.servers_of(self.made)]
+
+    def get(self):
+        return views.get(self.database, self.made['id'])
+
+    def test_bookings_get_another_host_where_there_is_room(self):
+        described = self.rebind('two', 'two')
+        self.assertEqual(['two', 'two'], self.booked())
         self.assertEqual((3, 2), (
             self.generation('one'), self.generation('two')))
-        self.assertEqual('one', self.host_of(
-            *base.servers_of(self.lease(0, 100))))
+        self.assertEqual(described, self.get())
+        self.assertEqual((True, True, False), (
+            described['degraded'],
+            described['reservations'][0]['resources_changed'],
+            described['reservations'][0]['missing_resources']))
+        self.assertEqual(['one', 'one'], [
+            self.host_of(one) for one in base.servers_of(
+                self.lease(0, 100, count=2))][:2])
 
-    def test_it_stays_where_it_is_if_there_is_none(self):
-        self.lease(50, 60)
-        self.assertEqual(
-            model.Refusal(model.Reason.NO_ROOM, 1, 0, None),
-            self.assertRaises(errors.Refused, self.leases.rebind,
-                              self.server_id, self.ids['two']).refusal)
-        self.assertEqual('one', self.host_of(self.server_id))
+    def test_they_stay_where_they_are_if_there_is_none(self):
+        self.host('three', VCPU=1)
+        self.ids = {host.name: host.id for host in self.scalars(models.Host)}
+        self.assertRaises(books.Full, self.rebind, 'three', 'three')
+        self.assertEqual(['one', 'one'], self.booked())
+        self.assertIs(False, self.get()['degraded'])
 
-    def test_it_may_be_told_where_it_is(self):
-        self.leases.rebind(self.server_id, self.ids['one'])
-        self.assertEqual('one', self.host_of(self.server_id))
+    def test_without_a_host_they_take_no_room_and_the_lease_says_why(self):
+        described = self.rebind('one', None, reason='It is so.')
+        self.assertEqual(described, self.get())
+        self.assertEqual(leases.MISSING + 'It is so.',
+                         described['status_reason'])
+        self.assertEqual((True, False), tuple(
+            described['reservations'][0][key] for key in (
+                'missing_resources', 'resources_changed')))
+        self.lease(50, 100)
+        self.assertEqual(['one', None], self.booked())
 
-    def test_a_server_without_a_lease_is_not_found(self):
-        self.assertIn('unheard-of', str(self.assertRaises(
-            errors.NotFound, self.leases.rebind, 'unheard-of',
-            self.ids['two'])))
+    def test_it_says_so_until_all_have_a_host_again(self):
+        self.rebind(None, None, reason='It is so.')
+        self.rebind('two', None)
+        self.assertIn('It is so.', self.get()['status_reason'])
+        self.assertEqual('', self.rebind('two', 'one')['status_reason'])
+
+    def test_what_else_is_said_of_a_lease_stays(self):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Lease).values(
+                status_reason='Something else.'))
+        self.assertEqual('Something else.', self.rebind(
+            'two', 'two')['status_reason'])
+
+    def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):
+        self.assertIsNone(self.leases.rebind(
+            self.made['id'], -1, {self.rows[0]: self.ids['two']}))
+        self.assertIsNone(self.leases.rebind(
+            'unheard-of', 0, {self.rows[0]: self.ids['two']}))
+        self.assertIsNone(self.leases.rebind(
+            self.made['id'], 2, {-1: self.ids['two']}))
+        self.assertEqual(['one', 'one'], self.booked())
+
+    def test_nothing_is_done_about_what_is_on_its_way(self):
+        for column in ('sent_at', 'placed_at', 'running'):
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Booking).where(
+                    models.Booking.id == self.rows[1]).values({column: 1}))
+            self.assertIsNone(self.rebind('two', 'two'), column)
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Booking).values({
+                    column: 0 if column == 'running' else None}))
+        self.assertIsNotNone(self.rebind('two', 'two'))
+
+    def test_nothing_is_done_about_a_lease_on_its_way_out(self):
+        self.lifecycle.delete(self.made['id'])
+        self.assertIsNone(self.rebind('two', 'two'))
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Lease).values(
+                deleted_at=None, status='ERROR'))
+        self.assertIsNone(self.rebind('two', 'two'))
+
+    def test_places_go_elsewhere_while_nobody_has_taken_them(self):
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        self.rows = sorted(self.scalars(
+            models.Booking.id, models.Booking.reservation_id ==
+            lease['reservations'][0]['id']))
+        self.occupy(lease)
+        taken, = self.scalars(
+            models.Booking.id, models.Booking.reservation_id ==
+            lease['reservations'][0]['id'],
+            models.Booking.server_id.is_not(None))
+        free, = set(self.rows) - {taken}
+        self.rows = [taken]
+        self.assertIsNone(self.rebind(None, lease=lease))
+        self.rows = [free]
+        self.assertIsNotNone(self.rebind(None, lease=lease))
 
 
 class OfferTestCase(base.LeaseTestCase):
@@ -1372,14 +1451,14 @@ class TestQuestions(base.LeaseTestCase):
         self.host('two', VCPU=1)
         server_ids = base.servers_of(self.lease(0, 100, count=2))
         self.assertEqual(
-            {self.uuid_of(self.host_of(one)) for one in server_ids},
+            {one: self.uuid_of(self.host_of(one)) for one in server_ids},
             self.leases.booked_hosts([*server_ids, 'unheard of']))
-        self.assertEqual(set(), self.leases.booked_hosts([]))
+        self.assertEqual({}, self.leases.booked_hosts([]))
 
     def test_the_hosts_that_services_run(self):
-        self.assertEqual({self.one}, self.leases.hosts_of_services(
+        self.assertEqual({self.one: 'one'}, self.leases.hosts_of_services(
             ['one', 'unheard of']))
-        self.assertEqual(set(), self.leases.hosts_of_services([]))
+        self.assertEqual({}, self.leases.hosts_of_services([]))
 
     def test_a_lease_that_is_not_there_is_not_found(self):
         self.assertIn('unheard-of', str(self.assertRaises(

@@ -274,6 +274,55 @@ class TestObserve(LifecycleTestCase):
         self.see(server_id, State.RUNNING, two)
         self.assertEqual('two', self.host_of(server_id))
 
+    def together(self, amount, count, **capacity):
+        """Servers of a reservation that run on one host, and another host.
+
+        :returns: the reservation's id, the servers, and the other's uuid
+        """
+        self.host('big', VCPU=9)
+        lease = self.reserve(0, 100, self.places(amount, affinity=True,
+                             hosts=frozenset([self.uuid_of('big')])),
+                             active=True)
+        server_ids = self.occupy(lease, count)
+        for server_id in server_ids:
+            self.see(server_id, State.RUNNING, self.uuid_of('big'))
+        return (lease['reservations'][0]['id'], server_ids,
+                self.host('two', **capacity))
+
+    def hosts_of(self, reservation_id):
+        return sorted(self.scalars(
+            models.Host.name, models.Host.id == models.Booking.host_id,
+            models.Booking.reservation_id == reservation_id))
+
+    def test_free_places_go_along_with_the_one_that_is_alone(self):
+        reservation_id, (server_id,), two = self.together(3, 1, VCPU=3)
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
+
+    def test_free_places_go_along_with_the_last_one(self):
+        reservation_id, server_ids, two = self.together(3, 2, VCPU=3)
+        self.see(server_ids[0], State.RUNNING, two)
+        self.assertEqual(['big', 'big', 'two'], self.hosts_of(reservation_id))
+        self.see(server_ids[1], State.RUNNING, two)
+        self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
+
+    def test_free_places_without_room_stay_where_they_are_promised(self):
+        reservation_id, (server_id,), two = self.together(3, 1, VCPU=2)
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual(['big', 'two', 'two'], self.hosts_of(reservation_id))
+
+    def test_free_places_that_are_to_be_apart_stay(self):
+        self.host('two', VCPU=2)
+        lease = self.reserve(
+            0, 100, self.places(2, affinity=False), active=True)
+        server_id, = self.occupy(lease)
+        before = self.host_of(server_id)
+        three = self.host('three', VCPU=9)
+        self.see(server_id, State.RUNNING, three)
+        self.assertEqual(
+            sorted({'one', 'two', 'three'} - {before}),
+            self.hosts_of(lease['reservations'][0]['id']))
+
     def test_a_booking_stays_where_it_is_if_the_host_is_not_known(self):
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertEqual(
@@ -442,6 +491,61 @@ class TestCredentials(LifecycleTestCase):
         self.lifecycle.start(leases[2]['id'])
         self.lifecycle.revoke_over()
         self.assertEqual(([], 3), (self.cloud.revoked, len(self.kept())))
+
+    def test_servers_are_deleted_with_it(self):
+        lease = self.running_lease(0, 100, credential='trust')
+        plain = self.running_lease(0, 100)
+        for one in lease, plain:
+            self.lifecycle.end(one['id'])
+        self.assertEqual(['trust', None], self.cloud.deleted_with)
+        self.assertEqual(['trust'], self.cloud.revoked)
+
+    def test_it_is_not_given_back_before_the_servers_are_gone(self):
+        lease = self.running_lease(0, 100, credential='trust')
+        self.cloud.stubborn.update(base.servers_of(lease))
+        for _time in range(2):
+            self.assertEqual(lifecycle.AGAIN, self.lifecycle.end(
+                lease['id']).seconds)
+        self.assertEqual((['trust', 'trust'], []),
+                         (self.cloud.deleted_with, self.cloud.revoked))
+
+    def test_an_end_is_tried_again_when_it_cannot_be_used_yet(self):
+        lease = self.running_lease(0, 100, credential='trust')
+        self.cloud.broken['delete'] = errors.CloudUnavailable('away')
+        self.assertEqual(lifecycle.AGAIN,
+                         self.lifecycle.end(lease['id']).seconds)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.cloud.broken.clear()
+        self.assertIsNone(self.lifecycle.end(lease['id']))
+
+    def test_one_that_does_not_open_any_more_keeps_no_lease_from_its_end(
+            self):
+        lease = self.running_lease(0, 100, credential='trust')
+        with self.database.writer() as session:
+            session.get(models.Credential, lease['id']).sealed = 'other key'
+        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([None], self.cloud.deleted_with)
+
+    def test_a_lease_may_get_one_later_and_another_one_then(self):
+        lease = self.running_lease(0, 100)
+        first, second = map(self.vault.seal, ('first', 'second'))
+        self.assertIsNone(self.leases.entrust(lease['id'], first))
+        self.assertEqual(first, self.leases.entrust(lease['id'], second))
+        self.assertEqual([lease['id']], self.kept())
+        self.lifecycle.end(lease['id'])
+        self.assertEqual((['second'], ['second']),
+                         (self.cloud.deleted_with, self.cloud.revoked))
+
+    def test_one_that_comes_when_the_lease_is_over_is_given_back(self):
+        lease = self.running_lease(0, 100)
+        self.lifecycle.end(lease['id'])
+        self.leases.entrust(lease['id'], self.vault.seal('late'))
+        self.lifecycle.revoke_over()
+        self.assertEqual((['late'], []), (self.cloud.revoked, self.kept()))
+        self.leases.withdraw(lease['id'])
+        self.assertRaises(errors.NotFound, self.leases.entrust, lease['id'],
+                          self.vault.seal('later'))
 
     def test_what_no_lease_has_is_found(self):
         self.assertEqual(set(), self.lifecycle.strays())
@@ -647,6 +751,57 @@ class TestEnd(LifecycleTestCase):
             refused.refusal)
 
 
+class TestWhatIsLeftOfThem(LifecycleTestCase):
+    """The cloud keeps records of a server whose build was never sent."""
+
+    def gone(self, *server_ids):
+        for server_id in server_ids:
+            self.cloud.servers.pop(server_id, None)
+            self.lifecycle.check(server_id)
+
+    def test_nothing_is_left_of_held_servers_that_were_deleted(self):
+        held, = base.servers_of(self.lease(50, 100))
+        self.gone(held)
+        self.assertEqual([held], self.cloud.forgotten)
+
+    def test_nor_when_their_lease_ends(self):
+        lease = self.lease(50, 100, count=2)
+        held = base.servers_of(lease)
+        for server_id in held:
+            self.cloud.servers[server_id] = Seen(State.HELD)
+        self.lifecycle.end(lease['id'])
+        self.assertEqual(sorted(held), sorted(self.cloud.forgotten))
+
+    def test_what_was_sent_is_let_be(self):
+        """Whoever builds it may be at it."""
+        sent = self.lease(50, 100)
+        self.lifecycle.start(sent['id'])
+        at_once = self.lease(0, 100)
+        self.gone(*base.servers_of(sent), *base.servers_of(at_once))
+        self.gone(*self.occupy(self.reserve(active=True)))
+        self.assertEqual([], self.cloud.forgotten)
+
+    def test_what_could_not_be_forgotten_is_forgotten_later(self):
+        lease = self.lease(50, 100)
+        held, = base.servers_of(lease)
+        self.cloud.broken['forget'] = RuntimeError('the database is away')
+        self.assertRaises(RuntimeError, self.gone, held)
+        self.assertEqual({held}, self.lifecycle.unfinished().keys())
+        self.assertEqual(lifecycle.AGAIN,
+                         self.lifecycle.end(lease['id']).seconds)
+        self.cloud.broken.clear()
+        self.gone(held)
+        self.assertEqual([held], self.cloud.forgotten)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_a_place_that_was_left_is_as_new(self):
+        lease = self.reserve(active=True)
+        self.gone(*self.occupy(lease))
+        self.assertEqual([(None, None)], [
+            (row.server_id, row.sent_at)
+            for row in self.scalars(models.Booking)])
+
+
 class TestPlaces(LifecycleTestCase):
     """Leases whose servers come later."""
 
@@ -700,8 +855,8 @@ class TestPlaces(LifecycleTestCase):
         self.runs(*self.occupy(lease))
         opened = []
         delete = self.cloud.delete
-        self.cloud.delete = lambda server_id: (
-            opened.append(dict(self.cloud.opened)), delete(server_id))
+        self.cloud.delete = lambda *args: (
+            opened.append(dict(self.cloud.opened)), delete(*args))
         self.lifecycle.end(lease['id'])
         self.assertEqual([{}], opened)
 

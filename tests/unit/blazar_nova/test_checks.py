@@ -80,6 +80,19 @@ class TestScheduler(base.TestCase):
         self.assertEqual([], checks.filter_order(scheduler(['One'])))
 
 
+class TestVolumes(base.TestCase):
+
+    def test_a_user_for_those_that_nobody_else_gives_back(self):
+        for group, good in (
+                ({'auth_type': 'password', 'auth_section': None}, True),
+                ({'auth_type': None, 'auth_section': 'nova'}, True),
+                ({'auth_type': None, 'auth_section': None}, False)):
+            problems = checks.volumes(types.SimpleNamespace(
+                cinder=types.SimpleNamespace(**group)))
+            self.assertEqual(good, not problems)
+        self.assertIn('auth_type = password', problems[-1])
+
+
 class TestVersion(base.TestCase):
 
     def test_the_release_this_was_written_for(self):

@@ -41,6 +41,8 @@ notification_format = versioned
 versioned_notifications_topics = blazar_notifications
 [oslo_messaging_notifications]
 driver = messagingv2
+[cinder]
+auth_type = password
 [blazar]
 encryption_keys = {vault.new_key()}
 """
@@ -102,7 +104,7 @@ class StatusTest(base.TestCase):
         self.assertEqual(1, code)
         self.assertIn('No service user is configured', details)
         self.assertEqual({(0, None)}, set(results.values()), results)
-        self.assertEqual(9, len(results))
+        self.assertEqual(10, len(results))
 
     def test_where_nothing_is_there(self):
         self.url = ''
@@ -121,7 +123,7 @@ class StatusTest(base.TestCase):
             self.assertIn(words, details)
         self.assertEqual({'Nova': 0, 'Defaults of a lease': 0,
                           'Order of filters': 0, 'Keystone': 1,
-                          'blazar-listener': 1},
+                          'Volumes at the end': 1, 'blazar-listener': 1},
                          {check: code for check, (code, _details)
                           in results.items()})
         code, text = self.type()

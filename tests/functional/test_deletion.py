@@ -1,0 +1,321 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""In whose name servers are deleted, and what is left of those never built.
+"""
+
+import collections
+import contextlib
+import os
+import sqlite3
+from unittest import mock
+
+import fixtures
+from keystoneauth1 import access
+from keystoneauth1 import fixture as tokens
+
+from blazar_core import errors
+from blazar_nova.compat import servers
+from blazar_nova import verify
+from tests.functional import leased
+from tests.functional import test_api
+from tests.functional import test_held
+
+OWNER = 'the-user-in-the-trust'
+
+
+class DeletionTestCase(leased.LeasedTestCase):
+    """With a keystone that this test plays."""
+
+    def setUp(self):
+        super().setUp()
+        self.trusts = {}
+        self.revoked = []
+        #: Raised instead of a token.
+        self.no_token = None
+        for name, stand_in in (
+                ('is_configured', lambda _self: True),
+                ('delegate', lambda _self, *args: self.delegate(*args)),
+                ('access', lambda _self, trust: self.access(trust)),
+                ('held', lambda _self: self.trusts.keys() - {*self.revoked}),
+                ('revoke', lambda _self, trust: self.revoked.append(trust))):
+            self.stub_out(f'blazar_nova.credentials.Credentials.{name}',
+                          stand_in)
+
+    def delegate(self, context, until):
+        trust = f'trust-{len(self.trusts)}'
+        self.trusts[trust] = (context.user_id, until)
+        return trust
+
+    def access(self, trust):
+        if self.no_token is not None:
+            raise self.no_token
+        token = tokens.V3Token(user_id=OWNER,
+                               project_id=self.alice.project_id)
+        token.set_project_scope(self.alice.project_id)
+        token.add_role('member')
+        return access.AccessInfoV3(token, f'token-of-{trust}')
+
+    def record_deletions(self, fails=lambda context: False):
+        """The token and the user of each deletion at a hypervisor.
+
+        :param fails: whether one with this context does
+        """
+        seen = []
+        for compute in self.computes.values():
+            driver = compute.manager.driver
+            destroy = driver.destroy
+
+            def remember(context, *args, destroy=destroy, **kwargs):
+                seen.append((context.auth_token, context.user_id))
+                if fails(context):
+                    raise RuntimeError('the secret cannot be deleted')
+                return destroy(context, *args, **kwargs)
+
+            driver.destroy = remember
+        return seen
+
+    def active(self, **kwargs):
+        server_id = self.boot_active(
+            'vm1', hints=self.lease_hints('vm1'), **kwargs)['id']
+        self.fill_books()
+        return server_id
+
+    def goes(self, server_id):
+        """Carry on until the server is gone and its lease over."""
+        def over():
+            self.clock.advance(2)
+            self.run_due()
+            return self.lease('vm1')['status'] == 'TERMINATED'
+
+        self.clock.advance(3600)
+        self.wait_for(over, 60, 'the lease is over')
+        self.assertFalse(self.exists(server_id))
+        self.assertEqual({}, self.guests())
+
+
+class InWhoseNameTest(DeletionTestCase):
+
+    def test_in_that_of_the_owner(self):
+        seen = self.record_deletions()
+        server_id = self.active()
+        self.assertEqual([('alice', mock.ANY)], list(self.trusts.values()))
+        # Nobody but an admin could delete it now.
+        self.alice.post_server_action(server_id, {'lock': None})
+        self.goes(server_id)
+        self.assertEqual([('token-of-trust-0', OWNER)], seen)
+        self.assertEqual(['trust-0'], self.revoked)
+
+    def test_then_as_nova_itself(self):
+        seen = self.record_deletions(lambda context: context.auth_token)
+        self.goes(self.active())
+        self.assertEqual([('token-of-trust-0', OWNER), (None, None)], seen)
+
+    def test_the_owner_has_what_nova_itself_may_not_touch(self):
+        """Whoever tried first, the other way is tried too."""
+        seen = self.record_deletions(lambda context: not context.auth_token)
+        server_id = self.active()
+        # An admin's attempt, in whose name there is no token.
+        self.listener.parts.cloud.delete(server_id, None)
+        self.wait_for_status(server_id, 'ERROR')
+        self.goes(server_id)
+        self.assertEqual([(None, None), ('token-of-trust-0', OWNER)], seen)
+
+    def test_one_that_cannot_be_deleted_is_not_tried_all_the_time(self):
+        seen = self.record_deletions(lambda context: True)
+        server_id = self.active()
+        self.clock.advance(3600)
+        self.run_due()
+        self.wait_for_status(server_id, 'ERROR')
+        for _round in range(5):
+            self.clock.advance(2)
+            self.run_due()
+            self.wait_for(lambda: len(seen) == 2, what='both ways')
+        self.assertEqual('TERMINATING', self.lease('vm1')['status'])
+
+    def test_when_the_owner_may_not_any_more(self):
+        seen = self.record_deletions()
+        server_id = self.active()
+        self.no_token = errors.NotDelegated('He was disabled.')
+        self.goes(server_id)
+        self.assertEqual([(None, None)], seen)
+
+    def test_when_keystone_stays_away(self):
+        self.useFixture(fixtures.MockPatchObject(
+            servers, '_TRIES', 3))
+        seen = self.record_deletions()
+        server_id = self.active()
+        self.no_token = errors.CloudUnavailable('keystone is away')
+        self.clock.advance(3600)
+        for _round in range(2):
+            self.run_due()
+            self.assertEqual([], seen)
+            self.clock.advance(2)
+        self.goes(server_id)
+        self.assertEqual([(None, None)], seen)
+
+    def test_when_keystone_comes_back(self):
+        seen = self.record_deletions()
+        server_id = self.active()
+        self.no_token = errors.CloudUnavailable('keystone is away')
+        self.clock.advance(3600)
+        self.run_due()
+        self.no_token = None
+        self.goes(server_id)
+        self.assertEqual([('token-of-trust-0', OWNER)], seen)
+
+    def test_a_user_who_may_make_no_trust_gets_his_lease(self):
+        self.stub_out(
+            'blazar_nova.credentials.Credentials.delegate',
+            mock.Mock(side_effect=errors.NotDelegated('restricted')))
+        seen = self.record_deletions()
+        self.goes(self.active())
+        self.assertEqual([(None, None)], seen)
+
+
+class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
+    """Every lease has a trust until its end, if its owner can give one."""
+
+    def change(self, lease, client=None, code=200, **what):
+        return self.ask('PUT', f'/leases/{lease["id"]}', what, client, code)
+
+    def until(self):
+        """Who gave trusts, until how long after now."""
+        return [(user, until - self.began)
+                for user, until in self.trusts.values()]
+
+    def test_of_the_lease_api(self):
+        lease = self.make(3600)
+        self.assertEqual([('alice', 7200)], self.until())
+        offer = self.make(3600, offer_seconds=600)
+        self.assertEqual(1, len(self.trusts))
+        self.ask('POST', f'/leases/{offer["id"]}/accept', code=200)
+        self.assertEqual(2, len(self.trusts))
+        self.change(lease, end_date=self.at(9000))
+        self.assertEqual(('alice', 9000), self.until()[-1])
+        self.assertEqual(['trust-0'], self.revoked)
+        # An admin has no trust of hers to give; it ends all the same.
+        self.change(lease, self.admin, end_date=self.at(9600))
+        self.change(lease, end_date=self.at(9000))
+        self.assertEqual(3, len(self.trusts))
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.assertEqual(['trust-0', 'trust-2'], self.revoked)
+
+    def test_of_a_boot_that_waits(self):
+        self.hold('vm1')
+        lease = self.lease('vm1')
+        self.change(lease, self.admin, 403, end_date=self.at(9000))
+        with mock.patch.object(self, 'delegate', mock.Mock(
+                side_effect=errors.NotDelegated('restricted'))):
+            self.change(lease, code=403, end_date=self.at(9000))
+        self.assertEqual(lease, self.lease('vm1'))
+        # A trust is not kept for what is refused.
+        self.change(lease, code=400, start_date=self.at(9000),
+                    end_date=self.at(8000))
+        self.change(lease, end_date=self.at(9000))
+        self.assertEqual([('alice', 7200), ('alice', 9000)],
+                         self.until()[:1] + self.until()[-1:])
+        self.assertEqual(1, len(self.trusts) - len(self.revoked))
+        self.clock.advance(3600)
+        self.run_due()
+        self.wait_for_status(self.alice.get_servers()[0]['id'], 'ACTIVE')
+
+
+class NothingLeftTest(DeletionTestCase):
+    """Of a server that was never built."""
+
+    def records(self):
+        """What Nova's API database has of servers."""
+        counts = collections.Counter({
+            table: self.api_rows(table) for table in (
+                'build_requests', 'instance_mappings', 'request_specs',
+                'instance_group_member')})
+        return dict(+counts)
+
+    def api_rows(self, table):
+        return self.sql('api', f'SELECT count(*) FROM {table}')[0][0]
+
+    def sql(self, name, statement):
+        path = os.path.join(self.folder, f'{name}.sqlite')
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            return db.execute(statement).fetchall()
+
+    def hold_in_group(self):
+        """A held server with a volume, in a server group."""
+        group = self.alice.post_server_groups(
+            {'name': 'group', 'policy': 'anti-affinity'})
+        return self.boot('vm1', hints={
+            **self.lease_hints('vm1', 3600), 'group': group['id']},
+            **test_held.FROM_VOLUME)['id']
+
+    def assert_nothing_left(self, server_id):
+        self.assertEqual({}, self.records())
+        self.assertEqual(
+            {}, self.cinder.volume_to_attachment[test_held.VOLUME])
+        self.refused(404, self.alice.api_get, f'/servers/{server_id}')
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+
+    def test_when_its_user_deletes_it(self):
+        server_id = self.hold_in_group()
+        self.assertEqual(4, len(self.records()))
+        self.alice.delete_server(server_id)
+        self.assert_nothing_left(server_id)
+
+    def test_when_its_lease_ends(self):
+        server_id = self.hold_in_group()
+        self.listener.parts.lifecycle.delete(self.lease('vm1')['id'])
+        self.run_due()
+        self.assert_nothing_left(server_id)
+
+    def test_when_nova_api_died_meanwhile(self):
+        server_id = self.hold_in_group()
+        with mock.patch('blazar_core.lifecycle.Lifecycle.check',
+                        side_effect=RuntimeError('died')):
+            self.alice.delete_server(server_id)
+        self.assertEqual('PENDING', self.lease('vm1')['status'])
+        self.assertNotEqual({}, self.records())
+        self.fill_books()
+        self.assert_nothing_left(server_id)
+
+    def test_one_that_is_being_built_keeps_what_its_builder_needs(self):
+        cloud = self.listener.parts.cloud
+        active = self.boot_active('plain')['id']
+        held = self.hold('vm1')['id']
+        before = self.records()
+        for server_id in active, held:
+            cloud.forget(server_id)
+        self.assertEqual(before, self.records())
+        self.assertEqual('RESERVED',
+                         self.alice.get_server(held)['status'])
+
+    def test_one_without_a_lease(self):
+        """nova-api died before it wrote the lease down."""
+        server_id = self.hold('vm1')['id']
+        self.listener.parts.leases.withdraw(self.lease('vm1')['id'])
+        self.listener.mirror.delete_orphan(server_id)
+        self.assertEqual({}, self.records())
+
+    def test_what_was_left_before_is_found(self):
+        server_id = self.hold('vm1')['id']
+        with mock.patch('blazar_nova.compat.leftovers.forget'):
+            self.alice.delete_server(server_id)
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+        verifier = verify.Verifier(
+            self.listener.parts, lambda seconds: None, lambda text: None, 0)
+        # It may be on its way yet.
+        self.assertEqual([], verifier.run(fix=False).left)
+        self.sql('api', "UPDATE instance_mappings SET "
+                        "updated_at = '2020-01-01 00:00:00'")
+        left, = verifier.run(fix=False).left
+        self.assertIn(server_id, left.text)
+        self.assertEqual([], verifier.run(fix=True).left)
+        self.assertEqual({}, self.records())

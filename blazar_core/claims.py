@@ -192,7 +192,9 @@ class Claims:
         host = next((self._index.hosts[ids[uuid]] for uuid in takes
                      if uuid in ids), None)
         amounts: dict[str, int] = {}
-        for resources in takes.values() if host is not None else ():
+        if host is None:
+            return None, amounts
+        for resources in takes.values():
             for rc, amount in resources.items():
                 if amount and rc in host.capacity:
                     amounts[rc] = amounts.get(rc, 0) + amount

@@ -19,9 +19,9 @@ would say is asked before, for as many as may be.
 
 import typing as ty
 
+import nova.conf
 from nova import exception
 from nova.limit import placement as limits
-import nova.conf
 from nova import objects
 from oslo_limit import exception as limit_exceptions
 

@@ -32,4 +32,3 @@ def mark_booked(host_states: ty.Iterable[ty.Any], booked: str | None) -> None:
 def is_booked(host_state: ty.Any) -> bool:
     """Whether the filter marked this host."""
     return bool(getattr(host_state, _BOOKED, False))
-

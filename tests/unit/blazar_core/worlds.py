@@ -82,7 +82,7 @@ class Row:
         return books.NewBooking(
             self.reservation, None if self.host is None else 1000 + self.host,
             self.server_id, model.Window(self.start, self.end),
-            self.resources, self.running, self.placed_at)
+            self.resources, self.running, placed_at=self.placed_at)
 
 
 @dataclasses.dataclass
@@ -241,7 +241,7 @@ class BooksTestCase(base.DatabaseTestCase):
         new = books.NewBooking(
             reservation, self.host_id(host), server_id,
             model.Window(NOW + start, NOW + end), resources, running,
-            NOW + start if running else None)
+            placed_at=NOW + start if running else None)
         with self.database.writer() as session:
             books.amend(session, self.clock.now(),
                         [books.Edit(None, new)], force=True)

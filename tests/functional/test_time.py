@@ -344,6 +344,14 @@ class WakeTest(leased.LeasedTestCase):
         self.wake_from(2)
         self.assertEqual([(self.server_id,)] * 2, self.casts)
 
+    def test_who_stood_still_after_the_gate_does_not_send(self):
+        self.clock.advance(HOUR)
+        with self.stubbed('blazar_core.lifecycle.Deadline.passed',
+                          lambda _deadline: True):
+            self.run_due()
+        self.assertEqual([], self.casts)
+        self.assertEqual('STARTING', self.lease('vm1')['status'])
+
     def test_a_worker_that_died_before_the_gate_is_replaced(self):
         def die(*_args: ty.Any) -> bool:
             raise SystemExit

@@ -229,17 +229,18 @@ class LifeTest(leased.LeasedTestCase):
 
     def test_a_build_that_fails_fails_its_lease_and_frees_its_room(self):
         server_id = self.hold(flavor='5', count=2)
-        # Somebody forces his server on a host that is promised.
-        self.boot_active('intruder', availability_zone='nova:host1',
-                         client=self.admin)
-        self.clock.advance(HOUR)
-        self.run_due()
-        for one in self.lease('vm1')['reservations'][0]['servers']:
-            self.wait_for_status(one, 'ERROR')
+        # It is a compute that cannot build them.
+        with mock.patch('nova.virt.fake.FakeDriver.spawn',
+                        side_effect=RuntimeError('It broke.')):
+            self.clock.advance(HOUR)
+            self.run_due()
+            for one in self.lease('vm1')['reservations'][0]['servers']:
+                self.wait_for_status(one, 'ERROR')
         self.fill_books()
         lease = self.lease('vm1')
         self.assertEqual('ERROR', lease['status'])
-        self.assertIn('No valid host', lease['status_reason'])
+        self.assertIn('could not be built', lease['status_reason'])
+        self.assertIn('Exhausted all hosts', lease['status_reason'])
         self.boot_active('other', flavor='5', hints=leased.RESERVE)
         # Its end still comes, and takes the servers in ERROR with it.
         self.clock.advance(HOUR)

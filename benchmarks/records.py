@@ -36,18 +36,24 @@ class Record:
 def times(name: str, ask: ty.Callable[..., ty.Any],
           questions: ty.Sequence[ty.Any], rounds: int = ROUNDS,
           ) -> ty.Iterator[Record]:
-    """Ask every question, several rounds; yields the times in ms.
-
-    p50, p95 and p99 are taken over the questions, of each the best round: so
-    what else the machine did in between is mostly left out, and what a
-    question costs is not. The last metric has every single one in it.
-    """
+    """Ask every question, several rounds; yields :func:`of_rounds`."""
     measured: list[list[float]] = [[] for _question in questions]
     for _round in range(rounds):
         for mine, question in zip(measured, questions):
             start = time.perf_counter()
             ask(question)
             mine.append((time.perf_counter() - start) * 1000)
+    yield from of_rounds(name, measured)
+
+
+def of_rounds(name: str, measured: ty.Sequence[ty.Sequence[float]],
+              ) -> ty.Iterator[Record]:
+    """The times in ms, given all that were measured, by question.
+
+    p50, p95 and p99 are taken over the questions, of each the best round: so
+    what else the machine did in between is mostly left out, and what a
+    question costs is not. The last metric has every single one in it.
+    """
     best = [min(mine) for mine in measured]
     for percent in (50, 95, 99):
         yield Record(name, f'p{percent}_ms', percentile(best, percent))

@@ -174,6 +174,9 @@ class TestLettingIn(RaceTestCase):
         self.assertEqual([], self.overbooked())
 
     def test_without_the_guard_they_do(self):
+        if self.kind in ('snapshot', 'postgresql'):
+            self.skipTest('A database that guards its rows itself lets only '
+                          'those in who do not meet: see TestClaim.')
         outcome = self.let_in(each=1, without=['judged'])
         self.assertGreater(outcome['let in'], 6)
         self.assertNotEqual([], self.overbooked())

@@ -467,13 +467,14 @@ class TestTogether(WatchTestCase):
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
         other = self.new_watch()
+        real = self.watch._leases.rebind
 
-        def demand_of(promise):
+        def rebind(*args):
             # Meanwhile another one does it.
             other.look()
-            return model.Demand({})
+            return real(*args)
 
-        self.watch._demand_of = demand_of
+        self.watch._leases.rebind = rebind
         self.watch.look()
         self.assertEqual(['two'], self.hosts_of(lease))
         self.assertEqual(1, self.told(lease))

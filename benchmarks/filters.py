@@ -1,0 +1,260 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The filter beside those of Nova: 1,000 hosts and 1,000,000 bookings.
+
+Each request goes through the filters that Nova enables by itself (filters.nova
+is all of them, and those that take long have a row of their own) and then
+through ours, as nova-scheduler has them do it: with Nova's own objects, the
+same hosts, and the books in MariaDB. Before each request somebody else's boot
+changes the usage of a host, which is to be read. One of the hosts that are
+left is claimed then (any, if none is), in the books alone: nobody asks
+placement.
+
+filters.plain are requests without a lease, filters.leased those with one, and
+filters.claim.* what is claimed for them; ratio is what ours takes for each
+millisecond of Nova's filters, the median of all requests. cpu_p50_ms and
+cpu_ratio leave out what the database does, and what others on the machine do:
+the wait for it is most of what a busy one adds.
+"""
+
+import datetime
+import itertools
+import os
+import random
+import statistics
+import sys
+import time
+import typing as ty
+import unittest
+from unittest import mock
+
+from nova import objects
+from nova.scheduler import filters as nova_filters
+from nova.scheduler import host_manager
+from nova.scheduler import utils
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from benchmarks import filled
+from benchmarks import records
+from benchmarks import servers
+from benchmarks import world as worlds
+from blazar_core import books
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core import opts
+from blazar_nova.compat import checks
+from blazar_nova.compat import demand
+from blazar_nova.compat import service
+from blazar_nova.scheduler import filters
+
+HOSTS, BOOKINGS, LEASES = 1_000, 1_000_000, 100_000
+REQUESTS = 100
+#: (vcpus, GB of memory and disk)
+SIZES = ((1, 1, 1), (2, 4, 20), (4, 16, 80), (8, 32, 160))
+
+Ask: ty.TypeAlias = ty.Callable[[objects.RequestSpec], ty.Any]
+#: By name, request and round: see :func:`timed`.
+Times: ty.TypeAlias = dict[str, list[list[tuple[float, float]]]]
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    size = 100 if quick else 1
+    world = worlds.parts(HOSTS // size, BOOKINGS // size)
+    try:
+        with servers.place('mariadb') as place:
+            filled.fill(place.url, world, LEASES // size)
+            yield from measure(place.url, 5 if quick else REQUESTS)
+    except unittest.SkipTest as skip:
+        print(f'mariadb: {skip}')
+
+
+def measure(url: str, requests: int) -> ty.Iterator[records.Record]:
+    """Ask all filters for servers without a lease, and for leased ones."""
+    chance = random.Random(worlds.SEED)
+    database = filled.connect(url)
+    leased = lease_servers(database, requests)
+    configure(url)
+    ours = filters.BlazarFilter()
+    hosts = list(host_states(database))
+    theirs = dict(nova_asks(hosts))
+    kept: list[host_manager.HostState] = []
+
+    def ask_ours(spec: objects.RequestSpec) -> None:
+        kept[:] = ours.filter_all(hosts, spec)
+
+    asks = {'nova': lambda spec: [ask(spec) for ask in theirs.values()],
+            **theirs, 'ours': ask_ours,
+            'claim': lambda spec: claim(
+                spec, chance.choice(kept or hosts))}
+    boots = itertools.cycle(host.service['host'] for host in hosts)
+    # Loads the books.
+    ask_ours(request(uuidutils.generate_uuid(), 0))
+    for kind, ids in (
+            ('plain', [uuidutils.generate_uuid() for _one in leased]),
+            ('leased', leased)):
+        took: Times = {name: [] for name in asks}
+        for number, server_id in enumerate(ids):
+            for each in took.values():
+                each.append([])
+            for _round in range(records.ROUNDS):
+                boot(database, next(boots))
+                # As Nova does it: a request is not the same one twice.
+                spec = request(server_id, number)
+                for name, ask in asks.items():
+                    took[name][-1].append(timed(ask, spec))
+        yield from told(kind, took)
+    database.engine.dispose()
+
+
+def told(kind: str, took: Times) -> ty.Iterator[records.Record]:
+    """The records of one kind of requests."""
+    wall, cpu = ({name: [[one[part] for one in rounds] for rounds in each]
+                  for name, each in took.items()} for part in (0, 1))
+    rows = {'ours': f'filters.{kind}', 'claim': f'filters.claim.{kind}'}
+    if kind == 'plain':
+        rows |= {'nova': 'filters.nova', **{
+            name: f'filters.nova.{name}' for name in took
+            if name not in ('nova', 'ours', 'claim')}}
+    for name, row in rows.items():
+        yield from records.of_rounds(row, wall[name])
+        yield records.Record(row, 'cpu_p50_ms', records.percentile(
+            map(min, cpu[name]), 50))
+        for metric, times in (('ratio', wall), ('cpu_ratio', cpu)):
+            if name in ('ours', 'claim'):
+                yield records.Record(row, metric, statistics.median(
+                    min(mine) / min(nova) for mine, nova in zip(
+                        times[name], times['nova'], strict=True)))
+
+
+def timed(ask: Ask, spec: objects.RequestSpec) -> tuple[float, float]:
+    """Milliseconds, and those of them in which this process worked."""
+    start, cpu = time.perf_counter(), time.thread_time()
+    ask(spec)
+    return (1000 * (time.perf_counter() - start),
+            1000 * (time.thread_time() - cpu))
+
+
+# -- the books ---------------------------------------------------------------
+
+def lease_servers(database: api.Database, count: int) -> list[str]:
+    """Give servers to bookings of different hosts; returns their ids."""
+    table = models.Booking.__table__
+    with database.begin() as connection:
+        bookings = connection.scalars(sa.select(sa.func.min(table.c.id))
+                                      .group_by(table.c.host_id)).all()
+        ids = {booking: uuidutils.generate_uuid()
+               for booking in itertools.islice(bookings, count)}
+        for booking, server_id in ids.items():
+            connection.execute(table.update().where(
+                table.c.id == booking).values(server_id=server_id))
+        # As placement was asked once what runs there.
+        connection.execute(models.Host.__table__.update().values(
+            consumers={}))
+    return list(ids.values())
+
+
+def boot(database: api.Database, host: str) -> None:
+    """Somebody else's server has come to a host."""
+    with database.begin() as connection:
+        books.tell(connection, int(time.time()), host, host,
+                   uuidutils.generate_uuid(),
+                   {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1})
+
+
+# -- Nova --------------------------------------------------------------------
+
+def configure(url: str) -> None:
+    """As an operator would in nova.conf."""
+    # What is logged is made, and written to nowhere, but for our own end.
+    hook = sys.excepthook
+    service.configure(['nova-scheduler', '--config-file', os.devnull,
+                       '--log-file', os.devnull], 'nova-scheduler')
+    sys.excepthook = hook
+    opts.register_opts(service.CONF)
+    service.CONF.set_override('connection', url, 'blazar_database')
+    # Nobody reports here that he is up.
+    service.CONF.set_override('service_down_time', 86_400)
+    group = service.CONF.filter_scheduler
+    for name, value in (
+            ('available_filters', [*group.available_filters,
+                                   checks.FILTER_CLASS]),
+            ('enabled_filters', [*group.enabled_filters, checks.FILTER]),
+            ('weight_classes', [*group.weight_classes, checks.WEIGHER])):
+        service.CONF.set_override(name, value, 'filter_scheduler')
+
+
+def nova_asks(hosts: list[host_manager.HostState],
+              ) -> ty.Iterator[tuple[str, Ask]]:
+    """Each of the filters that Nova enables by itself."""
+    classes = {one.__name__: one for one in nova_filters.HostFilterHandler(
+    ).get_matching_classes(['nova.scheduler.filters.all_filters'])}
+    for name in service.CONF.filter_scheduler.enabled_filters:
+        if name != checks.FILTER:
+            one = classes[name]()
+            yield name, lambda spec, one=one: list(
+                one.filter_all(hosts, spec))
+
+
+def claim(spec: objects.RequestSpec, host: host_manager.HostState) -> None:
+    """As Nova's scheduler does it, with a placement that says yes."""
+    placement = mock.Mock()
+    placement.claim_resources.return_value = True
+    utils.claim_resources(None, placement, spec, spec.instance_uuid, {
+        'allocations': {host.uuid: {
+            'resources': demand.resources_of(spec)}}})
+
+
+def host_states(database: api.Database,
+                ) -> ty.Iterator[host_manager.HostState]:
+    """The hosts of the books as Nova's scheduler has them."""
+    now = datetime.datetime.now(datetime.UTC)
+    with database.reader() as session:
+        rows = session.execute(sa.select(models.Host.__table__)).all()
+    for row in rows:
+        state = host_manager.HostState(row.service_host, row.name,
+                                       uuidutils.generate_uuid())
+        state.update(objects.ComputeNode(
+            uuid=row.uuid, host=row.service_host,
+            hypervisor_hostname=row.name, hypervisor_type='QEMU',
+            hypervisor_version=8_002_000, vcpus=row.capacity['VCPU'],
+            vcpus_used=0, memory_mb=row.capacity['MEMORY_MB'],
+            free_ram_mb=row.capacity['MEMORY_MB'],
+            local_gb=row.capacity['DISK_GB'], local_gb_used=0,
+            free_disk_gb=row.capacity['DISK_GB'], disk_available_least=None,
+            cpu_info='{}', host_ip='127.0.0.1', updated_at=now,
+            numa_topology=None, pci_device_pools=None, metrics='[]',
+            stats={'num_instances': '0'}, supported_hv_specs=[
+                objects.HVSpec(arch='x86_64', hv_type='qemu',
+                               vm_mode='hvm')],
+            cpu_allocation_ratio=1.0, ram_allocation_ratio=1.0,
+            disk_allocation_ratio=1.0), dict(objects.Service(
+                host=row.service_host, binary='nova-compute', disabled=False,
+                forced_down=False, last_seen_up=now, created_at=now)), [], {})
+        yield state
+
+
+def request(server_id: str, number: int) -> objects.RequestSpec:
+    """For one server, as nova-conductor asks for it."""
+    vcpus, memory, disk = SIZES[number % len(SIZES)]
+    return objects.RequestSpec(
+        instance_uuid=server_id, num_instances=1, is_bfv=False,
+        flavor=objects.Flavor(
+            name='flavor', vcpus=vcpus, memory_mb=1024 * memory,
+            root_gb=disk, ephemeral_gb=0, swap=0, extra_specs={}),
+        image=objects.ImageMeta(
+            properties=objects.ImageMetaProps(hw_architecture='x86_64')),
+        instance_group=None, numa_topology=None, pci_requests=None,
+        requested_resources=[], project_id='project', user_id='user',
+        scheduler_hints={}, ignore_hosts=None,
+        force_hosts=None, force_nodes=None)

@@ -1,0 +1,106 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Can what is promised be had? By placement's word, not by the books'.
+
+What runs somewhere is asked of placement. Of the books only the bookings
+are believed, since they are the promises. The rule is worked out anew, by
+no code of the books.
+"""
+
+import collections
+import dataclasses
+import math
+import typing as ty
+
+__all__ = ['Amounts', 'Booking', 'Ledger']
+
+Resources: ty.TypeAlias = ty.Mapping[str, int]
+#: By what or whom, and by resource class.
+Amounts: ty.TypeAlias = dict[str, dict[str, int]]
+
+
+class Booking(ty.NamedTuple):
+    """A booking in the books; ``host`` is a resource provider."""
+
+    id: int
+    reservation_id: str
+    server_id: str | None
+    host: str | None
+    start: float
+    end: float
+    resources: Resources
+
+
+class Taken(ty.NamedTuple):
+    """So much of a host from an instant until before another."""
+
+    start: float
+    end: float
+    resources: Resources
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """What there is, what is taken, and what is promised.
+
+    :ivar now: seconds since the epoch
+    :ivar capacity: by resource provider
+    :ivar allocations: by resource provider and consumer
+    """
+
+    now: float
+    capacity: Amounts
+    allocations: dict[str, Amounts]
+    bookings: list[Booking]
+
+    def overbooked(self) -> dict[str, str]:
+        """What is wrong with a host, of those that cannot keep their word.
+        """
+        return {host: said for host in self.capacity
+                if (said := self._short(host, self._taken(host)))}
+
+    def has_room(self, booking: Booking) -> list[str]:
+        """The hosts where a booking would fit for all of its time."""
+        more = Taken(max(booking.start, self.now), booking.end,
+                     booking.resources)
+        return [host for host in self.capacity
+                if not self._short(host, [*self._taken(host), more])]
+
+    def _taken(self, host: str) -> list[Taken]:
+        """By servers that are there, and by bookings of those that are not.
+        """
+        ends = {one.server_id: one.end for one in self.bookings}
+        there = self.allocations[host]
+        # Who is leased leaves when the lease ends, or a moment later.
+        return [Taken(self.now, max(ends.get(server_id, math.inf),
+                                    self.now + 1), resources)
+                for server_id, resources in there.items()] + [
+            Taken(max(one.start, self.now), one.end, one.resources)
+            for one in self.bookings if one.host == host and
+            one.end > self.now and one.server_id not in there]
+
+    def _short(self, host: str, taken: list[Taken]) -> str:
+        """When there is not enough first, and of what; or nothing."""
+        steps: dict[float, collections.Counter[str]] = (
+            collections.defaultdict(collections.Counter))
+        for one in taken:
+            steps[one.start].update(one.resources)
+            steps[one.end].subtract(one.resources)
+        level: collections.Counter[str] = collections.Counter()
+        for when in sorted(steps):
+            level.update(steps[when])
+            for name, amount in level.items():
+                if amount > self.capacity[host].get(name, 0):
+                    return (f'{amount} of {self.capacity[host].get(name, 0)} '
+                            f'{name} in {when - self.now:.0f} s')
+        return ''

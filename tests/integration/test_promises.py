@@ -1,0 +1,364 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Everybody wants what is left of a cloud in which much is promised.
+
+A hundred boots at once, decided by two schedulers. When they have come to
+rest, what is promised must be there, by placement's word: on the host where
+it was booked, or on another one and marked so, or it is missing and marked
+so, and then there must be room for it nowhere. What is not marked is used at
+last: it has to run.
+
+BLAZAR_STACK_ROUNDS says how often, each time in another order.
+"""
+
+import collections
+import concurrent.futures
+import functools
+import os
+import random
+import time
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.db import api
+from blazar_core.db import models
+from tests.integration import base
+from tests.integration import ledger
+
+ROUNDS = int(os.environ.get('BLAZAR_STACK_ROUNDS', '2'))
+#: How many requests are under way at once.
+AT_ONCE = 16
+#: Of each kind in a round; 100 together.
+BOOTS = {'plain': 64, 'forced': 10, 'deleted': 5, 'deleted_late': 5,
+         'leased_now': 8, 'leased_soon': 8}
+#: Of 160 VCPUs 80 are in use; of those left, 24 and 24 are promised.
+HELD, HELD_FLAVOR = 12, 'm1.medium'
+LEASES, PLACES, PLACE = 4, 3, {'vcpus': 2, 'memory_mb': 64, 'disk_gb': 1}
+#: Seconds from the first promise of the first round until they begin.
+NOTICE = 120
+#: Seconds in which a round's boots come to rest, on a busy machine.
+STORM = 300
+#: Seconds after that in which what got past everybody has to be seen, and
+#: what was promised to be bound elsewhere.
+SEEN = 60
+#: Seconds in which all that was promised runs when its time has come.
+KEPT = 90
+#: Seconds that those leases last that begin and end during a round.
+SHORT = 25
+
+_Booking: ty.Any = models.Booking.__table__.c
+_BOOKINGS = sa.select(
+    _Booking.id, _Booking.reservation_id, _Booking.server_id,
+    models.Host.__table__.c.uuid, _Booking.start_date, _Booking.end_date,
+    _Booking.resources,
+).join_from(models.Booking.__table__, models.Host.__table__, isouter=True)
+
+_OF_WHAT = ('JOIN resource_providers p ON p.id = i.resource_provider_id '
+            'JOIN resource_classes c ON c.id = i.resource_class_id')
+
+
+class Promise(ty.NamedTuple):
+    """A lease that begins after the boots of its round.
+
+    :ivar hosts: where it was booked at first
+    """
+
+    lease_id: str
+    hosts: list[str | None]
+
+
+class PromisesTest(base.IntegrationTestCase):
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.database = api.Database(self.conf)
+        self.addCleanup(self.database.engine.dispose)
+        path = f'/os-quota-sets/{self.admin.project_id}'
+        self.admin('PUT', path, {'quota_set': {
+            'instances': -1, 'cores': -1, 'ram': -1}})
+        self.addCleanup(self.admin, 'DELETE', path)
+        self.hosts = list(self.cloud.hosts())
+        self.notice = NOTICE
+
+    def remove_what_is_new(self) -> None:
+        """And the leases that have no servers with which they would end."""
+        servers, leases = self._kept
+        self.each(lambda lease_id: self.admin.request(
+            'DELETE', f'/leases/{lease_id}', service='reservation'), [
+            lease_id for lease_id, lease in self.leases().items()
+            if lease_id not in leases and lease['status'] != 'TERMINATED'])
+        self.each(self.delete, set(self.server_ids()) - servers)
+        self.wait_for(lambda: set(self.server_ids()) <= servers,
+                      'all servers are gone', STORM)
+        super().remove_what_is_new()
+
+    def test_promised_room_is_there_or_marked(self) -> None:
+        self.assertEqual(20, len(self.hosts))
+        self.fill()
+        wrong = {}
+        for number in range(1, ROUNDS + 1):
+            if complaints := self.round(number):
+                wrong[number] = complaints
+                base.say('\n'.join(f'    {one}' for one in complaints))
+            self.remove_what_is_new()
+        self.assertEqual({}, wrong, f'in {len(wrong)} of {ROUNDS} rounds')
+
+    def fill(self) -> None:
+        """Half of each host is in use, and stays so."""
+        self.addCleanup(setattr, self, '_kept', self._kept)
+        servers = self.each(lambda host: self.force(host, 'm1.large'),
+                            self.hosts)
+        for server_id in servers:
+            self.wait_for_server(server_id)
+        self._kept = self._kept[0] | set(servers), self._kept[1]
+
+    def round(self, number: int) -> list[str]:
+        """Promises, boots, and what is wrong after them."""
+        begun = time.time()
+        start = int(begun + self.notice)
+        promises = self.promise(start)
+        promised = time.time()
+        answers = self.storm(random.Random(number), promises)
+        servers = {one for one in answers if isinstance(one, str)}
+        stormed = time.time()
+        self.wait_for(lambda: self.at_rest(servers), 'all is at rest', STORM)
+        rested = time.time()
+        complaints = self.until_right(lambda: self.complaints(promises))
+        seen = time.time()
+        marked = self.marked(promises)
+        # As long as it took, and somewhat more.
+        self.notice = int(1.2 * (seen - begun)) + 5
+        complaints += self.until_right(lambda: self.unkept(promises),
+                                       max(0, start - seen) + KEPT)
+        states = collections.Counter(state for _id, state, _task in
+                                     self.instances(servers))
+        base.say(
+            f'  round {number}: {len(promises)} promises made in '
+            f'{promised - begun:.0f} s; {len(answers)} boots asked for in '
+            f'{stormed - promised:.0f} s, {answers.count(None)} refused at '
+            f'once, the others {dict(states)} {rested - stormed:.0f} s '
+            f'later; {dict(marked)}; looked at for {seen - rested:.0f} s, '
+            f'kept {time.time() - seen:.0f} s later; {len(complaints)} '
+            f'complaints')
+        return complaints
+
+    # -- what is asked for ---------------------------------------------------
+
+    def promise(self, start: int) -> list[Promise]:
+        """Leases of held boots, and leases by the API."""
+        lasts = 3600
+        before = set(self.leases())
+        self.each(lambda _number: self.boot(
+            self.lease_hints(start, lasts), flavor=HELD_FLAVOR), range(HELD))
+        self.each(lambda number: self.demo('POST', '/leases', {
+            'name': f'promise-{number}', 'start_date': base.date(start),
+            'end_date': base.date(start + lasts), 'reservations': [{
+                'resource_type': 'virtual:instance', 'amount': PLACES,
+                **PLACE}]}, service='reservation'), range(LEASES))
+        booked = self.booked()
+        return [Promise(lease_id, hosts_of(lease, booked))
+                for lease_id, lease in self.leases().items()
+                if lease_id not in before]
+
+    def storm(self, chance: random.Random, promises: list[Promise],
+              ) -> list[str | None]:
+        """Boot servers of each kind in any order; their ids, or None for
+        those that were refused.
+        """
+        names = self.names()
+        worst = [names[host] for promise in promises
+                 for host in promise.hosts if host is not None]
+        asked: list[ty.Callable[[], str | None]] = []
+        for kind, count in BOOTS.items():
+            ask = getattr(self, kind)
+            asked += [functools.partial(ask, chance.choice(worst))
+                      if kind == 'forced' else ask for _one in range(count)]
+        chance.shuffle(asked)
+        return self.each(lambda ask: ask(), asked)
+
+    def plain(self) -> str | None:
+        return self.ask(self.boot_body())
+
+    def forced(self, host: str) -> str:
+        return self.force(host, 'm1.nano')
+
+    def deleted(self) -> str | None:
+        """Most are at no host yet."""
+        server_id = self.plain()
+        if server_id is not None:
+            self.delete(server_id)
+        return server_id
+
+    def deleted_late(self) -> str | None:
+        """As soon as a scheduler has found a host, or none."""
+        server_id = self.plain()
+        if server_id is not None:
+            self.wait_for(lambda: self.instances({server_id}),
+                          f'{server_id} is in a cell', STORM)
+            self.delete(server_id)
+        return server_id
+
+    def leased_now(self) -> str | None:
+        return self.ask(self.boot_body(self.lease_hints('now', SHORT)))
+
+    def leased_soon(self) -> str | None:
+        return self.ask(self.boot_body(self.lease_hints(
+            time.time() + SHORT, SHORT)))
+
+    def ask(self, body: base.Json) -> str | None:
+        """Boot as demo; the server's id, or None when there is no room."""
+        answer = self.demo.request('POST', '/servers', body)
+        self.assertIn(answer.status_code, (202, 409), answer.text)
+        return answer.json()['server']['id'] if answer.ok else None
+
+    def force(self, host: str, flavor: str) -> str:
+        """Boot on a host, past all filters; returns the server's id."""
+        return ty.cast(str, self.boot(
+            client=self.admin, flavor=flavor,
+            availability_zone=f'nova:{host}')['server']['id'])
+
+    # -- what came of it -----------------------------------------------------
+
+    def at_rest(self, servers: set[str]) -> bool:
+        """All boots have come to an end, and the short leases too.
+
+        Nova's databases are asked, which costs next to nothing.
+        """
+        waiting = {one for one, in self.sql(
+            'SELECT instance_uuid FROM build_requests', 'nova_api')}
+        short = {one for one, in self.sql(
+            'SELECT bookings.server_id FROM bookings '
+            'WHERE bookings.end_date - bookings.start_date <= :most',
+            most=SHORT) if one}
+        return not (servers & (waiting | short) or any(
+            state == 'building' or task is not None
+            for _id, state, task in self.instances(servers)))
+
+    def instances(self, servers: ty.Collection[str],
+                  ) -> list[tuple[str, str, str | None]]:
+        """Those of these servers that are in a cell: id, state and task."""
+        return [ty.cast('tuple[str, str, str | None]', row)
+                for database in ('nova', 'nova_cell0') for row in self.sql(
+                    'SELECT uuid, vm_state, task_state FROM instances '
+                    'WHERE deleted = 0', database) if row[0] in servers]
+
+    def until_right(self, look: ty.Callable[[], list[str]],
+                    seconds: float = SEEN) -> list[str]:
+        """Look until there are no complaints, or for so long."""
+        deadline = time.monotonic() + seconds
+        self.wait_for(lambda: not look() or time.monotonic() > deadline,
+                      'there are no complaints', 2 * seconds)
+        return look()
+
+    def complaints(self, promises: list[Promise]) -> list[str]:
+        """What was promised, and is neither there nor marked."""
+        names, world, found = self.names(), self.world(), []
+        for host, said in world.overbooked().items():
+            found.append(f'{names[host]} is overbooked: {said}')
+        leases = self.leases()
+        for promise in promises:
+            lease = leases[promise.lease_id]
+            reservation, = lease['reservations']
+            hosts = hosts_of(lease, world.bookings)
+            if len(hosts) != len(promise.hosts):
+                found.append(f'lease {lease["id"]} had {len(promise.hosts)} '
+                             f'bookings and has {len(hosts)}')
+            if None not in hosts and hosts != promise.hosts and (
+                    lease['status'] == 'PENDING' and
+                    not reservation['resources_changed']):
+                found.append(f'lease {lease["id"]} was moved without a word')
+            if None in hosts and not reservation['missing_resources']:
+                found.append(f'lease {lease["id"]} is missing something '
+                             f'without a word')
+            found += [
+                f'lease {lease["id"]} is missing what is on {names[host]}'
+                for one in world.bookings if one.host is None and
+                one.reservation_id == reservation['id']
+                for host in world.has_room(one)[:1]]
+        return found
+
+    def marked(self, promises: list[Promise]) -> dict[str, int]:
+        """How many promises are where they were, moved, or missing."""
+        found: dict[str, int] = collections.Counter()
+        booked, leases = self.booked(), self.leases()
+        for promise in promises:
+            hosts = hosts_of(leases[promise.lease_id], booked)
+            found['missing' if None in hosts else 'as booked'
+                  if hosts == promise.hosts else 'moved'] += 1
+        return found
+
+    def unkept(self, promises: list[Promise]) -> list[str]:
+        """What does not run although nobody said that it is missing; a
+        server in ERROR was told too late.
+        """
+        leases, found = self.leases(), []
+        for promise in promises:
+            lease = leases[promise.lease_id]
+            reservation, = lease['reservations']
+            servers, missing = (reservation['servers'],
+                                reservation['missing_resources'])
+            if lease['status'] == 'ACTIVE' and not (servers or missing):
+                self.ask(self.boot_body(flavorRef=reservation['id'],
+                                        min_count=PLACES, max_count=PLACES))
+            states = {state for _id, state, _task in self.instances(servers)}
+            if 'error' in states or states != {'active'} and not missing:
+                found.append(
+                    f'lease {lease["id"]} is {lease["status"]} '
+                    f'{lease["status_reason"]}, its servers are '
+                    f'{", ".join(states) or "not there"}')
+        return found
+
+    # -- what there is -------------------------------------------------------
+
+    def booked(self) -> list[ledger.Booking]:
+        with self.database.begin() as connection:
+            return [ledger.Booking(*row) for row in connection.execute(
+                _BOOKINGS.order_by(_Booking.id))]
+
+    def names(self) -> dict[str, str]:
+        """Of all hosts, by the ids of their resource providers."""
+        return dict(self.sql('SELECT uuid, name FROM resource_providers',
+                             'placement'))
+
+    def world(self) -> ledger.Ledger:
+        """All of it, as placement has it and the books promise it."""
+        capacity: ledger.Amounts = collections.defaultdict(dict)
+        for host, name, amount in self.sql(
+                'SELECT p.uuid, c.name, (i.total - i.reserved) * '
+                f'i.allocation_ratio FROM inventories i {_OF_WHAT}',
+                'placement'):
+            capacity[host][name] = int(amount)
+        allocations: dict[str, ledger.Amounts] = {
+            host: collections.defaultdict(dict) for host in capacity}
+        for host, consumer, name, amount in self.sql(
+                'SELECT p.uuid, i.consumer_id, c.name, i.used '
+                f'FROM allocations i {_OF_WHAT}', 'placement'):
+            allocations[host][consumer][name] = amount
+        return ledger.Ledger(time.time(), capacity, allocations,
+                             self.booked())
+
+    @staticmethod
+    def each(do: ty.Callable[..., ty.Any], what: ty.Iterable[ty.Any],
+             ) -> list[ty.Any]:
+        """Do it to all of them, many at once."""
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(do, what))
+
+
+def hosts_of(lease: base.Json, booked: list[ledger.Booking],
+             ) -> list[str | None]:
+    """Where a lease is booked; None for each booking without a host."""
+    own = {reservation['id'] for reservation in lease['reservations']}
+    return sorted((one.host for one in booked
+                   if one.reservation_id in own), key=str)

@@ -45,7 +45,8 @@ from blazar_core import errors
 from blazar_nova.compat import calls
 from blazar_nova.compat import reserved
 
-__all__ = ['ABANDONED', 'build_request', 'is_unplaced', 'mapping', 'waiting']
+__all__ = ['ABANDONED', 'build_request', 'is_unplaced', 'mapping', 'renew',
+           'waiting']
 
 LOG = logging.getLogger(__name__)
 
@@ -197,14 +198,18 @@ def _create(context: ty.Any, record: ty.Any) -> None:
     record._context = context
     if record.obj_attr_is_set('id'):
         delattr(record, objects_base.get_attrname('id'))
-    for name in record.obj_fields:
-        # What was read from a database does not count as something new.
-        if record.obj_attr_is_set(name):
-            setattr(record, name, getattr(record, name))
+    renew(record)
     try:
         record.create()
     except db_exception.DBDuplicateEntry:
         LOG.debug('%s is there already', record)
+
+
+def renew(record: ty.Any) -> None:
+    """Let all of a record count as new; what was read before does not."""
+    for name in record.obj_fields:
+        if record.obj_attr_is_set(name):
+            setattr(record, name, getattr(record, name))
 
 
 def _drop(request: ty.Any) -> None:

@@ -157,4 +157,5 @@ def _put_in_error(context: ty.Any, request: ty.Any, is_new: bool) -> None:
         bdm = bdm.obj_clone()
         bdm._context = context
         bdm.instance_uuid = instance.uuid
+        again.renew(bdm)
         bdm.update_or_create()

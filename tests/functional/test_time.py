@@ -229,17 +229,18 @@ class LifeTest(leased.LeasedTestCase):
 
     def test_a_build_that_fails_fails_its_lease_and_frees_its_room(self):
         server_id = self.hold(flavor='5', count=2)
-        # Somebody forces his server on a host that is promised.
-        self.boot_active('intruder', availability_zone='nova:host1',
-                         client=self.admin)
-        self.clock.advance(HOUR)
-        self.run_due()
-        for one in self.lease('vm1')['reservations'][0]['servers']:
-            self.wait_for_status(one, 'ERROR')
+        # It is a compute that cannot build them.
+        with mock.patch('nova.virt.fake.FakeDriver.spawn',
+                        side_effect=RuntimeError('It broke.')):
+            self.clock.advance(HOUR)
+            self.run_due()
+            for one in self.lease('vm1')['reservations'][0]['servers']:
+                self.wait_for_status(one, 'ERROR')
         self.fill_books()
         lease = self.lease('vm1')
         self.assertEqual('ERROR', lease['status'])
-        self.assertIn('No valid host', lease['status_reason'])
+        self.assertIn('could not be built', lease['status_reason'])
+        self.assertIn('Exhausted all hosts', lease['status_reason'])
         self.boot_active('other', flavor='5', hints=leased.RESERVE)
         # Its end still comes, and takes the servers in ERROR with it.
         self.clock.advance(HOUR)
@@ -343,6 +344,14 @@ class WakeTest(leased.LeasedTestCase):
                       lambda *_lease: [])
         self.wake_from(2)
         self.assertEqual([(self.server_id,)] * 2, self.casts)
+
+    def test_who_stood_still_after_the_gate_does_not_send(self):
+        self.clock.advance(HOUR)
+        with self.stubbed('blazar_core.lifecycle.Deadline.passed',
+                          lambda _deadline: True):
+            self.run_due()
+        self.assertEqual([], self.casts)
+        self.assertEqual('STARTING', self.lease('vm1')['status'])
 
     def test_a_worker_that_died_before_the_gate_is_replaced(self):
         def die(*_args: ty.Any) -> bool:

@@ -133,10 +133,23 @@ class TestLeases(AuditTestCase):
 
     def test_one_that_runs_and_is_still_held(self):
         self.lease(50, 100)
-        for status in ('STARTING', 'ACTIVE'):
-            self.change(models.Lease, status=status)
-            self.assert_not_mended(f'is {status}, but the build of its '
-                                   f'servers is still kept as not sent')
+        self.change(models.Lease, status='STARTING')
+        # It may be tried again.
+        self.assertEqual([], list(self.audit.differences()))
+        self.change(models.Lease, status='ACTIVE')
+        self.assert_not_mended('is ACTIVE, but 1 of its servers were not '
+                               'sent and nobody will send them')
+        self.change(models.Lease, status='STARTING')
+        self.delete(models.HeldBuild)
+        self.assert_not_mended('is STARTING, but 1 of its servers were not '
+                               'sent and nobody will send them')
+
+    def test_one_that_waits_to_be_sent_again_and_is_not_tried(self):
+        self.lease(50, 100)
+        self.change(models.Lease, status='STARTING')
+        self.change(models.Event, models.Event.event_type == 'start_lease',
+                    status='DONE')
+        self.assert_mended('is STARTING, and no start_lease will come.')
 
     def test_one_whose_start_will_not_come(self):
         lease = self.lease(50, 100)

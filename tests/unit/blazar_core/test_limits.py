@@ -258,7 +258,7 @@ class TestReserved(LimitsTestCase):
         self.cloud.servers[base.servers_of(lease)[0]] = base.lifecycle.Seen(
             base.State.ERROR)
         self.lifecycle.check(base.servers_of(lease)[0])
-        self.assertEqual('ERROR', self.status(lease))
+        self.assertEqual('STARTING', self.status(lease))
         self.allowed(servers=1)
 
     def test_of_the_lease_that_is_changed_only_what_it_gets_counts(self):

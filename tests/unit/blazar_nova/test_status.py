@@ -105,7 +105,7 @@ class StatusTest(base.TestCase):
         self.assertEqual(1, code)
         self.assertIn('No service user is configured', details)
         self.assertEqual({(0, None)}, set(results.values()), results)
-        self.assertEqual(10, len(results))
+        self.assertEqual(12, len(results))
 
     def test_where_nothing_is_there(self):
         self.url = ''

@@ -1,0 +1,109 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Builds that were sent and did not arrive: lost, or a conductor died over
+them.
+"""
+
+import fixtures
+
+from tests.functional import leased
+
+
+class StrandedTest(leased.LeasedTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.life = self.listener.parts.lifecycle
+
+    def start_and_die_at(self, step, loudly=True):
+        """A start that comes so far, and no further."""
+        server = self.hold()
+        reached = []
+
+        def die(*_args, **_kwargs):
+            reached.append(step)
+            if loudly:
+                raise RuntimeError('The conductor died here')
+
+        self.clock.advance(3600)
+        with fixtures.MonkeyPatch(step, die):
+            self.run_due()
+            self.wait_for(lambda: reached, what=f'{step} was reached')
+        return server['id']
+
+    def look_after(self, *pauses):
+        for pause in pauses:
+            self.clock.advance(pause)
+            self.life.send_lost()
+
+    def assert_given_up(self, server_id):
+        """It stays as it is for its time, and is one that failed then."""
+        self.look_after(0, 1859)
+        self.assertEqual('BUILD', self.alice.get_server(server_id)['status'])
+        self.look_after(1)
+        got = self.alice.get_server(server_id)
+        self.assertEqual('ERROR', got['status'])
+        self.assertIn('a nova-conductor died over it',
+                      got['fault']['message'])
+        self.assertEqual('ERROR', self.lease('vm1')['status'])
+        self.assertEqual({server_id: None}, self.bookings())
+        self.assertEqual({}, self.allocations(server_id))
+        self.assertEqual(0, self.boot_rows()['api.build_requests'])
+        self.assertEqual({}, self.guests())
+        # It is not made to wait again, whoever looks.
+        self.fill_books()
+        self.clock.advance(300)
+        self.run_due()
+        self.assertEqual('ERROR', self.alice.get_server(server_id)['status'])
+        self.alice.delete_server(server_id)
+        self.wait_until_gone(server_id)
+        self.fill_books()
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+
+    def test_a_conductor_that_died_before_it_mapped_a_server(self):
+        server_id = self.start_and_die_at(
+            'nova.conductor.manager.ComputeTaskManager.'
+            '_map_instance_to_cell')
+        self.assertEqual(1, self.boot_rows()['cell1.instances'])
+        self.assert_given_up(server_id)
+
+    def test_a_conductor_that_died_before_it_wrote_a_server_down(self):
+        server_id = self.start_and_die_at(
+            'nova.conductor.manager.availability_zones.'
+            'get_host_availability_zone')
+        self.assertNotEqual({}, self.allocations(server_id))
+        self.assert_given_up(server_id)
+
+    def test_a_build_that_left_no_trace_is_sent_again(self):
+        server_id = self.start_and_die_at(
+            'nova.conductor.rpcapi.ComputeTaskAPI.'
+            'schedule_and_build_instances', loudly=False)
+        self.look_after(0, 1859)
+        self.assertEqual({}, self.guests())
+        self.look_after(1)
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual([server_id], list(self.guests()))
+
+    def test_while_no_conductor_answers_nothing_is_lost(self):
+        server_id = self.start_and_die_at(
+            'nova.conductor.rpcapi.ComputeTaskAPI.'
+            'schedule_and_build_instances', loudly=False)
+        self.look_after(0)
+        self.stub_out('blazar_nova.compat.servers._PING_TIMEOUT', 1)
+        self.conductor.rpcserver.stop()
+        self.conductor.rpcserver.wait()
+        self.look_after(1860)
+        self.conductor.rpcserver.start()
+        # Missed from now on.
+        self.look_after(1, 1859)
+        self.assertEqual('BUILD', self.alice.get_server(server_id)['status'])

@@ -13,7 +13,8 @@
 """Availability: what it costs to ask, with 1,000 hosts and 10,000 leases.
 
 pick finds hosts; refusal is a quote for more than there is at that time,
-with its next_start; rooms_for is what the scheduler asks for each server;
+with its next_start; rooms_for is what the scheduler asks for each server, and
+let_in the same with the claim of a host;
 free is what GET /availability asks, for ten starts; page is a hundred leases
 of the list of all, from anywhere in it, with their reservations and events.
 All of it with the database: statements are counted at the driver. A refusal
@@ -31,6 +32,7 @@ from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core import admission
+from blazar_core import claims
 from blazar_core import clock as clocks
 from blazar_core import model
 from blazar_core import views
@@ -73,6 +75,9 @@ def measure(kind: str, url: str, world: worlds.World,
     windows = [model.Window(worlds.NOW + day * worlds.DAY,
                             worlds.NOW + (day + 7) * worlds.DAY)
                for day in days]
+    schedulers = claims.Claims(database, clock, search.index)
+    with search.index.fresh():
+        host = search.index.hosts[min(search.index.hosts)]
     fits = model.Demand(DEMAND, 4)
     # As many whole hosts as there are: some are always in use.
     refused = model.Demand(dict(world.capacity), world.hosts,
@@ -83,6 +88,9 @@ def measure(kind: str, url: str, world: worlds.World,
         'pick': lambda window: search.pick(fits, window),
         'refusal': lambda window: expect(search.quote(refused, window)),
         'rooms_for': lambda window: search.rooms_for(SERVER, DEMAND),
+        'let_in': lambda window: (
+            search.rooms_for(SERVER, DEMAND), schedulers.claim(
+                SERVER, {host.uuid: DEMAND}, forced=True)),
         'free': lambda window: search.availability(
             fits, window, worlds.DAY, 10),
         'page': lambda window: views.page(database, views.Query(

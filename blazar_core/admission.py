@@ -38,8 +38,8 @@ from blazar_core import index as indexes
 from blazar_core import model
 from blazar_core import timeline as timelines
 
-__all__ = ['Admission', 'LAG', 'Picked', 'Rooms', 'Strategy', 'own_of', 'pack',
-           'spread']
+__all__ = ['Admission', 'LAG', 'Picked', 'Rooms', 'Strategy', 'bound',
+           'own_of', 'pack', 'spread']
 
 LOG = logging.getLogger(__name__)
 
@@ -523,16 +523,11 @@ def _as_booked(found: Rooms, siblings: ty.Iterable[ty.Any],
 
 def _apart(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
            hosts: ty.Mapping[int, model.Host]) -> Rooms:
-    """Where a server may move that is to be apart from its siblings.
-
-    Not to where one of them is, or will be in a moment. A place that nobody
-    has taken is not in its way: they are exchanged.
-    """
-    taken = {host_id for one in siblings if one.server_id is not None
-             for host_id in (one.host_id, one.moving_to)
-             if host_id != mine.host_id and host_id in hosts}
+    """Where a server may move that is to be apart from its siblings."""
+    _only, avoid = bound(False, mine, siblings)
     return found._replace(by_host={
-        **found.by_host, **{hosts[host_id].uuid: 0 for host_id in taken}})
+        **found.by_host, **{hosts[host_id].uuid: 0 for host_id in avoid
+                            if host_id in hosts}})
 
 
 def _together(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
@@ -544,10 +539,34 @@ def _together(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
     for Nova to say.
     """
     siblings = [one for one in siblings if one.host_id is not None]
-    others = {hosts[host_id].uuid for one in siblings if one.placed_at
-              and (host_id := one.moving_to or one.host_id) != mine.host_id
-              and host_id in hosts}
+    only, _avoid = bound(True, mine, siblings)
+    uuids = {hosts[host_id].uuid for host_id in only if host_id in hosts}
     return Rooms(found.booked, {
         uuid: room for uuid, room in found.by_host.items()
         if uuid == found.booked or (
-            uuid in others if others else room > len(siblings))}, 0)
+            uuid in uuids if only else room > len(siblings))}, 0)
+
+
+def bound(affinity: bool | None, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+          ) -> tuple[set[int], set[int]]:
+    """What a server that moves owes its siblings; for who decides about it,
+    with the lease locked.
+
+    A place that nobody has taken is in nobody's way: they are exchanged.
+
+    :param affinity: that of the reservation
+    :param mine: the booking of the server
+    :param siblings: all others of the reservation
+    :returns: the ids of the hosts to which it has to go (none: any), and of
+        those to which it must not go, because one is there or on its way
+    """
+    only: set[int | None] = set()
+    avoid: set[int | None] = set()
+    for one in siblings:
+        if affinity is False and one.server_id is not None:
+            avoid |= {one.host_id, one.moving_to}
+        elif affinity and one.placed_at is not None:
+            only.add(one.moving_to or one.host_id)
+    here = {None, mine.host_id}
+    return (ty.cast('set[int]', only - here),
+            ty.cast('set[int]', avoid - here))

@@ -509,15 +509,17 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
             ('homeless', host.uuid),
             f'Host {host.name} is none of Nova\'s any more, and leases are '
             f'booked on it: {concerned}.',
-            'they start on other hosts if there is room for them then; '
-            'bring the host back, or free others')
+            'blazar-listener binds them to other hosts within seconds, or '
+            'their leases say that there is no room; bring the host back, or '
+            'free others')
     return Difference(
         ('overfull', host.uuid),
         f'Host {host.name} has {host.capacity.get(rc, 0)} {rc}, but at '
         f'{when(instant)} {level} are in use or promised; leases: '
         f'{concerned}.',
-        'move servers without a lease away from it, or let leases end '
-        'earlier; who does not fit at his start is built on another host')
+        'blazar-listener binds what has not begun to other hosts within '
+        'seconds; of what runs, move servers away from it, or let leases end '
+        'earlier')
 
 
 def _first_over(host: ty.Any, rc: str, steps: list[tuple[int, int]],

@@ -58,6 +58,7 @@ __all__ = [
     'SHARED',
     'add',
     'amend',
+    'awaited',
     'claim',
     'decide',
     'follow',
@@ -481,7 +482,7 @@ def tell(connection: sa.Connection, now: int, service_host: str, name: str,
     row = rows[0]
     known = row.consumers.get(server_id)
     if takes is not None and known is not None:
-        if known[0] and known[1] > now:
+        if server_id in awaited(row.consumers, now):
             _confirm(connection, now, row, server_id)
         return True
     if takes is not None and not row.capacity.keys() <= takes.keys():
@@ -591,11 +592,18 @@ def _confirm(connection: sa.Connection, now: int, row: ty.Any,
         raise api.LostRace(row.id)
 
 
+def awaited(consumers: ty.Mapping[str, models.Consumer] | None, now: int,
+            ) -> dict[str, model.Resources]:
+    """What is claimed on a host, and the cloud need not have yet."""
+    return {one: amounts for one, (amounts, until) in (
+        consumers or {}).items() if amounts and until > now}
+
+
 def _next_look(consumers: ty.Mapping[str, models.Consumer], now: int,
                ) -> int | None:
     """When the cloud must have what is claimed on a host."""
-    return min((until + 1 for amounts, until in consumers.values()
-                if amounts and until > now), default=None)
+    return min((consumers[one][1] + 1 for one in awaited(consumers, now)),
+               default=None)
 
 
 def recheck(connection: sa.Connection, now: int,

@@ -121,6 +121,8 @@ class Claims:
                     raise api.LostRace(host_id)
                 if not booking.running:
                     return self._place(session, now, booking, host_id, forced)
+                if not forced:
+                    _mind_siblings(booking, host_id)
                 booking.moving_to = host_id
                 claimed = books.claim(session.connection(), now, host,
                                       server_id, takes, fits, leased=True)
@@ -209,3 +211,20 @@ class Claims:
 
 def _nothing() -> None:
     """Nothing was claimed."""
+
+
+def _mind_siblings(booking: models.Booking, host_id: int) -> None:
+    """A server that moves stays with, or apart from, those of its
+    reservation.
+
+    The filter has asked the same, but two may have been asked at once.
+
+    :raises Denied: when that is not so on this host
+    """
+    reservation = booking.reservation
+    only, avoid = admission.bound(
+        (reservation.params or {}).get('affinity'), booking,
+        [one for one in reservation.bookings if one.id != booking.id])
+    if host_id in avoid or only and host_id not in only:
+        raise Denied('the other servers of its reservation, from which it is '
+                     'to be apart or with which together, are elsewhere')

@@ -420,12 +420,13 @@ class Leases:
             none, and takes no room
         :param reason: what is missing then, for those who look at the lease
         :returns: the lease; None when it has changed meanwhile
+        :raises NotFound: when it was withdrawn
         :raises Full: when there is no room on a host
         :raises LostRace: when somebody else decided about one meanwhile
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease is None or lease.generation != seen + 1:
+            if lease.generation != seen + 1:
                 return None
             held = session.get(models.HeldBuild, lease_id) is not None
             rows = [row for row in _bookings(lease) if row.id in hosts and
@@ -449,9 +450,9 @@ class Leases:
             described = views.describe(lease)
         for what, old, new in said:
             if new is not None:
-                LOG.info('Lease %s: %s is bound to host %s, not to %s any '
-                         'more', lease_id, what, names[new],
-                         names.get(old, 'none'))
+                LOG.info('Lease %s: %s is bound to host %s now; before: %s',
+                         lease_id, what, names[new],
+                         names[old] if old else 'none')
             elif old is not None:
                 LOG.warning('Lease %s: %s has no room on host %s any more. '
                             '%s', lease_id, what, names[old], reason)
@@ -741,7 +742,7 @@ def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
     :param held: whether the build of its servers is kept
     :param lease: its status, and when its deletion was asked for
     """
-    if row.running or row.placed_at is not None or row.sent_at is not None or (
+    if row.placed_at is not None or row.sent_at is not None or (
             lease.deleted_at is not None):
         return False
     if later:

@@ -170,7 +170,8 @@ def _books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
                        models.Lease.status.not_in(states.LEASE.final()))
     return sa.select(
         (models.Lease.id == lease_id).label('own'),
-        sa.and_(models.Booking.server_id.is_not(None),
+        sa.and_(models.Lease.status.in_(('PENDING', 'STARTING')),
+                models.Booking.server_id.is_not(None),
                 models.Booking.sent_at.is_(None)).label('held'),
         # As text: PostgreSQL does not compare JSON.
         sa.cast(models.Reservation.resources, sa.Text).label('kind'),

@@ -22,6 +22,7 @@ Any number of processes may do this at the same time.
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -150,6 +151,22 @@ class Watch:
             self._since = now
             self._forget(short, now)
         self._bind_all(found)
+        if again:
+            self._relieve()
+
+    def _relieve(self) -> None:
+        """Say nothing more of leases of which nothing is missing any more.
+
+        What had no host may have gone, or a scheduler has found one for it.
+        """
+        with self._database.reader() as session:
+            rows = session.execute(_RELIEVED).all()
+        for row in rows:
+            with contextlib.suppress(errors.NotFound):
+                lease = self._database.retried(
+                    self._leases.rebind, row.id, row.generation, {})
+                if lease is not None:
+                    self._notify('lease.update', lease)
 
     def _forget(self, short: ty.Iterable[model.Host], now: int) -> None:
         """What is over does not stay in memory."""
@@ -178,7 +195,7 @@ class Watch:
                 loose.append(row)
             elif row.end_date > now or row.end_date + self._patience <= now:
                 line.apply(host.id, books.stay(
-                    row.start_date, row.end_date, _is_placed(row), now),
+                    row.start_date, row.end_date, row.placed_at, now),
                     row.resources, 1)
         over = bool(line.overfull(now))
         going = []
@@ -216,6 +233,8 @@ class Watch:
         for reservation_id, of_it in ids.items():
             try:
                 self._database.retried(self._bind, reservation_id, of_it)
+            except errors.NotFound:
+                LOG.debug('Reservation %s has gone meanwhile', reservation_id)
             except Exception as exc:
                 # Nothing is said of a lease for what is not known.
                 self._news = -1
@@ -301,17 +320,19 @@ class Watch:
         They get what was promised, whatever would be asked for by now.
         """
         known = self._admission.index.hosts
-        here = frozenset(known[row.host_id].uuid for row in staying
-                         if row.host_id in known)
+        here = collections.Counter(known[row.host_id].uuid for row in staying
+                                   if row.host_id in known)
         demand = dataclasses.replace(
             demand, resources=rows[0].resources, count=len(rows))
         if demand.affinity is model.Affinity.SAME and here:
             return dataclasses.replace(
-                demand, hosts=here if demand.hosts is None
-                else demand.hosts & here)
+                demand, hosts=frozenset(here) if demand.hosts is None
+                else demand.hosts & here.keys())
         if demand.affinity is model.Affinity.DIFFERENT:
-            return dataclasses.replace(demand, avoid=demand.avoid | here)
-        return demand
+            return dataclasses.replace(
+                demand, avoid=demand.avoid | here.keys())
+        return dataclasses.replace(demand, members=here + collections.Counter(
+            demand.members))
 
     def _search(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
                 lease: models.Lease,
@@ -341,11 +362,6 @@ class Watch:
         raise api.LostRace(-1)
 
 
-def _is_placed(row: ty.Any) -> bool:
-    """Whether the room of a booking is taken until its server is gone."""
-    return row.running or row.placed_at is not None
-
-
 _RESERVATIONS, _LEASES, _HELD_BUILDS = (
     models.Reservation.__table__, models.Lease.__table__,
     models.HeldBuild.__table__)
@@ -355,7 +371,7 @@ _BOOKING, _RESERVATION, _LEASE, _HELD = (
 _ROWS = sa.select(
     _BOOKING.id, _BOOKING.reservation_id, _BOOKING.server_id,
     _BOOKING.start_date, _BOOKING.end_date, _BOOKING.resources,
-    _BOOKING.sent_at, _BOOKING.placed_at, _BOOKING.running,
+    _BOOKING.sent_at, _BOOKING.placed_at,
     _LEASE.id.label('lease_id'), _LEASE.status, _LEASE.deleted_at,
     _LEASE.created_at, _RESERVATION.flavor.is_not(None).label('later'),
     _HELD.lease_id.is_not(None).label('held'),
@@ -364,9 +380,17 @@ _ROWS = sa.select(
     _HELD_BUILDS, _HELD.lease_id == _LEASE.id).order_by(_BOOKING.id)
 _ON_HOST = _ROWS.where(
     _BOOKING.host_id == sa.bindparam('host'),
-    sa.or_(_BOOKING.end_date > sa.bindparam('now'), _BOOKING.running,
+    sa.or_(_BOOKING.end_date > sa.bindparam('now'),
            _BOOKING.placed_at.is_not(None)))
 _UNBOUND = _ROWS.where(
     _BOOKING.host_id.is_(None), _BOOKING.end_date > sa.bindparam('now'),
     _BOOKING.sent_at.is_(None), _LEASE.status.in_(
         ('OFFERED', 'PENDING', 'STARTING', 'ACTIVE')))
+#: The leases that say that something is missing of which nothing is.
+_RELIEVED = sa.select(_LEASE.id, _LEASE.generation).where(
+    _LEASE.status.in_(('OFFERED', 'PENDING', 'STARTING', 'ACTIVE')),
+    _LEASE.status_reason.startswith(leases_.MISSING, autoescape=True),
+    ~sa.exists().where(
+        _RESERVATION.lease_id == _LEASE.id,
+        _BOOKING.reservation_id == _RESERVATION.id,
+        _BOOKING.host_id.is_(None)))

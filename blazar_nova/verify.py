@@ -217,7 +217,8 @@ class Verifier:
             self._failures.append('A cell did not answer: its hosts were not '
                                   'compared.')
         with self._parts.database.reader() as session:
-            rows = {row.uuid: row for row in session.execute(books.HOSTS)}
+            rows = {row.uuid: row for row in session.execute(
+                books.HOSTS.add_columns(models.Host.consumers))}
         if complete:
             yield from self._lost_hosts(rows, {host.uuid for host in found})
         for number, host in enumerate(found, 1):
@@ -255,8 +256,10 @@ class Verifier:
                     f'not know it.', '--fix writes it down', mend)
             return
         bookings = self._booked_on(row.id)
-        usage = _sum(amounts for consumer, amounts in
-                     facts.allocations.items() if consumer not in bookings)
+        runs = {**books.awaited(row.consumers, self._parts.clock.now()),
+                **facts.allocations}
+        usage = _sum(amounts for consumer, amounts in runs.items()
+                     if consumer not in bookings)
         about = {
             'capacity': (row.capacity, facts.capacity),
             'in use without an end': (row.usage, usage)}

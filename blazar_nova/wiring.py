@@ -16,6 +16,8 @@ import dataclasses
 import functools
 import typing as ty
 
+from oslo_log import log as logging
+
 from blazar_core import admission as admissions
 from blazar_core import clock as clocks
 from blazar_core.db import api
@@ -26,15 +28,19 @@ from blazar_core import lifecycle
 from blazar_core import limits
 from blazar_core import opts
 from blazar_core import params
+from blazar_core import settings
 from blazar_core import vault
+from blazar_nova.compat import demand
 from blazar_nova.compat import servers
 from blazar_nova.compat import service
 from blazar_nova import credentials
 from blazar_nova import external
 
 __all__ = ['Parts', 'admission', 'asked_of', 'assemble', 'check_defaults',
-           'database', 'defaults', 'lost_after', 'shared']
+           'compare_settings', 'database', 'defaults', 'lost_after',
+           'shared']
 
+LOG = logging.getLogger(__name__)
 
 #: Seconds that a nova-conductor may need beside its longest call.
 _MARGIN = 60
@@ -112,7 +118,9 @@ def shared() -> Parts:
 
     :raises ConfigurationError: when a line is missing or wrong
     """
-    return assemble(service.CONF)
+    parts = assemble(service.CONF)
+    compare_settings('nova-api', parts.conf, parts.database, parts.clock)
+    return parts
 
 
 def database(conf: ty.Any) -> api.Database:
@@ -148,6 +156,23 @@ def lost_after(conf: ty.Any) -> int:
             f'long_rpc_timeout, {longest} seconds: a build could be sent '
             f'twice. Write a larger number, or leave lost_build_seconds out.')
     return int(seconds)
+
+
+def compare_settings(process: str, conf: ty.Any, books: api.Database,
+                     clock: clocks.Clock) -> None:
+    """Tell with what a process judges demands, and log where others judge
+    otherwise. That is no reason not to start: they may be restarted next.
+    """
+    mine = demand.settings_of(conf)
+    try:
+        settings.write(books, clock.now(), process, mine)
+    except Exception as exc:
+        LOG.warning('The settings of %s are not written down, so that no '
+                    'other process can compare them: %s', process, exc)
+    for sentence in settings.differences(books, {process: mine}):
+        LOG.error('%s', sentence)
+    # WSGI servers fork after this.
+    books.engine.dispose()
 
 
 def admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,

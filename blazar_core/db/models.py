@@ -23,7 +23,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy import orm
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'Lease', 'Reservation']
+           'HeldBuild', 'Host', 'Lease', 'Reservation', 'Setting']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -277,3 +277,16 @@ class Credential(Base):
         sa.String(36), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(sa.Text)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class Setting(Base):
+    """With what a kind of process was started last (``name``), as far as
+    others must have it alike (:mod:`blazar_core.settings`).
+    """
+
+    __tablename__ = 'settings'
+
+    name: orm.Mapped[str] = orm.mapped_column(
+        sa.String(255), primary_key=True)
+    value: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(sa.JSON)
+    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)

@@ -43,6 +43,7 @@ _CODES = {errors.BooksBusy: 409, errors.NotDelegated: 403,
           errors.NotFound: 409, errors.InvalidLeaseParams: 400,
           errors.CloudUnavailable: 503}
 
+
 class Admission:
     """Takes the place of the cast of a build (:mod:`compat.hold`)."""
 

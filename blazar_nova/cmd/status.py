@@ -29,6 +29,7 @@ from blazar_core import audit
 from blazar_core import clock as clocks
 from blazar_core import errors
 from blazar_core import opts
+from blazar_core import settings
 from blazar_core import vault
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
@@ -121,6 +122,13 @@ class Checks(upgradecheck.UpgradeCommands):
                 f'blazar-listener. The first: {overdue[0].text}'))
         return result
 
+    def _prefilters(self) -> Result:
+        """Who promises and who places judge alike."""
+        found: list[str] = []
+        result = _checked(lambda: found.extend(
+            settings.differences(wiring.database(CONF))), Code.WARNING)
+        return _result(found) if found else result
+
     def _get_details(self, upgrade_check_result: Result) -> str | None:
         """What the table shows: lines to write are not broken."""
         if upgrade_check_result.details is None:
@@ -142,6 +150,7 @@ class Checks(upgradecheck.UpgradeCommands):
         ('Lost builds', _lost_builds),
         ('Filter and weigher', _scheduler),
         ('Order of filters', _filter_order),
+        ('Prefilters', _prefilters),
         ('Notifications', _notifications),
         ('api-paste.ini', _api_paste),
         ('Keystone', _keystone),

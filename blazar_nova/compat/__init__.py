@@ -22,6 +22,9 @@ Nova; a test holds that.
     reserved.py   makes RESERVED one of Nova's states
     calls.py      the call of a build as text, and back
     servers.py    looks at servers, builds and deletes them
+    again.py      servers that could not be placed wait again
+    quota.py      how many servers the quota admits
+    stranded.py   builds that were sent and have not arrived
     survey.py     looks at many servers at once
     demand.py     what a build asks for, and of which hosts
     hosts.py      what hosts have, and what runs there

@@ -47,12 +47,14 @@ _CALL = ['self', 'context', 'build_requests', 'request_spec', 'image',
 
 #: Fields that we read or write, by object.
 _FIELDS = {
-    'BuildRequest': ('instance', 'instance_uuid', 'created_at'),
-    'InstanceMapping': ('cell_mapping',),
+    'BuildRequest': ('instance', 'instance_uuid', 'created_at',
+                     'block_device_mappings'),
+    'InstanceMapping': ('cell_mapping', 'queued_for_delete'),
     'RequestSpec': ('instance_uuid', 'instance_group', 'flavor',
                     'request_level_params'),
     'InstanceGroup': ('id', 'members', 'policy'),
-    'Instance': ('vm_state', 'task_state', 'host', 'node', 'updated_at'),
+    'Instance': ('vm_state', 'task_state', 'host', 'node', 'updated_at',
+                 'launched_at', 'system_metadata'),
     'ComputeNode': ('uuid', 'hypervisor_hostname', 'host'),
 }
 

@@ -30,12 +30,23 @@ from nova.scheduler import utils as scheduler_utils
 
 from blazar_core import model
 
-__all__ = ['Group', 'NoSuchHost', 'demand_of', 'group_of', 'policy_of',
-           'resources_of', 'resources_of_flavor']
+__all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'demand_of', 'group_of',
+           'policy_of', 'resources_of', 'resources_of_flavor', 'settings_of']
 
 #: Microversion of placement that knows every parameter used here (1.39:
 #: several ``required``).
 _PLACEMENT = '1.39'
+
+#: Options in [scheduler] by which Nova's prefilters judge. nova-scheduler
+#: asks them at the start of what was promised by them in nova-api.
+PREFILTERS = (
+    'enable_isolated_aggregate_filtering',
+    'image_metadata_prefilter',
+    'limit_tenants_to_placement_aggregate',
+    'placement_aggregate_required_for_tenants',
+    'query_placement_for_image_type_support',
+    'query_placement_for_routed_network_aggregates',
+)
 
 
 class Group(ty.NamedTuple):
@@ -53,6 +64,12 @@ class Group(ty.NamedTuple):
 
 class NoSuchHost(Exception):
     """Nova's own rules leave no host at all for a build."""
+
+
+def settings_of(conf: ty.Any) -> dict[str, bool]:
+    """What all who judge a demand must have alike."""
+    return {f'[scheduler] {name}': conf.scheduler[name]
+            for name in PREFILTERS}
 
 
 def resources_of(spec: ty.Any) -> model.Resources:

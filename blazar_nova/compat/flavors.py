@@ -32,8 +32,8 @@ from blazar_core import lifecycle
 from blazar_core import model
 from blazar_nova.compat import demand as demands
 
-__all__ = ['close_reservation', 'context_of', 'demand_of', 'facts_of', 'facts_like',
-           'open_reservation', 'reservation_of', 'reservations_open']
+__all__ = ['close_reservation', 'context_of', 'demand_of', 'facts_of',
+           'facts_like', 'open_reservation', 'reservation_of', 'reservations_open']
 
 #: The extra spec that makes a flavor one of a reservation.
 _MARK = 'blazar:reservation'

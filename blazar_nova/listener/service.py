@@ -71,6 +71,8 @@ class Listener:
         self.parts = wiring.assemble(conf, clock)
         checks.refuse('blazar-listener', checks.nova_objects() +
                       checks.notifications(conf))
+        wiring.compare_settings('blazar-listener', conf, self.parts.database,
+                                self.parts.clock)
         self.engine = engine.Engine(
             conf, self.parts.database, self.parts.clock,
             self.parts.lifecycle, _name())

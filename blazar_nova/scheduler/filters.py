@@ -50,11 +50,12 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
     def __init__(self) -> None:
         checks.refuse('nova-scheduler', checks.scheduler(service.CONF) +
                       claims.problems())
-        database = wiring.database(service.CONF)
-        clock = clocks.SystemClock()
-        self._admission = wiring.admission(service.CONF, database, clock)
+        books, clock = wiring.database(service.CONF), clocks.SystemClock()
+        wiring.compare_settings(
+            'nova-scheduler', service.CONF, books, clock)
+        self._admission = wiring.admission(service.CONF, books, clock)
         claims.install(core_claims.Claims(
-            database, clock, self._admission.index))
+            books, clock, self._admission.index))
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
                    spec_obj: ty.Any) -> list[ty.Any]:

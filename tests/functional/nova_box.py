@@ -42,6 +42,7 @@ from nova.db.api import api as api_db
 from nova.db.main import api as main_db
 from nova.db import migration as nova_migration
 from nova import objects
+from nova.scheduler import utils as scheduler_utils
 from nova import test as nova_test
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client as nova_client
@@ -324,6 +325,10 @@ class NovaBox(nova_test.TestCase):
         self._setup_neighbours()
         if self.plugin:
             self._setup_plugin_database()
+        # What the filter puts in front of it goes with this Nova.
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.utils.claim_resources',
+            scheduler_utils.claim_resources))
         self.conductor = self.start_service('conductor')
         self.scheduler = self.start_service('scheduler')
         for host, capacity in self.hosts.items():

@@ -311,7 +311,7 @@ class TestMoves(ApiTestCase):
         self.assertEqual(before, self.where(second))
 
     def test_together_one_alone_takes_its_places_along(self):
-        first, = self.reserved(1, amount=3, affinity=True)
+        first, = self.reserved(1, False, amount=3, affinity=True)
         host = self.migrate(first)
         self.assertEqual({(host,): 3}, self.booked_on())
 

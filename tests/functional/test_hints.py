@@ -396,7 +396,6 @@ class OtherHintsTest(HintsTestCase):
                 self.assertEqual(hosts, len({
                     self.bookings()[server]
                     for server in self.members(group)}), policy)
-        self.start_and_compare(8)
 
     def test_soft_policies_are_as_with_plain_nova(self):
         """Leases from now on: what Nova's own weighers prefer counts."""

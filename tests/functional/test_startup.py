@@ -14,6 +14,7 @@
 
 import contextlib
 import io
+import logging
 import os
 import sqlite3
 import types
@@ -24,6 +25,7 @@ from nova.api import wsgi
 from nova import conductor
 from nova import objects
 from nova.scheduler import host_manager
+from oslo_db import exception as db_exception
 
 from blazar_core import errors
 from blazar_nova.cmd import listener as listener_command
@@ -163,6 +165,34 @@ class ConfigurationTest(StartupTestCase):
         message = self.refusal(self.start_api)
         self.assertIn('[blazar] reservation_start_date', message)
         self.assertIn('Required format', message)
+
+    def started(self, start, **scheduler):
+        """What is logged as an error when something starts so."""
+        self.flags(group='scheduler', **scheduler)
+        with self.assertLogs('blazar_nova.wiring', 'ERROR') as logged:
+            logging.getLogger('blazar_nova.wiring').error('')
+            start()
+        return [record.getMessage() for record in logged.records[1:]]
+
+    def test_prefilters(self):
+        """They are told, but who starts may be the one that was mended."""
+        option = 'limit_tenants_to_placement_aggregate'
+        for start in self.everything():
+            self.assertEqual([], self.started(start))
+        told, = self.started(self.start_scheduler, **{option: True})
+        self.assertIn(
+            f'[scheduler] {option} is False for blazar-listener and '
+            f'nova-api, and True for nova-scheduler.', told)
+        told, = self.started(self.start_api)
+        self.assertIn(f'[scheduler] {option} is False for blazar-listener, '
+                      f'and True for nova-api and nova-scheduler.', told)
+        self.assertEqual([], self.started(self.new_listener))
+
+    def test_prefilters_that_cannot_be_written_down(self):
+        with mock.patch('blazar_core.settings.write',
+                        side_effect=db_exception.DBError):
+            for start in self.everything():
+                start()
 
     def test_the_daemon_says_so_and_ends(self):
         self.flags(group='notifications', notification_format='unversioned')

@@ -339,8 +339,8 @@ class WakeTest(leased.LeasedTestCase):
 
     def test_without_the_gate_they_would_send_it_twice(self):
         """The test above can fail."""
-        self.stub_out('blazar_core.lifecycle.Lifecycle._may_send',
-                      lambda *_lease: True)
+        self.stub_out('blazar_core.lifecycle.Lifecycle._take',
+                      lambda *_lease: [])
         self.wake_from(2)
         self.assertEqual([(self.server_id,)] * 2, self.casts)
 
@@ -349,7 +349,7 @@ class WakeTest(leased.LeasedTestCase):
             raise SystemExit
 
         self.clock.advance(HOUR)
-        with self.stubbed('blazar_core.lifecycle.Lifecycle._may_send', die):
+        with self.stubbed('blazar_core.lifecycle.Lifecycle._take', die):
             self.assertRaises(SystemExit, self.run_due)
         self.assertEqual([], self.casts)
         self.assertEqual('PENDING', self.lease('vm1')['status'])
@@ -416,7 +416,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.assert_nothing_is_left()
 
     def test_between_that_and_the_gate(self):
-        self.delete_at('blazar_core.lifecycle.Lifecycle._may_send')
+        self.delete_at('blazar_core.lifecycle.Lifecycle._take')
         self.assert_nothing_is_left()
 
     def test_between_the_gate_and_the_cast(self):

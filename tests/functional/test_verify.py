@@ -18,6 +18,7 @@ import typing as ty
 from unittest import mock
 
 from nova import context as nova_context
+from nova import objects
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
@@ -367,7 +368,8 @@ class ServersTest(VerifyTestCase):
             'sent')
 
     def unmark(self, server_id: str) -> None:
-        reserved.unmark(nova_context.get_admin_context(), server_id)
+        reserved.unmark(objects.BuildRequest.get_by_instance_uuid(
+            nova_context.get_admin_context(), server_id))
 
 
 class BooksTest(VerifyTestCase):

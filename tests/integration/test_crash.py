@@ -32,12 +32,13 @@ from tests.integration import base
 from tests.stack import processes
 
 #: What makes the wait for another worker short. Longer than anything takes
-#: here, and shorter than a test's patience.
+#: here (long_rpc_timeout is 20 on the stack), and shorter than a test's
+#: patience.
 QUICK = '''
 [blazar]
 claim_seconds = 5
 comparison_interval = 2
-lost_build_seconds = 8
+lost_build_seconds = 22
 longest_sleep = 2
 '''
 
@@ -45,7 +46,7 @@ longest_sleep = 2
 PATIENCE = 90
 #: The same where a build may have got lost on its way through Nova, and the
 #: listeners are those of the stack: these notice after lost_build_seconds,
-#: 120, and with the next comparison.
+#: 80, and with the next comparison.
 LOST = 240
 
 Step = lifecycle.Step

@@ -78,7 +78,7 @@ class Contender:
         self.leases = leases.Leases(self.database, self.clock, self.search)
         self.lifecycle = lifecycle.Lifecycle(
             self.database, self.clock, ty.cast(lifecycle.Cloud, None), str,
-            lambda event, lease: None, 0)
+            lambda event, lease: None, 0, 120)
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.disturbed: collections.Counter[str] = collections.Counter()
         self.failures: list[str] = []

@@ -190,6 +190,9 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
             'transport_url': 'rabbit://guest:guest@127.0.0.1:'
                              f'{site.ports["rabbitmq"]}/',
             'report_interval': 5, 'service_down_time': 30,
+            # A conductor waits no longer for a scheduler, so that a build
+            # that got lost is known to be a minute later.
+            'long_rpc_timeout': 20,
             # What Nova writes when a service is up is of this level.
             'default_log_levels': 'amqp=WARN,amqplib=WARN,qpid=WARN,'
             'sqlalchemy=WARN,suds=INFO,oslo.messaging=INFO,'

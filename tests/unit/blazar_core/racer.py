@@ -35,6 +35,8 @@ from sqlalchemy import orm
 from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core import admission
+from blazar_core import books
+from blazar_core import claims
 from blazar_core import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import models
@@ -95,13 +97,27 @@ def late_lock(session: orm.Session, lease_id: str) -> models.Lease:
     return lease
 
 
+_claim = books.claim
+
+
+def claim_unguarded(connection: sa.Connection, now: int, host: model.Host,
+                    *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+    """What books.claim does, but that it takes what was judged for true."""
+    generation = connection.scalar(sa.select(models.Host.generation).where(
+        models.Host.id == host.id))
+    assert generation is not None
+    return _claim(connection, now, host.at(generation, host.usage),
+                  *args, **kwargs)
+
+
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
     'generation': ('blazar_core.books._take', take_unguarded),
     'comparison': ('blazar_core.books._take',
                    functools.partial(take_unguarded, move=True)),
-    'gate': ('blazar_core.lifecycle.Lifecycle._may_send',
-             lambda self, *_lease: True),
+    'judged': ('blazar_core.books.claim', claim_unguarded),
+    'gate': ('blazar_core.lifecycle.Lifecycle._take',
+             lambda self, *_lease: []),
     'lock': ('blazar_core.db.api.locked', late_lock),
     'claim': ('blazar_core.engine.Engine._claim', seize),
 }
@@ -116,10 +132,13 @@ class FileCloud:
         self._path = path
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: ty.Callable[[], bool],
-             ) -> None:
-        if gate():
+             server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
+        if gate(server_ids) is not None:
             self.write(call)
+        return ''
+
+    def hold(self, server_ids: ty.Collection[str]) -> None:
+        pass
 
     def open(self, reservation: lifecycle.Opening) -> None:
         self.write(f'open {reservation.reservation_id}')
@@ -133,8 +152,12 @@ class FileCloud:
     def credentials(self) -> set[str]:
         return set()
 
-    def is_missing(self, server_ids: ty.Collection[str]) -> bool:
-        return True
+    def traces(self, server_ids: ty.Collection[str],
+               ) -> dict[str, lifecycle.Trace]:
+        return dict.fromkeys(server_ids, lifecycle.Trace.NONE)
+
+    def abandon(self, server_id: str) -> None:
+        self.write(f'abandon {server_id}')
 
     def write(self, line: str) -> None:
         with open(self._path, 'a') as file:
@@ -158,6 +181,7 @@ class Racer:
         self.clock = clocks.ManualClock(task['now'])
         search = admission.Admission(self.database, self.clock)
         self.leases = leases.Leases(self.database, self.clock, search)
+        self.claims = claims.Claims(self.database, self.clock, search.index)
         with search.index.fresh():
             # The books are read, so that the race is about writing.
             pass
@@ -201,6 +225,18 @@ class Racer:
 
         with futures.ThreadPoolExecutor(together.parties) as pool:
             return list(pool.map(one, self.task['leases']))
+
+    def let_in(self) -> list[Answer]:
+        """Let servers onto a host, one after the other."""
+        answers: list[Answer] = []
+        for server_id in self.task['server_ids']:
+            try:
+                self.claims.claim(
+                    server_id, {self.task['host']: {'VCPU': 1}})
+                answers.append({'let in': server_id})
+            except claims.Denied as exc:
+                answers.append({'denied': str(exc)})
+        return answers
 
     def occupy(self) -> list[Answer]:
         """Take places for servers, one after the other."""
@@ -250,7 +286,8 @@ class Racer:
         cloud = FileCloud(self.task['path'])
         return lifecycle.Lifecycle(
             self.database, self.clock, cloud, lambda sealed: sealed,
-            lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0)
+            lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0,
+            120)
 
 
 def main() -> None:

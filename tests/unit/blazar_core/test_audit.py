@@ -124,7 +124,7 @@ class TestLeases(AuditTestCase):
 
     def test_one_that_has_nothing_to_start(self):
         self.lease(50, 100)
-        self.change(models.HeldBuild, state='sent')
+        self.change(models.Booking, sent_at=NOW)
         self.assert_not_mended('is PENDING, but the build of its servers was '
                                'sent already')
         self.delete(models.HeldBuild)
@@ -227,8 +227,8 @@ class TestWhatIsLeftBehind(AuditTestCase):
         self.assert_mended('is TERMINATED, and still has events that are not '
                            'done.')
         with self.database.writer() as session:
-            session.add(models.HeldBuild(lease_id=lease['id'], state='held',
-                                         sealed='', created_at=NOW))
+            session.add(models.HeldBuild(lease_id=lease['id'], sealed='',
+                                         created_at=NOW))
         self.assert_mended('is TERMINATED, and still has a held build.')
         offer = self.leases.offer(self.new_lease(50, 100, count=2), 60)
         generation = self.generation('one')

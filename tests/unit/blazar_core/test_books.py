@@ -752,7 +752,7 @@ class TestTrim(worlds.BooksTestCase):
                               (NOW + 11, 0), (NOW + 99, 1), (NOW + 99, 0)):
             with self.database.writer() as session:
                 self.assertEqual(count, books.trim(session, before))
-        self.assertEqual(({'hosts': 1, 'bookings': 2}, 3), (
+        self.assertEqual(({'hosts': 1, 'bookings': 2, 'changes': 1}, 3), (
             self.count_rows('leases', 'reservations'),
             self.generation('one')))
 
@@ -788,7 +788,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         amend, moved = books.decide, []
         elsewhere = lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda event, lease: None, 0)
+            lambda event, lease: None, 0, base.LOST_AFTER)
 
         def late(session, now, edits, *args):
             if not moved:

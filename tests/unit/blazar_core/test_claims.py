@@ -12,6 +12,7 @@
 
 """What a scheduler lets in counts at once, and breaks no promise."""
 
+import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 import testscenarios
@@ -22,6 +23,7 @@ from blazar_core import claims
 from blazar_core.db import models
 from blazar_core import lifecycle
 from tests.unit import base
+from tests.unit.blazar_core import racer
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
@@ -139,6 +141,19 @@ class TestClaim(ClaimTestCase):
         self.assertEqual({'VCPU': 3}, self.row('one').usage)
 
     def test_who_lost_a_race_judges_again(self):
+        self.be_slower()
+        self.assertRaises(claims.Denied, self.claim, 'slower', 'one')
+        self.assertEqual({'VCPU': 1}, self.row('one').usage)
+
+    def test_without_the_guard_he_would_not(self):
+        self.be_slower()
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.claim', racer.claim_unguarded))
+        self.claim('slower', 'one')
+        self.assertEqual({'VCPU': 2}, self.row('one').usage)
+
+    def be_slower(self):
+        """Have another one take the last room while this one judges."""
         self.host('one', VCPU=2)
         self.lease(50, 100)
         judge = self.claims._fits
@@ -151,8 +166,6 @@ class TestClaim(ClaimTestCase):
             return fits
 
         self.claims._fits = meanwhile
-        self.assertRaises(claims.Denied, self.claim, 'slower', 'one')
-        self.assertEqual({'VCPU': 1}, self.row('one').usage)
 
 
 class TestPending(ClaimTestCase):
@@ -326,13 +339,53 @@ class TestLeased(ClaimTestCase):
         own_of = admission.own_of
 
         def meanwhile(*args):
-            self.lifecycle._gone(server_id)
+            self.lifecycle.observe(server_id, lifecycle.Seen(State.GONE))
             admission.own_of = own_of
             return own_of(*args)
 
         admission.own_of = meanwhile
         self.addCleanup(setattr, admission, 'own_of', own_of)
         self.assertFalse(self.fits('one', server_id))
+
+
+class TestSiblings(ClaimTestCase):
+
+    def setUp(self):
+        super().setUp()
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=4)
+
+    def running(self, affinity, count=2):
+        """The servers of a reservation, where they are booked."""
+        lease = self.reserve(0, 100, self.places(count, affinity=affinity),
+                             active=True)
+        servers = self.occupy(lease, count)
+        for server_id in servers:
+            self.lifecycle.observe(server_id, lifecycle.Seen(
+                State.RUNNING, self.uuid_of(self.host_of(server_id))))
+        return servers
+
+    def test_two_that_move_at_once_do_not_meet(self):
+        """Both have passed the filter before either was let in."""
+        first, second = self.running(affinity=False)
+        there, = {'one', 'two', 'three'} - {
+            self.host_of(first), self.host_of(second)}
+        undo = self.claim(first, there)
+        self.assertFalse(self.fits(there, second))
+        undo()
+        self.assertTrue(self.fits(there, second))
+
+    def test_one_does_not_move_to_where_another_is(self):
+        first, second = self.running(affinity=False)
+        self.assertFalse(self.fits(self.host_of(second), first))
+
+    def test_those_that_stay_together_follow_the_first(self):
+        first, second = self.running(affinity=True)
+        there, elsewhere = {'one', 'two', 'three'} - {self.host_of(first)}
+        self.lifecycle.observe(first, lifecycle.Seen(
+            State.RUNNING, self.uuid_of(there)))
+        self.assertFalse(self.fits(elsewhere, second))
+        self.assertTrue(self.fits(there, second))
 
 
 class TestTogether(ClaimTestCase):

@@ -71,8 +71,7 @@ class TestStart(LifecycleTestCase):
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual([('lease.event.start_lease', lease['id'])],
                          self.notified)
-        held, = self.scalars(models.HeldBuild)
-        self.assertEqual(('sent', NOW + 50), (held.state, held.sent_at))
+        self.assertEqual([NOW + 50] * 2, self.scalars(models.Booking.sent_at))
 
     def test_it_is_sent_once_however_often_it_is_started(self):
         lease = self.lease(50, 100)
@@ -84,12 +83,84 @@ class TestStart(LifecycleTestCase):
     def test_two_who_are_at_it_together_send_it_once(self):
         """Both have found it held; the gate lets one of them through."""
         lease = self.lease(50, 100)
+        servers, gates = base.servers_of(lease), self.gates()
+        self.lifecycle.start(lease['id'])
+        self.lifecycle.start(lease['id'])
+        self.assertEqual([True, False, False], [
+            gates[number](servers) is not None for number in (0, 1, 0)])
+
+    def test_who_wants_one_that_was_sent_sends_none(self):
+        lease = self.lease(50, 100, count=2)
+        first, second = base.servers_of(lease)
+        gates = self.gates()
+        self.lifecycle.start(lease['id'])
+        self.lifecycle.start(lease['id'])
+        self.assertIsNotNone(gates[0]([first]))
+        self.see(first, State.RUNNING, self.one)
+        self.assertIsNone(gates[1]([first, second]))
+        self.assertIsNone(self.booking(second).sent_at)
+        self.assertIsNotNone(gates[1]([second]))
+
+    def gates(self):
+        """Instead of sending, the gates that would be asked."""
         gates = []
-        self.cloud.send = lambda *args: gates.append(args[-1])
+
+        def send(*args):
+            gates.append(args[-1])
+            return ''
+
+        self.cloud.send = send
+        return gates
+
+    def test_nothing_is_told_between_the_gate_and_the_cast(self):
+        lease = self.lease(50, 100)
+        told_before = []
+        send = self.cloud.send
+
+        def sent(call, credential, servers, gate):
+            def watched(server_ids):
+                deadline = gate(server_ids)
+                told_before.extend(self.notified)
+                return deadline
+            return send(call, credential, servers, watched)
+
+        self.cloud.send = sent
         self.lifecycle.start(lease['id'])
+        self.assertEqual([], told_before)
+        self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual(['lease.event.start_lease'], self.events_told())
+
+    def test_who_stood_still_after_the_gate_does_not_send(self):
+        lease = self.lease(50, 1000)
+        stop = [lifecycle.SEND_SECONDS + 1]
+
+        def reached(step, _what):
+            if step is lifecycle.Step.START_TAKEN and stop:
+                self.clock.advance(stop.pop())
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.lifecycle.reached', reached))
         self.lifecycle.start(lease['id'])
-        self.assertEqual([True, False, False],
-                         [gates[0](), gates[1](), gates[0]()])
+        self.assertEqual(([], 'STARTING'),
+                         (self.cloud.sent, self.status(lease)))
+        # As what got lost.
+        self.cloud.stranded = dict.fromkeys(
+            base.servers_of(lease), lifecycle.Trace.NONE)
+        self.lifecycle.send_lost()
+        self.clock.advance(base.LOST_AFTER)
+        self.lifecycle.send_lost()
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_one_of_two_clocks_is_enough_to_be_too_late(self):
+        for name in ('now', 'elapsed'):
+            deadline = lifecycle.Deadline(self.clock, 10)
+            self.clock.advance(10)
+            self.assertFalse(deadline.passed())
+            late = getattr(self.clock, name)() + 1
+            with fixtures.MonkeyPatch(
+                    f'blazar_core.clock.ManualClock.{name}',
+                    lambda _clock, late=late: late):
+                self.assertTrue(deadline.passed())
 
     def test_the_gate_is_closed_when_the_lease_was_moved_meanwhile(self):
         lease = self.lease(50, 100)
@@ -99,7 +170,7 @@ class TestStart(LifecycleTestCase):
         def late(*args):
             self.leases.update(lease['id'], leases.Change(
                 start=NOW + 60))
-            send(*args)
+            return send(*args)
 
         self.cloud.send = late
         self.assertEqual(10, self.lifecycle.start(
@@ -139,23 +210,21 @@ class TestStart(LifecycleTestCase):
 
     def test_the_gate_is_closed_once_the_lease_was_ended(self):
         lease = self.lease(50, 100)
-        gates = []
-        self.cloud.send = lambda *args: gates.append(args[-1])
+        gates = self.gates()
         self.lifecycle.start(lease['id'])
         self.cloud.stubborn.update(base.servers_of(lease))
         self.cloud.servers = dict.fromkeys(
             base.servers_of(lease), Seen(State.HELD))
         self.lifecycle.end(lease['id'])
-        self.assertFalse(gates[0]())
+        self.assertIsNone(gates[0](base.servers_of(lease)))
         self.assertEqual('TERMINATING', self.status(lease))
 
     def test_the_gate_is_closed_once_the_lease_was_given_up(self):
         lease = self.lease(50, 100)
-        gates = []
-        self.cloud.send = lambda *args: gates.append(args[-1])
+        gates = self.gates()
         self.lifecycle.start(lease['id'])
         self.lifecycle.give_up(lease['id'], 'start_lease')
-        self.assertFalse(gates[0]())
+        self.assertIsNone(gates[0](base.servers_of(lease)))
         self.assertEqual('ERROR', self.status(lease))
 
     def test_a_lease_that_was_ended_is_not_started(self):
@@ -385,10 +454,19 @@ class TestFailure(LifecycleTestCase):
     def test_one_failure_does_not_end_the_other_servers(self):
         lease = self.lease(0, 100, count=2)
         first, second = base.servers_of(lease)
-        self.see(first, State.ERROR)
+        self.see(first, State.ERROR, fault='It broke.')
+        self.assertEqual('STARTING', self.status(lease))
         self.see(second, State.RUNNING, self.one)
-        self.assertEqual('ERROR', self.status(lease))
+        described = views.get(self.database, lease['id'])
+        self.assertEqual('ACTIVE', described['status'])
+        self.assertIn('It broke.', described['status_reason'])
+        self.assertTrue(described['degraded'])
+        reservation, = described['reservations']
+        self.assertEqual(('active', True), (
+            reservation['status'], reservation['missing_resources']))
         self.assertEqual('one', self.host_of(second))
+        # What is left of it is a lease like others.
+        self.leases.update(lease['id'], leases.Change(end=NOW + 200))
         self.assertTrue(self.leases.is_leased(first))
 
     def test_a_lease_that_failed_comes_to_its_end_too(self):
@@ -428,6 +506,196 @@ class TestFailure(LifecycleTestCase):
         lease = self.lease(50, 100)
         self.lifecycle.give_up(lease['id'], 'before_end_lease')
         self.assertEqual('PENDING', self.status(lease))
+
+
+class TestNotPlaced(LifecycleTestCase):
+    """Nova has no host or no quota just then."""
+
+    def sent(self, count=1, end=100_000):
+        lease = self.lease(50, end, count=count)
+        self.clock.advance(50)
+        self.start(lease)
+        return lease
+
+    def start(self, lease):
+        return self.lifecycle.start(lease['id'], when_due=True)
+
+    def fail(self, *servers):
+        for server_id in servers:
+            self.lifecycle.observe(server_id, Seen(
+                State.ERROR, fault='No valid host', unplaced=True))
+
+    def start_event(self, lease):
+        event, = self.scalars(
+            models.Event, models.Event.lease_id == lease['id'],
+            models.Event.event_type == 'start_lease')
+        return event
+
+    def reason(self, lease):
+        return views.get(self.database, lease['id'])['status_reason']
+
+    def test_it_keeps_its_room_and_is_sent_again_within_its_time(self):
+        lease = self.sent()
+        self.lifecycle._database.retried(self.done, lease)
+        server_id, = base.servers_of(lease)
+        self.fail(server_id)
+        self.assertEqual(('STARTING', 'one'),
+                         (self.status(lease), self.host_of(server_id)))
+        for part in (server_id, 'No valid host'):
+            self.assertIn(part, self.reason(lease))
+        event = self.start_event(lease)
+        self.assertEqual(('UNDONE', NOW + 50 + lifecycle.AWAY),
+                         (event.status, event.due))
+        # Seen once more, it is nothing new.
+        self.fail(server_id)
+        self.clock.advance(lifecycle.AWAY)
+        self.start(lease)
+        self.assertEqual(2, len(self.cloud.sent))
+        self.assertEqual(['lease.event.start_lease'], self.events_told())
+        self.see(server_id, State.RUNNING, self.one)
+        self.assertEqual(('ACTIVE', ''),
+                         (self.status(lease), self.reason(lease)))
+
+    def done(self, lease):
+        with self.database.writer() as session:
+            session.query(models.Event).filter_by(
+                lease_id=lease['id'], event_type='start_lease').update(
+                    {'status': 'DONE'})
+
+    def test_the_pauses_grow_up_to_some_minutes(self):
+        lease = self.sent()
+        pauses = []
+        for _time in range(40):
+            now = self.clock.now()
+            self.fail(*base.servers_of(lease))
+            pauses.append(self.start_event(lease).due - now)
+            self.clock.advance(pauses[-1])
+            self.start(lease)
+        self.assertEqual(sorted(pauses), pauses)
+        self.assertEqual((lifecycle.AWAY, lifecycle.LONGEST_PAUSE),
+                         (pauses[0], pauses[-1]))
+        self.assertEqual(41, len(self.cloud.sent))
+
+    def test_the_others_are_waited_for_before_it_is_sent_again(self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.fail(first)
+        self.assertIsInstance(self.start(lease), lifecycle.Later)
+        self.assertEqual(1, len(self.cloud.sent))
+        self.see(second, State.RUNNING, self.one)
+        self.assertEqual('STARTING', self.status(lease))
+        self.start(lease)
+        self.assertEqual(('call', [first]), self.cloud.sent[-1])
+
+    def test_at_its_end_it_is_deleted(self):
+        lease = self.sent(end=100)
+        server_id, = base.servers_of(lease)
+        self.fail(server_id)
+        self.clock.advance(50)
+        self.assertIsNone(self.start(lease))
+        self.assertIsNone(self.lifecycle.end(lease['id'], when_due=True))
+        self.assertEqual([server_id], self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_that_waits_may_be_deleted(self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.fail(first)
+        self.see(second, State.RUNNING, self.one)
+        self.see(first, State.GONE)
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_a_lease_from_now_has_nothing_to_send_and_fails(self):
+        lease = self.lease(0, 100)
+        self.fail(*base.servers_of(lease))
+        self.assertEqual('ERROR', self.status(lease))
+
+    def test_as_many_are_sent_as_the_quota_admits(self):
+        self.report(self.one, 'one', None, {'VCPU': 7})
+        self.cloud.admits = 4
+        lease = self.sent(count=7)
+        servers = base.servers_of(lease)
+        self.assertEqual([('call', servers[:4])], self.cloud.sent)
+        self.assertEqual(('STARTING', servers[4:]),
+                         (self.status(lease), self.cloud.held))
+        self.assertIn('The quota admits 4.', self.reason(lease))
+        for server_id in servers[:4]:
+            self.see(server_id, State.RUNNING, self.one)
+        self.assertEqual('STARTING', self.status(lease))
+        self.cloud.admits = None
+        self.assertIsNone(self.start(lease))
+        self.assertEqual(('call', servers[4:]), self.cloud.sent[-1])
+        for server_id in servers[4:]:
+            self.see(server_id, State.RUNNING, self.one)
+        self.assertEqual(('ACTIVE', ''),
+                         (self.status(lease), self.reason(lease)))
+
+    def test_a_quota_that_admits_none_leaves_the_lease_pending(self):
+        self.cloud.admits = 0
+        lease = self.lease(50, 100)
+        self.clock.advance(50)
+        later = self.start(lease)
+        self.assertEqual((lifecycle.AWAY, 'The quota admits 0.'),
+                         (later.seconds, later.why))
+        self.assertEqual('PENDING', self.status(lease))
+        self.assertIn('The quota admits 0.', self.reason(lease))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_given_up_the_others_run_on(self):
+        self.cloud.admits = 1
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.RUNNING, self.one)
+        self.cloud.broken['send'] = errors.NotDelegated('He was disabled.')
+        self.start(lease)
+        self.assertEqual(('ACTIVE', 'He was disabled.'),
+                         (self.status(lease), self.reason(lease)))
+        self.assertIsNone(self.host_of(second))
+        self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+
+
+class TestSettled(LifecycleTestCase):
+    """The state of a lease follows from what is left of it."""
+
+    def kept(self):
+        return self.scalars(models.HeldBuild.lease_id)
+
+    def test_the_sealed_call_is_kept_until_all_servers_run(self):
+        lease = self.lease(50, 100, count=2)
+        first, second = base.servers_of(lease)
+        self.lifecycle.start(lease['id'])
+        self.see(first, State.RUNNING, self.one)
+        self.assertEqual([lease['id']], self.kept())
+        self.see(second, State.RUNNING, self.one)
+        self.assertEqual([], self.kept())
+
+    def test_it_is_not_kept_for_servers_that_failed(self):
+        lease = self.lease(50, 100)
+        self.lifecycle.start(lease['id'])
+        self.see(*base.servers_of(lease), State.ERROR)
+        self.assertEqual(('ERROR', []), (self.status(lease), self.kept()))
+
+    def test_a_server_that_is_deleted_while_it_builds_is_waited_for_no_more(
+            self):
+        for last in (State.RUNNING, State.ERROR):
+            lease = self.lease(0, 100, count=2)
+            first, second = base.servers_of(lease)
+            self.see(first, last, self.one)
+            self.see(second, State.GONE)
+            described = views.get(self.database, lease['id'])
+            self.assertEqual(
+                ('ACTIVE', 'active') if last is State.RUNNING else
+                ('ERROR', 'error'),
+                (described['status'], described['reservations'][0]['status']))
+            self.lifecycle.end(lease['id'])
+
+    def test_all_that_failed_make_a_lease_one_that_has_failed(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.ERROR)
+        self.assertEqual('STARTING', self.status(lease))
+        self.see(second, State.ERROR)
+        self.assertEqual('ERROR', self.status(lease))
 
 
 class TestCredentials(LifecycleTestCase):
@@ -561,8 +829,11 @@ class TestLostBuilds(LifecycleTestCase):
         lease = self.lease(50, 1000)
         self.clock.advance(50)
         self.lifecycle.start(lease['id'])
-        self.cloud.missing.update(base.servers_of(lease))
+        self.miss(lease)
         return lease
+
+    def miss(self, lease, trace=lifecycle.Trace.NONE):
+        self.cloud.stranded = dict.fromkeys(base.servers_of(lease), trace)
 
     def look_after(self, *pauses):
         for pause in pauses:
@@ -589,15 +860,15 @@ class TestLostBuilds(LifecycleTestCase):
     def test_what_arrived_is_not_sent_again(self):
         self.sent()
         self.look_after(0)
-        self.cloud.missing.clear()
+        self.cloud.stranded.clear()
         self.assertEqual(1, self.look_after(300, 300))
 
     def test_what_arrived_in_between_is_missed_anew(self):
         lease = self.sent()
         self.look_after(0)
-        self.cloud.missing.clear()
+        self.cloud.stranded.clear()
         self.look_after(119)
-        self.cloud.missing.update(base.servers_of(lease))
+        self.miss(lease)
         self.assertEqual(1, self.look_after(1, 119))
         self.assertEqual(2, self.look_after(1))
 
@@ -608,17 +879,62 @@ class TestLostBuilds(LifecycleTestCase):
         self.assertEqual(1, self.look_after(300))
 
     def test_two_who_miss_it_send_it_once(self):
-        self.sent()
+        lease = self.sent()
         self.look_after(0)
         gates = []
-        self.cloud.send = lambda *args: gates.append(args[-1])
+
+        def send(*args):
+            gates.append(args[-1])
+            return ''
+
+        self.cloud.send = send
         other = lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda *args: None, 0)
+            lambda *args: None, 0, base.LOST_AFTER)
         other.send_lost()
         self.look_after(120)
         other.send_lost()
-        self.assertEqual([True, False], [gate() for gate in gates])
+        self.assertEqual([True, False], [
+            gate(base.servers_of(lease)) is not None for gate in gates])
+
+    def test_who_cannot_be_asked_is_not_taken_for_dead(self):
+        self.sent()
+        self.look_after(0)
+        self.cloud.broken['traces'] = errors.CloudUnavailable('away')
+        self.assertEqual(1, self.look_after(300))
+        self.cloud.broken.clear()
+        # It is missed from now on.
+        self.assertEqual(1, self.look_after(0, 119))
+        self.assertEqual(2, self.look_after(1))
+
+    def test_what_stands_still_is_abandoned_and_never_sent_again(self):
+        lease = self.sent()
+        server_id, = base.servers_of(lease)
+        self.miss(lease, lifecycle.Trace.CAUGHT)
+        self.look_after(0, 119)
+        self.assertEqual([], self.cloud.abandoned)
+        self.assertEqual(1, self.look_after(1, 300, 300))
+        self.assertEqual([server_id], self.cloud.abandoned)
+        self.assertEqual('ERROR', self.status(lease))
+        self.assertIsNone(self.host_of(server_id))
+
+    def test_what_was_caught_late_is_given_its_time_from_then_on(self):
+        lease = self.sent()
+        self.look_after(0, 119)
+        self.miss(lease, lifecycle.Trace.CAUGHT)
+        self.assertEqual(1, self.look_after(1, 119))
+        self.assertEqual([], self.cloud.abandoned)
+        self.look_after(1)
+        self.assertEqual(1, len(self.cloud.abandoned))
+
+    def test_a_lost_build_that_nobody_can_send_again_is_abandoned(self):
+        """That of a lease which started as it was made."""
+        lease = self.lease(0, 1000)
+        self.miss(lease)
+        self.look_after(0, 120)
+        self.assertEqual(base.servers_of(lease), self.cloud.abandoned)
+        self.assertEqual(([], 'ERROR'),
+                         (self.cloud.sent, self.status(lease)))
 
 
 class TestEnd(LifecycleTestCase):

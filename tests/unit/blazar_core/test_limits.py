@@ -202,7 +202,7 @@ class TestHeld(LimitsTestCase):
         self.allowed(servers=3)
         self.change(models.Lease, status='PENDING')
         self.refused(HELD)
-        self.change(models.HeldBuild, state=models.HeldBuild.SENT)
+        self.change(models.Booking, sent_at=NOW)
         self.assertEqual('PENDING', self.status(lease))
         self.allowed(servers=3)
 

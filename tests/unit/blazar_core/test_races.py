@@ -156,6 +156,43 @@ def outcomes(answers):
         outcome for each in answers for one in each for outcome in one)
 
 
+class TestLettingIn(RaceTestCase):
+    """Schedulers that let servers in on one host in one instant."""
+
+    def let_in(self, each=2, without=()):
+        """Let in more servers than there is room for beside a lease."""
+        uuid = self.host('one', VCPU=10)
+        self.lease(50, 100, resources={'VCPU': 4})
+        return outcomes(self.race(
+            RACERS, do='let_in', without=without, host=uuid,
+            server_ids=lambda: [uuidutils.generate_uuid()
+                                for _server in range(each)]))
+
+    def test_no_two_take_the_last_room_beside_a_promise(self):
+        self.assertEqual({'let in': 6, 'denied': 10}, self.let_in())
+        self.assertEqual([{'VCPU': 6}], self.scalars(models.Host.usage))
+        self.assertEqual([], self.overbooked())
+
+    def test_without_the_guard_they_do(self):
+        if self.kind in ('snapshot', 'postgresql'):
+            self.skipTest('A database that guards its rows itself lets only '
+                          'those in who do not meet: see TestClaim.')
+        outcome = self.let_in(each=1, without=['judged'])
+        self.assertGreater(outcome['let in'], 6)
+        self.assertNotEqual([], self.overbooked())
+
+    def test_nor_do_they_and_who_makes_leases(self):
+        uuid = self.host('one', VCPU=RACERS // 2)
+        task = {'url': self.books.url, 'now': NOW, 'options': {}}
+        outcome = outcomes(racers().race([{
+            **task, 'do': 'let_in', 'host': uuid,
+            'server_ids': [uuidutils.generate_uuid()]} if number % 2 else {
+                **task, 'do': 'create', 'leases': [self.wanted()]}
+            for number in range(RACERS)]))
+        self.assertEqual([], self.overbooked())
+        self.assertEqual(RACERS // 2, outcome['let in'] + outcome['admitted'])
+
+
 class TestBooking(RaceTestCase):
 
     def test_as_many_leases_are_admitted_as_there_is_room_for(self):

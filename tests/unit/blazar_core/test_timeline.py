@@ -68,6 +68,15 @@ class Calendar:
     def level(self, host, rc, second):
         return self.levels[host, rc][min(second, LAST)]
 
+    def over(self, host, rc, second):
+        """Whether more is booked than is free."""
+        capacity = self.capacity[host].get(rc)
+        if capacity is None and rc == 'DISK_GB':
+            return False
+        free = 0 if capacity is None else (
+            capacity - self.usage[host].get(rc, 0))
+        return self.level(host, rc, second) > max(free, 0)
+
     def fits(self, host, needs, times, start, end):
         for rc, need in needs.items():
             if need == 0:
@@ -421,6 +430,21 @@ class TimelineTest(base.BaseTestCase):
                                 one.start,
                                 min(end, one.start + LAST + 1))),
                         peak.get(rc, 0))
+
+        self._run(changes, shape, ask)
+
+    @CASES
+    @hypothesis.given(stories, shapes)
+    def test_overfull_hosts_are_those_with_more_than_they_have(
+            self, changes, shape):
+        def ask(story, one):
+            seconds = range(one.start, max(LAST, one.start) + 1)
+            self.assertEqual(
+                [host for host in story.timeline.ids
+                 if any(story.calendar.over(host, rc, second)
+                        for rc in CLASSES for second in seconds)],
+                story.timeline.overfull(
+                    story.window(one.start, one.start + 1).start))
 
         self._run(changes, shape, ask)
 

@@ -127,7 +127,7 @@ class TestElsewhere(WatchTestCase):
             found['reservations'][0]['missing_resources'],
             found['status_reason']))
         self.assertEqual(1, self.told(lease))
-        self.assertIn('is bound to host two, not to one', self.log.output)
+        self.assertIn('is bound to host two now; before: one', self.log.output)
         before = self.everything()
         self.watch.look()
         self.assertEqual(before, self.everything())
@@ -342,6 +342,17 @@ class TestMissing(WatchTestCase):
             found['status_reason']))
         self.assertEqual(3, self.told(lease))
 
+    def test_nothing_is_said_any_more_of_what_was_bound_by_others(self):
+        lease = self.lease(50, 1000)
+        self.crowd()
+        self.watch.look()
+        self.change(lease, host_id=self.scalars(models.Host.id)[0],
+                    placed_at=NOW)
+        self.clock.advance(watch.AGAIN)
+        self.watch.look()
+        self.assertEqual('', self.get(lease)['status_reason'])
+        self.assertEqual(2, self.told(lease))
+
     def test_a_large_lease_keeps_no_small_one_from_its_room(self):
         large = self.lease(50, 100, resources={'VCPU': 2})
         self.clock.advance(1)
@@ -456,13 +467,14 @@ class TestTogether(WatchTestCase):
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
         other = self.new_watch()
+        real = self.watch._leases.rebind
 
-        def demand_of(promise):
+        def rebind(*args):
             # Meanwhile another one does it.
             other.look()
-            return model.Demand({})
+            return real(*args)
 
-        self.watch._demand_of = demand_of
+        self.watch._leases.rebind = rebind
         self.watch.look()
         self.assertEqual(['two'], self.hosts_of(lease))
         self.assertEqual(1, self.told(lease))

@@ -240,7 +240,8 @@ class BooksTestCase(base.DatabaseTestCase):
         server_id = uuidutils.generate_uuid()
         new = books.NewBooking(
             reservation, self.host_id(host), server_id,
-            model.Window(NOW + start, NOW + end), resources, running)
+            model.Window(NOW + start, NOW + end), resources, running,
+            NOW + start if running else None)
         with self.database.writer() as session:
             books.amend(session, self.clock.now(),
                         [books.Edit(None, new)], force=True)

@@ -22,6 +22,7 @@ import fixtures
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
+from blazar_core import settings
 from blazar_core import vault
 from tests import databases
 from tests import paste
@@ -122,8 +123,10 @@ class StatusTest(base.TestCase):
             self.assertEqual(2, code)
             self.assertIn(words, details)
         self.assertEqual({'Nova': 0, 'Defaults of a lease': 0,
+                          'Lost builds': 0,
                           'Order of filters': 0, 'Keystone': 1,
-                          'Volumes at the end': 1, 'blazar-listener': 1},
+                          'Volumes at the end': 1, 'blazar-listener': 1,
+                          'Prefilters': 1},
                          {check: code for check, (code, _details)
                           in results.items()})
         code, text = self.type()
@@ -151,3 +154,15 @@ class StatusTest(base.TestCase):
             'Events of leases are overdue, 1 in all: start blazar-listener. '
             'The first: Lease lease (lease1): its end_lease is due since '
             '1970-01-01 00:00:01 UTC', details)
+
+    def test_processes_that_judge_otherwise(self):
+        self.write()
+        database = self.make_books()
+        for process, value in (('nova-api', False), ('nova-scheduler', True)):
+            settings.write(database, 0, process, {
+                '[scheduler] image_metadata_prefilter': value})
+        self.assertEqual((2, (
+            '[scheduler] image_metadata_prefilter is False for nova-api, and '
+            'True for nova-scheduler. A lease may be promised that cannot '
+            'start: write the same in the nova.conf of each of them, and '
+            'restart them.')), self.results()['Prefilters'])

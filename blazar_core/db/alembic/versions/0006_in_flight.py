@@ -33,6 +33,11 @@ def upgrade() -> None:
     op.add_column('bookings', sa.Column('placed_at', sa.BigInteger))
     op.add_column('bookings', sa.Column('moving_to', sa.BigInteger))
     op.add_column('changes', sa.Column('parts', sa.Integer))
+    op.create_table(
+        'settings',
+        sa.Column('name', sa.String(255), primary_key=True),
+        sa.Column('value', sa.JSON, nullable=False),
+        sa.Column('updated_at', sa.BigInteger, nullable=False))
     # What runs was sent and placed; what is being built was sent.
     op.execute(sa.text('UPDATE bookings SET sent_at = start_date, '
                        'placed_at = start_date WHERE running'))

@@ -1,0 +1,84 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Settings that several processes must have alike.
+
+One process promises what another one has to keep. Where they judge by
+settings that each of them reads from a file of its own, the one might promise
+what the other refuses, and nobody would know before a lease starts. So each
+kind of process writes down with what it was started, and whoever looks can
+compare.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Settings', 'differences', 'write']
+
+#: Values, which JSON knows, by what an operator calls them.
+Settings: ty.TypeAlias = ty.Mapping[str, ty.Any]
+
+_SETTINGS = models.Setting.__table__
+
+
+def write(database: api.Database, now: int, process: str, values: Settings,
+          ) -> None:
+    """Write down with what a kind of process was started.
+
+    Does not wait: whoever has the row locked writes it as well. Raises what
+    the database raises then.
+    """
+    mine = sa.select(_SETTINGS.c.value).where(_SETTINGS.c.name == process)
+    row = {'value': dict(values), 'updated_at': now}
+    with database.reader() as session:
+        if session.scalar(mine) == row['value']:
+            return
+    with database.begin() as connection:
+        if connection.execute(mine.with_for_update(nowait=True)).first():
+            connection.execute(sa.update(_SETTINGS).where(
+                _SETTINGS.c.name == process).values(row))
+        else:
+            connection.execute(_SETTINGS.insert().values(name=process, **row))
+
+
+def differences(database: api.Database,
+                mine: ty.Mapping[str, Settings] | None = None) -> list[str]:
+    """A sentence for each setting that processes do not have alike.
+
+    :param mine: values by process, in the place of what was written down
+    """
+    with database.reader() as session:
+        told = {row.name: row.value for row in session.execute(
+            sa.select(_SETTINGS.c.name, _SETTINGS.c.value))}
+    told |= mine or {}
+    names = sorted({name for values in told.values() for name in values})
+    return [sentence for name in names if (sentence := _difference(
+        name, {process: values[name] for process, values in
+               sorted(told.items()) if name in values}))]
+
+
+def _difference(name: str, values: ty.Mapping[str, ty.Any]) -> str | None:
+    """What is to be said of a setting: nothing where all have it alike."""
+    by_value: dict[str, list[str]] = {}
+    for process, value in values.items():
+        by_value.setdefault(str(value), []).append(process)
+    if len(by_value) < 2:
+        return None
+    return (f'{name} is ' + ', and '.join(
+        f'{value} for {" and ".join(processes)}'
+        for value, processes in by_value.items()) +
+        '. A lease may be promised that cannot start: write the same in the '
+        'nova.conf of each of them, and restart them.')

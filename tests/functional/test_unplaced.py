@@ -1,0 +1,215 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Starts that Nova cannot place just then: they wait, and are tried again."""
+
+import contextlib
+
+import fixtures
+from nova.conf import CONF
+from nova import context as nova_context
+from nova import objects
+
+from tests.functional import leased
+
+
+class UnplacedTestCase(leased.LeasedTestCase):
+
+    def statuses(self):
+        # From 2.100 on Nova shows hints, and refuses its own answer about a
+        # server whose RequestSpec it has removed.
+        return {server['id']: server['status'] for server in self.api(
+            microversion='2.99').get_servers(detail=True)}
+
+    def look(self):
+        """Make the books true, and carry out what is due by then."""
+        self.fill_books()
+        self.clock.advance(300)
+        self.run_due()
+
+    def wait_for_all(self, status):
+        self.wait_for(lambda: set(self.statuses().values()) == {status},
+                      what=f'all are {status}')
+
+    def start(self):
+        self.clock.advance(3600)
+        self.run_due()
+
+    @contextlib.contextmanager
+    def no_valid_host(self):
+        """Nova finds no host, whatever is asked for."""
+        with fixtures.MonkeyPatch(
+                'blazar_nova.scheduler.filters.BlazarFilter.filter_all',
+                lambda *_args: []):
+            yield
+
+
+class NoHostTest(UnplacedTestCase):
+
+    def test_a_start_waits_until_a_host_is_up(self):
+        server = self.hold()
+        for compute in self.computes.values():
+            service = objects.Service.get_by_compute_host(
+                self.cell_context(), compute.host)
+            service.forced_down = True
+            service.save()
+        self.start()
+        lease = self.lease('vm1')
+        self.assertEqual(('PENDING', {server['id']: 'RESERVED'}),
+                         (lease['status'], self.statuses()))
+        service.forced_down = False
+        service.save()
+        self.clock.advance(5)
+        self.run_due()
+        self.wait_for_status(server['id'], 'ACTIVE')
+
+    def cell_context(self):
+        context = nova_context.get_admin_context()
+        nova_context.set_target_cell(context, self.cell_mappings['cell1'])
+        return context
+
+    def test_what_had_no_host_is_tried_again_as_the_same_server(self):
+        server = self.hold(metadata={'colour': 'blue'})
+        before = self.boot_rows()
+        with self.no_valid_host():
+            self.start()
+            self.wait_for_all('ERROR')
+            self.fill_books()
+            lease = self.lease('vm1')
+            self.assertEqual('STARTING', lease['status'])
+            self.assertIn('No valid host', lease['status_reason'])
+            self.assertIn(server['id'], lease['status_reason'])
+            # Its room stays its own.
+            self.assertIsNotNone(self.bookings()[server['id']])
+            # Once more in vain.
+            self.clock.advance(300)
+            self.run_due()
+            self.wait_for_all('ERROR')
+        self.look()
+        got = self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual({'colour': 'blue'}, got['metadata'])
+        self.fill_books()
+        lease = self.lease('vm1')
+        self.assertEqual(('ACTIVE', ''),
+                         (lease['status'], lease['status_reason']))
+        self.assertEqual([server['id']], list(self.guests()))
+        rows = self.boot_rows()
+        self.assertEqual((0, 0, 1), (
+            rows['api.build_requests'], rows['cell0.instances'],
+            rows['cell1.instances']))
+        self.assertEqual(before['api.request_specs'],
+                         rows['api.request_specs'])
+        # Nothing needs its secrets any more.
+        self.assertEqual(0, self.book_rows()['held_builds'])
+
+    def test_whoever_dies_while_it_is_made_to_wait_again(self):
+        """Between any two steps; the next one finishes it."""
+        self.hold()
+        with self.no_valid_host():
+            self.start()
+            self.wait_for_all('ERROR')
+        self.fill_books()
+
+        class Died(BaseException):
+            pass
+
+        def die(*_args, **_kwargs):
+            raise Died
+
+        for step in ('nova.objects.BuildRequest.create',
+                     'nova.objects.Instance.destroy',
+                     'blazar_nova.compat.again._unmap',
+                     'blazar_nova.compat.servers.NovaCloud._check_up'):
+            with fixtures.MonkeyPatch(step, die):
+                self.clock.advance(300)
+                self.assertRaises(Died, self.run_due)
+            # Whatever there is of it, it is not gone.
+            self.fill_books()
+            self.assertEqual('STARTING', self.lease('vm1')['status'], step)
+        self.clock.advance(300)
+        self.run_due()
+        self.wait_for_all('ACTIVE')
+        self.assertEqual(1, len(self.guests()))
+
+    def test_its_user_is_faster_and_deletes_it(self):
+        server = self.hold()
+        with self.no_valid_host():
+            self.start()
+            self.wait_for_all('ERROR')
+        self.fill_books()
+        destroy, deleted = objects.Instance.destroy, []
+
+        def deleted_first(instance, hard_delete=False):
+            if hard_delete and not deleted:
+                deleted.append(True)
+                self.alice.delete_server(server['id'])
+            return destroy(instance, hard_delete=hard_delete)
+
+        with fixtures.MonkeyPatch(
+                'nova.objects.Instance.destroy', deleted_first):
+            self.clock.advance(300)
+            self.run_due()
+        self.assertEqual([True], deleted)
+        self.assertFalse(self.exists(server['id']))
+        self.look()
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+        self.assertEqual(0, self.boot_rows()['api.build_requests'])
+        self.assertEqual({}, self.guests())
+
+
+class QuotaTest(UnplacedTestCase):
+
+    more_conf = '''
+[quota]
+driver = nova.quota.DbQuotaDriver
+instances = 7
+'''
+
+    def quota(self, instances):
+        CONF.set_override('instances', instances, 'quota')
+
+    def test_as_many_start_as_the_quota_admits(self):
+        self.hold(count=7)
+        self.quota(4)
+        self.start()
+        self.wait_for(lambda: sorted(self.statuses().values()) == (
+            ['ACTIVE'] * 4 + ['RESERVED'] * 3), what='4 of 7 run')
+        self.fill_books()
+        lease = self.lease('vm1')
+        self.assertEqual('STARTING', lease['status'])
+        self.assertIn('instances', lease['status_reason'])
+        self.quota(7)
+        self.look()
+        self.wait_for_all('ACTIVE')
+        self.fill_books()
+        lease = self.lease('vm1')
+        self.assertEqual(('ACTIVE', ''),
+                         (lease['status'], lease['status_reason']))
+        self.assertEqual(0, self.book_rows()['held_builds'])
+
+    def test_those_that_the_conductor_refused_are_tried_again(self):
+        """The quota was there when we asked, and gone when it did."""
+        self.hold(count=3)
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.quota.admitted',
+                lambda _context, specs: (len(specs), '')):
+            self.quota(2)
+            self.start()
+            self.wait_for_all('ERROR')
+        self.fill_books()
+        self.assertEqual('STARTING', self.lease('vm1')['status'])
+        self.quota(7)
+        self.look()
+        self.wait_for_all('ACTIVE')
+        self.assertEqual(3, len(self.guests()))
+        self.assertEqual(0, self.boot_rows()['api.build_requests'])
+        self.assertEqual(3, self.boot_rows()['api.request_specs'])

@@ -1,0 +1,128 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What was promised and does not fit any more is found before its start."""
+
+from tests.functional import leased
+from tests.functional import test_api
+
+HOUR = 3600
+
+
+class WatchTest(leased.LeasedTestCase):
+    """Two hosts, each of the size of the leased servers."""
+
+    def force(self, name, host):
+        """Let an admin boot onto a host, whatever is promised there."""
+        return self.boot_active(
+            name, availability_zone=f'nova:{host}', client=self.admin)['id']
+
+    def other(self, host):
+        (other,) = self.hosts.keys() - {host}
+        return other
+
+    def reservation(self, name):
+        (reservation,) = self.lease(name)['reservations']
+        return reservation
+
+    def wait_for_booking(self, server_id, host):
+        self.wait_for(lambda: self.bookings()[server_id] == host,
+                      what=f'the booking is on {host}')
+
+    def test_a_lease_moves_is_flagged_and_gets_its_room_again(self):
+        self.start_listener()
+        recorder = self.record()
+        server_id = self.hold('vm1', flavor='5')['id']
+        booked = self.bookings()[server_id]
+        other = self.other(booked)
+
+        self.force('first', booked)
+        self.wait_for_booking(server_id, other)
+        self.assertEqual((False, True), tuple(self.reservation('vm1')[key] for
+                         key in ('missing_resources', 'resources_changed')))
+        (told,) = recorder.wait('lease.update')
+        self.assertIs(True, told['degraded'])
+
+        second = self.force('second', other)
+        self.wait_for_booking(server_id, None)
+        self.assertIs(True, self.reservation('vm1')['missing_resources'])
+        self.assertIn('next_start', self.lease('vm1')['status_reason'])
+        self.assertEqual('PENDING', self.lease('vm1')['status'])
+        told = recorder.wait('lease.update', 2)[1]
+        self.assertIn('does not fit', told['status_reason'])
+        self.assertEqual('RESERVED', self.alice.get_server(
+            server_id)['status'])
+
+        self.admin.delete_server(second)
+        self.wait_for_booking(server_id, other)
+        self.assertIs(False, self.reservation('vm1')['missing_resources'])
+        self.assertEqual('', self.lease('vm1')['status_reason'])
+        self.assertEqual(3, len(recorder.wait('lease.update', 3)))
+
+    def test_it_starts_where_it_was_bound_to(self):
+        server_id = self.hold('vm1', flavor='5')['id']
+        booked = self.bookings()[server_id]
+        self.force('first', booked)
+        self.fill_books()
+        self.listener.watch.look()
+        self.clock.advance(HOUR)
+        self.run_due()
+        server = self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual(self.other(booked),
+                         server['OS-EXT-SRV-ATTR:host'])
+
+    def test_it_does_not_go_to_the_host_of_its_sibling(self):
+        group = self.alice.post_server_groups(
+            {'name': 'apart', 'policy': 'anti-affinity', 'rules': {}})['id']
+        held = []
+        for name in ('vm1', 'vm2'):
+            hints = self.lease_hints(name, HOUR) | {'group': group}
+            held.append(self.boot(name, hints=hints, flavor='4')['id'])
+        before = self.bookings()
+        self.assertEqual(2, len(set(before.values())))
+        first, second = held
+        self.force('one', before[first])
+        for name in ('two', 'three', 'four', 'five'):
+            self.force(name, before[first])
+        self.fill_books()
+        self.listener.watch.look()
+        # There would be room beside its sibling.
+        self.assertEqual({first: None, second: before[second]},
+                         self.bookings())
+        self.alice.delete_server(second)
+        self.listener.watch.look()
+        self.assertEqual({first: None}, self.bookings())
+        self.clock.advance(HOUR // 2)
+        self.listener.watch.look()
+        self.assertEqual({first: before[second]}, self.bookings())
+
+
+class PlacesTest(test_api.ApiTestCase):
+
+    def test_places_move_where_nova_lets_them(self):
+        lease = self.make(start_in=HOUR, reservations=[
+            self.reservation(vcpus=4, affinity=True)])
+        ((booked,),) = self.books(
+            'SELECT hosts.name FROM bookings JOIN hosts '
+            'ON hosts.id = bookings.host_id')
+        self.boot_active('forced', availability_zone=f'nova:{booked}',
+                         client=self.admin)
+        self.fill_books()
+        self.listener.watch.look()
+        ((now,),) = self.books(
+            'SELECT hosts.name FROM bookings JOIN hosts '
+            'ON hosts.id = bookings.host_id')
+        self.assertNotEqual(booked, now)
+        found = self.get(lease)
+        self.assertEqual((True, True, ''), (
+            found['degraded'], found['reservations'][0]['resources_changed'],
+            found['status_reason']))

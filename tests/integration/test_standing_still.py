@@ -1,0 +1,146 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Builds that stand still, whoever does: each server is built once, or is one
+that has failed.
+"""
+
+import os
+import signal
+import sys
+import time
+
+from blazar_core import lifecycle
+from tests.integration import test_crash
+from tests.stack import stack
+
+#: Seconds in which what got lost is found (lost_build_seconds, 22) and built.
+FOUND = 120
+
+Step = lifecycle.Step
+
+
+class StandingStillTest(test_crash.CrashTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.without('blazar-listener-1', 'blazar-listener-2')
+
+    def freeze_between_gate_and_cast(self):
+        """A lease, and a listener that has taken its build and sent nothing.
+        """
+        self.server_id, self.lease_id = self.hold(starts_in=3, lasts=900)
+        self.frozen = self.listener_freezes_at(Step.START_TAKEN, 1)
+
+    def go_on(self):
+        os.kill(self.frozen.pid, signal.SIGCONT)
+
+    def wait_until(self, seconds):
+        self.wait_for(lambda: time.time() > seconds, 'time passes', FOUND)
+
+    def finish(self):
+        """It was built once; nothing else is left."""
+        self.wait_for_status([self.lease_id], 'ACTIVE', FOUND)
+        self.assert_built_once(self.server_id)
+        self.delete(self.server_id)
+        self.wait_for_status([self.lease_id], 'TERMINATED')
+        self.assert_nothing_left()
+
+    def test_a_listener_between_the_gate_and_the_cast(self):
+        self.freeze_between_gate_and_cast()
+        self.wait_until(time.time() + lifecycle.SEND_SECONDS + 2)
+        self.go_on()
+        self.wait_for(lambda: 'stood still' in self.frozen.written(),
+                      'it sees that it is late')
+        self.frozen.stop()
+        self.assertEqual([], self.spawns(self.server_id))
+        self.new_listener()
+        self.finish()
+
+    def test_the_message_bus_between_the_gate_and_the_cast(self):
+        self.freeze_between_gate_and_cast()
+        self.cloud.kill('rabbitmq')
+        self.go_on()
+        # It does not wait until it is back, to send it then.
+        self.wait_for(lambda: 'start_lease failed' in self.frozen.written(),
+                      'the cast is given up', FOUND)
+        self.frozen.stop()
+        self.cloud.restart('rabbitmq')
+        self.new_listener()
+        self.finish()
+
+    def test_the_schedulers_while_a_conductor_waits_for_them(self):
+        self.freeze_between_gate_and_cast()
+        schedulers = [pid for number in (1, 2) for pid in self.processes(
+            f'nova-scheduler-{number}')]
+        for pid in schedulers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            self.go_on()
+            # Less than long_rpc_timeout, 20.
+            self.wait_until(time.time() + 15)
+        finally:
+            for pid in schedulers:
+                os.kill(pid, signal.SIGCONT)
+        self.finish()
+        self.assertNotIn('sending them again', self.frozen.written())
+
+    def processes(self, name):
+        """A process of the stack and its children."""
+        pid = self.cloud.pid(name)
+        with open(f'/proc/{pid}/task/{pid}/children') as file:
+            return [pid, *map(int, file.read().split())]
+
+    def test_a_conductor_that_dies_over_a_server(self):
+        """Between the server in its cell and its mapping to there."""
+        self.without('nova-conductor')
+        dying = self.process('dying-conductor', [
+            sys.executable, '-m', 'tests.integration.dying_conductor',
+            '--config-file', self.etc('conductor.conf'),
+            '--config-file', self.etc('nova-conductor.conf')], stack.JOINED)
+        dying.wait_until_up(FOUND)
+        self.server_id, self.lease_id = self.hold(starts_in=3, lasts=900)
+        self.new_listener()
+        self.wait_for(lambda: f'SIGKILL at {self.server_id}' in
+                      dying.written(), 'the conductor dies', FOUND)
+        self.cloud.restart('nova-conductor')
+        self.wait_for_lease(self.lease_id, 'ERROR', FOUND)
+        server = self.wait_for_server(self.server_id, 'ERROR')
+        self.assertIn('a nova-conductor died over it',
+                      server['fault']['message'])
+        self.assertEqual({}, self.allocations(self.server_id))
+        self.assertEqual({self.server_id: None}, self.booked_hosts())
+        self.delete(self.server_id)
+        self.wait_for_status([self.lease_id], 'TERMINATED')
+        self.assert_nothing_left()
+
+
+class NoHostTest(test_crash.CrashTestCase):
+
+    def test_a_start_waits_until_a_host_is_up(self):
+        services = self.admin(
+            'GET', '/os-services?binary=nova-compute')['services']
+        self.addCleanup(self.force_down, services, False)
+        self.force_down(services, True)
+        server_id, lease_id = self.hold(starts_in=5, lasts=600)
+        due = time.time() + 15
+        self.wait_for(lambda: time.time() > due, 'it is due')
+        self.assertEqual('PENDING', self.lease(lease_id)['status'])
+        self.assertEqual('RESERVED', self.server(server_id)['status'])
+        self.force_down(services, False)
+        self.wait_for_status([lease_id], 'ACTIVE')
+        self.assert_built_once(server_id)
+
+    def force_down(self, services, down):
+        for service in services:
+            self.admin('PUT', f'/os-services/{service["id"]}',
+                       {'forced_down': down})

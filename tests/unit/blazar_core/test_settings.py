@@ -1,0 +1,74 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Processes tell each other with what they were started."""
+
+from oslo_db import exception as db_exception
+import sqlalchemy as sa
+import testscenarios
+
+from blazar_core.db import models
+from blazar_core import settings
+from tests import databases
+from tests.unit import base
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+NOW = base.NOW
+
+
+class SettingsTest(base.DatabaseTestCase):
+
+    def write(self, process, **values):
+        settings.write(self.database, NOW, process, values)
+
+    def test_alike(self):
+        self.write('api', isolate=True)
+        self.write('scheduler', isolate=True, weigh=2)
+        self.assertEqual([], settings.differences(self.database))
+
+    def test_a_difference_names_the_option_its_values_and_who_has_them(self):
+        self.write('listener', isolate=False, other=[1])
+        self.write('scheduler', isolate=True, other=[1])
+        self.write('api', isolate=False, other=[1])
+        self.assertEqual([
+            'isolate is False for api and listener, and True for scheduler. '
+            'A lease may be promised that cannot start: write the same in '
+            'the nova.conf of each of them, and restart them.'],
+            settings.differences(self.database))
+
+    def test_what_was_mended_is_no_difference(self):
+        self.write('api', isolate=True)
+        self.write('scheduler', isolate=False)
+        self.assertEqual([], settings.differences(
+            self.database, {'scheduler': {'isolate': True}}))
+        self.write('scheduler', isolate=True)
+        self.assertEqual([], settings.differences(self.database))
+
+    def test_what_is_there_is_not_written_again(self):
+        self.write('api', isolate=True)
+        settings.write(self.database, NOW + 1, 'api', {'isolate': True})
+        self.assertEqual([NOW], self.scalars(models.Setting.updated_at))
+
+
+class LockedSettingsTest(base.DatabaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def test_nobody_waits_for_a_row_that_is_locked(self):
+        settings.write(self.database, NOW, 'api', {'isolate': True})
+        with self.books.connect().begin() as other:
+            other.execute(sa.update(models.Setting).values(updated_at=NOW))
+            self.assertRaises(
+                (db_exception.DBError, sa.exc.OperationalError),
+                settings.write, self.database, NOW, 'api',
+                {'isolate': False})

@@ -1,0 +1,111 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+from unittest import mock
+
+import fixtures
+from nova.scheduler import utils
+
+from blazar_core import claims as core_claims
+from blazar_nova.compat import claims
+from tests.unit import base
+
+
+class Spec(dict):
+    """A request, as far as it is asked about here."""
+
+    __getattr__ = dict.__getitem__
+
+
+class TestInstall(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.nova = self.useFixture(fixtures.MockPatchObject(
+            claims, '_novas', autospec=True, return_value=True)).mock
+        self.useFixture(fixtures.MockPatchObject(
+            utils, 'request_is_rebuild', return_value=False))
+        # What stands there is put back after the test.
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.utils.claim_resources', utils.claim_resources))
+        self.undo = mock.Mock()
+        self.books = mock.create_autospec(core_claims.Claims, instance=True)
+        self.books.claim.return_value = self.undo
+        claims.install(self.books)
+
+    def claim(self, **spec):
+        return utils.claim_resources(
+            'context', 'client', Spec(spec), 'server',
+            {'allocations': {'host': {'resources': {'VCPU': 1}}}}, '1.36')
+
+    def test_the_books_are_asked_first_and_nova_as_ever(self):
+        self.nova.side_effect = lambda *args: (
+            self.books.claim.assert_called_once_with(
+                'server', {'host': {'VCPU': 1}}, False) or True)
+        self.assertTrue(self.claim())
+        self.nova.assert_called_once_with(
+            'context', 'client', {}, 'server',
+            {'allocations': {'host': {'resources': {'VCPU': 1}}}}, '1.36')
+        self.undo.assert_not_called()
+
+    def test_what_the_books_refuse_nova_is_not_asked_for(self):
+        self.books.claim.side_effect = core_claims.Denied('it is promised')
+        self.assertFalse(self.claim())
+        self.nova.assert_not_called()
+
+    def test_what_nova_refuses_is_taken_back(self):
+        self.nova.return_value = False
+        self.assertFalse(self.claim())
+        self.undo.assert_called_once_with()
+
+    def test_what_fails_in_nova_is_taken_back_and_fails(self):
+        self.nova.side_effect = KeyError
+        self.undo.side_effect = ValueError
+        self.assertRaises(KeyError, self.claim)
+        self.undo.assert_called_once_with()
+
+    def test_a_host_that_is_forced_is_not_judged(self):
+        for spec in ({'force_hosts': ['one']}, {'force_nodes': ['one']}):
+            self.claim(**spec)
+            self.assertIs(True, self.books.claim.call_args.args[2])
+        self.claim(force_hosts=None, force_nodes=[])
+        self.assertIs(False, self.books.claim.call_args.args[2])
+
+    def test_who_stays_where_he_is_claims_nothing(self):
+        utils.request_is_rebuild.return_value = True
+        self.assertTrue(self.claim())
+        self.books.claim.assert_not_called()
+
+    def test_installed_again_the_new_books_are_asked_alone(self):
+        others = mock.create_autospec(core_claims.Claims, instance=True)
+        claims.install(others)
+        self.claim()
+        self.books.claim.assert_not_called()
+        self.nova.assert_called_once()
+
+
+class TestProblems(base.TestCase):
+
+    def test_this_is_the_nova_we_were_written_for(self):
+        self.assertEqual([], claims.problems())
+
+    def test_another_signature_is_named(self):
+        with mock.patch.object(claims, '_novas', lambda client, spec: True):
+            problem, = claims.problems()
+        self.assertIn('takes (client, spec)', problem)
+
+    def test_a_scheduler_that_claims_in_another_way(self):
+        with mock.patch('nova.scheduler.manager.utils'):
+            self.assertEqual(1, len(claims.problems()))
+        with mock.patch('nova.scheduler.manager.SchedulerManager._schedule',
+                        lambda self: None):
+            self.assertEqual(1, len(claims.problems()))

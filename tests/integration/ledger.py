@@ -42,11 +42,15 @@ class Booking(ty.NamedTuple):
 
 
 class Taken(ty.NamedTuple):
-    """So much of a host from an instant until before another."""
+    """So much of a host from an instant until before another.
+
+    :ivar promised: to a server that is not there
+    """
 
     start: float
     end: float
     resources: Resources
+    promised: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +69,9 @@ class Ledger:
 
     def overbooked(self) -> dict[str, str]:
         """What is wrong with a host, of those that cannot keep their word.
+
+        One that placement has given away more than once is none of these
+        while nothing is promised there: that is between Nova and placement.
         """
         return {host: said for host in self.capacity
                 if (said := self._short(host, self._taken(host)))}
@@ -72,7 +79,7 @@ class Ledger:
     def has_room(self, booking: Booking) -> list[str]:
         """The hosts where a booking would fit for all of its time."""
         more = Taken(max(booking.start, self.now), booking.end,
-                     booking.resources)
+                     booking.resources, True)
         return [host for host in self.capacity
                 if not self._short(host, [*self._taken(host), more])]
 
@@ -83,9 +90,9 @@ class Ledger:
         there = self.allocations[host]
         # Who is leased leaves when the lease ends, or a moment later.
         return [Taken(self.now, max(ends.get(server_id, math.inf),
-                                    self.now + 1), resources)
+                                    self.now + 1), resources, False)
                 for server_id, resources in there.items()] + [
-            Taken(max(one.start, self.now), one.end, one.resources)
+            Taken(max(one.start, self.now), one.end, one.resources, True)
             for one in self.bookings if one.host == host and
             one.end > self.now and one.server_id not in there]
 
@@ -93,13 +100,18 @@ class Ledger:
         """When there is not enough first, and of what; or nothing."""
         steps: dict[float, collections.Counter[str]] = (
             collections.defaultdict(collections.Counter))
+        promises: collections.Counter[float] = collections.Counter()
         for one in taken:
             steps[one.start].update(one.resources)
             steps[one.end].subtract(one.resources)
+            promises[one.start] += one.promised
+            promises[one.end] -= one.promised
         level: collections.Counter[str] = collections.Counter()
+        promised = 0
         for when in sorted(steps):
             level.update(steps[when])
-            for name, amount in level.items():
+            promised += promises[when]
+            for name, amount in level.items() if promised else ():
                 if amount > self.capacity[host].get(name, 0):
                     return (f'{amount} of {self.capacity[host].get(name, 0)} '
                             f'{name} in {when - self.now:.0f} s')

@@ -18,6 +18,7 @@ scheduler would see the same room. So whoever lets a server in writes it into
 the books first: of two who decide in one instant, one has to look again.
 """
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -189,11 +190,12 @@ class Claims:
         ids = self._index.ids_by_uuid
         host = next((self._index.hosts[ids[uuid]] for uuid in takes
                      if uuid in ids), None)
-        amounts: dict[str, int] = {}
-        for resources in takes.values() if host is not None else ():
-            for rc, amount in resources.items():
-                if amount and rc in host.capacity:
-                    amounts[rc] = amounts.get(rc, 0) + amount
+        amounts: dict[str, int] = collections.defaultdict(int)
+        if host is not None:
+            for resources in takes.values():
+                for rc in resources.keys() & host.capacity.keys():
+                    amounts[rc] += resources[rc]
+        amounts = {rc: amount for rc, amount in amounts.items() if amount}
         return (host if amounts else None), amounts
 
     def _fits(self, timeline: timelines.Timeline, host: model.Host,

@@ -214,9 +214,9 @@ class Index:
 
         :raises _Torn: when it does not continue what is known
         """
-        rows = session.connection().execute(_NEW, {
+        rows = list(session.connection().execute(_NEW, {
             'top': 0 if self._top is None else self._top.id,
-            'missing': list(self._missing)}).all()
+            'missing': list(self._missing)}))
         if self._top is not None:
             if self._top not in rows:
                 raise _Torn('the newest change that was known is not there '

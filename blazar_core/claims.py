@@ -18,7 +18,6 @@ scheduler would see the same room. So whoever lets a server in writes it into
 the books first: of two who decide in one instant, one has to look again.
 """
 
-import collections
 import contextlib
 import functools
 import itertools

@@ -121,6 +121,8 @@ class Claims:
                     raise api.LostRace(host_id)
                 if not booking.running:
                     return self._place(session, now, booking, host_id, forced)
+                if _is_back(booking, host_id, takes):
+                    return _nothing
                 if not forced:
                     _mind_siblings(booking, host_id)
                 booking.moving_to = host_id
@@ -213,6 +215,18 @@ class Claims:
 
 def _nothing() -> None:
     """Nothing was claimed."""
+
+
+def _is_back(booking: models.Booking, host_id: int, takes: model.Resources,
+             ) -> bool:
+    """Whether a server comes back to the room that is booked for it.
+
+    It was shelved meanwhile. One that is resized in its place takes another
+    amount, and both for a while.
+    """
+    return booking.host_id == host_id and all(
+        booking.resources.get(rc, 0) == amount
+        for rc, amount in takes.items())
 
 
 def _mind_siblings(booking: models.Booking, host_id: int) -> None:

@@ -195,6 +195,21 @@ class LeasedPlacementTest(PlacementTestCase):
         self.fill_books()
         self.assertEqual(after, self.booked()[server_id])
 
+    def test_one_that_was_shelved_comes_back_to_its_room(self) -> None:
+        """Where all is promised, there is no other."""
+        server_id = self.boot_active(
+            'vm1', flavor='5', hints=self.lease_hints('vm1'))['id']
+        self.boot('others', flavor='5', count=2,
+                  hints=self.lease_hints('others', start_in=HOUR // 2))
+        self.fill_books()
+        self.alice.post_server_action(server_id, {'shelve': None})
+        self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
+        self.fill_books()
+        self.alice.post_server_action(server_id, {'unshelve': None})
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        self.assertEqual(3, len(set(self.booked().values())))
+
     def test_its_booking_grows_with_it(self):
         server_id = self.begin()
         self.start(server_id)

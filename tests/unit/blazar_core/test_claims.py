@@ -322,6 +322,15 @@ class TestLeased(ClaimTestCase):
         self.assertEqual({}, self.row('two').usage)
         self.assertIsNone(self.booking(server_id).moving_to)
 
+    def test_one_that_was_shelved_comes_back_to_its_room(self):
+        server_id, = base.servers_of(self.running_lease(
+            0, 100, resources={'VCPU': 2}))
+        self.claim(server_id, 'one', VCPU=2)
+        self.assertEqual(({}, None), (
+            self.row('one').usage, self.booking(server_id).moving_to))
+        # What it takes beside that has to fit.
+        self.assertFalse(self.fits('one', server_id, VCPU=1))
+
     def test_one_that_runs_moves_where_there_is_room_until_its_end(self):
         server_id, = base.servers_of(self.running_lease(0, 100, resources={
             'VCPU': 2}))

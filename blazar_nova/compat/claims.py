@@ -18,6 +18,7 @@ which no filter is applied, and for moves as well. It takes the function from
 its module each time, and that is where ours is put.
 """
 
+import collections
 import functools
 import inspect
 import typing as ty
@@ -35,8 +36,15 @@ LOG = logging.getLogger(__name__)
 _CLAIM = ['ctx', 'client', 'spec_obj', 'instance_uuid', 'alloc_req',
           'allocation_request_version']
 
+_CLEANUP = ['self', 'context', 'instance_uuids']
+
+#: How many claims are remembered, for requests that fail after them: several
+#: times what the largest request has.
+_REMEMBERED = 10_000
+
 #: What Nova itself does.
 _novas = utils.claim_resources
+_novas_cleanup = manager.SchedulerManager._cleanup_allocations
 
 
 def problems() -> list[str]:
@@ -55,11 +63,18 @@ def problems() -> list[str]:
         found.append(
             'nova.scheduler.manager was expected to claim hosts by '
             'nova.scheduler.utils.claim_resources.')
+    if list(inspect.signature(_novas_cleanup).parameters) != _CLEANUP:
+        found.append(
+            f'nova.scheduler.manager.SchedulerManager._cleanup_allocations '
+            f'was expected to take ({", ".join(_CLEANUP)}).')
     return found
 
 
 def install(books: claims.Claims) -> None:
     """Let this process claim in these books first. Safe to call again."""
+    granted: collections.OrderedDict[str, claims.Undo] = (
+        collections.OrderedDict())
+
     @functools.wraps(_novas)
     def claim_resources(ctx: ty.Any, client: ty.Any, spec_obj: ty.Any,
                         instance_uuid: str, alloc_req: dict[str, ty.Any],
@@ -79,9 +94,23 @@ def install(books: claims.Claims) -> None:
             LOG.info('Server %s does not go to host %s: %s', instance_uuid,
                      ' or '.join(alloc_req['allocations']), exc)
             return False
-        return _unless(ask_nova, undo, instance_uuid)
+        if _unless(ask_nova, undo, instance_uuid):
+            granted[instance_uuid] = undo
+            if len(granted) > _REMEMBERED:
+                granted.popitem(last=False)
+            return True
+        return False
+
+    @functools.wraps(_novas_cleanup)
+    def _cleanup_allocations(self: ty.Any, context: ty.Any,
+                             instance_uuids: ty.Collection[str]) -> None:
+        # Of several servers together, others have found no host.
+        _novas_cleanup(self, context, instance_uuids)
+        for server_id in instance_uuids:
+            _take_back(granted.pop(server_id, None), server_id)
 
     utils.claim_resources = claim_resources
+    manager.SchedulerManager._cleanup_allocations = _cleanup_allocations
 
 
 def _unless(ask_nova: ty.Callable[[], bool], undo: claims.Undo,
@@ -92,12 +121,17 @@ def _unless(ask_nova: ty.Callable[[], bool], undo: claims.Undo,
         granted = ask_nova()
     finally:
         if not granted:
-            try:
-                undo()
-            except Exception:
-                LOG.exception('Server %s counts for a while where it is not',
-                              server_id)
+            _take_back(undo, server_id)
     return granted
+
+
+def _take_back(undo: claims.Undo | None, server_id: str) -> None:
+    try:
+        if undo is not None:
+            undo()
+    except Exception:
+        LOG.exception('Server %s counts for a while where it is not',
+                      server_id)
 
 
 def _is_forced(spec: ty.Any) -> bool:

@@ -42,6 +42,7 @@ from nova.db.api import api as api_db
 from nova.db.main import api as main_db
 from nova.db import migration as nova_migration
 from nova import objects
+from nova.scheduler import manager as scheduler_manager
 from nova.scheduler import utils as scheduler_utils
 from nova import test as nova_test
 from nova.tests import fixtures as nova_fixtures
@@ -329,6 +330,9 @@ class NovaBox(nova_test.TestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.utils.claim_resources',
             scheduler_utils.claim_resources))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.manager.SchedulerManager._cleanup_allocations',
+            scheduler_manager.SchedulerManager._cleanup_allocations))
         self.conductor = self.start_service('conductor')
         self.scheduler = self.start_service('scheduler')
         for host, capacity in self.hosts.items():

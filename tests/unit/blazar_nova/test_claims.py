@@ -13,6 +13,7 @@
 from unittest import mock
 
 import fixtures
+from nova.scheduler import manager
 from nova.scheduler import utils
 
 from blazar_core import claims as core_claims
@@ -37,6 +38,10 @@ class TestInstall(base.TestCase):
         # What stands there is put back after the test.
         self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.utils.claim_resources', utils.claim_resources))
+        self.cleanup = self.useFixture(fixtures.MockPatchObject(
+            claims, '_novas_cleanup', autospec=True)).mock
+        self.useFixture(fixtures.MockPatchObject(
+            manager.SchedulerManager, '_cleanup_allocations'))
         self.undo = mock.Mock()
         self.books = mock.create_autospec(core_claims.Claims, instance=True)
         self.books.claim.return_value = self.undo
@@ -56,6 +61,17 @@ class TestInstall(base.TestCase):
             'context', 'client', {}, 'server',
             {'allocations': {'host': {'resources': {'VCPU': 1}}}}, '1.36')
         self.undo.assert_not_called()
+
+    def test_what_fails_with_others_is_taken_back_with_them(self):
+        """Of several servers of one request another found no host."""
+        self.claim()
+        scheduler = mock.create_autospec(manager.SchedulerManager)
+        for _time in range(2):
+            manager.SchedulerManager._cleanup_allocations(
+                scheduler, 'context', ['server', 'unheard-of'])
+        self.cleanup.assert_called_with(
+            scheduler, 'context', ['server', 'unheard-of'])
+        self.undo.assert_called_once_with()
 
     def test_what_the_books_refuse_nova_is_not_asked_for(self):
         self.books.claim.side_effect = core_claims.Denied('it is promised')

@@ -321,11 +321,15 @@ class Admission:
             hosts = self.index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = None if booked is None else booked.uuid
-            found = Rooms(uuid, {
-                hosts[host_id].uuid: max(room, own_on[host_id])
-                for host_id, room in zip(
-                    timeline.ids, rooms.tolist(), strict=True)
-                if busy[timeline.index(host_id)]}, math.inf)
+            by_host = {
+                hosts[host_id].uuid: room for host_id, room, judged in zip(
+                    timeline.ids, rooms.tolist(), busy.tolist(), strict=True)
+                if judged}
+            for host_id, count in own_on.items():
+                if host_id in hosts and hosts[host_id].uuid in by_host:
+                    by_host[hosts[host_id].uuid] = max(
+                        by_host[hosts[host_id].uuid], count)
+            found = Rooms(uuid, by_host, math.inf)
         if affinity is None:
             return found
         if mine.placed_at is None:

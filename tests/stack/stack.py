@@ -44,7 +44,7 @@ DATABASES = ('mariadb', 'postgresql')
 PORTS = ('database', 'epmd', 'erlang', 'rabbitmq', 'keystone', 'placement',
          'glance', 'neutron', 'nova-api')
 #: Seconds that anything may take to be up.
-PATIENCE = 60
+PATIENCE = 240
 #: What Nova writes, for each of its hosts, when it takes messages.
 JOINED = 'Join ServiceGroup membership'
 

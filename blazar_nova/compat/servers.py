@@ -231,8 +231,11 @@ class NovaCloud:
                                 else None)
             if owner is None or not self._ask_as(owner, server_id):
                 self._ask(nova_context.get_admin_context(), server_id)
-        except (exception.InstanceNotFound, exception.InstanceInvalidState):
-            # Gone, or going: whoever asked looks again.
+        except exception.InstanceNotFound:
+            # Gone, or nearly so.
+            again.finish(server_id)
+        except exception.InstanceInvalidState:
+            # Going: whoever asked looks again.
             LOG.debug('Server %s is already being deleted', server_id)
 
     def _owner(self, server_id: str, credential: str | None) -> ty.Any:

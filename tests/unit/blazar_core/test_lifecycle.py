@@ -1798,7 +1798,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         """That of another process."""
         return lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda event, lease: None, self.patience)
+            lambda event, lease: None, self.patience, base.LOST_AFTER)
 
     def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
         lease = self.reserve(0, 100, active=True)
@@ -1823,7 +1823,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         other = self.other_lifecycle()
         go_on = self.paused(
             lambda: other.observe(first, Seen(State.RUNNING, self.one)),
-            lifecycle.Lifecycle, '_runs')
+            lifecycle.Lifecycle, '_settle')
         thread = self.in_thread(
             lambda: self.see(second, State.RUNNING, self.one))
         self.wait_for(self.is_waited_for, 'a step that waits its turn')

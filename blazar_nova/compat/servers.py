@@ -344,7 +344,8 @@ def _look_in_cell(context: ty.Any, server_id: str, cell: ty.Any) -> Seen:
             context, server_id, expected_attrs=[])
     except exception.InstanceNotFound:
         return _look_at_deleted(context, server_id)
-    if instance.vm_state == vm_states.ERROR:
+    # What has run was built, whatever has befallen it since.
+    if instance.vm_state == vm_states.ERROR and instance.launched_at is None:
         fault = instance.fault.message if instance.fault else ''
         return Seen(State.ERROR, _host_uuid(context, instance), fault,
                     again.is_unplaced(context, instance, cell))

@@ -70,6 +70,19 @@ class StrandedTest(leased.LeasedTestCase):
         self.fill_books()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
+    def test_one_that_ran_before_anybody_looked_was_built(self):
+        """Its notifications were lost, and something else failed since."""
+        server_id = self.boot_active(
+            'vm1', hints=self.lease_hints('vm1'))['id']
+        self.reset(server_id, 'error')
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+        self.assertIsNotNone(self.bookings()[server_id])
+
+    def reset(self, server_id, state):
+        self.admin.post_server_action(
+            server_id, {'os-resetState': {'state': state}})
+
     def test_a_conductor_that_died_before_it_mapped_a_server(self):
         server_id = self.start_and_die_at(
             'nova.conductor.manager.ComputeTaskManager.'

@@ -565,7 +565,8 @@ class Lifecycle:
         """By lease, the servers that should run, and when they were sent.
 
         Those that wait to be sent again are among them: the cloud may stand
-        still where it says that it could not place them.
+        still where it says that it could not place them. So are those that
+        have failed: who made them so may not have come to the end of it.
         """
         sent: dict[str, dict[str, int | None]] = {}
         with self._database.reader() as session:
@@ -574,7 +575,7 @@ class Lifecycle:
                               models.Booking.sent_at)
                     .join(models.Booking.reservation)
                     .join(models.Reservation.lease)
-                    .where(models.Lease.status.in_(_BEGUN),
+                    .where(models.Lease.status.in_((*_BEGUN, 'ERROR')),
                            models.Booking.server_id.is_not(None),
                            models.Booking.running.is_(False))):
                 sent.setdefault(row.id, {})[row.server_id] = row.sent_at

@@ -1064,6 +1064,7 @@ class Lifecycle:
             if event.event_type == states.EventType.START:
                 # Who is at it has sent what there was: this is not his.
                 event.status, event.due = 'UNDONE', now + pause
+                event.attempts = 0
                 event.claimed_by, event.claimed_until = None, 0
         lease.status_reason = _put_off(_waiting(lease), fault)
         lease.updated_at = now

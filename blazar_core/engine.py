@@ -286,7 +286,7 @@ class Engine:
             return
         LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
                  claim.event_type, outcome.seconds, outcome.why)
-        self._write(claim, status='UNDONE',
+        self._write(claim, status='UNDONE', attempts=0,
                     due=self._clock.now() + outcome.seconds)
 
     def _failed(self, claim: _Claim) -> None:

@@ -565,7 +565,8 @@ class Lifecycle:
         """By lease, the servers that should run, and when they were sent.
 
         Those that wait to be sent again are among them: the cloud may stand
-        still where it says that it could not place them.
+        still where it says that it could not place them. So are those that
+        have failed: who made them so may not have come to the end of it.
         """
         sent: dict[str, dict[str, int | None]] = {}
         with self._database.reader() as session:
@@ -574,7 +575,7 @@ class Lifecycle:
                               models.Booking.sent_at)
                     .join(models.Booking.reservation)
                     .join(models.Reservation.lease)
-                    .where(models.Lease.status.in_(_BEGUN),
+                    .where(models.Lease.status.in_((*_BEGUN, 'ERROR')),
                            models.Booking.server_id.is_not(None),
                            models.Booking.running.is_(False))):
                 sent.setdefault(row.id, {})[row.server_id] = row.sent_at
@@ -761,19 +762,23 @@ class Lifecycle:
 
     # -- what is seen of the servers ---------------------------------------
 
-    def observe(self, server_id: str, seen: Seen) -> list[str]:
+    def observe(self, server_id: str, seen: Seen,
+                sent: tuple[int | None] | None = None) -> list[str]:
         """Make the books true for a server, given what was seen of it.
 
+        :param sent: when it had been sent before somebody looked; a fault of
+            it is old if it was sent once more since. None: not known
         :returns: the service hosts whose usage the books may have wrong
             now, because a booking came or left
         """
         try:
-            return self._observe(server_id, seen)
+            return self._observe(server_id, seen, sent)
         except errors.NotFound:
             # Its lease was withdrawn in between.
             return []
 
-    def _observe(self, server_id: str, seen: Seen) -> list[str]:
+    def _observe(self, server_id: str, seen: Seen,
+                 sent: tuple[int | None] | None) -> list[str]:
         lease_id = self._lease_of(server_id)
         if lease_id is None:
             return []
@@ -789,7 +794,7 @@ class Lifecycle:
             self._database.retried(self._gone, lease_id, server_id)
         elif seen.state is ServerState.ERROR:
             return self._database.retried(
-                self._failed, lease_id, server_id, seen)
+                self._failed, lease_id, server_id, seen, sent)
         return []
 
     def _lease_of(self, server_id: str) -> str | None:
@@ -1002,7 +1007,7 @@ class Lifecycle:
                         'with it', booking.reservation_id, booking.server_id)
 
     def _failed(self, lease_id: str, server_id: str, seen: Seen,
-                ) -> list[str]:
+                sent: tuple[int | None] | None) -> list[str]:
         """A server could not be built: its room goes back, and the state of
         its lease follows from the others.
 
@@ -1017,7 +1022,8 @@ class Lifecycle:
             booking = _booking_of(session, server_id)
             if booking is None or booking.running or (
                     booking.failed_at is not None or
-                    seen.unplaced and booking.sent_at is None):
+                    seen.unplaced and booking.sent_at is None or
+                    sent not in (None, (booking.sent_at,))):
                 return []
             if booking.reservation.flavor is not None:
                 # The place is the lease's, whatever becomes of a server.
@@ -1058,6 +1064,7 @@ class Lifecycle:
             if event.event_type == states.EventType.START:
                 # Who is at it has sent what there was: this is not his.
                 event.status, event.due = 'UNDONE', now + pause
+                event.attempts = 0
                 event.claimed_by, event.claimed_until = None, 0
         lease.status_reason = _put_off(_waiting(lease), fault)
         lease.updated_at = now
@@ -1141,8 +1148,11 @@ class Lifecycle:
 
         :returns: what was seen, and what :meth:`observe` returned
         """
+        with self._database.reader() as session:
+            booking = _booking_of(session, server_id)
         seen = self._cloud.look(server_id)
-        return seen, self.observe(server_id, seen)
+        return seen, self.observe(
+            server_id, seen, None if booking is None else (booking.sent_at,))
 
     def _enter(self, lease: models.Lease, status: str) -> None:
         states.LEASE.check(lease.status, status)

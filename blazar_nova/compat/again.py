@@ -45,8 +45,8 @@ from blazar_core import errors
 from blazar_nova.compat import calls
 from blazar_nova.compat import reserved
 
-__all__ = ['ABANDONED', 'build_request', 'is_unplaced', 'mapping', 'renew',
-           'waiting']
+__all__ = ['ABANDONED', 'build_request', 'finish', 'is_unplaced', 'mapping',
+           'renew', 'waiting']
 
 LOG = logging.getLogger(__name__)
 
@@ -148,9 +148,47 @@ def _take_out(call: calls.BuildCall, server_id: str, its: ty.Any,
     try:
         instance.destroy(hard_delete=True)
     except exception.InstanceNotFound:
-        _drop(build_request(call.context.elevated(), server_id))
-        return False
+        if _is_deleted(context, server_id):
+            _drop(build_request(call.context.elevated(), server_id))
+            return False
+        # Another one has just done the same.
     return True
+
+
+def _is_deleted(context: ty.Any, server_id: str) -> bool:
+    """Whether a server was deleted, as users do it: its record stays.
+
+    :param context: of the cell
+    """
+    with utils.temporary_mutation(context, read_deleted='yes'):
+        try:
+            return bool(objects.Instance.get_by_uuid(
+                context, server_id, expected_attrs=[]).deleted)
+        except exception.InstanceNotFound:
+            return False
+
+
+def finish(server_id: str) -> None:
+    """Make an end of what somebody has begun, of a server that is in no cell.
+
+    Who died over it has left a server that is neither there nor gone. It
+    waits after this, or is gone if its user has deleted it.
+    """
+    context = nova_context.get_admin_context()
+    its, request = mapping(context, server_id), build_request(
+        context, server_id)
+    if its is None or its.cell_mapping is None or request is None:
+        return
+    with nova_context.target_cell(
+            context, its.cell_mapping) as cell_context:
+        if _is_deleted(cell_context, server_id):
+            _drop(request)
+            return
+        try:
+            objects.Instance.get_by_uuid(
+                cell_context, server_id, expected_attrs=[])
+        except exception.InstanceNotFound:
+            _unmap(context, its)
 
 
 def _restore(call: calls.BuildCall, its: ty.Any, instance: ty.Any,

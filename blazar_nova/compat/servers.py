@@ -189,10 +189,26 @@ class NovaCloud:
                 context, mapping.cell_mapping) as cell_context:
             seen = _look_in_cell(
                 cell_context, server_id, mapping.cell_mapping)
-        if seen.state is State.GONE and _is_held(context, server_id):
-            # Just being made to wait for its build again.
-            return Seen(State.HELD)
+        if seen.state is State.GONE:
+            return self._look_elsewhere(context, server_id, mapping)
         return seen
+
+    def _look_elsewhere(self, context: ty.Any, server_id: str, its: ty.Any,
+                        ) -> Seen:
+        """A server is not in its cell: it may have been taken out of there,
+        to be built again.
+
+        :param its: where it was said to be
+        """
+        request = again.build_request(context, server_id)
+        if request is not None:
+            return Seen(State.HELD if reserved.is_marked(request)
+                        else State.BUILDING)
+        now = again.mapping(context, server_id)
+        if now is not None and now.cell_mapping is not None and (
+                now.cell_mapping.id != its.cell_mapping.id):
+            return self.look(server_id)
+        return Seen(State.GONE)
 
     def delete(self, server_id: str, credential: str | None) -> None:
         """Ask Nova to delete a server; nothing when it is gone.
@@ -215,8 +231,11 @@ class NovaCloud:
                                 else None)
             if owner is None or not self._ask_as(owner, server_id):
                 self._ask(nova_context.get_admin_context(), server_id)
-        except (exception.InstanceNotFound, exception.InstanceInvalidState):
-            # Gone, or going: whoever asked looks again.
+        except exception.InstanceNotFound:
+            # Gone, or nearly so.
+            again.finish(server_id)
+        except exception.InstanceInvalidState:
+            # Going: whoever asked looks again.
             LOG.debug('Server %s is already being deleted', server_id)
 
     def _owner(self, server_id: str, credential: str | None) -> ty.Any:
@@ -319,18 +338,14 @@ def _cast(build: calls.BuildCall, gate: lifecycle.Gate) -> None:
     build.send(task_api)
 
 
-def _is_held(context: ty.Any, server_id: str) -> bool:
-    request = again.build_request(context, server_id)
-    return request is not None and reserved.is_marked(request)
-
-
 def _look_in_cell(context: ty.Any, server_id: str, cell: ty.Any) -> Seen:
     try:
         instance = objects.Instance.get_by_uuid(
             context, server_id, expected_attrs=[])
     except exception.InstanceNotFound:
         return _look_at_deleted(context, server_id)
-    if instance.vm_state == vm_states.ERROR:
+    # What has run was built, whatever has befallen it since.
+    if instance.vm_state == vm_states.ERROR and instance.launched_at is None:
         fault = instance.fault.message if instance.fault else ''
         return Seen(State.ERROR, _host_uuid(context, instance), fault,
                     again.is_unplaced(context, instance, cell))

@@ -127,7 +127,8 @@ class Survey:
 
     def _seen(self, instance: ty.Any) -> Seen:
         host = self._nodes.get((instance.host, instance.node))
-        if instance.vm_state == vm_states.ERROR:
+        if instance.vm_state == vm_states.ERROR and (
+                instance.launched_at is None):
             fault = instance.fault
             return Seen(State.ERROR, host, fault.message if fault else '')
         building = instance.vm_state == vm_states.BUILDING

@@ -70,6 +70,19 @@ class StrandedTest(leased.LeasedTestCase):
         self.fill_books()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
+    def test_one_that_ran_before_anybody_looked_was_built(self):
+        """Its notifications were lost, and something else failed since."""
+        server_id = self.boot_active(
+            'vm1', hints=self.lease_hints('vm1'))['id']
+        self.reset(server_id, 'error')
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+        self.assertIsNotNone(self.bookings()[server_id])
+
+    def reset(self, server_id, state):
+        self.admin.post_server_action(
+            server_id, {'os-resetState': {'state': state}})
+
     def test_a_conductor_that_died_before_it_mapped_a_server(self):
         server_id = self.start_and_die_at(
             'nova.conductor.manager.ComputeTaskManager.'
@@ -83,6 +96,23 @@ class StrandedTest(leased.LeasedTestCase):
             'get_host_availability_zone')
         self.assertNotEqual({}, self.allocations(server_id))
         self.assert_given_up(server_id)
+
+    def test_one_that_was_given_up_by_somebody_who_died_over_it(self):
+        server_id = self.start_and_die_at(
+            'nova.conductor.manager.ComputeTaskManager.'
+            '_map_instance_to_cell')
+        self.look_after(0)
+
+        def die(*_args):
+            raise RuntimeError('The listener died here')
+
+        with fixtures.MonkeyPatch('nova.objects.BuildRequest.destroy', die):
+            self.look_after(1860)
+        self.fill_books()
+        self.assertEqual('ERROR', self.lease('vm1')['status'])
+        self.look_after(300, 1860)
+        self.assertEqual(0, self.boot_rows()['api.build_requests'])
+        self.assertEqual({}, self.allocations(server_id))
 
     def test_a_build_that_left_no_trace_is_sent_again(self):
         server_id = self.start_and_die_at(

@@ -19,6 +19,8 @@ from nova.conf import CONF
 from nova import context as nova_context
 from nova import objects
 
+from blazar_nova.compat import servers
+
 from tests.functional import leased
 
 
@@ -139,6 +141,75 @@ class NoHostTest(UnplacedTestCase):
         self.run_due()
         self.wait_for_all('ACTIVE')
         self.assertEqual(1, len(self.guests()))
+
+    def unplaced(self):
+        """A held server that Nova could not place; returns its lease's id.
+        """
+        self.hold()
+        with self.no_valid_host():
+            self.start()
+            self.wait_for_all('ERROR')
+        self.fill_books()
+        self.clock.advance(300)
+        return self.lease('vm1')['id']
+
+    def test_two_that_make_it_wait_again_do_not_lose_it(self):
+        """One stands still while another one does all of it."""
+        lease_id = self.unplaced()
+        destroy, others = objects.Instance.destroy, []
+
+        def slow(instance, hard_delete=False):
+            if hard_delete and not others:
+                others.append(True)
+                self.listener.parts.lifecycle.start(lease_id, when_due=True)
+            return destroy(instance, hard_delete=hard_delete)
+
+        with fixtures.MonkeyPatch('nova.objects.Instance.destroy', slow):
+            self.run_due()
+        self.assertEqual([True], others)
+        self.wait_for_all('ACTIVE')
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+        self.assertEqual(1, len(self.guests()))
+        self.assertEqual(0, self.boot_rows()['api.build_requests'])
+
+    def test_who_looks_while_it_is_sent_again_sees_it(self):
+        """He has read that it is in cell0, and it is not there any more."""
+        lease_id = self.unplaced()
+        look, started = servers._look_in_cell, []
+
+        def slow(*args):
+            if not started:
+                started.append(True)
+                self.listener.parts.lifecycle.start(lease_id, when_due=True)
+            return look(*args)
+
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.servers._look_in_cell', slow):
+            self.fill_books()
+        self.assertEqual([True], started)
+        self.assertEqual('STARTING', self.lease('vm1')['status'])
+        self.wait_for_all('ACTIVE')
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+
+    def test_the_end_of_a_lease_whose_server_is_half_made_to_wait(self):
+        """Who made it wait again died between any two steps."""
+        class Died(BaseException):
+            pass
+
+        def die(*_args, **_kwargs):
+            raise Died
+
+        lease_id = self.unplaced()
+        with fixtures.MonkeyPatch('blazar_nova.compat.again._unmap', die):
+            self.assertRaises(Died, self.run_due)
+        self.listener.parts.lifecycle.delete(lease_id)
+        for _time in range(3):
+            self.clock.advance(300)
+            self.run_due()
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+        self.assertEqual(0, self.boot_rows()['api.build_requests'])
 
     def test_its_user_is_faster_and_deletes_it(self):
         server = self.hold()

@@ -285,6 +285,19 @@ class TestFailures(EngineTestCase):
         self.assertEqual('DONE', self.row(event_id).status)
         self.assertEqual([], self.actions.given_up)
 
+    def test_failures_count_from_the_last_time_that_it_went_well(self):
+        """A start that waits for weeks meets many short troubles."""
+        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        event_id = self.event('a', 0, 'start_lease')
+        self.actions.answers['a'] = 3 * [
+            RuntimeError(), lifecycle.Later(5, 'the quota is used up')]
+        worker = self.engine()
+        for _time in range(6):
+            self.assertEqual(1, worker.run_due())
+            self.assertEqual('UNDONE', self.row(event_id).status)
+            self.clock.advance(5)
+        self.assertEqual([], self.actions.given_up)
+
     def test_one_failure_does_not_keep_the_others(self):
         self.event('bad', -1)
         self.event('good', 0)

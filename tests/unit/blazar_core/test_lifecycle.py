@@ -587,6 +587,26 @@ class TestNotPlaced(LifecycleTestCase):
         self.start(lease)
         self.assertEqual(('call', [first]), self.cloud.sent[-1])
 
+    def test_what_was_seen_before_it_was_sent_again_is_old(self):
+        """Who looked stands still; others see it, and send it once more."""
+        lease = self.sent()
+        server_id, = base.servers_of(lease)
+        failed = Seen(State.ERROR, fault='No valid host', unplaced=True)
+        self.cloud.servers[server_id] = failed
+
+        def look(_server_id):
+            self.fail(server_id)
+            self.clock.advance(lifecycle.AWAY)
+            self.start(lease)
+            return failed
+
+        with fixtures.MockPatchObject(self.cloud, 'look', look):
+            self.lifecycle.check(server_id)
+        self.assertEqual(self.clock.now(), self.booking(server_id).sent_at)
+        self.clock.advance(lifecycle.LONGEST_PAUSE)
+        self.start(lease)
+        self.assertEqual(2, len(self.cloud.sent))
+
     def test_at_its_end_it_is_deleted(self):
         lease = self.sent(end=100)
         server_id, = base.servers_of(lease)
@@ -1778,7 +1798,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         """That of another process."""
         return lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda event, lease: None, self.patience)
+            lambda event, lease: None, self.patience, base.LOST_AFTER)
 
     def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
         lease = self.reserve(0, 100, active=True)
@@ -1803,7 +1823,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         other = self.other_lifecycle()
         go_on = self.paused(
             lambda: other.observe(first, Seen(State.RUNNING, self.one)),
-            lifecycle.Lifecycle, '_runs')
+            lifecycle.Lifecycle, '_settle')
         thread = self.in_thread(
             lambda: self.see(second, State.RUNNING, self.one))
         self.wait_for(self.is_waited_for, 'a step that waits its turn')

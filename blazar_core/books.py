@@ -544,6 +544,9 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
     amounts = collections.Counter(takes)
     if before is not None and before[1] <= now:
         amounts.update(before[0])
+    elif before is not None:
+        # Let in again: what it had before the first time is still there.
+        amounts |= collections.Counter(before[0])
     until = now + CLAIM_SECONDS
     _change_consumers(
         connection, now, row, {**row.consumers, server_id: (
@@ -637,14 +640,17 @@ def _report(session: orm.Session, now: int, row: models.Host,
     leased = {booking.server_id: booking for booking in session.scalars(
         sa.select(models.Booking).where(
             models.Booking.host_id == row.id,
-            models.Booking.server_id.in_(list(consumers))))}
+            models.Booking.server_id.in_(list(consumers))).options(
+                orm.joinedload(models.Booking.reservation)))}
     for consumer in leased:
         consumers.pop(ty.cast(str, consumer), None)
-    resized = [Edit(booking, new_of(
-        booking, resources=dict(allocations[ty.cast(str, server_id)])))
-        for server_id, booking in leased.items() if booking.running and
-        server_id in allocations and
-        booking.resources != allocations[ty.cast(str, server_id)]]
+    resized = [Edit(booking, new_of(booking, resources=takes))
+               for server_id, booking in leased.items() if booking.running and
+               server_id in allocations and booking.resources != (
+                   takes := _keeps(booking, allocations[
+                       ty.cast(str, server_id)]))]
+    _stays_away(session, row, [
+        one for one in row.consumers or () if one not in consumers])
     values = {**values, 'usage': _usage(consumers)}
     if row.recheck_at is not None and row.recheck_at <= now:
         _looked(session, row, _next_look(consumers, now))
@@ -659,6 +665,28 @@ def _report(session: orm.Session, now: int, row: models.Host,
         _take(session.connection(), now, [seen], {}, updated_at=now, **values)
         session.expire(row)
     return bool(values or resized)
+
+
+def _keeps(booking: models.Booking, takes: model.Resources,
+           ) -> dict[str, int]:
+    """What is booked for a server that runs, and takes so much.
+
+    A place stays as large as was promised, whoever takes less of it: the
+    next one may take all.
+    """
+    if booking.reservation.flavor is None:
+        return dict(takes)
+    return dict(collections.Counter(booking.reservation.resources) |
+                collections.Counter(takes))
+
+
+def _stays_away(session: orm.Session, row: models.Host,
+                server_ids: ty.Collection[str]) -> None:
+    """Servers that were on their way to a host are so no more."""
+    if server_ids:
+        session.execute(sa.update(models.Booking).where(
+            models.Booking.server_id.in_(server_ids),
+            models.Booking.moving_to == row.id).values(moving_to=None))
 
 
 def _looked(session: orm.Session, row: models.Host, again: int | None,

@@ -828,8 +828,9 @@ class Lifecycle:
             left = None
             if booking.reservation.flavor is not None and (
                     lease.status not in _ENDING):
-                left = books.new_of(booking, server_id=None, running=False,
-                                    sent_at=None, placed_at=None)
+                left = books.new_of(
+                    booking, server_id=None, running=False, sent_at=None,
+                    placed_at=None, resources=booking.reservation.resources)
             books.amend(session, self._clock.now(),
                         [books.Edit(booking, left)])
             if left is not None:

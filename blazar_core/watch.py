@@ -187,6 +187,10 @@ class Watch:
         with self._database.reader() as session:
             rows = session.execute(_ON_HOST, {
                 'host': host.id, 'now': now}).all()
+            # Whoever comes exchanges his place with one that is here.
+            coming = collections.Counter(session.scalars(_COMING, {
+                'host': host.id,
+                'reservations': [*{row.reservation_id for row in rows}]}))
         line = timelines.Timeline(shared=books.SHARED)
         line.set_host(host.id, host.capacity, host.usage)
         loose = []
@@ -203,6 +207,8 @@ class Watch:
             window = model.Window(max(row.start_date, now), row.end_date)
             if line.rooms(model.Demand(row.resources), window)[0]:
                 line.apply(host.id, window, row.resources, 1)
+            elif coming[row.reservation_id]:
+                coming[row.reservation_id] -= 1
             else:
                 going.append(row)
         if not going:
@@ -382,6 +388,10 @@ _ON_HOST = _ROWS.where(
     _BOOKING.host_id == sa.bindparam('host'),
     sa.or_(_BOOKING.end_date > sa.bindparam('now'),
            _BOOKING.placed_at.is_not(None)))
+#: For each server that is on its way to a host, its reservation.
+_COMING = sa.select(_BOOKING.reservation_id).where(
+    _BOOKING.reservation_id.in_(sa.bindparam('reservations', expanding=True)),
+    _BOOKING.moving_to == sa.bindparam('host'))
 _UNBOUND = _ROWS.where(
     _BOOKING.host_id.is_(None), _BOOKING.end_date > sa.bindparam('now'),
     _BOOKING.sent_at.is_(None), _LEASE.status.in_(

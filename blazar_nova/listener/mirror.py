@@ -277,6 +277,8 @@ class Mirror:
         looked = {True: set[str](), False: set[str]()}
         for one in due:
             looked[self._look_into('usage', one)].add(one)
+        with self._news:
+            self._later += [(now + _AGAIN, one) for one in looked[False]]
         for could, at in ((True, None), (False, now + _AGAIN)):
             if looked[could]:
                 self._parts.database.retried(

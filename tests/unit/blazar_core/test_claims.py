@@ -21,7 +21,9 @@ from blazar_core import admission
 from blazar_core import books
 from blazar_core import claims
 from blazar_core.db import models
+from blazar_core import leases
 from blazar_core import lifecycle
+from blazar_core import model
 from tests.unit import base
 from tests.unit.blazar_core import racer
 
@@ -137,6 +139,7 @@ class TestClaim(ClaimTestCase):
         self.assertEqual({'VCPU': 5}, self.row('one').usage)
         # Tried again, it does not count again.
         self.claim('a', 'one', VCPU=3)
+        self.assertEqual({'VCPU': 5}, self.row('one').usage)
         self.asked(a={'VCPU': 3})
         self.assertEqual({'VCPU': 3}, self.row('one').usage)
 
@@ -357,6 +360,43 @@ class TestLeased(ClaimTestCase):
         self.assertFalse(self.fits('one', server_id))
 
 
+class TestPlaces(ClaimTestCase):
+    """Who takes another amount than was promised leaves the place as it was.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2, DISK_GB=30)
+        self.lease_ = self.reserve(0, 1000, leases.NewReservation(
+            model.Demand({'VCPU': 1, 'DISK_GB': 20}),
+            params={'amount': 1, 'vcpus': 1}, flavor={'vcpus': 1}),
+            active=True)
+
+    def booked(self):
+        return self.scalars(models.Booking.resources)[0]
+
+    def come_and_go(self, **takes):
+        """Returns what is booked while a server is there."""
+        server_id, = self.occupy(self.lease_)
+        self.claim(server_id, 'one', **takes)
+        self.lifecycle.observe(server_id, lifecycle.Seen(
+            State.RUNNING, self.uuid_of('one')))
+        self.asked(**{server_id: takes})
+        booked = self.booked()
+        self.lifecycle.observe(server_id, lifecycle.Seen(State.GONE))
+        return booked
+
+    def test_one_without_a_disk_of_its_own_leaves_it_to_the_next(self):
+        self.assertEqual({'VCPU': 1, 'DISK_GB': 20},
+                         self.come_and_go(VCPU=1))
+        self.assertFalse(self.fits('one', DISK_GB=11))
+
+    def test_what_one_takes_beside_it_goes_with_it(self):
+        self.assertEqual({'VCPU': 2, 'DISK_GB': 20},
+                         self.come_and_go(VCPU=2))
+        self.assertEqual({'VCPU': 1, 'DISK_GB': 20}, self.booked())
+
+
 class TestSiblings(ClaimTestCase):
 
     def setUp(self):
@@ -382,6 +422,22 @@ class TestSiblings(ClaimTestCase):
         undo = self.claim(first, there)
         self.assertFalse(self.fits(there, second))
         undo()
+        self.assertTrue(self.fits(there, second))
+
+    def test_who_did_not_get_there_is_in_nobodys_way(self):
+        """Nova let it go there, and then it stayed where it was."""
+        first, second = self.running(affinity=False)
+        there, = {'one', 'two', 'three'} - {
+            self.host_of(first), self.host_of(second)}
+        self.claim(first, there)
+        self.asked(there)
+        self.assertFalse(self.fits(there, second))
+        self.clock.advance(books.CLAIM_SECONDS)
+        self.asked(there, **{first: {'VCPU': 1}})
+        self.assertFalse(self.fits(there, second))
+        self.clock.advance(1)
+        self.asked(there)
+        self.assertIsNone(self.booking(first).moving_to)
         self.assertTrue(self.fits(there, second))
 
     def test_one_does_not_move_to_where_another_is(self):

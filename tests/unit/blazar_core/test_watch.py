@@ -18,10 +18,12 @@ import testscenarios
 
 from blazar_core import admission
 from blazar_core import books
+from blazar_core import claims
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import leases
+from blazar_core import lifecycle
 from blazar_core import model
 from blazar_core import views
 from blazar_core import watch
@@ -210,6 +212,28 @@ class TestElsewhere(WatchTestCase):
         self.watch.look()
         self.assertEqual('one', self.host_of(server_id))
         self.assertEqual(['one', 'two'], sorted(self.hosts_of(lease)))
+
+    def test_a_place_waits_for_its_sibling_that_takes_it(self):
+        for name in ('one', 'two'):
+            self.with_host(name, VCPU=1)
+        lease = self.reserve(0, 1000, self.places(2), active=True)
+        server_id, = self.occupy(lease)
+        self.lifecycle.observe(server_id, lifecycle.Seen(
+            lifecycle.ServerState.RUNNING,
+            self.uuids[self.host_of(server_id)]))
+        there, = {'one', 'two'} - {self.host_of(server_id)}
+        claims.Claims(self.database, self.clock, self.admission.index).claim(
+            server_id, {self.uuids[there]: {'VCPU': 1}})
+        before = self.hosts_of(lease)
+        self.watch.look()
+        self.assertEqual((before, []), (self.hosts_of(lease), self.asked))
+        # It stays where it was, and something else has come.
+        self.clock.advance(watch.AGAIN + 1)
+        with self.database.writer() as session:
+            books.report_usage(session, self.clock.now(), self.uuids[there],
+                               {'other': {'VCPU': 1}})
+        self.watch.look()
+        self.assertIn(None, self.hosts_of(lease))
 
     def test_an_offer_goes_too(self):
         self.with_host('one', VCPU=1)

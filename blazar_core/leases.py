@@ -639,6 +639,13 @@ class Leases:
                 'project_id': row.project_id,
                 'start_date': clocks.minute(row.start_date)}
 
+    def keeps_build(self, lease_id: str) -> bool:
+        """Whether there are servers of a lease that are to be built by it
+        yet, or once more.
+        """
+        with self._database.reader() as session:
+            return session.get(models.HeldBuild, lease_id) is not None
+
     def is_leased(self, server_id: str) -> bool:
         """Whether the server belongs to a lease that is not over."""
         with self._database.reader() as session:

@@ -12,10 +12,11 @@
 
 """Acting for the user when his token has long expired.
 
-A lease that starts later is built in the name of the user who asked for it.
-When it is admitted, his token makes a trust: it gives his roles on the
-project to our service user, until the lease ends. At the start the service
-user takes a fresh token by it. The id of a trust is as good as a secret, and
+A lease that starts later is built in the name of the user who asked for it,
+and servers are deleted in his name when their lease ends. When it is admitted,
+his token makes a trust: it gives his roles on the project to our service user,
+until the lease has ended. The service user takes a fresh token by it each time
+that it needs one. The id of a trust is as good as a secret, and
 never leaves the services.
 """
 

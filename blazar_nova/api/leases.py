@@ -169,7 +169,7 @@ class Leases:
             lease['end_date'])
         if not later or not self._parts.trusts.is_configured():
             return self._parts.leases.update(lease['id'], change)
-        if not _is_held(lease):
+        if not self._parts.leases.keeps_build(lease['id']):
             changed = self._parts.leases.update(lease['id'], change)
             if _is_owner(context, lease):
                 trusts.entrust(self._parts, context, changed)
@@ -189,7 +189,7 @@ class Leases:
             raise errors.Forbidden(
                 f'The servers of lease {lease["id"]} are built in the name '
                 f'of the user who booted them, by a trust until its end. '
-                f'Only he can let it end later, until it has started.')
+                f'Only he can let it end later, until they run.')
         try:
             return ty.cast(str, self._parts.trusts.delegate(context, end))
         except errors.NotDelegated as exc:
@@ -313,12 +313,6 @@ def _is_owner(context: ty.Any, lease: dict[str, ty.Any]) -> bool:
     """Whether a lease is that of who asks, in the project he asks for."""
     return (context.user_id, context.project_id) == (
         lease['user_id'], lease['project_id'])
-
-
-def _is_held(lease: dict[str, ty.Any]) -> bool:
-    """Whether there are servers of a lease that wait for their build."""
-    return lease['status'] == 'PENDING' and any(
-        'flavor_id' not in one for one in lease['reservations'])
 
 
 def _is_near_end(lease: dict[str, ty.Any]) -> bool:

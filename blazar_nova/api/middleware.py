@@ -142,9 +142,9 @@ class LeaseMiddleware:
             return None
         return router.fault(environ, 409, (
             f'Server {server_id} is RESERVED: it is held by lease '
-            f'{held["name"]} ({held["lease_id"]}) and will be built at '
-            f'{held["start_date"]} UTC. Until then it can be shown, renamed '
-            f'and deleted.'))
+            f'{held["name"]} ({held["lease_id"]}), to be built from '
+            f'{held["start_date"]} UTC on. Until it is, it can be shown, '
+            f'renamed and deleted.'))
 
     def _of_fixed_size(self, environ: Environ, server_id: str) -> ty.Any:
         """The answer to a resize out of a reservation, or into one.

@@ -25,8 +25,11 @@ Nova; a test holds that.
     again.py      servers that could not be placed wait again
     quota.py      how many servers the quota admits
     stranded.py   builds that were sent and have not arrived
+    deletion.py   when, and in whose name, a server is asked to go
+    leftovers.py  what Nova keeps of a server that was never built
     survey.py     looks at many servers at once
     demand.py     what a build asks for, and of which hosts
+    flavors.py    the flavors and server groups of reservations
     hosts.py      what hosts have, and what runs there
     router.py     Nova's API application, and answers in its manner
     claims.py     puts itself around the claim of a host by the scheduler

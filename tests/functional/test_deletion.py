@@ -229,6 +229,24 @@ class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
         self.run_due()
         self.wait_for_status(self.alice.get_servers()[0]['id'], 'ACTIVE')
 
+    def test_of_a_boot_that_waits_to_be_tried_again(self):
+        self.hold('vm1')
+        with mock.patch('blazar_nova.scheduler.filters.BlazarFilter.'
+                        'filter_all', return_value=[]):
+            self.clock.advance(3600)
+            self.run_due()
+            self.wait_for(lambda: {'ERROR'} == {
+                one['status'] for one in self.api(
+                    microversion='2.99').get_servers()},
+                what='Nova has found no host')
+            self.fill_books()
+        lease = self.lease('vm1')
+        self.assertEqual('STARTING', lease['status'])
+        # It is still to be built by its trust.
+        self.change(lease, self.admin, 403, end_date=self.at(9000))
+        self.change(lease, end_date=self.at(9000))
+        self.assertEqual(('alice', 9000), self.until()[-1])
+
 
 class NothingLeftTest(DeletionTestCase):
     """Of a server that was never built."""

@@ -20,6 +20,7 @@ servers in the cloud, by a notification or by a comparison, is told to
 one may be done again without harm.
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -964,6 +965,23 @@ class Lifecycle:
         session.execute(sa.delete(models.HeldBuild).where(
             models.HeldBuild.lease_id == lease.id))
 
+    def settle_begun(self) -> None:
+        """Bring leases into the state that follows from what is left of them.
+
+        They are in it already, unless a process died over one of them.
+        """
+        with self._database.reader() as session:
+            begun = list(session.scalars(_BEGUN_BY_BOOT.where(sa.or_(
+                models.Lease.status == 'STARTING', ~_HAS_BOOKINGS))))
+        for lease_id in begun:
+            with contextlib.suppress(errors.NotFound):
+                self._database.retried(self._settle_again, lease_id)
+                self._database.retried(self._finish_if_empty, lease_id)
+
+    def _settle_again(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            self._settle(session, api.locked(session, lease_id))
+
     def _follow(self, session: orm.Session, lease: models.Lease,
                 booking: models.Booking, host: str | None) -> list[str]:
         """Move a booking to the host its server is on, whatever is there.
@@ -1163,6 +1181,16 @@ class Lifecycle:
     def _described(self, lease_id: str) -> Lease:
         with self._database.reader() as session:
             return views.describe(api.found(session, lease_id))
+
+
+_HAS_BOOKINGS = sa.exists().where(
+    models.Booking.reservation_id == models.Reservation.id,
+    models.Reservation.lease_id == models.Lease.id)
+#: Leases with a reservation that servers came with, and no others.
+_BEGUN_BY_BOOT = sa.select(models.Lease.id).where(
+    models.Lease.status.in_(_BEGUN), sa.exists().where(
+        models.Reservation.lease_id == models.Lease.id,
+        models.Reservation.flavor.is_(None)))
 
 
 def _bookings(lease: models.Lease) -> list[models.Booking]:

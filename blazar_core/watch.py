@@ -114,9 +114,11 @@ class Watch:
         self._told: dict[int, int] = {}
         #: By reservation, what the cloud said of it, and when.
         self._asked: dict[tuple[str, int], tuple[
-            model.Demand | model.Refusal, int]] = {}
+            model.Demand | model.Refusal | errors.CloudUnavailable, int]] = {}
         self._news = -1
         self._since = 0
+        #: The last lease for which hosts were looked for, if not for all.
+        self._tried: tuple[int, str] | None = None
 
     def run(self, stopping: threading.Event) -> None:
         """Look again and again."""
@@ -131,7 +133,9 @@ class Watch:
     def look(self) -> None:
         """Find what does not fit, and bind it elsewhere or say so.
 
-        Costs some ten ms with a million bookings where all of them fit.
+        Costs some ten ms with a million bookings where all of them fit, and
+        a search for each lease that has no host: for :data:`PAUSE` seconds
+        at most, then the next look goes on with the next one.
         """
         now = self._clock.now()
         with self._admission.index.fresh() as timeline:
@@ -141,18 +145,34 @@ class Watch:
             # Room comes only by a decision about a host.
             news = sum(host.generation for host in known.values())
         again = now - self._since >= AGAIN
-        found = [row for host in short
-                 if again or self._left.get(host.id) != host.generation
-                 for row in self._too_many(host, now)]
-        if again or news != self._news:
-            found += self._unbound(now)
+        tried_all = self._news == news and not again
         self._news = news
         if again:
             self._since = now
             self._forget(short, now)
-        self._bind_all(found)
+        self._bind_all([
+            row for host in short
+            if again or self._left.get(host.id) != host.generation
+            for row in self._too_many(host, now)])
+        if not tried_all or self._tried is not None:
+            self._try_again(self._unbound(now))
         if again:
             self._relieve()
+
+    def _try_again(self, rows: ty.Iterable[ty.Any]) -> None:
+        """Look for hosts of bookings that have none, as long as that may
+        last; the next look goes on from there.
+        """
+        late = self._clock.elapsed() + PAUSE
+        of_leases = itertools.groupby(sorted(rows, key=_age), key=_age)
+        for age, of_lease in of_leases:
+            if self._tried is not None and age <= self._tried:
+                continue
+            if self._clock.elapsed() > late:
+                return
+            self._bind_all(of_lease)
+            self._tried = age
+        self._tried = None
 
     def _relieve(self) -> None:
         """Say nothing more of leases of which nothing is missing any more.
@@ -233,8 +253,7 @@ class Watch:
     def _bind_all(self, found: ty.Iterable[ty.Any]) -> None:
         """Oldest lease first; none keeps another one from its room."""
         ids: dict[str, set[int]] = collections.defaultdict(set)
-        for row in sorted(found, key=lambda row: (row.created_at,
-                                                  row.lease_id)):
+        for row in sorted(found, key=_age):
             ids[row.reservation_id].add(row.id)
         for reservation_id, of_it in ids.items():
             try:
@@ -301,23 +320,34 @@ class Watch:
                        if row not in rows])
 
     def _asked_of(self, case: _Case) -> model.Demand | model.Refusal:
-        """What the cloud says of a reservation; not asked in every round."""
-        now = self._clock.now()
-        one, lease = case.reservation, case.lease
+        """What the cloud says of a reservation; not asked in every round.
+
+        :raises CloudUnavailable: when it did not answer a while ago
+        """
+        now, one = self._clock.now(), case.reservation
         # It has another key when it was changed meanwhile.
         key = one.id, one.updated_at
         said, when = self._asked.get(key, (None, 0))
-        if said is not None and now - when < AGAIN:
-            return said
+        if said is None or now - when >= AGAIN:
+            said = self._ask(case)
+            self._asked[key] = said, now
+        if isinstance(said, errors.CloudUnavailable):
+            raise said
+        return said
+
+    def _ask(self, case: _Case,
+             ) -> model.Demand | model.Refusal | errors.CloudUnavailable:
+        one, lease = case.reservation, case.lease
         try:
-            said = self._demand_of(Promise(
+            return self._demand_of(Promise(
                 lease.project_id, lease.user_id,
                 None if case.sealed is None else self._opens(case.sealed),
                 one.params or {}, one.flavor or {}))
         except errors.Refused as exc:
-            said = exc.refusal
-        self._asked[key] = said, now
-        return said
+            return exc.refusal
+        except errors.CloudUnavailable as exc:
+            # Each of many would wait for it in every look.
+            return exc
 
     def _beside(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
                 staying: ty.Iterable[models.Booking]) -> model.Demand:
@@ -404,3 +434,8 @@ _RELIEVED = sa.select(_LEASE.id, _LEASE.generation).where(
         _RESERVATION.lease_id == _LEASE.id,
         _BOOKING.reservation_id == _RESERVATION.id,
         _BOOKING.host_id.is_(None)))
+
+
+def _age(row: ty.Any) -> tuple[int, str]:
+    """Whose turn it is: the oldest lease comes first."""
+    return row.created_at, row.lease_id

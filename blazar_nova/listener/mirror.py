@@ -197,7 +197,11 @@ class Mirror:
     def _compare_hosts(self) -> None:
         found, complete = nova_hosts.all_hosts()
         for number, host in enumerate(found, 1):
-            self.compare_host(host)
+            try:
+                self.compare_host(host)
+            except Exception:
+                # One of many keeps no other from being compared.
+                LOG.exception('Host %s could not be compared', host.name)
             if number % 100 == 0:
                 LOG.info('Compared %s of %s hosts', number, len(found))
         if complete:

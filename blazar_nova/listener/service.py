@@ -148,15 +148,15 @@ class Listener:
             clock.wait(self._stopping, clock.now() + pause)
 
     def _compare(self) -> None:
-        clock = self.parts.clock
+        clock, life = self.parts.clock, self.parts.lifecycle
         while not self._stopping.is_set():
-            try:
-                self.mirror.compare_all()
-                self.parts.lifecycle.send_lost()
-                self.parts.lifecycle.revoke_over()
-            except Exception:
-                LOG.exception('The comparison with Nova failed; again in '
-                              '%s s', self._interval)
+            for part in (self.mirror.compare_all, life.settle_begun,
+                         life.send_lost, life.revoke_over):
+                try:
+                    part()
+                except Exception:
+                    LOG.exception('The comparison with Nova failed; again in '
+                                  '%s s', self._interval)
             self.engine.wake()
             clock.wait(self._stopping, clock.now() + self._interval)
 

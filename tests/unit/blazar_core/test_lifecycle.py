@@ -14,6 +14,7 @@ import logging
 import threading
 
 import fixtures
+import sqlalchemy as sa
 import testscenarios
 
 from blazar_core.db import api
@@ -672,6 +673,32 @@ class TestNotPlaced(LifecycleTestCase):
                          (self.status(lease), self.reason(lease)))
         self.assertIsNone(self.host_of(second))
         self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+
+
+class TestSettledAgain(LifecycleTestCase):
+    """Who should have brought a lease into its state died over it."""
+
+    def test_one_whose_servers_all_run_is_active(self):
+        lease = self.running_lease(0, 100)
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Lease).values(status='STARTING'))
+        self.lifecycle.settle_begun()
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_one_without_servers_is_over(self):
+        lease = self.running_lease(0, 100)
+        with self.database.writer() as session:
+            session.execute(sa.delete(models.Booking))
+        self.lifecycle.settle_begun()
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_others_are_left_alone(self):
+        self.host('two', VCPU=2)
+        leases = [self.lease(0, 100), self.lease(50, 100),
+                  self.reserve(0, 100, active=True)]
+        before = list(map(self.status, leases))
+        self.lifecycle.settle_begun()
+        self.assertEqual(before, list(map(self.status, leases)))
 
 
 class TestSettled(LifecycleTestCase):

@@ -436,9 +436,37 @@ class TestMissing(WatchTestCase):
                          [self.hosts_of(one) for one in (lease, other)])
         self.assertEqual([], self.notified)
         self.wanted.clear()
+        # It is not waited for again in every look.
+        self.watch.look()
+        self.assertEqual([['one'], ['two']],
+                         [self.hosts_of(one) for one in (lease, other)])
+        self.clock.advance(watch.AGAIN)
         self.watch.look()
         self.assertEqual([['two'], ['two']],
                          [self.hosts_of(one) for one in (lease, other)])
+
+    def test_looking_for_many_goes_on_in_the_next_look(self):
+        """Each costs a search, and what has just become too much waits."""
+        found = [self.lease(50, 100, project=name) for name in 'ab']
+        self.crowd()
+        self.watch.look()
+        self.assertEqual([[None]] * 2, list(map(self.hosts_of, found)))
+        bind_all, tried = self.watch._bind_all, []
+
+        def slow(rows):
+            rows = list(rows)
+            tried.extend(row.lease_id for row in rows)
+            if rows:
+                self.clock.advance(watch.PAUSE + 1)
+            bind_all(rows)
+
+        self.watch._bind_all = slow
+        self.with_host('full', VCPU=0)
+        for _look in range(2):
+            self.watch.look()
+        self.assertEqual([lease['id'] for lease in sorted(
+            found, key=lambda lease: (lease['created_at'], lease['id']))],
+            tried)
 
     def test_the_cloud_is_not_asked_in_every_round(self):
         self.lease(50, 1000)

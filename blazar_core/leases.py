@@ -575,7 +575,7 @@ class Leases:
             session.execute(
                 sa.update(models.Booking)
                 .where(models.Booking.server_id.in_(server_ids))
-                .values(server_id=None, sent_at=None))
+                .values(server_id=None, sent_at=None, placed_at=None))
 
     def entrust(self, lease_id: str, sealed: str) -> str | None:
         """Keep what lets us act for the owner of a lease.

@@ -327,6 +327,7 @@ class Lifecycle:
         except errors.CloudUnavailable as exc:
             # However long it takes: it is not the lease that fails.
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+            self._explain(lease_id, str(exc))
             return Later(AWAY, str(exc))
         return self._rest(lease_id, when_due, why)
 
@@ -387,12 +388,19 @@ class Lifecycle:
         if why:
             LOG.warning('Lease %s: %s of its servers cannot start yet: %s',
                         lease_id, len(waiting), why)
-            self._database.retried(self._explain, lease_id, why)
+            self._explain(lease_id, why)
             return Later(_pause(lease, now), why)
         return Later(AGAIN, 'its servers are other ones than they were')
 
     def _explain(self, lease_id: str, why: str) -> None:
         """Say in a lease why servers of it have not started yet."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            if lease.status_reason == _put_off(_waiting(lease), why):
+                return
+        self._database.retried(self._write_why, lease_id, why)
+
+    def _write_why(self, lease_id: str, why: str) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             waiting = _waiting(lease)

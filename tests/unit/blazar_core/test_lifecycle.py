@@ -54,6 +54,9 @@ class LifecycleTestCase(base.LeaseTestCase):
         except errors.Refused as exc:
             return exc.refusal.fits_now
 
+    def reason(self, lease):
+        return views.get(self.database, lease['id'])['status_reason']
+
     def booking(self, server_id):
         row, = self.scalars(
             models.Booking, models.Booking.server_id == server_id)
@@ -205,9 +208,11 @@ class TestStart(LifecycleTestCase):
             self.status(lease), self.notified))
         self.assertIn(f'Lease {lease["id"]} cannot start yet: It is away.',
                       log.output)
+        self.assertIn('It is away.', self.reason(lease))
         self.cloud.broken.clear()
         self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
         self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual('', self.reason(lease))
 
     def test_the_gate_is_closed_once_the_lease_was_ended(self):
         lease = self.lease(50, 100)
@@ -531,9 +536,6 @@ class TestNotPlaced(LifecycleTestCase):
             models.Event, models.Event.lease_id == lease['id'],
             models.Event.event_type == 'start_lease')
         return event
-
-    def reason(self, lease):
-        return views.get(self.database, lease['id'])['status_reason']
 
     def test_it_keeps_its_room_and_is_sent_again_within_its_time(self):
         lease = self.sent()

@@ -177,9 +177,15 @@ class TestLettingIn(RaceTestCase):
         if self.kind in ('snapshot', 'postgresql'):
             self.skipTest('A database that guards its rows itself lets only '
                           'those in who do not meet: see TestClaim.')
-        outcome = self.let_in(each=1, without=['judged'])
-        self.assertGreater(outcome['let in'], 6)
-        self.assertNotEqual([], self.overbooked())
+        # Whether they meet is luck, so that it is tried until it is seen.
+        for _round in range(ROUNDS):
+            if self.let_in(each=1, without=['judged'])['let in'] > 6:
+                self.assertNotEqual([], self.overbooked())
+                return
+            self.clear()
+            with self.database.writer() as session:
+                session.execute(sa.delete(models.Host))
+        self.fail('Without the guard none was let in beside a promise.')
 
     def test_nor_do_they_and_who_makes_leases(self):
         uuid = self.host('one', VCPU=RACERS // 2)

@@ -20,7 +20,7 @@ import os
 
 os.environ['OS_NOVA_DISABLE_EVENTLET_PATCHING'] = '1'
 # Seconds; a test that hangs fails instead of stopping the run.
-os.environ.setdefault('OS_TEST_TIMEOUT', '120')
+os.environ.setdefault('OS_TEST_TIMEOUT', '300')
 
 from nova import monkey_patch  # noqa: E402
 

@@ -154,7 +154,7 @@ class LifeTest(leased.LeasedTestCase):
             self.run_due()
         self.assertEqual('deleting', self.admin.get_server(server_id)[
             'OS-EXT-STS:task_state'])
-        self.stub_out('blazar_nova.compat.servers._ASK_AGAIN', 0)
+        self.stub_out('blazar_nova.compat.deletion._ASK_AGAIN', 0)
         self.finish()
         self.assertFalse(self.exists(server_id))
         self.assertEqual({}, self.guests())
@@ -455,7 +455,7 @@ class DaemonTest(base.FunctionalTestCase):
         began = listener.parts.clock.now()
         hints = {'reserved': 'True', 'lease_params': json.dumps({
             'name': 'vm1', 'start': clocks.minute(began + 3),
-            'end': clocks.minute(began + 7)})}
+            'end': clocks.minute(began + 20)})}
         server_id = self.boot('vm1', hints=hints)['id']
         self.assertEqual('RESERVED',
                          self.alice.get_server(server_id)['status'])

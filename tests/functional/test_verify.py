@@ -128,7 +128,7 @@ class HealthyTest(VerifyTestCase):
         self.wait_for(lambda: not self.allocations(over))
         self.active('runs')
         self.assertEqual(
-            {'failed': 'ERROR', 'waits': 'PENDING', 'over': 'TERMINATED',
+            {'failed': 'STARTING', 'waits': 'PENDING', 'over': 'TERMINATED',
              'runs': 'ACTIVE'},
             {lease['name']: lease['status'] for lease in self.leases()})
         before = self.dump()
@@ -168,6 +168,8 @@ class HostsTest(VerifyTestCase):
     def test_a_server_without_a_lease_that_no_notification_told(self):
         server = self.boot_active('plain')
         host = server['OS-EXT-SRV-ATTR:host']
+        # Nor did the scheduler, when it let it in.
+        self.change(models.Host, usage={}, consumers={})
         self.assert_mended(f'Host {host}, in use without an end: nothing in '
                            f'the books, 1 DISK_GB, 512 MEMORY_MB, 1 VCPU')
 

@@ -506,6 +506,7 @@ class MomentsTest(VerifyTestCase):
     def test_what_moves_is_not_told(self):
         """Another boot on the same host, that is not in the books yet."""
         self.boot_active('plain')
+        self.change(models.Host, usage={}, consumers={})
 
         def meanwhile(_seconds: int) -> None:
             for number in (1, 2, 3):

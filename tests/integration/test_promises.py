@@ -43,6 +43,7 @@ AT_ONCE = 16
 BOOTS = {'plain': 64, 'forced': 10, 'deleted': 5, 'deleted_late': 5,
          'leased_now': 8, 'leased_soon': 8}
 #: Of 160 VCPUs 80 are in use; of those left, 24 and 24 are promised.
+FILLED, FILL_FLAVOR = 4, 'm1.large'
 HELD, HELD_FLAVOR = 12, 'm1.medium'
 LEASES, PLACES, PLACE = 4, 3, {'vcpus': 2, 'memory_mb': 64, 'disk_gb': 1}
 #: Seconds from the first promise of the first round until they begin.
@@ -117,14 +118,22 @@ class PromisesTest(base.IntegrationTestCase):
     def fill(self) -> None:
         """Half of each host is in use, and stays so."""
         self.addCleanup(setattr, self, '_kept', self._kept)
-        servers = self.each(lambda host: self.force(host, 'm1.large'),
+        servers = self.each(lambda host: self.force(host, FILL_FLAVOR),
                             self.hosts)
         for server_id in servers:
             self.wait_for_server(server_id)
         self._kept = self._kept[0] | set(servers), self._kept[1]
 
+    def is_as_filled(self) -> bool:
+        """Whether the books say that half is in use and nothing promised."""
+        with self.database.begin() as connection:
+            used = [usage.get('VCPU') for usage, in connection.execute(
+                sa.select(models.Host.__table__.c.usage))]
+        return not self.booked() and used == [FILLED] * len(self.hosts)
+
     def round(self, number: int) -> list[str]:
         """Promises, boots, and what is wrong after them."""
+        self.wait_for(self.is_as_filled, 'the round before is over', STORM)
         begun = time.time()
         start = int(begun + self.notice)
         promises = self.promise(start)

@@ -28,6 +28,7 @@ from blazar_nova.api import admission
 from blazar_nova.api import middleware
 from blazar_nova.compat import checks
 from blazar_nova.compat import hold
+from blazar_nova.compat import listing
 from blazar_nova.compat import router
 from blazar_nova.compat import service
 from blazar_nova import wiring
@@ -43,7 +44,9 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     :raises ConfigurationError: when this Nova or its configuration is not
         as it has to be; it says which line to write
     """
-    checks.refuse('nova-api', checks.nova_objects() + checks.nova_api())
+    checks.refuse('nova-api', checks.nova_objects() + checks.nova_api() +
+                  listing.problems())
+    listing.install()
     parts = wiring.shared()
     wiring.check_defaults(wiring.defaults(service.CONF), parts.clock.now())
     admit = admission.Admission(parts)

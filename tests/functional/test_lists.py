@@ -1,0 +1,177 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Lists of servers where many of them wait for their lease."""
+
+import datetime
+import itertools
+from unittest import mock
+
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from oslo_utils import timeutils
+from oslo_utils import uuidutils
+
+from blazar_nova.compat import listing
+from tests.functional import leased
+from tests.functional import nova_box
+
+#: What members and admins may ask for, in the words of Nova's search.
+FILTERS = (
+    {}, {'deleted': False}, {'project_id': nova_box.PROJECT_ID},
+    {'project_id': 'other'}, {'display_name': 'copy-[24]'},
+    {'display_name': '^(vm|copy-1)'}, {'vm_state': ['reserved']},
+    {'vm_state': ['building', 'active'], 'deleted': False},
+    {'vm_state': []}, {'task_state': [None]}, {'host': None},
+    {'metadata': {'part': '1'}}, {'metadata': [{'part': '2'}]},
+    {'tags': ['tag0']}, {'not-tags-any': ['tag0']}, {'user_id': 'alice'},
+    {'user_id': 'bob'}, {'instance_type_id': 1}, {'locked': False},
+    {'hidden': False}, {'launched_at': '2026'}, {'created_at': '20'},
+    {'availability_zone': 'nova'}, {'nonsense': 'x'}, {'ip': '10.'},
+    {'locked_by': 'owner'}, {'name': 'instance-'}, {'image_ref': '.*-.*'},
+)
+SORTS = (
+    (['created_at'], ['desc']), (['display_name'], ['asc']),
+    (['display_name', 'created_at'], ['desc', 'asc']), (['uuid'], ['asc']),
+    (['project_id', 'id'], ['asc', 'desc']), (['vm_state'], ['desc']),
+)
+
+
+class ListTest(leased.LeasedTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.alices = nova_context.RequestContext(
+            'alice', nova_box.PROJECT_ID)
+        self.admins = nova_context.get_admin_context()
+        # Later ones show the hints, which the copies have not.
+        self.old_client = self.api(microversion='2.90')
+        self.held = self.hold('vm1')['id']
+
+    def copies(self, count):
+        """More servers like the one that is held, no two alike."""
+        ids = []
+        for number in range(count):
+            request = objects.BuildRequest.get_by_instance_uuid(
+                self.admins, self.held)
+            instance = request.instance
+            instance.uuid = uuidutils.generate_uuid()
+            instance.display_name = f'copy-{number % 7}'
+            instance.metadata = {'part': str(number % 3)}
+            instance.vm_state = ('reserved', 'building')[number % 4 == 3]
+            instance.project_id = (
+                nova_box.PROJECT_ID, 'other')[number % 5 == 4]
+            objects.BuildRequest(
+                self.admins, instance=instance, instance_uuid=instance.uuid,
+                project_id=instance.project_id,
+                block_device_mappings=request.block_device_mappings,
+                tags=objects.TagList(objects=[objects.Tag(
+                    resource_id=instance.uuid, tag=f'tag{number % 2}')]),
+            ).create()
+            ids.append(instance.uuid)
+        return ids
+
+    def ids(self, search, context, filters, **how):
+        """What a search finds, or that it does not know the marker."""
+        how = {name: [*value] if isinstance(value, list) else value
+               for name, value in how.items()}
+        try:
+            return [one.instance.uuid for one in search(
+                context, dict(filters), **how)]
+        except exception.MarkerNotFound:
+            return 'no such marker'
+
+    def novas(self, context, filters, **how):
+        return listing._novas.original_fn(
+            objects.BuildRequestList, context, filters, **how)
+
+    def test_finds_what_nova_finds(self):
+        ids = self.copies(12)
+        self.assertNotEqual(
+            listing._novas, objects.BuildRequestList.get_by_filters)
+        hows = itertools.cycle(itertools.product(SORTS, (
+            (None, None), (5, None), (5, ids[0]), (1, ids[11]),
+            (0, ids[0]), (3, uuidutils.generate_uuid()))))
+        seen = set()
+        for filters, context in itertools.product(
+                FILTERS, (self.alices, self.admins)):
+            for (keys, directions), (limit, marker) in itertools.islice(
+                    hows, 5):
+                asked = {'limit': limit, 'marker': marker, 'sort_keys': keys,
+                         'sort_dirs': directions}
+                found = self.ids(objects.BuildRequestList.get_by_filters,
+                                 context, filters, **asked)
+                self.assertEqual(
+                    self.ids(self.novas, context, filters, **asked), found,
+                    (context.is_admin, filters, asked))
+                seen.add(tuple(found))
+        self.assertGreater(len(seen), 50)
+
+    def test_looks_at_what_nova_looks_at(self):
+        self.copies(4)
+        rows = listing._Rows(self.admins, {})
+        for row in rows.get_all(self.admins):
+            real = rows.whole(row.id).instance
+            for name in objects.Instance.fields:
+                if real.obj_attr_is_set(name) and not hasattr(
+                        getattr(real, name), 'obj_name'):
+                    self.assertEqual(getattr(real, name),
+                                     getattr(row.instance, name), name)
+
+    def test_makes_objects_of_what_is_shown_only(self):
+        self.copies(30)
+        with mock.patch.object(
+                objects.BuildRequest, '_from_db_object',
+                wraps=objects.BuildRequest._from_db_object) as made:
+            for query in ('', '&name=copy', '&status=RESERVED',
+                          '&sort_key=display_name', '&not-tags=tag1',
+                          f'&marker={self.held}&sort_dir=asc'):
+                made.reset_mock()
+                response = self.old_client.api_request(
+                    f'/servers/detail?limit=3{query}')
+                self.assertEqual(
+                    3, len(response.json()['servers']), response.text)
+                self.assertEqual(3, made.call_count, query)
+
+    def test_what_has_not_changed_since_is_left_out(self):
+        (building,) = [one for number, one in enumerate(self.copies(4))
+                       if number == 3]
+        for client in (self.old_client, self.admin):
+            for seconds, there in ((-60, True), (60, False)):
+                since = timeutils.utcnow() + datetime.timedelta(
+                    seconds=seconds)
+                found = {one['id'] for one in client.api_request(
+                    f'/servers?changes-since={since.isoformat()}Z'
+                ).json()['servers']}
+                self.assertEqual(there, self.held in found, found)
+                self.assertIn(building, found)
+
+    def test_sorting_by_what_some_do_not_have(self):
+        self.copies(5)
+        for key in ('updated_at', 'key_name', 'availability_zone',
+                    'launched_at', 'terminated_at'):
+            response = self.old_client.api_request(
+                f'/servers/detail?sort_key={key}')
+            self.assertEqual(200, response.status_code, response.text)
+            self.assertLess(4, len(response.json()['servers']))
+
+    def test_an_expression_that_takes_for_ever(self):
+        slow = self.hold('a' * 60 + '!')['id']
+        response = self.alice.api_request('/servers?name=(a|a)%2B$')
+        self.assertEqual(400, response.status_code, response.text)
+        self.assertIn('(a|a)+$', response.text)
+        self.assertIn('Write a simpler one', response.text)
+        response = self.alice.api_request('/servers?name=(a)%2B!$')
+        self.assertEqual([slow], [
+            one['id'] for one in response.json()['servers']])

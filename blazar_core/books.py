@@ -430,8 +430,17 @@ def in_the_way(session: orm.Session, window: model.Window, most: int = 10,
 
 # -- hosts -------------------------------------------------------------------
 
+def generations(session: orm.Session, uuids: ty.Collection[str],
+                ) -> dict[str, int]:
+    """The generations of hosts, of those that are in the books."""
+    return {row.uuid: row.generation for row in session.execute(
+        sa.select(models.Host.uuid, models.Host.generation)
+        .where(models.Host.uuid.in_(uuids)))}
+
+
 def report(session: orm.Session, now: int, host: model.HostFacts,
-           allocations: ty.Mapping[str, model.Resources]) -> bool:
+           allocations: ty.Mapping[str, model.Resources],
+           seen: int | None = None) -> bool:
     """Write down what a host has and what runs there.
 
     What runs there under a booking on this very host is no open-ended usage;
@@ -441,24 +450,32 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
     :param now: from before the cloud was asked: what it told (:func:`tell`)
         since then is newer
     :param allocations: resources by consumer (server), as placement has them
+    :param seen: the generation that the host had before the cloud was asked,
+        None if it was not in the books: of what somebody has written since
+        then, who may have asked later, nothing is written over
     :returns: whether anything was new
-    :raises LostRace: when somebody decided about the host meanwhile
+    :raises LostRace: when somebody decided about the host meanwhile: ask the
+        cloud again
     """
     row = _host(session, host.uuid)
     if row is None:
         _add_host(session, now, host, allocations)
         return True
-    return _report(session, now, row, allocations, dataclasses.asdict(host))
+    return _report(
+        session, now, row, allocations, dataclasses.asdict(host), seen)
 
 
 def report_usage(session: orm.Session, now: int, uuid: str,
-                 allocations: ty.Mapping[str, model.Resources]) -> bool:
+                 allocations: ty.Mapping[str, model.Resources],
+                 seen: int | None) -> bool:
     """The same of what runs on a host alone; nothing if it is unknown.
 
-    :raises LostRace: when somebody decided about the host meanwhile
+    :raises LostRace: when somebody decided about the host meanwhile: ask the
+        cloud again
     """
     row = _host(session, uuid)
-    return row is not None and _report(session, now, row, allocations, {})
+    return row is not None and _report(
+        session, now, row, allocations, {}, seen)
 
 
 def tell(connection: sa.Connection, now: int, service_host: str, name: str,
@@ -629,9 +646,9 @@ def _host(session: orm.Session, uuid: str) -> models.Host | None:
 
 def _report(session: orm.Session, now: int, row: models.Host,
             allocations: ty.Mapping[str, model.Resources],
-            values: dict[str, ty.Any]) -> bool:
+            values: dict[str, ty.Any], seen: int | None) -> bool:
     """Write down what runs on a host, and other values of its row."""
-    seen = _Seen(row.id, row.generation, row.capacity, row.usage)
+    known = _Seen(row.id, row.generation, row.capacity, row.usage)
     # Who left was told since then; who came is there, or is on his way.
     consumers = _consumers(allocations) | {
         consumer: entry for consumer, entry in (row.consumers or {}).items()
@@ -658,11 +675,14 @@ def _report(session: orm.Session, now: int, row: models.Host,
               if getattr(row, name) != value}
     if row.consumers is None or _amounts(row.consumers) != _amounts(consumers):
         values['consumers'] = consumers
+    if (resized or values) and row.generation != seen:
+        raise api.LostRace(row.id)
     if resized:
         amend(session, now, resized, force=True)
-        seen = seen._replace(generation=seen.generation + 1)
+        known = known._replace(generation=known.generation + 1)
     if values:
-        _take(session.connection(), now, [seen], {}, updated_at=now, **values)
+        _take(session.connection(), now, [known], {}, updated_at=now,
+              **values)
         session.expire(row)
     return bool(values or resized)
 

@@ -276,7 +276,8 @@ class Watch:
         :raises LostRace: when somebody was faster: look again
         """
         case = self._case(reservation_id)
-        if case is None:
+        if case is None or not case.rows:
+            # Its build was sent meanwhile, say.
             return
         demand = self._asked_of(case)
         rows, staying = case.rows, case.staying

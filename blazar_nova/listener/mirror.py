@@ -229,19 +229,29 @@ class Mirror:
 
     def compare_host(self, host: nova_hosts.ComputeHost) -> None:
         """Make the books true for a host."""
-        now = self._parts.clock.now()
-        facts = nova_hosts.facts(host.uuid)
-        if facts is not None:
-            self._facts[host.uuid] = facts
-            self._parts.database.retried(self._report, now, host, facts)
+        self._parts.database.retried(self._compare_host, host)
 
-    def _report(self, now: int, host: nova_hosts.ComputeHost,
-                facts: nova_hosts.Facts) -> None:
+    def _compare_host(self, host: nova_hosts.ComputeHost) -> None:
+        now, seen = self._before(host.uuid)
+        facts = nova_hosts.facts(host.uuid)
+        if facts is None:
+            return
+        self._facts[host.uuid] = facts
         with self._parts.database.writer() as session:
             if books.report(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
-                    host.properties), facts.allocations):
+                    host.properties), facts.allocations, seen):
                 LOG.debug('Host %s: %s', host.name, facts)
+
+    def _before(self, uuid: str) -> tuple[int, int | None]:
+        """When the cloud is asked about a host, and what is known then.
+
+        Others ask about it too, and whoever asked first may be the last to
+        write: he sees by that that he has to ask again.
+        """
+        with self._parts.database.reader() as session:
+            return self._parts.clock.now(), books.generations(
+                session, [uuid]).get(uuid)
 
     def compare_usage(self, service_host: str) -> None:
         """Make the books true for what runs on the hosts of a nova-compute.
@@ -261,8 +271,14 @@ class Mirror:
         for host, facts in zip(hosts, seen):
             assert facts is not None
             self._parts.database.retried(
-                self._report_usage, self._parts.clock.now(), host.uuid,
-                nova_hosts.taken(facts.providers))
+                self._compare_usage, host.uuid, facts.providers)
+
+    def _compare_usage(self, uuid: str, providers: ty.Any) -> None:
+        now, seen = self._before(uuid)
+        taken = nova_hosts.taken(providers)
+        with self._parts.database.writer() as session:
+            if books.report_usage(session, now, uuid, taken, seen):
+                LOG.debug('Host %s: %s', uuid, taken)
 
     def recheck(self) -> None:
         """Look at the hosts that are to be looked at by now.
@@ -292,12 +308,6 @@ class Mirror:
                     at: int | None) -> None:
         with self._parts.database.begin() as connection:
             books.recheck(connection, now, service_hosts, at)
-
-    def _report_usage(self, now: int, uuid: str,
-                      taken: ty.Mapping[str, model.Resources]) -> None:
-        with self._parts.database.writer() as session:
-            if books.report_usage(session, now, uuid, taken):
-                LOG.debug('Host %s: %s', uuid, taken)
 
     def _delete_orphans(self, nova: survey.Survey) -> None:
         """Servers shown as RESERVED that no lease holds.

@@ -196,7 +196,7 @@ class Contender:
                     models.Host, self.dice.choice(self.host_ids))
                 books.report(session, self.clock.now(), model.HostFacts(
                     row.uuid, row.name, row.service_host, row.capacity,
-                    {'colour': self.dice.randrange(10)}), {})
+                    {'colour': self.dice.randrange(10)}), {}, row.generation)
 
         self.database.retried(work)
 

@@ -204,7 +204,8 @@ class DatabaseTestCase(TestCase):
         """Write down what a host has, as the comparison with Nova does."""
         with self.database.writer() as session:
             books.report(session, NOW, model.HostFacts(
-                uuid, name, name, capacity), {'somebody': usage or {}})
+                uuid, name, name, capacity), {'somebody': usage or {}},
+                books.generations(session, [uuid]).get(uuid))
 
     def scalars(self, column: ty.Any, *where: ty.Any) -> list[ty.Any]:
         """The values of a column."""

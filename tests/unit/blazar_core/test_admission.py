@@ -524,7 +524,8 @@ class TestProperties(AdmissionTestCase):
         self.refusal(0, 10, **rare)
         with self.database.writer() as session:
             books.report(session, NOW, model.HostFacts(
-                'plain', 'plain', 'plain', {'VCPU': 4}, {'gpu': 'h100'}), {})
+                'plain', 'plain', 'plain', {'VCPU': 4}, {'gpu': 'h100'}), {},
+                books.generations(session, ['plain'])['plain'])
         self.assertEqual(['plain'], self.pick(0, 10, **rare))
 
 

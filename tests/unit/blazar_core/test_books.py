@@ -458,7 +458,8 @@ class ReportTestCase(worlds.BooksTestCase):
             return books.report(
                 session, now, model.HostFacts(
                     uuid, name, service_host, capacity or {'VCPU': 4},
-                    properties or {}), allocations)
+                    properties or {}), allocations,
+                books.generations(session, [uuid]).get(uuid))
 
     def row(self, uuid='uuid'):
         return self.scalars(models.Host, models.Host.uuid == uuid)[0]
@@ -525,7 +526,9 @@ class TestReportOfUsage(ReportTestCase):
 
     def report_usage(self, uuid='uuid', **allocations):
         with self.database.writer() as session:
-            return books.report_usage(session, NOW + 9, uuid, allocations)
+            return books.report_usage(
+                session, NOW + 9, uuid, allocations,
+                books.generations(session, [uuid]).get(uuid))
 
     def test_what_runs_there_is_written_down_and_nothing_else(self):
         self.report(name='one', properties={'gpu': 'a100'})
@@ -546,6 +549,24 @@ class TestReportOfUsage(ReportTestCase):
         self.assertFalse(self.report_usage(a={'VCPU': 1}))
         self.assertTrue(self.report_usage())
         self.assertEqual({}, self.row().usage)
+
+    def test_who_asked_before_somebody_else_wrote_asks_again(self):
+        self.report(a={'VCPU': 1}, b={'VCPU': 2})
+        seen = self.row().generation
+        # Two have asked; a left, and who asked after that is the first.
+        self.assertTrue(self.report_usage(b={'VCPU': 2}))
+        for report, host in ((books.report_usage, 'uuid'), (
+                books.report, model.HostFacts(
+                    'uuid', 'one', 'compute', {'VCPU': 4}))):
+            with self.database.writer() as session:
+                self.assertRaises(
+                    api.LostRace, report, session, NOW + 9, host,
+                    {'a': {'VCPU': 1}, 'b': {'VCPU': 2}}, seen)
+        self.assertEqual({'VCPU': 2}, self.row().usage)
+        # What is as it was seen needs no other question.
+        with self.database.writer() as session:
+            self.assertFalse(books.report_usage(
+                session, NOW + 9, 'uuid', {'b': {'VCPU': 2}}, seen))
 
     def test_an_unknown_host_is_left_to_a_report_in_full(self):
         self.assertFalse(self.report_usage('nobody', a={'VCPU': 1}))
@@ -686,7 +707,8 @@ class TestReportsThatMeet(ReportTestCase):
     def test_what_was_told_when_somebody_was_faster_is_told_again(self):
         self.report()
         self.meanwhile(lambda: self.elsewhere(
-            books.report_usage, NOW, 'uuid', {'a': {'VCPU': 1}}))
+            books.report_usage, NOW, 'uuid', {'a': {'VCPU': 1}},
+            self.row().generation))
 
         def tell():
             with self.database.begin() as connection:

@@ -78,8 +78,10 @@ class ClaimTestCase(base.LeaseTestCase):
     def asked(self, host='one', at=None, **servers):
         """The cloud says what runs on a host."""
         with self.database.writer() as session:
-            books.report_usage(session, self.clock.now() if at is None else
-                               at, self.uuid_of(host), servers)
+            uuid = self.uuid_of(host)
+            books.report_usage(
+                session, self.clock.now() if at is None else at, uuid,
+                servers, books.generations(session, [uuid])[uuid])
 
 
 class TestClaim(ClaimTestCase):

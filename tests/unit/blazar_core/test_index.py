@@ -128,13 +128,14 @@ class FollowingTest(IndexTestCase):
                 books.report(session, self.clock.now(), model.HostFacts(
                     host.uuid, host.name, host.service_host,
                     {**host.capacity, 'VCPU': dice.randint(60, 90)}),
-                    {'server': {'VCPU': dice.randint(1, 5)}})
+                    {'server': {'VCPU': dice.randint(1, 5)}},
+                    host.generation)
                 return
             elif kind == 3:
                 host = session.get_one(models.Host, dice.choice(
                     self.host_ids))
                 books.report_usage(session, self.clock.now(), host.uuid, {
-                    'server': {'VCPU': dice.randint(1, 5)}})
+                    'server': {'VCPU': dice.randint(1, 5)}}, host.generation)
                 return
             elif kind == 4:
                 name = dice.choice(['h1', 'h2', 'h3'])

@@ -230,8 +230,10 @@ class TestElsewhere(WatchTestCase):
         # It stays where it was, and something else has come.
         self.clock.advance(watch.AGAIN + 1)
         with self.database.writer() as session:
-            books.report_usage(session, self.clock.now(), self.uuids[there],
-                               {'other': {'VCPU': 1}})
+            uuid = self.uuids[there]
+            books.report_usage(
+                session, self.clock.now(), uuid, {'other': {'VCPU': 1}},
+                books.generations(session, [uuid])[uuid])
         self.watch.look()
         self.assertIn(None, self.hosts_of(lease))
 

@@ -14,8 +14,12 @@
 
 import types
 
+import fixtures
+from oslo_utils import uuidutils
 import testscenarios
 
+from blazar_core import books
+from blazar_core.db import models
 from blazar_nova.listener import mirror
 from tests.unit import base
 
@@ -47,3 +51,32 @@ class TestRecheck(base.DatabaseTestCase):
         looked.recheck()
         looked.recheck()
         self.assertEqual(['one'] * 3, asked)
+
+
+class TestTwoListeners(base.DatabaseTestCase):
+    """Whoever asked first is the last one to write."""
+
+    def test_what_has_left_meanwhile_does_not_come_again(self):
+        uuid = uuidutils.generate_uuid()
+        self.report(uuid, 'one', {'VCPU': 1}, {'VCPU': 4})
+        asked = []
+
+        def taken(_providers):
+            asked.append(None)
+            if len(asked) > 1:
+                return {}
+            with self.database.writer() as session:
+                books.report_usage(
+                    session, self.clock.now(), uuid, {},
+                    books.generations(session, [uuid])[uuid])
+            return {'somebody': {'VCPU': 1}, 'another': {'VCPU': 1}}
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.hosts.taken', taken))
+        looked = mirror.Mirror(types.SimpleNamespace(
+            database=self.database, clock=self.clock), lambda: None)
+        looked._facts[uuid] = types.SimpleNamespace(
+            capacity={'VCPU': 4}, providers={})
+        looked.compare_usage('one')
+        self.assertEqual(2, len(asked))
+        self.assertEqual([{}], self.scalars(models.Host.usage))

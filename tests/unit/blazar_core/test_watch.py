@@ -115,6 +115,26 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(([], []), (self.asked, self.notified))
         self.assertIs(False, self.get(lease)['degraded'])
 
+    def test_what_is_sent_meanwhile_is_left_alone(self):
+        self.with_host('one', VCPU=2)
+        lease = self.lease(50, 100, count=2)
+        self.with_host('two', VCPU=2)
+        self.with_host('one', usage=1, VCPU=2)
+        bind_all, found = self.watch._bind_all, []
+
+        def send_and_bind(rows):
+            found.extend(rows)
+            self.change(lease, sent_at=NOW)
+            with self.database.writer() as session:
+                session.execute(sa.delete(models.HeldBuild))
+            bind_all(found)
+
+        self.watch._bind_all = send_and_bind
+        self.watch.look()
+        self.assertEqual(1, len(found))
+        self.assertEqual((['one', 'one'], []),
+                         (self.hosts_of(lease), self.asked))
+
     def test_what_does_not_fit_any_more_is_bound_to_another_host(self):
         self.with_host('one', VCPU=2)
         lease = self.lease(50, 100, count=2)

@@ -18,8 +18,14 @@ the action runs; the claims of a worker that died run out and fall to the
 others. Actions may therefore run again after a crash, and are written for
 that. Due events run side by side in a bounded pool: one slow lease delays
 no other. Between them the engine sleeps until the next due time.
+
+Who has much that is due delays nobody else: a free worker goes to the project
+for which the fewest are at work. What starts and ends leases goes before what
+only tells of them, and what is tried for the first time before what was put
+off. The pauses of what is put off grow, until something happens to it.
 """
 
+import collections
 from concurrent import futures
 import dataclasses
 import functools
@@ -36,7 +42,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import lifecycle as life
-from blazar_core import model
 from blazar_core import states
 
 __all__ = ['Engine']
@@ -44,7 +49,18 @@ __all__ = ['Engine']
 LOG = logging.getLogger(__name__)
 
 #: How many due events are read at a time.
-_BATCH = 100
+_BATCH = 50
+
+#: What moves leases; all else only tells of them.
+_URGENT = (states.EventType.START, states.EventType.END,
+           states.EventType.EXPIRE)
+
+#: Due events as they are read, and whose they are.
+_READ = sa.select(
+    models.Event.id, models.Event.lease_id, models.Event.event_type,
+    models.Event.attempts, models.Event.waits, models.Event.due,
+    models.Lease.project_id,
+).join(models.Event.lease)
 
 #: Before and after the action of an event.
 _STEPS = {
@@ -65,6 +81,8 @@ class _Claim:
     lease_id: str
     event_type: str
     attempts: int
+    waits: int
+    project_id: str
 
 
 class Engine:
@@ -148,20 +166,33 @@ class Engine:
         self._stopping.set()
         self._wake.set()
 
-    def hasten(self) -> None:
-        """What actions were put off for may have come: try them now."""
-        self._database.retried(self._hasten)
+    def hasten(self, lease_id: str, host_id: int | None) -> None:
+        """A server of a lease has gone: try now what was put off for that.
+
+        :param host_id: where it was; others may have waited for its room
+        """
+        self._database.retried(self._hasten, lease_id, host_id)
         self.wake()
 
-    def _hasten(self) -> None:
+    def _hasten(self, lease_id: str, host_id: int | None) -> None:
+        now = self._clock.now()
         with self._database.writer() as session:
+            # Read first: a statement that changes events by what other
+            # tables say goes through all events on some databases.
+            leases = set(session.scalars(
+                sa.select(models.Reservation.lease_id)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.host_id == host_id,
+                       models.Booking.end_date > now,
+                       models.Booking.start_date <= now)))
+            # Who is at one just now may have looked before: he tries again
+            # as soon as if it were the first time.
             session.execute(
                 sa.update(models.Event)
-                .where(models.Event.status == 'UNDONE',
-                       models.Event.attempts == 0,
-                       models.Event.due < model.FOREVER,
-                       models.Event.time <= self._clock.now())
-                .values(due=models.Event.time))
+                .where(models.Event.lease_id.in_({lease_id, *leases}),
+                       models.Event.status.in_(('UNDONE', 'IN_PROGRESS')),
+                       models.Event.waits > 0)
+                .values(due=now, waits=0))
 
     # -- claims ------------------------------------------------------------
 
@@ -179,18 +210,49 @@ class Engine:
         if most <= 0:
             return claims
         now = self._clock.now()
-        with self._database.reader() as session:
-            due = session.scalars(
-                sa.select(models.Event).where(_is_free(now))
-                .order_by(models.Event.due, models.Event.id)
-                .limit(_BATCH)).all()
-        for event in due:
+        with self._lock:
+            busy = collections.Counter(
+                claim.project_id for claim in self._running.values())
+        for event in _in_turn(self._due(now, most, busy), busy):
+            if self._database.retried(self._claim, event.id, now):
+                claims.append(_Claim(
+                    event.id, event.lease_id, event.event_type,
+                    event.attempts, event.waits, event.project_id))
+                busy[event.project_id] += 1
             if len(claims) == most:
                 break
-            if self._database.retried(self._claim, event.id, now):
-                claims.append(_Claim(event.id, event.lease_id,
-                                     event.event_type, event.attempts))
         return claims
+
+    def _due(self, now: int, most: int, busy: ty.Mapping[str, int],
+             ) -> list[ty.Any]:
+        """Due events, so that each of ``most`` workers could have one, and
+        could have it of a project for which nobody works.
+        """
+        def read(kind: sa.ColumnElement[bool],
+                 *order: sa.ColumnElement[ty.Any]) -> None:
+            projects: set[str] = set()
+            while True:
+                rows = session.execute(
+                    _READ.where(kind, models.Lease.project_id.not_in(projects))
+                    .order_by(*order, models.Event.due, models.Event.id)
+                    .limit(_BATCH)).all()
+                found.update((row.id, row) for row in rows)
+                projects.update(row.project_id for row in rows)
+                # Behind many of one project there may be others.
+                if len(rows) < _BATCH or len(projects - busy.keys()) >= most:
+                    break
+
+        found: dict[str, ty.Any] = {}
+        with self._database.reader() as session:
+            read(_is_abandoned(now))
+            # Each kind by itself: there may be many of one before the others.
+            for urgent in _URGENT:
+                read(sa.and_(_is_waiting(now),
+                             models.Event.event_type == urgent),
+                     models.Event.waits > 0)
+            if len(found) < most:
+                read(_is_waiting(now))
+        return list(found.values())
 
     def _claim(self, event_id: str, now: int) -> bool:
         with self._database.writer() as session:
@@ -284,10 +346,15 @@ class Engine:
         if outcome is None:
             self._write(claim, status='DONE')
             return
+        seconds, now = outcome.after(claim.waits), self._clock.now()
         LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
-                 claim.event_type, outcome.seconds, outcome.why)
+                 claim.event_type, seconds, outcome.why)
+        # Unless something has happened since it was claimed.
+        same = models.Event.waits == claim.waits
         self._write(claim, status='UNDONE', attempts=0,
-                    due=self._clock.now() + outcome.seconds)
+                    due=sa.case((same, now + seconds),
+                                else_=now + outcome.seconds),
+                    waits=sa.case((same, claim.waits + 1), else_=1))
 
     def _failed(self, claim: _Claim) -> None:
         """Again after a pause that doubles, or not at all any more.
@@ -326,7 +393,37 @@ class Engine:
 
 def _is_free(now: int) -> sa.ColumnElement[bool]:
     """Due, and nobody's; or its worker has died."""
-    return sa.or_(
-        sa.and_(models.Event.status == 'UNDONE', models.Event.due <= now),
-        sa.and_(models.Event.status == 'IN_PROGRESS',
-                models.Event.claimed_until <= now))
+    return sa.or_(_is_waiting(now), _is_abandoned(now))
+
+
+def _is_waiting(now: int) -> sa.ColumnElement[bool]:
+    return sa.and_(models.Event.status == 'UNDONE', models.Event.due <= now)
+
+
+def _is_abandoned(now: int) -> sa.ColumnElement[bool]:
+    return sa.and_(models.Event.status == 'IN_PROGRESS',
+                   models.Event.claimed_until <= now)
+
+
+def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],
+             ) -> ty.Iterator[ty.Any]:
+    """The next event that a free worker should take, again and again.
+
+    :param busy: how many are at work, by project; counted on by the caller
+    """
+    def turn(event: ty.Any) -> tuple[ty.Any, ...]:
+        return (event.event_type not in _URGENT,
+                busy.get(event.project_id, 0), event.waits > 0,
+                event.event_type != states.EventType.START, event.due,
+                event.id)
+
+    # Of equals of a project the order stays as it is.
+    waiting: dict[tuple[str, bool], collections.deque[ty.Any]] = (
+        collections.defaultdict(collections.deque))
+    for event in sorted(events, key=turn):
+        waiting[event.project_id, event.event_type in _URGENT].append(event)
+    while waiting:
+        key = min(waiting, key=lambda key: turn(waiting[key][0]))
+        yield waiting[key].popleft()
+        if not waiting[key]:
+            del waiting[key]

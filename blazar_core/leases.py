@@ -648,10 +648,19 @@ class Leases:
 
     def is_leased(self, server_id: str) -> bool:
         """Whether the server belongs to a lease that is not over."""
+        return self.booked(server_id) is not None
+
+    def booked(self, server_id: str) -> tuple[str, int | None] | None:
+        """The lease of a server, and the id of the host of its booking.
+
+        :returns: None when it belongs to no lease that is not over
+        """
         with self._database.reader() as session:
-            return session.execute(
-                sa.select(models.Booking.id).where(
-                    models.Booking.server_id == server_id)).first() is not None
+            row = session.execute(
+                sa.select(models.Reservation.lease_id, models.Booking.host_id)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.server_id == server_id)).first()
+        return None if row is None else (row.lease_id, row.host_id)
 
     def place_of(self, server_id: str) -> dict[str, str] | None:
         """The place that a server has in a reservation, and will leave.
@@ -881,7 +890,7 @@ def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
                 event.due = time
             # Who is at it has the old date in mind: it is not his any more.
             event.status, event.claimed_by = 'UNDONE', None
-            event.claimed_until = 0
+            event.claimed_until = event.waits = 0
         elif event.event_type == states.EventType.BEFORE_END and time > now:
             # It was told of an end that is none any more.
             lease.events.append(models.Event(**_event(
@@ -971,5 +980,5 @@ def _event(lease_id: str, event_type: str, time: int, now: int,
     return {'id': uuidutils.generate_uuid(), 'lease_id': lease_id,
             'event_type': event_type, 'time': time, 'due': time,
             'status': 'DONE' if done else 'UNDONE', 'attempts': 0,
-            'claimed_by': None, 'claimed_until': 0, 'created_at': now,
-            'updated_at': now}
+            'waits': 0, 'claimed_by': None, 'claimed_until': 0,
+            'created_at': now, 'updated_at': now}

@@ -51,8 +51,13 @@ AGAIN = 2
 #: Seconds until a start is tried again for which the cloud was not there.
 AWAY = 5
 
-#: Seconds at most between two tries of a start that could not be placed.
+#: Seconds at most between two tries of an end, and of a start that could not
+#: be placed.
 LONGEST_PAUSE = 300
+
+#: Seconds at most between two tries of a start that waits for something that
+#: may come without anybody telling us.
+LONGEST_WAIT = 60
 
 #: Seconds that may pass between the right to send a build and the sending.
 SEND_SECONDS = 10
@@ -216,10 +221,21 @@ class Cloud(ty.Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Later:
-    """An action is not finished: do it again in so many seconds."""
+    """An action is not finished: do it again in so many seconds.
+
+    :ivar most: each time that nothing has happened to it in between, the
+        pause is twice as long, up to so many seconds; 0: it is always the
+        same
+    """
 
     seconds: int
     why: str
+    most: int = 0
+
+    def after(self, waits: int) -> int:
+        """The pause when it was put off so many times before."""
+        return max(self.seconds, min(
+            self.most, self.seconds << min(waits, 16)))
 
 
 class Step(enum.Enum):
@@ -315,9 +331,10 @@ class Lifecycle:
             if _servers(lease) and (held is None or not waiting):
                 return None
             if _is_building(lease):
-                return Later(AWAY, 'its other servers are being built')
+                return Later(AWAY, 'its other servers are being built',
+                             LONGEST_WAIT)
             if self._waits_for_host(session, lease):
-                return Later(AGAIN, 'its host is not empty yet')
+                return Later(AGAIN, 'its host is not empty yet', 4 * AGAIN)
             sealed = None if held is None else held.sealed
         if sealed is None:
             return self._begin(lease_id, when_due)
@@ -328,7 +345,7 @@ class Lifecycle:
             # However long it takes: it is not the lease that fails.
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
             self._explain(lease_id, str(exc))
-            return Later(AWAY, str(exc))
+            return Later(AWAY, str(exc), LONGEST_WAIT)
         return self._rest(lease_id, when_due, why)
 
     def _send_waiting(self, lease_id: str, sealed: str,
@@ -689,8 +706,9 @@ class Lifecycle:
                     sa.update(models.Event)
                     .where(models.Event.lease_id == lease_id,
                            models.Event.event_type == states.EventType.END)
-                    .values(status='UNDONE', due=now, claimed_by=None,
-                            claimed_until=0, updated_at=now))
+                    .values(status='UNDONE', due=now, waits=0,
+                            claimed_by=None, claimed_until=0,
+                            updated_at=now))
             session.flush()
             session.expire(lease)
             return views.describe(lease)
@@ -709,9 +727,11 @@ class Lifecycle:
         waiting = [server_id for server_id in servers
                    if not self._is_gone(lease_id, server_id, credential)]
         if waiting:
-            return Later(AGAIN, 'not gone yet: ' + ', '.join(waiting))
+            return Later(AGAIN, 'not gone yet: ' + ', '.join(waiting),
+                         LONGEST_PAUSE)
         if not closed:
-            return Later(AWAY, 'its reservations could not be closed yet')
+            return Later(AWAY, 'its reservations could not be closed yet',
+                         LONGEST_PAUSE)
         if not self._database.retried(
                 self._finish_if_empty, lease_id, closed=True):
             return Later(AGAIN, 'another server has come')
@@ -1091,7 +1111,7 @@ class Lifecycle:
             if event.event_type == states.EventType.START:
                 # Who is at it has sent what there was: this is not his.
                 event.status, event.due = 'UNDONE', now + pause
-                event.attempts = 0
+                event.attempts = event.waits = 0
                 event.claimed_by, event.claimed_until = None, 0
         lease.status_reason = _put_off(_waiting(lease), fault)
         lease.updated_at = now

@@ -71,7 +71,7 @@ SERVICE_PREFIX = 'blazar'
 
 MAX_BYTES = 16 * 1024
 MAX_NAME = 255
-MAX_EVENTS = 100
+MAX_EVENTS = 10
 
 #: Every lease ends before this: 9999-01-01 00:00 UTC. The year that is left
 #: lets others add to a date without leaving what a datetime can hold.

@@ -122,14 +122,16 @@ class Event(Base):
     """Something that happens to a lease at ``time``.
 
     ``due`` is when it wants attention next: its time, or later when it was
-    put off. A worker owns it while ``claimed_by`` is its name and
-    ``claimed_until`` is to come.
+    put off: ``waits`` is how often, since something has happened to it.
+    ``attempts`` is how often it failed. A worker owns it while ``claimed_by``
+    is its name and ``claimed_until`` is to come.
     """
 
     __tablename__ = 'events'
     __table_args__ = (
         sa.Index('events_lease_idx', 'lease_id'),
         sa.Index('events_due_idx', 'status', 'due'),
+        sa.Index('events_type_idx', 'status', 'event_type', 'due'),
     )
 
     id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
@@ -139,6 +141,8 @@ class Event(Base):
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     due: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     attempts: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    waits: orm.Mapped[int] = orm.mapped_column(
+        sa.Integer, default=0, server_default='0')
     claimed_by: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
     claimed_until: orm.Mapped[int] = orm.mapped_column(
         sa.BigInteger, default=0)

@@ -52,11 +52,12 @@ _AGAIN = 10
 class Mirror:
     """Compares the books with Nova, in small and in full.
 
-    :param freed: called when a server of a lease was found to be gone
+    :param freed: called when a server of a lease was found to be gone, with
+        the lease and the id of the host where it was booked
     """
 
     def __init__(self, parts: wiring.Parts,
-                 freed: ty.Callable[[], None]) -> None:
+                 freed: ty.Callable[[str, int | None], None]) -> None:
         self._parts = parts
         self._freed = freed
         #: Of what kind, about what, and what was told of it.
@@ -164,13 +165,14 @@ class Mirror:
 
     def compare_server(self, server_id: str) -> None:
         """Make the books true for a server, if it is a lease's."""
-        if not self._parts.leases.is_leased(server_id):
+        booked = self._parts.leases.booked(server_id)
+        if booked is None:
             return
         seen, stale = self._parts.lifecycle.check(server_id)
         for service_host in stale:
             self.hint(usage=service_host)
         if seen.state is lifecycle.ServerState.GONE:
-            self._freed()
+            self._freed(*booked)
 
     def compare_all(self) -> None:
         """Make the books true for every host and every leased server.

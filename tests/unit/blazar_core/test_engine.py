@@ -15,6 +15,7 @@ import contextlib
 import threading
 
 from oslo_utils import uuidutils
+import sqlalchemy as sa
 import testscenarios
 
 from blazar_core import clock as clocks
@@ -128,13 +129,14 @@ class EngineTestCase(base.DatabaseTestCase):
         worker.thread = thread
         return worker
 
-    def event(self, lease_id, due=0, event_type='mine', **values):
+    def event(self, lease_id, due=0, event_type='mine', project='',
+              **values):
         """Write down an event that is due at so many seconds from NOW."""
         event_id = uuidutils.generate_uuid()
         with self.database.writer() as session:
             if session.get(models.Lease, lease_id) is None:
                 session.add(models.Lease(
-                    id=lease_id, name='', project_id='', user_id='',
+                    id=lease_id, name='', project_id=project, user_id='',
                     start_date=NOW, end_date=NOW + 1, on_end='',
                     status='ACTIVE', created_at=0, updated_at=0))
                 session.flush()
@@ -144,6 +146,16 @@ class EngineTestCase(base.DatabaseTestCase):
                 'status': 'UNDONE', 'attempts': 0, 'claimed_until': 0,
                 **values}))
         return event_id
+
+    def many(self, lease_id, number, due, project='', event_type='mine'):
+        """Write down so many events of a lease."""
+        self.event(lease_id, due, event_type, project)
+        with self.database.begin() as connection:
+            connection.execute(models.Event.__table__.insert(), [{
+                'id': f'{lease_id}-{one}', 'lease_id': lease_id,
+                'event_type': event_type, 'time': NOW + due,
+                'due': NOW + due, 'status': 'UNDONE', 'attempts': 0,
+                'waits': 0, 'claimed_until': 0} for one in range(number - 1)])
 
     def row(self, event_id):
         row, = self.scalars(models.Event, models.Event.id == event_id)
@@ -172,26 +184,18 @@ class TestRunDue(EngineTestCase):
 
     def test_each_kind_of_event_has_its_action(self):
         for number, kind in enumerate((
-                'start_lease', 'before_end_lease', 'mine', 'expire_offer',
-                'end_lease')):
+                'before_end_lease', 'mine', 'expire_offer', 'end_lease',
+                'start_lease')):
             self.event('a', number - 10, kind)
         self.engine().run_due()
+        # What moves a lease before what tells of it, and its start first.
         self.assertEqual(
-            ['start_lease', 'before_end_lease', 'mine', 'expire',
-             'end_lease'],
+            ['start_lease', 'expire', 'end_lease', 'before_end_lease',
+             'mine'],
             [what for what, _lease_id in self.actions.done])
 
     def test_more_than_one_batch_is_done(self):
-        with self.database.writer() as session:
-            session.add(models.Lease(
-                id='a', name='', project_id='', user_id='', start_date=NOW,
-                end_date=NOW + 1, on_end='', status='ACTIVE', created_at=0,
-                updated_at=0))
-            session.flush()
-            session.add_all(models.Event(
-                id=str(number), lease_id='a', event_type='mine', time=NOW,
-                due=NOW, status='UNDONE', attempts=0, claimed_until=0)
-                for number in range(engine._BATCH + 5))
+        self.many('a', engine._BATCH + 5, 0)
         self.assertEqual(engine._BATCH + 5, self.engine().run_due())
 
     def test_what_is_put_off_is_done_again_after_that_time(self):
@@ -208,23 +212,207 @@ class TestRunDue(EngineTestCase):
         self.assertEqual(1, worker.run_due())
         self.assertEqual('DONE', self.row(event_id).status)
 
-    def test_what_is_put_off_is_done_at_once_when_it_is_hastened(self):
-        self.event('a')
-        self.actions.answers['a'] = [lifecycle.Later(1000, 'not yet')]
-        worker = self.engine()
-        worker.run_due()
-        worker.hasten()
-        self.assertEqual(1, worker.run_due())
-
     def test_neither_the_future_nor_a_failure_is_hastened(self):
         future, failed = self.event('future', 10), self.event('failed')
         self.actions.answers['failed'] = [RuntimeError()]
         worker = self.engine()
         worker.run_due()
         due = self.row(failed).due
-        worker.hasten()
+        worker.hasten('future', None)
+        worker.hasten('failed', None)
         self.assertEqual((NOW + 10, due), (
             self.row(future).due, self.row(failed).due))
+
+
+class TestPauses(EngineTestCase):
+
+    def pauses(self, worker, event_id, times):
+        """The pauses of an event that is put off each time."""
+        pauses = []
+        for _time in range(times):
+            self.assertEqual(1, worker.run_due())
+            pauses.append(self.row(event_id).due - self.clock.now())
+            self.clock.advance(pauses[-1])
+        return pauses
+
+    def test_they_grow_to_a_bound(self):
+        event_id = self.event('a', 0, 'end_lease')
+        self.actions.answers['a'] = [lifecycle.Later(2, '', 300)] * 10
+        self.assertEqual(
+            [2, 4, 8, 16, 32, 64, 128, 256, 300, 300],
+            self.pauses(self.engine(), event_id, 10))
+
+    def test_where_no_bound_is_named_they_stay_as_they_are(self):
+        event_id = self.event('a')
+        self.actions.answers['a'] = [lifecycle.Later(7, '')] * 3
+        self.assertEqual([7, 7, 7], self.pauses(self.engine(), event_id, 3))
+
+    def test_they_begin_anew_when_a_server_of_the_lease_has_gone(self):
+        event_id, other = (self.event(name, 0, 'end_lease')
+                           for name in ('a', 'b'))
+        for name in ('a', 'b'):
+            self.actions.answers[name] = [lifecycle.Later(2, '', 300)] * 9
+        worker = self.engine()
+        for _time in range(5):
+            worker.run_due()
+            self.clock.advance(32)
+        worker.run_due()
+        pause = self.row(other).due - self.clock.now()
+        worker.hasten('a', None)
+        self.assertEqual(pause, self.row(other).due - self.clock.now())
+        self.assertEqual([2, 4], self.pauses(worker, event_id, 2))
+
+    def test_so_they_do_when_that_is_told_while_it_is_tried(self):
+        """The action may have looked before the server had gone."""
+        event_id = self.event('a', 0, 'end_lease')
+        self.actions.answers['a'] = [lifecycle.Later(2, '', 300)] * 9
+        worker = self.engine()
+        self.pauses(worker, event_id, 5)
+        door = self.shut('a')
+        thread = self.in_thread(worker.run_due)
+        self.wait_for(lambda: self.actions.running, 'the next try')
+        self.engine('second').hasten('a', None)
+        door.set()
+        thread.join(20)
+        self.assertEqual(2, self.row(event_id).due - self.clock.now())
+
+    def test_so_they_do_for_those_who_wait_for_its_host(self):
+        here = self.host('here', VCPU=9)
+        self.host('there', VCPU=9)
+        hosts = dict(zip(('here', 'there'), self.scalars(models.Host.id)))
+        events = {}
+        for name, start in (('here', -1), ('there', -1), ('later', 50)):
+            events[name] = self.event(name, 0, 'start_lease', waits=5)
+            with self.database.writer() as session:
+                session.add(models.Reservation(
+                    id=name, lease_id=name, resource_type='x', amount=1,
+                    resources={}, status='pending', created_at=0,
+                    updated_at=0))
+                session.flush()
+                session.add(models.Booking(
+                    reservation_id=name, resources={},
+                    host_id=hosts['there' if name == 'there' else 'here'],
+                    start_date=NOW + start, end_date=NOW + 99))
+        self.assertEqual([here], self.scalars(
+            models.Host.uuid, models.Host.id == hosts['here']))
+        self.engine().hasten('another', hosts['here'])
+        self.assertEqual({'here': 0, 'there': 5, 'later': 5}, {
+            name: self.row(event_id).waits
+            for name, event_id in events.items()})
+
+
+class TestShares(EngineTestCase):
+
+    def fill(self, number, due, kind, project='mine'):
+        """Due events of a project whose actions do not come to an end."""
+        for lease in range(2):
+            name = f'{project}-{kind}-{lease}'
+            self.shut(name)
+            self.many(name, number // 2, due, project, kind)
+
+    def done_beside(self, lease_id):
+        self.started(workers=2)
+        self.wait_for(lambda: lease_id in self.done(),
+                      'what should not wait for others')
+
+    def test_ends_that_stand_still_do_not_keep_a_start(self):
+        self.fill(200, -50, 'end_lease')
+        self.event('start', 0, 'start_lease', 'mine')
+        self.done_beside('start')
+
+    def test_nor_do_starts_that_were_put_off(self):
+        for number in range(engine._BATCH):
+            self.event(f'old-{number}', -50, 'start_lease', waits=3)
+            self.shut(f'old-{number}')
+        self.event('start', 0, 'start_lease')
+        self.event('end', 0, 'end_lease')
+        self.done_beside('end')
+        self.wait_for(lambda: 'start' in self.done(), 'the start')
+
+    def test_announcements_keep_neither_a_start_nor_an_end(self):
+        self.fill(1000, -50, 'remind')
+        for kind in ('start_lease', 'end_lease'):
+            self.event(kind, 0, kind, 'mine')
+        self.done_beside('end_lease')
+        self.wait_for(lambda: 'start_lease' in self.done(), 'the start')
+
+    def test_starts_of_one_project_do_not_keep_those_of_another(self):
+        self.fill(1000, -50, 'start_lease')
+        self.event('start', 0, 'start_lease', 'other')
+        self.done_beside('start')
+
+    def test_a_worker_that_falls_free_goes_to_who_has_none(self):
+        self.fill(300, -50, 'start_lease')
+        worker = self.started(workers=2)
+        self.wait_for(lambda: len(self.actions.running) == 2, 'both at work')
+        self.event('start', 0, 'start_lease', 'other')
+        (_what, first), _second = self.actions.running
+        self.actions.doors[first].set()
+        self.shut('start')
+        worker.wake()
+        self.wait_for(lambda: ('start_lease', 'start') in
+                      self.actions.running, 'the start of the other')
+        self.assertLessEqual(len(self.done()), 1)
+
+    def test_announcements_of_one_project_do_not_keep_those_of_another(self):
+        self.fill(1000, -50, 'remind')
+        self.event('remind', 0, 'remind', 'other')
+        self.done_beside('remind')
+
+    def test_the_claim_of_a_dead_worker_is_not_kept_by_what_is_due(self):
+        self.fill(300, -50, 'start_lease')
+        self.event('lost', -5, 'start_lease', 'other', status='IN_PROGRESS',
+                   claimed_by='dead', claimed_until=NOW)
+        self.done_beside('lost')
+
+
+class TestCost(EngineTestCase):
+
+    scenarios = [(kind, values) for kind, values in
+                 base.DatabaseTestCase.scenarios if kind != 'postgresql']
+
+    def rows_read(self):
+        """What the database has done until now, in its own measure."""
+        if self.kind == 'sqlite':
+            return self.steps
+        with self.database.engine.connect() as connection:
+            return sum(int(value) for _name, value in connection.execute(
+                sa.text("SHOW GLOBAL STATUS LIKE 'Handler_read%'")))
+
+    def cost(self, worker):
+        """What one round costs of everything that the engine does."""
+        self.event('a', 1, 'start_lease', waits=3)
+        self.event('a', 0, 'mine')
+        before = self.rows_read()
+        worker.hasten('a', 1)
+        self.assertEqual(2, worker.run_due())
+        worker._running['b'] = engine._Claim('b', 'b', '', 0, 0, '')
+        worker._extend()
+        worker._running.clear()
+        worker._next_look()
+        return self.rows_read() - before
+
+    def test_it_does_not_grow_with_the_events_to_come(self):
+        worker = self.engine()
+        self.steps = 0
+
+        def count(connection, _record, _proxy):
+            def step():
+                self.steps += 1
+
+            connection.set_progress_handler(step, 10)
+
+        if self.kind == 'sqlite':
+            sa.event.listen(worker._database.engine, 'checkout', count)
+        self.many('few', 100, 5000)
+        self.cost(worker)
+        few = self.cost(worker)
+        for number in range(20):
+            self.many(f'many-{number}', 1000, 5000 + number, event_type=(
+                'mine', 'end_lease')[number % 2])
+        many = self.cost(worker)
+        self.assertLess(0, few)
+        self.assertLess(many, 2 * few)
 
 
 class TestFailures(EngineTestCase):

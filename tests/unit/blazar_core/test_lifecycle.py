@@ -202,7 +202,8 @@ class TestStart(LifecycleTestCase):
         self.cloud.broken['send'] = errors.CloudUnavailable('It is away.')
         for _time in range(3):
             self.assertEqual(
-                lifecycle.Later(lifecycle.AWAY, 'It is away.'),
+                lifecycle.Later(lifecycle.AWAY, 'It is away.',
+                                lifecycle.LONGEST_WAIT),
                 self.lifecycle.start(lease['id'], when_due=True))
         self.assertEqual(('PENDING', []), (
             self.status(lease), self.notified))

@@ -12,11 +12,14 @@
 
 """How much of leases a project may have, as the operator says.
 
-The limits are the options of ``[enforcement]``. What a project has is
-counted in the books at the moment of the question and nothing is held until
-the lease is made: two requests at the same instant may together come out
-above a limit. The room on the hosts is not decided here, and is not given
-away twice by that.
+The limits are the options of ``[enforcement]``, and the cloud's own quota. Of
+servers and resources it is the peak that counts: what the leases of a project
+hold at the same instant. Leases whose windows do not meet do not add up.
+
+What a project has is counted in the books at the moment of the question and
+nothing is held until the lease is made: two requests at the same instant may
+together come out above a limit. The room on the hosts is not decided here, and
+is not given away twice by that.
 """
 
 import collections
@@ -27,6 +30,8 @@ import typing as ty
 from oslo_config import cfg
 import sqlalchemy as sa
 
+from blazar_core import books
+from blazar_core import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
@@ -34,12 +39,13 @@ from blazar_core import model
 from blazar_core import opts
 from blazar_core import states
 
-__all__ = ['Asked', 'Check', 'Limits']
+__all__ = ['Asked', 'Check', 'Limits', 'Quota', 'Server']
 
-#: Amounts by the option that limits them.
+#: Amounts by the option that limits them, or by the cloud's name for them.
 _Amounts: ty.TypeAlias = collections.Counter[str]
 
 _DURATION = 'max_lease_duration'
+_AHEAD = 'max_lease_ahead'
 _LEASES = 'max_leases_per_project'
 _HELD = 'max_held_servers_per_project'
 #: What is added up for each limit. A dedicated CPU is a CPU.
@@ -48,7 +54,9 @@ _CLASSES = {
     'max_reserved_ram_mb_per_project': ('MEMORY_MB',),
     'max_reserved_disk_gb_per_project': ('DISK_GB',),
 }
-_LIMITS = (_DURATION, _LEASES, _HELD, *_CLASSES)
+#: What takes no look into the books, unless a lease is changed.
+_DATES = frozenset({_DURATION, _AHEAD})
+_LIMITS = (_DURATION, _AHEAD, _LEASES, _HELD, *_CLASSES)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,11 +67,13 @@ class Asked:
     :ivar servers: how many servers are in it
     :ivar resources: of all of its servers together
     :ivar lease_id: the lease that would be changed; None: a new one
+    :ivar resized: whether it would have other servers than before
     :ivar described: the lease as the API describes it
     :ivar current: the lease as it is, so described; None: a new one
     :ivar held: whether its servers exist before it starts, and wait for it.
         Those of a lease that starts now do not, nor do those that are booted
         into a lease when it has started.
+    :ivar server_ids: those of its servers that the cloud has already
     """
 
     project_id: str
@@ -72,33 +82,90 @@ class Asked:
     servers: int
     resources: model.Resources
     lease_id: str | None = None
+    resized: bool = True
     described: dict[str, ty.Any] = dataclasses.field(default_factory=dict)
     current: dict[str, ty.Any] | None = None
     held: bool = True
-
-    def amounts(self) -> _Amounts:
-        """What it takes of each limit."""
-        return _Amounts({
-            _DURATION: self.window.end - self.window.start, _LEASES: 1,
-            _HELD: self.servers if self.held else 0,
-            **_reserved(self.resources)})
+    server_ids: tuple[str, ...] = ()
 
 
 #: Somebody else who is asked, and raises when he says no.
 Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
 
-class Limits:
-    """The limits of the operator.
+class Server(ty.NamedTuple):
+    """A server of a lease that the cloud may count already.
 
+    :ivar placed: whether a scheduler has let it onto a host
+    """
+
+    id: str
+    placed: bool
+    resources: model.Resources
+
+
+class Quota(ty.Protocol):
+    """The cloud's own limits."""
+
+    def amounts(self, servers: int, resources: model.Resources,
+                ) -> ty.Mapping[str, int]:
+        """What servers take of it, all together, by its own names."""
+        ...
+
+    def check(self, project_id: str, user_id: str | None,
+              wanted: ty.Mapping[str, int], peak: ty.Mapping[str, int],
+              servers: ty.Sequence[Server]) -> None:
+        """Make sure that leases are within the quota, with all else that the
+        project has in the cloud.
+
+        :param user_id: whose leases these are, for a quota of his own; None:
+            those of the whole project
+        :param wanted: what the lease would take that is asked about
+        :param peak: of what is to be judged, the most that they and this one
+            hold at the same instant
+        :param servers: those of them that the cloud may count already
+        :raises LimitExceeded: when they are not; says what is
+        :raises CloudUnavailable: when that cannot be found out
+        """
+        ...
+
+
+class _Use(ty.NamedTuple):
+    """What a lease holds over a window."""
+
+    window: model.Window
+    amounts: ty.Mapping[str, int]
+    own: bool
+    user_id: str
+
+
+@dataclasses.dataclass
+class _Books:
+    """What a project has in its leases."""
+
+    others: _Amounts = dataclasses.field(default_factory=collections.Counter)
+    own: _Amounts = dataclasses.field(default_factory=collections.Counter)
+    uses: list[_Use] = dataclasses.field(default_factory=list)
+    #: With the users in whose leases they are.
+    servers: list[tuple[str, Server]] = dataclasses.field(
+        default_factory=list)
+
+
+class Limits:
+    """The limits of the operator, and those of the cloud.
+
+    :param quota: the cloud's; None: it has none
     :param checks: asked when no limit is exceeded, one after the other
     """
 
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
+                 clock: clocks.Clock, quota: Quota | None = None,
                  checks: ty.Sequence[Check] = ()) -> None:
         opts.register_opts(conf)
         self._conf = conf
         self._database = database
+        self._clock = clock
+        self._quota = quota
         self._checks = checks
 
     def check(self, asked: Asked) -> None:
@@ -115,20 +182,57 @@ class Limits:
             check(asked)
 
     def _compare(self, asked: Asked) -> None:
-        wanted = asked.amounts()
-        limits = {name: limit for name, limit in self._limits(asked).items()
-                  if wanted[name] > 0}
-        # How long it lasts needs no counting, unless it was longer before.
-        if limits.keys() - {_DURATION} or asked.lease_id and (
-                _exceeded(limits, wanted, _Amounts())):
-            others, own = self._in_use(asked)
-        else:
-            others, own = _Amounts(), _Amounts()
+        now = self._clock.now()
+        limits = self._limits(asked)
+        wanted = _Amounts({
+            _DURATION: asked.window.end - asked.window.start,
+            _AHEAD: asked.window.start - now, _LEASES: 1,
+            _HELD: asked.servers if asked.held else 0,
+            **self._amounts(asked.servers, asked.resources)})
+        if not asked.lease_id:
+            # A look into the books does not change that.
+            _refuse(limits, wanted, wanted, _DATES)
+        if not self._quota and not any(
+                wanted[name] for name in limits.keys() - _DATES) and not (
+                asked.lease_id):
+            return
+        found = self._in_use(asked, now)
+        if not asked.resized:
+            # Of what it was made of, some may have gone.
+            for name in self._amounts(asked.servers, asked.resources):
+                wanted[name] = found.own[name]
+        peak = _peaks(found.uses, _Use(
+            asked.window, wanted, True, asked.user_id))
+        totals = _Amounts({
+            name: peak.get(name, 0) if name in _CLASSES
+            else found.others[name] + wanted[name] for name in limits})
         more = {name: limit for name, limit in limits.items()
-                if wanted[name] > own[name]}
-        for name in _exceeded(more, wanted, others):
-            raise errors.LimitExceeded(_sentence(
-                name, more[name], others[name], wanted[name]))
+                if wanted[name] > found.own[name] or name in _CLASSES}
+        _refuse(more, wanted, totals)
+        if self._quota is not None:
+            self._ask_quota(self._quota, asked, found, wanted)
+
+    def _ask_quota(self, quota: Quota, asked: Asked, found: _Books,
+                   wanted: _Amounts) -> None:
+        names = quota.amounts(asked.servers, asked.resources).keys()
+        for user_id in (None, asked.user_id):
+            peak = _peaks([
+                one for one in found.uses if user_id in (None, one.user_id)],
+                _Use(asked.window, wanted, True, asked.user_id))
+            peak = {name: amount for name, amount in peak.items()
+                    if name in names}
+            if peak:
+                quota.check(
+                    asked.project_id, user_id, wanted, peak,
+                    [server for owner, server in found.servers
+                     if user_id in (None, owner)] +
+                    [Server(one, False, {}) for one in asked.server_ids])
+
+    def _amounts(self, servers: int, resources: model.Resources) -> _Amounts:
+        """What servers take, by all names."""
+        return _Amounts(_reserved(resources)) + _Amounts(
+            {} if self._quota is None else
+            dict(self._quota.amounts(servers, resources)))
 
     def _limits(self, asked: Asked) -> dict[str, int]:
         """The limits that there are for a project."""
@@ -140,44 +244,58 @@ class Limits:
             limits.pop(_DURATION, None)
         return limits
 
-    def _in_use(self, asked: Asked) -> tuple[_Amounts, _Amounts]:
-        """What the project's other leases have, and what this one has."""
-        others, own = _Amounts(), _Amounts()
+    def _in_use(self, asked: Asked, now: int) -> _Books:
+        """What the project's leases have, and what the one has in question.
+        """
+        found = _Books()
         with self._database.reader() as session:
             rows = session.execute(
                 _books_of(asked.project_id, asked.lease_id)).all()
         for row in rows:
-            amounts = own if row.own else others
+            sums = found.own if row.own else found.others
             if row.held:
-                amounts[_HELD] += row.servers
-            each = _reserved(json.loads(row.kind) if row.kind else {})
-            for name, amount in each.items():
-                amounts[name] += row.servers * amount
+                sums[_HELD] += row.servers
+            each = json.loads(row.kind) if row.kind else {}
+            amounts = self._amounts(row.servers, {
+                rc: row.servers * amount for rc, amount in each.items()})
             if row.own:
-                own[_LEASES], own[_DURATION] = 1, row.duration
+                found.own.update(amounts)
+                found.own[_LEASES] = 1
+                found.own[_DURATION] = row.last_date - row.first_date
+                found.own[_AHEAD] = row.first_date - now
             # With this one, which matters to nobody: it does not get more.
-            others[_LEASES] = row.leases
-        return others, own
+            found.others[_LEASES] = row.leases
+            if row.servers:
+                found.uses.append(_Use(
+                    books.stay(row.start_date, row.end_date, row.placed_at,
+                               now), amounts, bool(row.own), row.user_id))
+            if row.server_id is not None:
+                found.servers.append((row.user_id, Server(
+                    row.server_id, row.placed_at is not None, each)))
+        return found
 
 
 def _books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
-    """A row for each kind of servers that a project has in its leases.
+    """A row for each server that a project has in its leases, and one for all
+    places of a kind.
 
-    Its servers are those that have room on a host: of what was deleted or
-    could not be built, nothing is reserved any more.
+    Of what was deleted or could not be built, nothing is held any more.
     """
     not_over = sa.and_(models.Lease.project_id == project_id,
                        models.Lease.status.not_in(states.LEASE.final()))
-    return sa.select(
+    each = (
         (models.Lease.id == lease_id).label('own'),
         sa.and_(models.Lease.status.in_(('PENDING', 'STARTING')),
                 models.Booking.server_id.is_not(None),
                 models.Booking.sent_at.is_(None)).label('held'),
         # As text: PostgreSQL does not compare JSON.
-        sa.cast(models.Reservation.resources, sa.Text).label('kind'),
-        sa.func.count(models.Booking.id).label('servers'),
-        sa.func.max(models.Lease.end_date - models.Lease.start_date).label(
-            'duration'),
+        sa.cast(models.Booking.resources, sa.Text).label('kind'),
+        models.Lease.user_id, models.Lease.start_date.label('first_date'),
+        models.Lease.end_date.label('last_date'), models.Booking.start_date,
+        models.Booking.end_date, models.Booking.placed_at,
+        models.Booking.server_id)
+    return sa.select(
+        *each, sa.func.count(models.Booking.id).label('servers'),
         sa.select(sa.func.count()).select_from(models.Lease).where(
             not_over).correlate(None).scalar_subquery().label('leases'),
     ).select_from(models.Lease).outerjoin(
@@ -185,8 +303,36 @@ def _books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
     ).outerjoin(
         models.Booking, sa.and_(
             models.Booking.reservation_id == models.Reservation.id,
-            models.Booking.host_id.is_not(None)),
-    ).where(not_over).group_by('own', 'held', 'kind')
+            models.Booking.failed_at.is_(None)),
+    ).where(not_over).group_by(*(
+        one.name if isinstance(one, sa.Label) and one.name in (
+            'own', 'held', 'kind') else one for one in each))
+
+
+def _peaks(uses: ty.Iterable[_Use], new: _Use) -> dict[str, int]:
+    """What leases hold together, at the worst instant at which the new one
+    holds more than it did; by name, of what it holds more of at all.
+    """
+    steps: dict[int, list[tuple[_Use, int]]] = collections.defaultdict(list)
+    for use in (*uses, new):
+        steps[use.window.start].append((use, 1))
+        steps[use.window.end].append((use, -1))
+    together, gain = _Amounts(), _Amounts()
+    peaks: dict[str, int] = {}
+    for when in sorted(steps):
+        for use, sign in steps[when]:
+            for name, amount in use.amounts.items():
+                if use is new:
+                    gain[name] += sign * amount
+                elif use.own:
+                    gain[name] -= sign * amount
+                if use is new or not use.own:
+                    together[name] += sign * amount
+        if new.window.start <= when < new.window.end:
+            for name in new.amounts:
+                if gain[name] > 0:
+                    peaks[name] = max(peaks.get(name, 0), together[name])
+    return peaks
 
 
 def _reserved(resources: model.Resources) -> dict[str, int]:
@@ -195,18 +341,30 @@ def _reserved(resources: model.Resources) -> dict[str, int]:
             for name, classes in _CLASSES.items()}
 
 
-def _exceeded(limits: ty.Mapping[str, int], wanted: _Amounts,
-              in_use: _Amounts) -> list[str]:
-    return [name for name, limit in limits.items()
-            if in_use[name] + wanted[name] > limit]
+def _refuse(limits: ty.Mapping[str, int], wanted: _Amounts,
+            totals: _Amounts, names: ty.Collection[str] = _LIMITS) -> None:
+    """Nothing, or an error that names the limit.
+
+    :param totals: what there would be, all together
+    """
+    for name, limit in limits.items():
+        if name in names and wanted[name] > 0 and totals[name] > limit:
+            raise errors.LimitExceeded(_sentence(
+                name, limit, totals[name] - wanted[name], wanted[name]))
 
 
 def _sentence(name: str, limit: int, in_use: int, wanted: int) -> str:
     if name == _DURATION:
         return (f'A lease may last {limit} seconds at most ({name}), and '
-                f'this one would last {wanted}.')
+                f'this one would last {wanted}. Write an earlier end.')
+    if name == _AHEAD:
+        return (f'A lease may start {limit} seconds from now at the latest '
+                f'({name}), and this one would start in {wanted}. Write an '
+                f'earlier start.')
+    then = ' at the same time' if name in _CLASSES else ''
     return (f'A project may have {limit} {_WHAT[name]} at most ({name}): its '
-            f'other leases have {in_use}, and this one asks for {wanted}.')
+            f'other leases have {in_use}{then}, and this one asks for '
+            f'{wanted}.')
 
 
 _WHAT = {

@@ -33,7 +33,7 @@ DATABASE_GROUP = cfg.OptGroup(
 ENFORCEMENT_GROUP = cfg.OptGroup(
     'enforcement', title='What a project may have',
     help='Limits of leases, and a service that is asked about each of them. '
-         '-1 is no limit.')
+         '-1 is no limit. Leases count for Nova\'s quota besides.')
 
 OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
@@ -125,29 +125,32 @@ OPTS: list[cfg.Opt] = [
 
 ENFORCEMENT_OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
-        'max_lease_duration', default=-1, min=-1,
+        'max_lease_duration', default=365 * 86400, min=-1,
         help='Seconds that a lease may last from its start to its end.'),
+    cfg.IntOpt(
+        'max_lease_ahead', default=365 * 86400, min=-1,
+        help='Seconds from when a lease is asked for until its start.'),
     cfg.ListOpt(
         'max_lease_duration_exempt_project_ids', default=[],
         help='Projects whose leases may last as long as they like.'),
     cfg.IntOpt(
-        'max_leases_per_project', default=-1, min=-1,
+        'max_leases_per_project', default=100, min=-1,
         help='Leases and offers that a project may have at a time. Those '
              'that are over do not count.'),
     cfg.IntOpt(
-        'max_held_servers_per_project', default=-1, min=-1,
+        'max_held_servers_per_project', default=50, min=-1,
         help='Servers of a project that may wait, as RESERVED, for the start '
              'of their lease.'),
     cfg.IntOpt(
         'max_reserved_vcpus_per_project', default=-1, min=-1,
         help='CPUs, dedicated ones included, that the leases of a project '
-             'may hold together, whenever they start.'),
+             'may hold at the same time.'),
     cfg.IntOpt(
         'max_reserved_ram_mb_per_project', default=-1, min=-1,
-        help='MiB of memory that they may hold together.'),
+        help='MiB of memory that they may hold at the same time.'),
     cfg.IntOpt(
         'max_reserved_disk_gb_per_project', default=-1, min=-1,
-        help='GiB of disk that they may hold together.'),
+        help='GiB of disk that they may hold at the same time.'),
     cfg.ListOpt(
         'exempt_project_ids', default=[],
         help='Projects to which none of these limits applies. The external '

@@ -31,6 +31,7 @@ from blazar_core import params
 from blazar_core import settings
 from blazar_core import vault
 from blazar_nova.compat import demand
+from blazar_nova.compat import quota
 from blazar_nova.compat import servers
 from blazar_nova.compat import service
 from blazar_nova import credentials
@@ -89,7 +90,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
                             tell, conf.blazar.start_patience,
                             lost_after(conf)),
-        limits.Limits(conf, books, [outside.check]))
+        limits.Limits(conf, books, clock, quota.NovaQuota(),
+                      [outside.check]))
 
 
 def asked_of(new: leases.NewLease, held: bool) -> limits.Asked:
@@ -98,7 +100,7 @@ def asked_of(new: leases.NewLease, held: bool) -> limits.Asked:
     return limits.Asked(
         new.project_id, new.user_id, request.window,
         sum(one.count for one in new.demands), leases.total(new.demands),
-        held=held, described={
+        held=held, server_ids=tuple(new.server_ids), described={
             'name': request.name, 'project_id': new.project_id,
             'user_id': new.user_id,
             'start_date': clocks.iso(request.window.start),

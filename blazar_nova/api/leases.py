@@ -147,10 +147,11 @@ class Leases:
         change = asked.change
         context = _for_project(_context(request), lease['project_id'])
         reservations = self._changed(context, lease, asked.reservations)
+        resized = bool(reservations)
         if (change.start, change.end) != (None, None):
             reservations = self._as_they_are(context, lease) | reservations
         change = dataclasses.replace(change, reservations=reservations)
-        self._check_change(lease, change)
+        self._check_change(lease, change, resized)
         changed = self._prolong(_context(request), lease, change)
         service.notify('lease.update', changed)
         if _is_near_end(lease) and not _is_near_end(changed):
@@ -238,7 +239,7 @@ class Leases:
         return same
 
     def _check_change(self, lease: dict[str, ty.Any], change: leases.Change,
-                      ) -> None:
+                      resized: bool) -> None:
         """Ask the limits about a lease as it would be."""
         start, end = (
             getattr(change, key) or clocks.parse_iso(lease[f'{key}_date'])
@@ -256,7 +257,7 @@ class Leases:
                 for one in lease['reservations']))
         self._parts.limits.check(dataclasses.replace(
             wiring.asked_of(new, held=False), lease_id=lease['id'],
-            current=lease))
+            resized=resized, current=lease))
 
     def delete(self, request: webob.Request, lease_id: str) -> Answer:
         try:

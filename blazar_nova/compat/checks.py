@@ -26,6 +26,7 @@ from nova.api.openstack import common
 from nova.api.openstack import wsgi_app
 from nova.compute import vm_states
 from nova import conductor
+from nova.limit import placement
 from nova import objects
 from nova import version
 import oslo_messaging
@@ -49,7 +50,8 @@ _CALL = ['self', 'context', 'build_requests', 'request_spec', 'image',
 _FIELDS = {
     'BuildRequest': ('instance', 'instance_uuid', 'created_at',
                      'block_device_mappings'),
-    'InstanceMapping': ('cell_mapping', 'queued_for_delete'),
+    'InstanceMapping': ('instance_uuid', 'cell_mapping',
+                        'queued_for_delete'),
     'RequestSpec': ('instance_uuid', 'instance_group', 'flavor',
                     'request_level_params'),
     'InstanceGroup': ('id', 'members', 'policy'),
@@ -100,6 +102,9 @@ def nova_objects() -> list[str]:
             f'expected to take ({", ".join(_CALL)}), but takes '
             f'({", ".join(call)}); this is not the Nova that this version '
             f'was written for ({_NOVA}).')
+    if not callable(getattr(placement, '_get_enforcer', None)):
+        problems.append('nova.limit.placement was expected to have '
+                        '_get_enforcer, which knows the unified limits.')
     for name, fields in _FIELDS.items():
         missing = set(fields) - set(getattr(objects, name).fields)
         if missing:

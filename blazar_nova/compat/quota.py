@@ -10,26 +10,147 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""How many servers Nova's quota lets a project build at this moment.
+"""What Nova's quota lets a project have, and build at this moment.
+
+Nova counts what is there now. A lease is asked about before it is made, with
+what all leases of its project hold at the same time: see
+:class:`blazar_core.limits.Limits`. What Nova counts already of their servers
+is taken off, so that each of them counts once.
 
 The conductor checks the quota once more when it has written the servers of a
 build down, and lets all of them fail if they are too many together. What it
 would say is asked before, for as many as may be.
 """
 
+import collections
 import typing as ty
 
 import nova.conf
+from nova import context as nova_context
 from nova import exception
 from nova.limit import placement as limits
+from nova.limit import utils as limit_utils
 from nova import objects
 from oslo_limit import exception as limit_exceptions
 
 from blazar_core import errors
+from blazar_core import limits as core_limits
+from blazar_core import model
 
-__all__ = ['admitted']
+__all__ = ['NovaQuota', 'admitted']
 
 CONF = nova.conf.CONF
+
+#: What Nova's own quota driver has of servers.
+_LEGACY = ('instances', 'cores', 'ram')
+
+
+class NovaQuota:
+    """Nova's quota, as the core asks it: of either driver."""
+
+    def amounts(self, servers: int, resources: model.Resources,
+                ) -> dict[str, int]:
+        """See :meth:`blazar_core.limits.Quota.amounts`."""
+        if limit_utils.use_unified_limits():
+            return {'servers': servers, **{
+                f'class:{rc}': amount for rc, amount in resources.items()}}
+        return {'instances': servers,
+                'cores': resources.get('VCPU', 0) + resources.get('PCPU', 0),
+                'ram': resources.get('MEMORY_MB', 0)}
+
+    def check(self, project_id: str, user_id: str | None,
+              wanted: ty.Mapping[str, int], peak: ty.Mapping[str, int],
+              servers: ty.Sequence[core_limits.Server]) -> None:
+        """See :meth:`blazar_core.limits.Quota.check`."""
+        context = nova_context.get_admin_context()
+        try:
+            if user_id is not None and not _has_own(
+                    context, project_id, user_id):
+                return
+            # Before the quota is: what comes in between counts twice, not
+            # never.
+            counted = self._counted(context, servers)
+            more = {name: amount - counted.get(name, 0)
+                    for name, amount in peak.items()}
+            if limit_utils.use_unified_limits():
+                over = _over_unified(context, project_id, more)
+            else:
+                over = _over(context, project_id, user_id, more)
+        except Exception as exc:
+            raise errors.CloudUnavailable(
+                f'Nova cannot say what the quota admits: {exc}') from exc
+        for name, (limit, total) in over.items():
+            mine = wanted[name]
+            raise errors.LimitExceeded(
+                f'Quota exceeded for {name}: this lease asks for {mine}, and '
+                f'of the {limit} that the '
+                f'{"user" if user_id else "project"} may have '
+                f'{total - mine} are in use in its time, by other leases and '
+                f'by servers without a lease.')
+
+    def _counted(self, context: ty.Any,
+                 servers: ty.Sequence[core_limits.Server]) -> dict[str, int]:
+        """What Nova's usage has of servers."""
+        if not servers:
+            return {}
+        there = {one.instance_uuid: one.cell_mapping is not None for one in
+                 objects.InstanceMappingList.get_by_instance_uuids(
+                     context, [one.id for one in servers])
+                 if not one.queued_for_delete}
+        # Where Nova counts servers by its mappings, those count too that no
+        # cell has yet; and the rest is what placement has.
+        by_mapping = limit_utils.use_unified_limits() or (
+            CONF.quota.count_usage_from_placement)
+        counted = collections.Counter[str]()
+        for one in servers:
+            if by_mapping:
+                counted.update(self.amounts(
+                    int(one.id in there),
+                    one.resources if one.placed else {}))
+            elif there.get(one.id):
+                counted.update(self.amounts(1, one.resources))
+        return counted
+
+
+def _has_own(context: ty.Any, project_id: str, user_id: str) -> bool:
+    """Whether a user has a quota of his own."""
+    if limit_utils.use_unified_limits():
+        return False
+    of_user = objects.Quotas.get_all_by_project_and_user(
+        context, project_id, user_id)
+    return any(one in of_user for one in _LEGACY)
+
+
+def _over(context: ty.Any, project_id: str, user_id: str | None,
+          more: ty.Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """By name, the limit and what there would be, where that is more."""
+    scope = 'project' if user_id is None else 'user'
+    usage = objects.Quotas.count_as_dict(
+        context, 'instances', project_id, user_id=user_id)[scope]
+    totals = {name: max(0, usage[name] + amount)
+              for name, amount in more.items()}
+    try:
+        objects.Quotas.limit_check_project_and_user(
+            context, **{f'{scope}_values': dict(totals)},
+            project_id=project_id, user_id=user_id)
+    except exception.OverQuota as exc:
+        return {name: (exc.kwargs['quotas'][name], totals[name])
+                for name in exc.kwargs['overs']}
+    return {}
+
+
+def _over_unified(context: ty.Any, project_id: str,
+                  more: ty.Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """The same with the limits that keystone has."""
+    try:
+        limits._get_enforcer(context, project_id).enforce(
+            project_id, dict(more))
+    except limit_exceptions.ProjectOverLimit as exc:
+        if limit_utils.should_enforce(exc):
+            return {one.resource_name: (one.limit,
+                                        one.current_usage + one.delta)
+                    for one in exc.over_limit_info_list if one.limit >= 0}
+    return {}
 
 
 def admitted(context: ty.Any, specs: ty.Sequence[ty.Any]) -> tuple[int, str]:
@@ -74,11 +195,8 @@ def _refusal(context: ty.Any, spec: ty.Any, count: int) -> str:
 
 def _check_quota(context: ty.Any, spec: ty.Any, count: int) -> None:
     """As nova.compute.utils.check_num_instances_quota() does it."""
-    user_id = spec.user_id
-    of_user = objects.Quotas.get_all_by_project_and_user(
-        context, spec.project_id, user_id)
-    if not any(one in of_user for one in ('instances', 'cores', 'ram')):
-        user_id = None
+    user_id = spec.user_id if _has_own(
+        context, spec.project_id, spec.user_id) else None
     # Where Nova counts servers by its mappings, these are counted already.
     known = CONF.quota.count_usage_from_placement
     objects.Quotas.check_deltas(

@@ -239,6 +239,9 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
         'blazar': {'encryption_keys': vault.new_key(),
                    'comparison_interval': 10},
         'blazar_database': {'connection': site.urls['blazar']},
+        # All that tests and measurements do is one project's.
+        'enforcement': {'max_leases_per_project': -1,
+                        'max_held_servers_per_project': -1},
     }
     compute: Lines = {
         **everywhere,

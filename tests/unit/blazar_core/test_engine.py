@@ -652,7 +652,8 @@ class TestRun(EngineTestCase):
         self.shut('slow')
         self.started()
         self.wait_for(lambda: self.done() == ['fast'], 'the fast one')
-        self.assertEqual([('mine', 'slow')], self.actions.running)
+        self.wait_for(lambda: self.actions.running == [('mine', 'slow')],
+                      'the slow one to be under way')
 
     def test_no_more_actions_run_at_once_than_there_are_workers(self):
         for number in range(5):

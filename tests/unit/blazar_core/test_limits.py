@@ -35,8 +35,12 @@ class LimitsTestCase(base.LeaseTestCase):
         super().setUp()
         self.host('one', VCPU=64, PCPU=64, MEMORY_MB=65536, DISK_GB=640)
         self.asked_others = []
+        # What a test does not limit is not limited.
+        self.limit(max_lease_duration=-1, max_lease_ahead=-1, **{
+            LEASES: -1, HELD: -1})
         self.limits = limits.Limits(
-            self.books.conf, self.database, [self.asked_others.append])
+            self.books.conf, self.database, self.clock,
+            checks=[self.asked_others.append])
         self.statements = []
         sa.event.listen(
             self.database.engine, 'before_cursor_execute',
@@ -107,6 +111,114 @@ class TestDuration(LimitsTestCase):
         self.allowed(end=149, lease_id=lease['id'])
         self.allowed(end=150, lease_id=lease['id'])
         self.refused(DURATION, 50, 101, end=151, lease_id=lease['id'])
+
+
+class TestAhead(LimitsTestCase):
+
+    def test_as_far_ahead_as_the_limit_and_no_further(self):
+        self.limit(max_lease_ahead=50)
+        self.allowed(start=50, end=1000)
+        self.refused('max_lease_ahead', 50, 51, start=51, end=1000)
+        self.assertEqual([], self.queries(self.asked(start=51, end=1000)))
+
+    def test_one_that_starts_later_than_it_may_can_still_be_changed(self):
+        lease = self.have(60, 150)
+        self.limit(max_lease_ahead=50)
+        self.allowed(start=60, end=149, lease_id=lease['id'])
+        self.allowed(start=59, end=149, lease_id=lease['id'])
+        self.refused('max_lease_ahead', start=61, end=149,
+                     lease_id=lease['id'])
+
+
+class TestDefaults(LimitsTestCase):
+
+    def test_nobody_takes_everything_for_ever(self):
+        year = 365 * 86400
+        for name in ('max_lease_duration', 'max_lease_ahead', LEASES, HELD):
+            self.books.conf.clear_override(name, 'enforcement')
+        self.allowed(start=year, end=2 * year, servers=50)
+        self.refused('max_lease_ahead', start=year + 1, end=year + 2)
+        self.refused(DURATION, start=0, end=year + 1)
+        self.refused(HELD, 50, servers=51)
+
+
+class FakeQuota:
+    """A cloud that keeps what it was asked, and refuses what is too much."""
+
+    limit = 100
+
+    def __init__(self):
+        self.asked = []
+
+    def amounts(self, servers, resources):
+        return {'instances': servers, 'cores': resources.get('VCPU', 0)}
+
+    def check(self, project_id, user_id, wanted, peak, servers):
+        self.asked.append((project_id, user_id, wanted['cores'], peak, {
+            one.id: one.placed for one in servers}))
+        if peak.get('cores', 0) > self.limit:
+            raise errors.LimitExceeded('Too much.')
+
+
+class TestQuota(LimitsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.quota = FakeQuota()
+        self.limits = limits.Limits(
+            self.books.conf, self.database, self.clock, self.quota)
+
+    def asks(self, **values):
+        """What the cloud is asked about the project."""
+        del self.quota.asked[:]
+        self.allowed(**values)
+        return self.quota.asked[0] if self.quota.asked else None
+
+    def test_the_peak_of_its_time_is_asked_about(self):
+        self.have(0, 60, count=3)
+        self.have(70, 90, count=2)
+        self.have(100, 200, count=9)
+        self.assertEqual(
+            ('project', None, 4, {'instances': 5, 'cores': 10}),
+            self.asks(servers=2)[:4])
+        self.assertEqual(
+            {'instances': 2, 'cores': 4},
+            self.asks(start=60, end=70, servers=2)[3])
+
+    def test_the_servers_are_named_that_may_count_already(self):
+        running = base.servers_of(self.running_lease(
+            0, 100, resources=SIZE))
+        held = base.servers_of(self.have(50, 100))
+        self.reserve(50, 100, self.places(2))
+        self.have(50, 100, project='other')
+        self.assertEqual(
+            {running[0]: True, held[0]: False, 'new': False},
+            self.asks(server_ids=('new',))[4])
+
+    def test_those_of_the_user_are_asked_about_by_themselves(self):
+        self.have(50, 100, count=2)
+        self.asks(user_id='another')
+        self.assertEqual(
+            [(None, {'instances': 3, 'cores': 6}),
+             ('another', {'instances': 1, 'cores': 2})],
+            [(one[1], one[3]) for one in self.quota.asked])
+
+    def test_a_change_that_takes_no_more_is_not_asked_about(self):
+        lease = self.have(50, 100, count=2)
+        self.quota.limit = 0
+        for values in ({}, {'end': 90}, {'start': 60}, {'servers': 1}):
+            self.assertIsNone(self.asks(**{
+                'servers': 2, 'lease_id': lease['id'], **values}))
+        self.assertRaises(
+            errors.LimitExceeded, self.asks, servers=2, end=101,
+            lease_id=lease['id'])
+        self.assertEqual({'instances': 2, 'cores': 4},
+                         self.quota.asked[0][3])
+
+    def test_it_holds_for_projects_that_are_exempt_too(self):
+        self.limit(exempt_project_ids=['project'])
+        self.quota.limit = 1
+        self.assertRaises(errors.LimitExceeded, self.asks)
 
 
 class TestLeases(LimitsTestCase):
@@ -222,15 +334,46 @@ class TestHeld(LimitsTestCase):
 
 class TestReserved(LimitsTestCase):
 
-    def test_what_all_leases_hold_is_added_up(self):
-        self.have(0, 50, count=2)
-        self.have(1000, 2000, count=3)
+    def test_what_leases_hold_at_the_same_time_is_added_up(self):
+        self.have(0, 80, count=2)
+        self.have(60, 100, count=3)
         for name, each in (('vcpus', 2), ('ram_mb', 512), ('disk_gb', 10)):
             name = f'max_reserved_{name}_per_project'
             self.limit(**{name: 7 * each})
             self.allowed(servers=2)
             self.refused(name, 7 * each, 5 * each, 3 * each, servers=3)
             self.limit(**{name: -1})
+
+    def test_what_they_hold_at_other_times_is_not(self):
+        self.have(0, 50, count=3)
+        self.have(100, 200, count=4)
+        self.have(60, 70, count=2)
+        self.limit(**{VCPUS: 8})
+        self.allowed(start=50, end=100, servers=2)
+        self.refused(VCPUS, 8, 4, 6, start=50, end=100, servers=3)
+        self.refused(VCPUS, 8, 8, 2, start=50, end=101)
+        self.refused(VCPUS, 8, 6, 4, start=49, end=100, servers=2)
+
+    def test_to_change_one_only_the_time_counts_that_it_gains(self):
+        lease = self.have(50, 100, count=2)
+        self.have(0, 90, count=2)
+        self.have(100, 200, count=1)
+        self.limit(**{VCPUS: 6})
+        self.allowed(end=150, servers=2, lease_id=lease['id'])
+        self.limit(**{VCPUS: 5})
+        # It is above the limit already, where it was before.
+        self.allowed(start=60, servers=2, lease_id=lease['id'])
+        self.refused(VCPUS, end=150, servers=2, lease_id=lease['id'])
+        self.refused(VCPUS, start=49, servers=2, lease_id=lease['id'])
+
+    def test_one_of_whose_servers_some_have_gone_is_what_is_left(self):
+        lease = self.have(50, 100, count=3)
+        gone = base.servers_of(lease)[0]
+        self.lifecycle.check(gone)
+        self.have(50, 100, count=1)
+        self.limit(**{VCPUS: 6})
+        self.allowed(end=150, servers=3, lease_id=lease['id'], resized=False)
+        self.refused(VCPUS, servers=3, lease_id=lease['id'])
 
     def test_what_other_projects_hold_is_not(self):
         self.have(50, 100, count=3, project='other')
@@ -310,8 +453,9 @@ class TestCheck(LimitsTestCase):
         def never(asked):
             raise errors.LimitExceeded(f'Not {asked.user_id}.')
 
-        checks = limits.Limits(self.books.conf, self.database, [
-            self.asked_others.append, never, self.asked_others.append])
+        checks = limits.Limits(
+            self.books.conf, self.database, self.clock, checks=[
+                self.asked_others.append, never, self.asked_others.append])
         self.assertEqual('Not user.', str(self.assertRaises(
             errors.LimitExceeded, checks.check, self.asked())))
         self.assertEqual(1, len(self.asked_others))

@@ -48,10 +48,11 @@ class TestOpts(base.BaseTestCase):
 
     def test_nothing_is_limited_and_nobody_asked_by_default(self):
         self.assertEqual(
-            {'max_lease_duration': -1,
+            {'max_lease_duration': 31536000,
+             'max_lease_ahead': 31536000,
              'max_lease_duration_exempt_project_ids': [],
-             'max_leases_per_project': -1,
-             'max_held_servers_per_project': -1,
+             'max_leases_per_project': 100,
+             'max_held_servers_per_project': 50,
              'max_reserved_vcpus_per_project': -1,
              'max_reserved_ram_mb_per_project': -1,
              'max_reserved_disk_gb_per_project': -1,

@@ -1,0 +1,113 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases are within Nova's quota, at every instant of their time."""
+
+from oslo_limit import fixture as limit_fixture
+
+from tests.functional import test_api
+
+HOUR = 3600
+
+
+class QuotaTestCase(test_api.ApiTestCase):
+    """A project that may have 2 servers of 4 CPUs together."""
+
+    more_conf = ('[quota]\n'
+                 'driver = nova.quota.DbQuotaDriver\n'
+                 'instances = 2\ncores = 4\n')
+    #: What the driver calls servers and CPUs.
+    servers, cpus = 'instances', 'cores'
+
+    def places(self, amount, code=201, start_in=HOUR, vcpus=1, **kwargs):
+        return self.make(start_in=start_in, code=code, reservations=[
+            self.reservation(amount=amount, vcpus=vcpus)], **kwargs)
+
+    def exceeded(self, answer, name, wanted, limit, used):
+        self.assertEqual('LIMIT_EXCEEDED', answer['error_name'])
+        self.assertIn(
+            f'Quota exceeded for {name}: this lease asks for {wanted}, and '
+            f'of the {limit} that the project may have {used} are in use in '
+            f'its time', answer['error_message'])
+
+
+class TestLeases(QuotaTestCase):
+
+    def test_leases_add_up_that_meet(self):
+        lease = self.places(1)
+        self.exceeded(self.places(2, 403, start_in=HOUR + 60),
+                      self.servers, 2, 2, 1)
+        self.exceeded(self.places(1, 403, vcpus=4), self.cpus, 4, 4, 1)
+        self.places(2, start_in=2 * HOUR)
+        # The one after it is in the way of a longer one, and of a larger
+        # one nothing is but its own size.
+        url = f'/leases/{lease["id"]}'
+        answer = self.ask('PUT', url, {'end_date': self.at(3 * HOUR)},
+                          code=403)
+        self.exceeded(answer, self.servers, 1, 2, 2)
+        reservation_id = lease['reservations'][0]['id']
+        for amount, code in ((3, 403), (2, 200), (1, 200)):
+            self.ask('PUT', url, {'reservations': [
+                {'id': reservation_id, 'amount': amount}]}, code=code)
+        self.ask('PUT', url, {'name': 'other'}, code=200)
+
+    def test_servers_without_a_lease_count_for_all_time(self):
+        self.boot_active('plain')
+        self.exceeded(self.places(2, 403), self.servers, 2, 2, 1)
+        self.places(1)
+
+    def test_a_server_of_a_lease_counts_once_and_in_its_time(self):
+        self.boot_active('leased', hints=self.lease_hints())
+        self.fill_books()
+        self.exceeded(self.places(2, 403, start_in=60), self.servers, 2, 2, 1)
+        self.places(1, start_in=60, length=60)
+        self.places(2, start_in=HOUR)
+
+    def test_a_server_in_a_place_counts_once(self):
+        lease = self.make_active(reservations=[
+            self.reservation(amount=2, vcpus=1)])
+        flavor_id = lease['reservations'][0]['flavor_id']
+        self.boot_active('one', flavor=flavor_id)
+        self.fill_books()
+        self.exceeded(self.places(1, 403, start_in=60), self.servers, 1, 2, 2)
+        self.places(2, start_in=HOUR)
+        self.boot_active('two', flavor=flavor_id)
+
+    def test_a_boot_that_waits_for_its_lease_counts(self):
+        self.hold('held')
+        self.exceeded(self.places(2, 403), self.servers, 2, 2, 1)
+        self.places(2, start_in=2 * HOUR)
+        # One that is not to be is not left behind.
+        self.refused(403, self.hold, 'more', count=2)
+        self.assertEqual(1, self.boot_rows()['api.build_requests'])
+
+
+class TestPlacement(TestLeases):
+    """Nova counts by its mappings, and by what placement has."""
+
+    more_conf = TestLeases.more_conf + 'count_usage_from_placement = true\n'
+
+
+class TestUnified(TestLeases):
+    """The limits are those of keystone."""
+
+    more_conf = ('[quota]\n'
+                 'driver = nova.quota.UnifiedLimitsDriver\n'
+                 'unified_limits_resource_strategy = ignore\n'
+                 'unified_limits_resource_list = class:DISK_GB\n')
+    servers, cpus = 'servers', 'class:VCPU'
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(limit_fixture.LimitFixture(
+            {'servers': 2, 'class:VCPU': 4, 'class:MEMORY_MB': -1,
+             'class:DISK_GB': -1}, {}))

@@ -12,7 +12,11 @@
 
 """A process of ours that speaks with Nova: configuration, messages."""
 
+import atexit
+import collections
 import dataclasses
+import os
+import threading
 import typing as ty
 
 import nova.conf
@@ -28,8 +32,8 @@ from blazar_core import model
 from blazar_core import views
 from blazar_nova.compat import demand
 
-__all__ = ['CONF', 'Handler', 'Told', 'configure', 'notification_listener',
-           'notify', 'told']
+__all__ = ['CONF', 'Handler', 'Outbox', 'Told', 'bound_waiting',
+           'configure', 'flush', 'notification_listener', 'notify', 'told']
 
 LOG = logging.getLogger(__name__)
 
@@ -40,6 +44,15 @@ CONF = nova.conf.CONF
 Handler: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any], str], None]
 
 
+#: Seconds that placement has to answer, unless an operator says otherwise.
+_PLACEMENT_SECONDS = 30
+
+
+def bound_waiting() -> None:
+    """Let this process not wait for placement for ever, as Nova does."""
+    CONF.set_default('timeout', _PLACEMENT_SECONDS, 'placement')
+
+
 def configure(argv: list[str], prog: str) -> None:
     """Read nova.conf and set up what Nova's objects need."""
     objects.register_all()
@@ -48,23 +61,106 @@ def configure(argv: list[str], prog: str) -> None:
     objects.Service.enable_min_version_cache()
 
 
-def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
-    """Publish an event of a lease where Nova publishes its own.
+#: How many events wait at most for a message bus that is slow or away, and
+#: for how many seconds they are waited for when a process ends.
+_WAITING = 1000
+_FLUSH_SECONDS = 5
 
-    What cannot be published is logged: it is news, and no reason to fail,
-    nor to wait until a message bus is back: that it is sent once more is for
-    a connection that is as old as a bus that was restarted.
+
+class Outbox:
+    """Sends events, one after the other, beside those who tell them.
+
+    A message bus that is away would keep who asked for a lease waiting, until
+    he asks again and gets another one. The thread is started by the first
+    event, in the process that has it.
+
+    :param send: sends one; returns when it is sent, or cannot be
+    :param most: how many may wait; the oldest goes when there are more
+    """
+
+    def __init__(self, send: ty.Callable[[str, dict[str, ty.Any]], None],
+                 most: int = _WAITING) -> None:
+        self._send = send
+        self._most = most
+        self.empty()
+
+    def empty(self) -> None:
+        """As new. For a process that was forked: what its parent has in hand
+        is the parent's, and the thread has not come along.
+        """
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[
+            tuple[str, dict[str, ty.Any]]] = collections.deque()
+        self._busy = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, event_type: str, payload: dict[str, ty.Any]) -> None:
+        """Have an event sent; returns at once."""
+        with self._changed:
+            self._waiting.append((event_type, payload))
+            if len(self._waiting) > self._most:
+                dropped, of = self._waiting.popleft()
+                LOG.error('Lease %s: %s is not published, because %s newer '
+                          'events wait for the message bus', of['lease_id'],
+                          dropped, self._most)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name='outbox', daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
+        """Return when all is sent, or so much later; what is left then is
+        logged.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._waiting and not self._busy, seconds)
+            left = len(self._waiting) + self._busy
+        if left:
+            LOG.error('The message bus did not take the last %s events of '
+                      'leases', left)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting)
+                event_type, payload = self._waiting.popleft()
+                self._busy = True
+            try:
+                self._send(event_type, payload)
+            except Exception:
+                LOG.exception('Lease %s: %s could not be published',
+                              payload['lease_id'], event_type)
+
+
+def _publish(event_type: str, payload: dict[str, ty.Any]) -> None:
+    """Publish an event where Nova publishes its own.
+
+    What cannot be published is logged: it is news, and no reason to fail. It
+    is sent once more for a connection that is as old as a bus that was
+    restarted.
+    """
+    # oslo.messaging takes 0 for what is configured, which is for ever.
+    rpc.NOTIFIER.prepare(publisher_id='blazar.lease', retry=1).info(
+        nova_context.get_admin_context(), event_type, payload)
+
+
+_outbox = Outbox(_publish)
+#: Waits until what was told is sent.
+flush = _outbox.flush
+atexit.register(flush)
+os.register_at_fork(after_in_child=_outbox.empty)
+
+
+def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
+    """Have an event of a lease published; returns at once.
 
     :param lease: as :func:`blazar_core.views.describe` has it
     """
-    try:
-        # oslo.messaging takes 0 for what is configured, which is for ever.
-        rpc.NOTIFIER.prepare(publisher_id='blazar.lease', retry=1).info(
-            nova_context.get_admin_context(), event_type,
-            views.payload(lease))
-    except Exception:
-        LOG.exception('Lease %s: %s could not be published',
-                      lease['id'], event_type)
+    _outbox.put(event_type, views.payload(lease))
 
 
 #: After each message oslo.messaging wakes up time and again to see whether it

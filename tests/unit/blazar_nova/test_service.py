@@ -12,6 +12,7 @@
 
 
 import socket
+import threading
 import types
 from unittest import mock
 
@@ -67,11 +68,71 @@ class TestNotify(base.TestCase):
                 'nova.rpc.NOTIFIER', notifier))
             log = self.useFixture(fixtures.FakeLogger())
             with mock.patch('blazar_core.views.payload', dict):
-                thread = self.in_thread(lambda: service.notify(
-                    'lease.create', {'id': 'a-lease'}))
-                thread.join(60)
-        self.assertFalse(thread.is_alive())
+                service.notify('lease.create', {'lease_id': 'a-lease'})
+                service.flush(60)
         self.assertIn('Could not send notification to news', log.output)
+        self.assertNotIn('did not take', log.output)
+
+
+class TestOutbox(base.TestCase):
+    """Events go out beside those who tell them."""
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger())
+        self.sent = []
+        self.bus = threading.Event()
+        self.addCleanup(self.bus.set)
+        self.outbox = service.Outbox(self.send, most=3)
+
+    def send(self, event_type, payload):
+        self.bus.wait(20)
+        self.sent.append(event_type)
+        if event_type == 'bad':
+            raise ValueError('no such thing')
+
+    def put(self, *events):
+        for event in events:
+            self.outbox.put(event, {'lease_id': 'a-lease'})
+
+    def test_they_go_in_their_order_and_nobody_waits(self):
+        self.put('one', 'bad', 'two')
+        self.assertEqual([], self.sent)
+        self.bus.set()
+        self.outbox.flush(20)
+        self.assertEqual(['one', 'bad', 'two'], self.sent)
+        self.assertIn('Lease a-lease: bad could not be published',
+                      self.log.output)
+        self.put('three')
+        self.outbox.flush(20)
+        self.assertEqual('three', self.sent[-1])
+
+    def test_when_too_many_wait_the_oldest_go(self):
+        self.put('in hand')
+        self.wait_for(lambda: not self.outbox._waiting, 'the first event')
+        self.put('1', '2', '3', '4', '5')
+        self.bus.set()
+        self.outbox.flush(20)
+        self.assertEqual(['in hand', '3', '4', '5'], self.sent)
+        for number in '12':
+            self.assertIn(f'Lease a-lease: {number} is not published, '
+                          f'because 3 newer', self.log.output)
+
+    def test_who_ends_does_not_wait_for_ever(self):
+        self.put('one', 'two')
+        self.outbox.flush(0.01)
+        self.assertIn('did not take the last 2 events', self.log.output)
+
+    def test_who_was_forked_sends_his_own_and_no_others(self):
+        self.put('of the parent')
+        self.wait_for(lambda: not self.outbox._waiting, 'the first event')
+        self.put('of the parent too')
+        self.outbox.empty()
+        self.bus.set()
+        self.put('of the child')
+        self.outbox.flush(20)
+        self.assertNotIn('of the parent too', self.sent)
+        self.assertIn('of the child', self.sent)
 
 
 class TestLostAfter(base.TestCase):
@@ -96,3 +157,15 @@ class TestLostAfter(base.TestCase):
                           'long_rpc_timeout, 1800 seconds',
                           'Write a larger number'):
                 self.assertIn(words, str(refused))
+
+
+class TestWaiting(base.TestCase):
+
+    def test_placement_is_not_waited_for_for_ever(self):
+        service.bound_waiting()
+        self.assertEqual(30, service.CONF.placement.timeout)
+        service.CONF.set_override('timeout', 7, 'placement')
+        self.addCleanup(
+            service.CONF.clear_override, 'timeout', 'placement')
+        service.bound_waiting()
+        self.assertEqual(7, service.CONF.placement.timeout)

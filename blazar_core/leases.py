@@ -31,6 +31,7 @@ from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import model
 from blazar_core import params
+from blazar_core import repeats
 from blazar_core import states
 from blazar_core import views
 
@@ -67,6 +68,7 @@ class NewLease:
     """A lease to be made.
 
     :ivar credential: what lets us act for the user when it starts, sealed
+    :ivar key: what its user calls his request, to get one lease for it
     """
 
     project_id: str
@@ -74,6 +76,7 @@ class NewLease:
     request: params.LeaseRequest
     reservations: tuple[NewReservation, ...]
     credential: str | None = None
+    key: repeats.Key | None = None
 
     @property
     def demands(self) -> list[model.Demand]:
@@ -142,6 +145,7 @@ class Leases:
         :returns: the lease, as :func:`~blazar_core.views.describe` has it
         :raises Refused: when there is no room; says why and when
         :raises BooksBusy: when too many others book at the same moment
+        :raises Conflict: when one was made with its key meanwhile
         """
         lease = self._admission.admit(
             new.demands, new.request.window,
@@ -170,7 +174,13 @@ class Leases:
 
     def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
               picked: admissions.Picked) -> dict[str, ty.Any]:
-        """Write a lease and its bookings."""
+        """Write a lease and its bookings.
+
+        :raises Conflict: when one was made with its key meanwhile
+        """
+        if new.key is not None:
+            repeats.keep(connection, rows.lease['created_at'], new.key,
+                         rows.lease['id'])
         # Who starts a lease as it is made sends its build right after that.
         sent_at = rows.lease['created_at'] if (
             rows.lease['status'] == 'STARTING') else None

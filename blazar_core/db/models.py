@@ -23,7 +23,8 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy import orm
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'Lease', 'Reservation', 'Setting']
+           'HeldBuild', 'Host', 'Lease', 'RequestKey', 'Reservation',
+           'Setting']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -280,6 +281,24 @@ class Credential(Base):
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.String(36), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(sa.Text)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class RequestKey(Base):
+    """By which key a lease was asked for (:mod:`blazar_core.repeats`).
+
+    ``digest`` is that of the key and of whose it is, ``asked`` that of what
+    was asked for.
+    """
+
+    __tablename__ = 'request_keys'
+    __table_args__ = (sa.Index('request_keys_created_idx', 'created_at'),)
+
+    digest: orm.Mapped[str] = orm.mapped_column(
+        sa.String(64), primary_key=True)
+    asked: orm.Mapped[str] = orm.mapped_column(sa.String(64))
+    # No foreign key: it is remembered for longer than a lease may be.
+    lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 

@@ -27,6 +27,7 @@ from blazar_core import errors
 from blazar_core import leases
 from blazar_core import model
 from blazar_core import params
+from blazar_core import repeats
 from blazar_core import states
 from blazar_core import views
 from blazar_nova.api import faults
@@ -101,6 +102,22 @@ class Leases:
     # -- making ------------------------------------------------------------
 
     def create(self, request: webob.Request) -> Answer:
+        key = None if _flag(request, 'dry_run') else _key(request)
+        if key is None:
+            return self._create(request, None)
+        made = repeats.made_by(self._parts.database, key)
+        if made is None:
+            try:
+                return self._create(request, key)
+            except errors.BlazarError:
+                # It came twice at once, and the other one was faster?
+                made = repeats.made_by(self._parts.database, key)
+                if made is None:
+                    raise
+        return 201, {'lease': made}
+
+    def _create(self, request: webob.Request, key: repeats.Key | None,
+                ) -> Answer:
         context = _context(request)
         target = {'project_id': context.project_id}
         asked = bodies.create(_body(request), self._parts.clock.now(),
@@ -113,7 +130,7 @@ class Leases:
             new = leases.NewLease(
                 context.project_id, context.user_id, asked.lease, tuple(
                     resources.new_reservation(context, one)
-                    for one in asked.reservations))
+                    for one in asked.reservations), key=key)
             self._parts.limits.check(wiring.asked_of(new, held=False))
             if dry:
                 return 200, {'quote': _quote(
@@ -342,6 +359,13 @@ def _body(request: webob.Request) -> object:
             'The body of the request is not JSON that can be read. Send an '
             'object, such as {"name": "lease1", "end_date": '
             '"2026-12-01 16:07", "reservations": []}.') from exc
+
+
+def _key(request: webob.Request) -> repeats.Key | None:
+    """What the user calls his request, if he does."""
+    text, context = request.headers.get('Idempotency-Key'), _context(request)
+    return None if text is None else repeats.key_of(
+        context.project_id, context.user_id, text, _body(request))
 
 
 def _query(request: webob.Request) -> dict[str, ty.Any]:

@@ -26,6 +26,7 @@ from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core import clock as clocks
 from blazar_core.db import models
+from blazar_core import repeats
 from blazar_nova.compat import flavors
 from tests.functional import leased
 from tests.functional import nova_box
@@ -644,3 +645,41 @@ class TestAnswers(ApiTestCase):
         self.ask('POST', f'/leases/{offer["id"]}/accept', code=404)
         self.run_until(int(time.time()))
         self.assertEqual('ACTIVE', self.get(offer)['status'])
+
+
+class TestRepeats(ApiTestCase):
+
+    def post(self, key, code=201, **more):
+        """Ask for a lease by a key, as who got no answer does."""
+        url = self.alice.base_url.rsplit('/v2', 1)[0]
+        answer = requests.post(
+            f'{url}/reservation/v1/leases', params=more.pop('query', None),
+            json={'name': 'lease1', 'start_date': self.at(HOUR),
+                  'end_date': self.at(2 * HOUR), 'events': [],
+                  'reservations': [self.reservation(amount=4)],
+                  'before_end_date': None, **more},
+            headers={'X-Auth-Token': self.alice.who.token(),
+                     'Idempotency-Key': key})
+        self.assertEqual(code, answer.status_code, answer.text)
+        return answer.json()
+
+    def test_asked_for_twice_a_lease_is_made_once(self):
+        quote = self.post('one', 200, query={'dry_run': 'true'})['quote']
+        self.assertTrue(quote['fits'])
+        lease = self.post('one')['lease']
+        # All there is is taken: nothing was looked for.
+        self.assertEqual(lease, self.post('one')['lease'])
+        self.assertEqual('NO_ROOM', self.post('two', 409)['error_name'])
+        answer = self.post('one', 409, name='other')
+        self.assertIn('Write a new key', answer['error_message'])
+        self.post('x' * 300, 400)
+        self.assertEqual(1, len(self.leases()))
+
+    def test_who_was_overtaken_gets_the_lease_of_the_other(self):
+        made_by = repeats.made_by
+        first = self.post('one')['lease']
+        answers = [None]
+        with mock.patch('blazar_core.repeats.made_by', lambda *args: (
+                answers.pop() if answers else made_by(*args))):
+            self.assertEqual(first, self.post('one')['lease'])
+        self.assertEqual(1, len(self.leases()))

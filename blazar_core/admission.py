@@ -312,19 +312,15 @@ class Admission:
             siblings = [] if affinity is None else _siblings(session, mine)
             with self.index.without(own):
                 # Nova asks about one server, and others may have to follow.
-                busy = timeline.busy(window) | bool(affinity)
-                rooms = timeline.rooms(
-                    model.Demand(resources, count=_MANY), window, busy)
+                by_host = self._rooms_by_host(
+                    timeline, resources, window,
+                    timeline.busy(window) | bool(affinity))
             own_on = collections.Counter(
                 row.host_id for row in own
                 if row.placed_at is not None or row.end_date > now)
             hosts = self.index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = None if booked is None else booked.uuid
-            by_host = {
-                hosts[host_id].uuid: room for host_id, room, judged in zip(
-                    timeline.ids, rooms.tolist(), busy.tolist(), strict=True)
-                if judged}
             for host_id, count in own_on.items():
                 if host_id in hosts and hosts[host_id].uuid in by_host:
                     by_host[hosts[host_id].uuid] = max(
@@ -336,6 +332,30 @@ class Admission:
             return _as_booked(found, siblings, own_on, hosts)
         return (_together if affinity else _apart)(
             found, mine, siblings, hosts)
+
+    def rooms_alone(self, resources: model.Resources) -> Rooms:
+        """Where a server may be placed, while the database is away.
+
+        As far as this process knows the books, and as if it had no lease:
+        nobody can tell.
+        """
+        with self.index.remembered() as timeline:
+            if timeline is None:
+                return Rooms(None, {}, math.inf)
+            window = model.Window(self._clock.now(), model.FOREVER)
+            return Rooms(None, self._rooms_by_host(
+                timeline, resources, window, timeline.busy(window)), math.inf)
+
+    def _rooms_by_host(self, timeline: timelines.Timeline,
+                       resources: model.Resources, window: model.Window,
+                       judged: npt.NDArray[np.bool_]) -> dict[str, int]:
+        """How many such servers fit on each of the hosts that are judged."""
+        rooms = timeline.rooms(
+            model.Demand(resources, count=_MANY), window, judged)
+        return {self.index.hosts[host_id].uuid: room
+                for host_id, room, its in zip(
+                    timeline.ids, rooms.tolist(), judged.tolist(),
+                    strict=True) if its}
 
     def _allowed(self, timeline: timelines.Timeline, demand: model.Demand,
                  ) -> npt.NDArray[np.bool_] | None:

@@ -53,13 +53,15 @@ class Claims:
     """Lets servers onto hosts.
 
     :param index: in which room is looked for
+    :param alone: whether to go on without the database while it is away
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 index: indexes.Index) -> None:
+                 index: indexes.Index, alone: bool = True) -> None:
         self._database = database
         self._clock = clock
         self._index = index
+        self._alone = alone
 
     def claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
               forced: bool = False) -> Undo:
@@ -67,6 +69,8 @@ class Claims:
 
         A leased server that is to be built takes its booking with it; any
         other one counts on the host until the cloud says that it is there.
+        While the database is away nobody can tell them apart: all are judged
+        as those without a lease, by what is in memory.
 
         :param takes: what it takes of each provider of the host, by uuid
         :param forced: it goes there whatever is promised
@@ -80,6 +84,25 @@ class Claims:
                 self._claim, server_id, takes, forced, lags)
         except errors.BooksBusy as exc:
             raise Denied('too many others decide about it just now') from exc
+        except errors.BooksUnavailable as exc:
+            if not self._alone:
+                raise Denied('the database of the leases does not answer'
+                             ) from exc
+            return self._claim_alone(takes, forced)
+
+    def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
+                     forced: bool) -> Undo:
+        """The same as far as this process knows the books."""
+        with self._index.remembered() as timeline:
+            host, amounts = self._known(takes)
+            if timeline is None or host is None:
+                return _nothing
+            if not forced and not self._fits(
+                    timeline, host, amounts, model.Window(
+                        self._clock.now(), model.FOREVER)):
+                raise Denied('it is promised to leases, as far as is known '
+                             'without their database')
+            return self._index.let_in(host.id, amounts)
 
     def _claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
                forced: bool, lags: ty.Iterator[float]) -> Undo:

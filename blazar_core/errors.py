@@ -21,6 +21,7 @@
     +-- Conflict              it is not in a state in which that can be done
     +-- InvalidTransition     a state machine was asked for a forbidden step
     +-- BooksBusy             the retries of a transaction are used up
+    +-- BooksUnavailable      the database of the books does not answer
     +-- NotDelegated          one may not act for the user at all, or no more
     +-- CloudUnavailable      the cloud does not answer at the moment
     +-- VaultError            a sealed text does not open with the keys given
@@ -37,6 +38,7 @@ if ty.TYPE_CHECKING:
 __all__ = [
     'BlazarError',
     'BooksBusy',
+    'BooksUnavailable',
     'CloudUnavailable',
     'ConfigurationError',
     'Conflict',
@@ -89,6 +91,14 @@ class InvalidTransition(BlazarError):
 
 class BooksBusy(BlazarError):
     """So many others booked at once that the retries are used up."""
+
+
+class BooksUnavailable(BlazarError):
+    """The database of the books does not answer; its log says why."""
+
+    def __init__(self) -> None:
+        super().__init__('The database of the leases does not answer. Try '
+                         'again later.')
 
 
 class NotDelegated(BlazarError):

@@ -67,6 +67,13 @@ _MISSING_SECONDS = 5
 _MISSING_MOST = 500
 
 
+class _Guest(ty.NamedTuple):
+    """What counts on a host though the database was not told of it."""
+
+    host_id: int
+    amounts: model.Resources
+
+
 class _Torn(Exception):
     """What is known cannot be continued by what is in the database."""
 
@@ -108,6 +115,10 @@ class Index:
         self._overdue: list[tuple[int, model.Window, model.Resources]] = []
         self._refreshed = self._compared = self._forgotten = 0
         self._asked = 0.0
+        #: Whether somebody had to do without the database, and what was let
+        #: in meanwhile.
+        self._alone = False
+        self._guests: list[_Guest] = []
 
     @contextlib.contextmanager
     def fresh(self, lag: float = 0, session: orm.Session | None = None,
@@ -123,6 +134,8 @@ class Index:
         :param session: a new one of who has more to read from the same state
         """
         with self._lock:
+            # Who has waited here may have waited for one that had no answer.
+            self._database.presence.check()
             now = self._clock.now()
             asked = self._clock.elapsed()
             if self._timeline is None:
@@ -132,7 +145,65 @@ class Index:
                 self._refresh(now, session)
                 self._asked = asked
             assert self._timeline is not None
+            if self._alone:
+                self._end_alone()
             yield self._timeline
+
+    @contextlib.contextmanager
+    def remembered(self) -> ty.Iterator[timelines.Timeline | None]:
+        """The timeline as it was known last, for one thread at a time.
+
+        For who has to decide while the database is away.
+
+        :returns: None when none was known yet
+        """
+        with self._lock:
+            if not self._alone:
+                self._alone = True
+                LOG.error(
+                    'Without the database of the leases, servers are judged '
+                    'by %s', 'nothing: it has not answered since this '
+                    'process started' if self._timeline is None else
+                    f'what was known '
+                    f'{self._clock.now() - self._refreshed} s ago')
+            yield self._timeline
+
+    def let_in(self, host_id: int, amounts: model.Resources,
+               ) -> ty.Callable[[], None]:
+        """Within :meth:`remembered`: let something count on a host that the
+        database cannot be told of, until it is there again.
+
+        :returns: what takes it back
+        """
+        guest = _Guest(host_id, amounts)
+        self._guests.append(guest)
+        self._count_guests([guest])
+
+        def take_back() -> None:
+            with self._lock:
+                self._guests = [
+                    one for one in self._guests if one is not guest]
+                self._count_guests([guest])
+
+        return take_back
+
+    def _end_alone(self) -> None:
+        """What came meanwhile is found by the comparison with the cloud."""
+        LOG.warning('Servers are judged by the books again; %s were let in '
+                    'without', len(self._guests))
+        guests, self._guests, self._alone = self._guests, [], False
+        self._count_guests(guests)
+
+    def _count_guests(self, changed: ty.Iterable[_Guest]) -> None:
+        """Give the hosts of some guests the usage that they have now."""
+        for host_id in {one.host_id for one in changed} & self.hosts.keys():
+            host = self.hosts[host_id]
+            usage = collections.Counter(host.usage)
+            for guest in self._guests:
+                if guest.host_id == host_id:
+                    usage.update(guest.amounts)
+            if self._timeline is not None:
+                self._timeline.set_host(host_id, host.capacity, dict(usage))
 
     @contextlib.contextmanager
     def without(self, bookings: ty.Sequence[ty.Any]) -> ty.Iterator[None]:

@@ -117,11 +117,26 @@ OPTS: list[cfg.Opt] = [
         help='Book hosts at random among those that have room. By default '
              'leases that end together are packed on the same hosts, so that '
              'whole hosts fall free.'),
+    cfg.StrOpt(
+        'without_books', default='allow', choices=(
+            ('allow', 'It is judged by what this process knew of the books '
+             'last, and not at all where it knew nothing yet.'),
+            ('refuse', 'It is placed nowhere.')),
+        help='What nova-scheduler does with a server while the database of '
+             'the leases does not answer, so that nobody can tell what is '
+             'promised by now. Servers of a flavor of a reservation are '
+             'placed nowhere in any case.'),
     cfg.IntOpt(
         'admission_retries', default=20, min=0,
         help='How often an admission is tried again when another one took '
              'the same host at the same moment.'),
 ]
+
+#: Without those of waiting for a database: no process does
+#: (:mod:`blazar_core.db.presence`).
+DATABASE_OPTS: list[cfg.Opt] = [
+    opt for opt in db_options.database_opts
+    if opt.name not in ('max_retries', 'retry_interval')]
 
 ENFORCEMENT_OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
@@ -193,10 +208,10 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     conf.register_group(copy.deepcopy(ENFORCEMENT_GROUP))
     conf.register_opts(ENFORCEMENT_OPTS, group=ENFORCEMENT_GROUP)
     conf.register_group(copy.deepcopy(DATABASE_GROUP))
-    conf.register_opts(db_options.database_opts, group=DATABASE_GROUP)
+    conf.register_opts(DATABASE_OPTS, group=DATABASE_GROUP)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
     """For oslo-config-generator and the documentation."""
     return [(GROUP, OPTS), (ENFORCEMENT_GROUP, ENFORCEMENT_OPTS),
-            (DATABASE_GROUP, db_options.database_opts)]
+            (DATABASE_GROUP, DATABASE_OPTS)]

@@ -72,6 +72,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     :raises ConfigurationError: when a line is missing or wrong
     """
     clock = clock or clocks.SystemClock()
+    service.bound_waiting()
     books = database(conf)
     secrets = vault.Vault(conf.blazar.encryption_keys)
     trusts = credentials.Credentials(conf)
@@ -128,10 +129,18 @@ def shared() -> Parts:
 def database(conf: ty.Any) -> api.Database:
     """The books, if their schema is the one that this code wants.
 
-    :raises ConfigurationError: when it is not
+    A database that does not answer now keeps nothing from starting: its
+    schema is looked at before it is used.
+
+    :raises ConfigurationError: when it is another schema
     """
     opts.register_opts(conf)
     books = api.Database(conf)
+    books.presence.before(lambda: _check_schema(books))
+    return books
+
+
+def _check_schema(books: api.Database) -> None:
     found, wanted = migration.version(books), migration.head()
     # WSGI servers fork after this: no connection may be shared.
     books.engine.dispose()
@@ -140,7 +149,6 @@ def database(conf: ty.Any) -> api.Database:
             f'The database of [blazar_database] connection has the schema '
             f'{found or "of an empty database"}, and {wanted} is wanted. '
             f'Run: blazar-nova-manage db sync')
-    return books
 
 
 def lost_after(conf: ty.Any) -> int:
@@ -165,7 +173,12 @@ def compare_settings(process: str, conf: ty.Any, books: api.Database,
     """Tell with what a process judges demands, and log where others judge
     otherwise. That is no reason not to start: they may be restarted next.
     """
-    mine = demand.settings_of(conf)
+    books.presence.before(lambda: _compare_settings(
+        process, demand.settings_of(conf), books, clock))
+
+
+def _compare_settings(process: str, mine: settings.Settings,
+                      books: api.Database, clock: clocks.Clock) -> None:
     try:
         settings.write(books, clock.now(), process, mine)
     except Exception as exc:

@@ -25,11 +25,18 @@ from oslo_serialization import jsonutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core import clock as clocks
 from blazar_core.db import models
+from blazar_core.db import presence
 from blazar_core import errors
 from blazar_core import opts
 
 __all__ = ['Database', 'LostRace', 'found', 'is_disturbance', 'locked']
+
+#: Seconds that the database has to accept a connection, and to answer a
+#: statement: many times what the longest one takes.
+CONNECT_SECONDS = 5
+ANSWER_SECONDS = 20
 
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
@@ -50,10 +57,13 @@ class Database:
     they have loaded the application, and a connection must not be shared by
     two processes.
 
+    :param patient: a statement may take as long as it likes
     :raises ConfigurationError: when no connection is configured
     """
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
+    def __init__(self, conf: cfg.ConfigOpts,
+                 clock: clocks.Clock | None = None,
+                 patient: bool = False) -> None:
         opts.register_opts(conf)
         options = dict(conf.blazar_database.items())
         if not options['connection']:
@@ -61,8 +71,19 @@ class Database:
                 '[blazar_database] connection is not set. Write the URL of a '
                 'database for the leases, for example: connection = '
                 'mysql+pymysql://blazar:PASSWORD@controller/blazar')
+        url = sa.make_url(options.pop('connection')).update_query_string(
+            options.pop('connection_parameters') or '')
+        #: Where it is asked whether it answers.
+        self._probed = _in_time(
+            url, presence.PROBE_SECONDS, presence.PROBE_SECONDS)
+        self.presence = presence.Presence(
+            clock or clocks.SystemClock(), self._probe)
         self._facade = enginefacade.transaction_context()
+        # Nobody waits here until it is there: that is the presence's.
         self._facade.configure(
+            connection=_in_time(
+                url, CONNECT_SECONDS, None if patient else ANSWER_SECONDS,
+            ).render_as_string(hide_password=False), max_retries=0,
             sqlite_fk=True, json_deserializer=_read_json, **options)
         self._facade.append_on_engine_create(_lock_sqlite_early)
         self._facade.append_on_engine_create(_read_repeatably)
@@ -78,14 +99,20 @@ class Database:
         """A session that reads; what it returns stays usable after it.
 
         Its statements all see the same state of the database.
+
+        :raises BooksUnavailable: when the database does not answer
         """
-        with orm.Session(self.engine, expire_on_commit=False) as session:
+        with self._there(), orm.Session(
+                self.engine, expire_on_commit=False) as session:
             yield session
 
     @contextlib.contextmanager
     def writer(self) -> ty.Iterator[orm.Session]:
-        """A session that commits when its block ends without an error."""
-        with _writing(), orm.Session(
+        """A session that commits when its block ends without an error.
+
+        :raises BooksUnavailable: when the database does not answer
+        """
+        with self._there(), _writing(), orm.Session(
                 self.engine, expire_on_commit=False) as session:
             with session.begin():
                 yield session
@@ -96,9 +123,29 @@ class Database:
 
         For what writes tables and no objects: the session would cost as much
         as a statement or two.
+
+        :raises BooksUnavailable: when the database does not answer
         """
-        with _writing(), self.engine.begin() as connection:
+        with (self._there(), _writing(),
+              self.engine.begin() as connection):
             yield connection
+
+    @contextlib.contextmanager
+    def _there(self) -> ty.Iterator[None]:
+        """Somebody needs it."""
+        self.presence.check()
+        try:
+            yield
+        except Exception as exc:
+            if not _is_away(exc):
+                raise
+            self.presence.doubt(exc)
+            raise errors.BooksUnavailable from exc
+
+    def _probe(self) -> None:
+        engine = sa.create_engine(self._probed, poolclass=sa.pool.NullPool)
+        with engine.connect() as connection:
+            connection.exec_driver_sql('SELECT 1')
 
     def retried(self, work: ty.Callable[P, R], *args: P.args,
                 **kwargs: P.kwargs) -> R:
@@ -109,6 +156,7 @@ class Database:
         a pause with jitter.
 
         :raises BooksBusy: when the retries are used up
+        :raises BooksUnavailable: when the database does not answer
         """
         wrapped = oslo_db_api.wrap_db_retry(
             retry_interval=0.01, max_retry_interval=0.5,
@@ -180,6 +228,41 @@ def is_disturbance(exc: BaseException) -> bool:
             'database is locked', 'could not serialize access'))
 
 
+#: How drivers call the seconds for a connection, and for an answer.
+_TIMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    'pymysql': ('connect_timeout', ('read_timeout', 'write_timeout')),
+    'mysqldb': ('connect_timeout', ('read_timeout', 'write_timeout')),
+    # It knows none for an answer: what a machine that is gone does not
+    # acknowledge is noticed, a server that stands still is not.
+    'psycopg2': ('connect_timeout', ()),
+}
+
+
+def _in_time(url: sa.URL, connect: int, answer: int | None) -> sa.URL:
+    """The URL of a database that is not waited for without an end.
+
+    What an operator has written himself stays.
+    """
+    connects, answers = _TIMES.get(url.get_driver_name(), ('', ()))
+    wanted: dict[str, str] = {connects: str(connect)} if connects else {}
+    if answer is not None:
+        wanted |= dict.fromkeys(answers, str(answer))
+        if connects and not answers:
+            wanted['tcp_user_timeout'] = str(1000 * answer)
+    return url.update_query_dict({
+        name: value for name, value in wanted.items()
+        if name not in url.query})
+
+
+def _is_away(exc: BaseException) -> bool:
+    """Whether a database did not answer, had nobody free to do so, or does
+    not let us in. What oslo.db has no class for is that too.
+    """
+    return isinstance(exc, db_exception.DBConnectionError |
+                      sa.exc.TimeoutError | sa.exc.OperationalError) and (
+        not is_disturbance(exc))
+
+
 #: Whether the transaction that this thread begins is one that writes.
 _writes: contextvars.ContextVar[bool] = contextvars.ContextVar(
     'writes', default=False)
@@ -214,9 +297,6 @@ def _read_repeatably(engine: sa.Engine) -> None:
         with contextlib.closing(connection.cursor()) as cursor:
             cursor.execute(level)
         connection.commit()
-
-    # oslo.db has tried a connection already, which came before this.
-    engine.dispose()
 
 
 def _lock_sqlite_early(engine: sa.Engine) -> None:

@@ -24,6 +24,7 @@ from blazar_core import lifecycle
 from blazar_core import model
 from blazar_core import params
 from blazar_nova.api import boot as boots
+from blazar_nova.api import faults
 from blazar_nova.api import trusts
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
@@ -36,12 +37,6 @@ from blazar_nova import wiring
 __all__ = ['Admission']
 
 LOG = logging.getLogger(__name__)
-
-#: What a boot is answered that cannot be kept.
-_CODES = {errors.BooksBusy: 409, errors.NotDelegated: 403,
-          errors.LimitExceeded: 403, errors.Conflict: 409,
-          errors.NotFound: 409, errors.InvalidLeaseParams: 400,
-          errors.CloudUnavailable: 503}
 
 
 class Admission:
@@ -66,17 +61,14 @@ class Admission:
                 self._take_places(reservation_id, boot, call, send)
             elif boot is not None:
                 self._admit(boot.request, call, send)
-        except errors.Refused as exc:
-            assert boot is not None
-            boot.refused = exc
+        except Exception as exc:
+            if boot is not None and isinstance(exc, errors.Refused):
+                boot.refused = exc
             call.undo()
-            raise router.error(409, str(exc)) from exc
-        except tuple(_CODES) as exc:
-            call.undo()
-            raise router.error(_CODES[type(exc)], str(exc)) from exc
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                call.undo()
+            code, _name = faults.code_of(exc)
+            if code == 500:
+                raise
+            raise router.error(code, str(exc)) from exc
 
     def _take_places(self, reservation_id: str, boot: boots.Boot | None,
                      call: calls.BuildCall, send: ty.Callable[[], None],
@@ -87,8 +79,12 @@ class Admission:
                 f'The flavor is that of reservation {reservation_id}: its '
                 f'servers are in a lease already. Leave the hint reserved '
                 f'out.')
-        self._leases.occupy(
-            reservation_id, call.context.project_id, call.server_ids)
+        try:
+            self._leases.occupy(
+                reservation_id, call.context.project_id, call.server_ids)
+        except errors.NotFound as exc:
+            # It is not the URL that there is nothing at.
+            raise errors.Conflict(str(exc)) from exc
         try:
             send()
         except Exception:

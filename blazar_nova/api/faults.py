@@ -16,7 +16,6 @@
 
 import typing as ty
 
-from oslo_db import exception as db_exception
 from oslo_serialization import jsonutils
 import webob
 
@@ -24,7 +23,7 @@ from blazar_core import clock
 from blazar_core import errors
 from blazar_core import model
 
-__all__ = ['ERRORS', 'Fault', 'answer', 'refusal_of']
+__all__ = ['ERRORS', 'Fault', 'answer', 'code_of', 'refusal_of']
 
 
 class Fault(Exception):
@@ -51,6 +50,7 @@ HTTP: dict[str, int] = {
 ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.InvalidLeaseParams, 400, 'INVALID_REQUEST'),
     (errors.Forbidden, 403, 'FORBIDDEN'),
+    (errors.NotDelegated, 403, 'FORBIDDEN'),
     (errors.LimitExceeded, 403, 'LIMIT_EXCEEDED'),
     (errors.NotFound, 404, 'NOT_FOUND'),
     (errors.Refused, 409, 'NO_ROOM'),
@@ -58,18 +58,15 @@ ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.InvalidTransition, 409, 'CONFLICT'),
     (errors.BooksBusy, 409, 'BOOKS_BUSY'),
     (errors.CloudUnavailable, 503, 'CLOUD_UNAVAILABLE'),
-    (db_exception.DBConnectionError, 503, 'DATABASE_UNAVAILABLE'),
+    (errors.BooksUnavailable, 503, 'DATABASE_UNAVAILABLE'),
 )
 
 
 def answer(exc: Exception) -> webob.Response:
     """The answer to a request that ended in an error."""
-    code, name = _code_of(exc)
-    message = str(exc) if code != 500 and not isinstance(
-        exc, db_exception.DBError) else {
-            500: 'Something went wrong; the log of nova-api says what.',
-            503: 'The database of the leases does not answer. Try again '
-                 'later.'}[code]
+    code, name = code_of(exc)
+    message = str(exc) if code != 500 else (
+        'Something went wrong; the log of nova-api says what.')
     body: dict[str, ty.Any] = {
         'error_code': code, 'error_message': message, 'error_name': name}
     if isinstance(exc, errors.Refused):
@@ -82,7 +79,8 @@ def answer(exc: Exception) -> webob.Response:
     return response
 
 
-def _code_of(exc: Exception) -> tuple[int, str]:
+def code_of(exc: Exception) -> tuple[int, str]:
+    """The code and the name with which an error is answered."""
     if isinstance(exc, Fault):
         return HTTP[exc.name], exc.name
     return next(((code, name) for kind, code, name in ERRORS

@@ -21,7 +21,6 @@ import collections.abc
 import re
 import typing as ty
 
-from oslo_db import exception as db_exception
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import webob
@@ -88,8 +87,9 @@ class LeaseMiddleware:
             self._check_reservation(environ, hints)
             asked = params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
-        except errors.InvalidLeaseParams as exc:
-            return router.fault(environ, 400, str(exc)) or self._app
+        except errors.BlazarError as exc:
+            code, _name = faults.code_of(exc)
+            return router.fault(environ, code, str(exc)) or self._app
         if asked is None:
             return self._app
         with boots.underway(boots.Boot(asked)) as boot:
@@ -132,9 +132,8 @@ class LeaseMiddleware:
         """
         try:
             held = self._parts.leases.held_by(server_id)
-        except db_exception.DBError:
-            # Ordinary servers must not suffer when the books are away.
-            LOG.exception('Server %s could not be looked up', server_id)
+        except errors.BooksUnavailable:
+            # Ordinary servers must not suffer from it.
             return None
         context = environ['nova.context']
         if held is None or not (
@@ -163,8 +162,8 @@ class LeaseMiddleware:
                     reservation_id = place['reservation_id']
             elif self._parts.leases.reservation(wanted, context.project_id):
                 reservation_id = wanted
-        except db_exception.DBError:
-            LOG.exception('Server %s could not be looked up', server_id)
+        except errors.BooksUnavailable:
+            return None
         return reservation_id and router.fault(environ, 409, (
             f'Servers of reservation {reservation_id} are of its flavor, and '
             f'no others are: servers cannot be resized out of it or into it. '
@@ -180,6 +179,9 @@ class LeaseMiddleware:
             try:
                 if self._parts.leases.is_leased(server_id):
                     self._parts.lifecycle.check(server_id)
+            except errors.BooksUnavailable as exc:
+                LOG.info('Server %s was deleted; whether it had a lease is '
+                         'seen to later: %s', server_id, exc)
             except Exception:
                 # The server is deleted; the books will find out.
                 LOG.exception('Server %s was deleted, and its lease could '

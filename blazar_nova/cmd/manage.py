@@ -110,7 +110,7 @@ def _conf(files: ty.Sequence[str] | None) -> cfg.ConfigOpts:
 
 
 def _db_sync(conf: cfg.ConfigOpts) -> None:
-    database = api.Database(conf)
+    database = api.Database(conf, patient=True)
     migration.upgrade(database)
     print(f'The schema is at version {migration.version(database)}.')
 

@@ -94,7 +94,7 @@ class Checks(upgradecheck.UpgradeCommands):
         return _checked(lambda: wiring.lost_after(CONF))
 
     def _database(self) -> Result:
-        return _checked(lambda: wiring.database(CONF))
+        return _checked(lambda: wiring.database(CONF).presence.check())
 
     def _keystone(self) -> Result:
         """The service user can log in and sees the trusts given to it."""

@@ -37,10 +37,12 @@ from blazar_nova.compat import reserved
 
 __all__ = ['api_paste', 'filter_order', 'notifications', 'nova_api',
            'nova_objects', 'nova_version', 'refuse', 'router', 'scheduler',
-           'volumes']
+           'signature', 'volumes']
 
 #: The release of Nova that this one was written for.
 _NOVA = '34.0'
+_OTHER = (f'this is not the Nova that this version was written for '
+          f'({_NOVA}).')
 
 _CALL = ['self', 'context', 'build_requests', 'request_spec', 'image',
          'admin_password', 'injected_files', 'requested_networks',
@@ -93,24 +95,35 @@ def refuse(process: str, problems: ty.Sequence[str]) -> None:
 def nova_objects() -> list[str]:
     """The call that is held, and the objects that are read and written."""
     objects.register_all()
-    problems = []
-    call = list(inspect.signature(
-        conductor.ComputeTaskAPI.schedule_and_build_instances).parameters)
-    if call != _CALL:
-        problems.append(
-            f'nova.conductor.ComputeTaskAPI.schedule_and_build_instances was '
-            f'expected to take ({", ".join(_CALL)}), but takes '
-            f'({", ".join(call)}); this is not the Nova that this version '
-            f'was written for ({_NOVA}).')
+    problems = signature('nova.conductor.ComputeTaskAPI',
+                         'schedule_and_build_instances',
+                         conductor.ComputeTaskAPI, _CALL)
     if not callable(getattr(placement, '_get_enforcer', None)):
         problems.append('nova.limit.placement was expected to have '
                         '_get_enforcer, which knows the unified limits.')
     for name, fields in _FIELDS.items():
-        missing = set(fields) - set(getattr(objects, name).fields)
+        found = getattr(objects, name, None)
+        missing = set(fields) - set(getattr(found, 'fields', ()))
         if missing:
             problems.append(f'nova.objects.{name} was expected to have '
-                            f'{", ".join(sorted(missing))}.')
+                            f'{", ".join(sorted(missing))}.' if found else
+                            f'nova.objects was expected to have {name}.')
     return problems
+
+
+def signature(where: str, name: str, owner: object,
+              wanted: ty.Sequence[str]) -> list[str]:
+    """Nova has a function there that takes what it is expected to take.
+
+    :param where: what Nova calls the owner
+    """
+    found = getattr(owner, name, None)
+    if found is None:
+        return [f'{where} was expected to have {name}; {_OTHER}']
+    taken = list(inspect.signature(found).parameters)
+    return [] if taken == [*wanted] else [
+        f'{where}.{name} was expected to take ({", ".join(wanted)}), but '
+        f'takes ({", ".join(taken)}); {_OTHER}']
 
 
 def nova_version() -> list[str]:
@@ -127,7 +140,8 @@ def nova_api() -> list[str]:
     if reserved.install() == 0:
         problems.append('the lists of server states in Nova\'s response '
                         'schemas were not found where they were expected.')
-    if common.status_from_state(reserved.VM_STATE) != reserved.STATUS:
+    shown = getattr(common, 'status_from_state', lambda _state: None)
+    if shown(reserved.VM_STATE) != reserved.STATUS:
         problems.append('nova.api.openstack.common does not show the state '
                         'reserved as RESERVED.')
     if reserved.VM_STATE in vars(vm_states).values():

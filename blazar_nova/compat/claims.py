@@ -20,7 +20,7 @@ its module each time, and that is where ours is put.
 
 import collections
 import functools
-import inspect
+import types
 import typing as ty
 
 from nova.scheduler import manager
@@ -28,6 +28,7 @@ from nova.scheduler import utils
 from oslo_log import log as logging
 
 from blazar_core import claims
+from blazar_nova.compat import checks
 
 __all__ = ['install', 'problems']
 
@@ -42,9 +43,10 @@ _CLEANUP = ['self', 'context', 'instance_uuids']
 #: times what the largest request has.
 _REMEMBERED = 10_000
 
-#: What Nova itself does.
-_novas = utils.claim_resources
-_novas_cleanup = manager.SchedulerManager._cleanup_allocations
+#: What Nova itself does; None is what :func:`problems` complains of.
+_novas: ty.Any = getattr(utils, 'claim_resources', None)
+_novas_cleanup: ty.Any = getattr(
+    manager.SchedulerManager, '_cleanup_allocations', None)
 
 
 def problems() -> list[str]:
@@ -52,21 +54,22 @@ def problems() -> list[str]:
 
     :returns: as the functions of :mod:`blazar_nova.compat.checks`
     """
-    found = []
-    taken = list(inspect.signature(_novas).parameters)
-    if taken != _CLAIM:
-        found.append(
-            f'nova.scheduler.utils.claim_resources was expected to take '
-            f'({", ".join(_CLAIM)}), but takes ({", ".join(taken)}).')
-    schedule = manager.SchedulerManager._schedule.__code__.co_names
-    if manager.utils is not utils or 'claim_resources' not in schedule:
+    found = [
+        *checks.signature('nova.scheduler.utils', 'claim_resources',
+                          types.SimpleNamespace(claim_resources=_novas),
+                          _CLAIM),
+        *checks.signature('nova.scheduler.manager.SchedulerManager',
+                          '_cleanup_allocations',
+                          types.SimpleNamespace(
+                              _cleanup_allocations=_novas_cleanup),
+                          _CLEANUP)]
+    schedule = getattr(manager.SchedulerManager, '_schedule', None)
+    if getattr(manager, 'utils', None) is not utils or (
+            'claim_resources' not in getattr(
+                getattr(schedule, '__code__', None), 'co_names', ())):
         found.append(
             'nova.scheduler.manager was expected to claim hosts by '
             'nova.scheduler.utils.claim_resources.')
-    if list(inspect.signature(_novas_cleanup).parameters) != _CLEANUP:
-        found.append(
-            f'nova.scheduler.manager.SchedulerManager._cleanup_allocations '
-            f'was expected to take ({", ".join(_CLEANUP)}).')
     return found
 
 

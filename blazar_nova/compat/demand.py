@@ -24,19 +24,17 @@ from urllib import parse
 from nova import context as nova_context
 from nova import exception
 from nova import objects
-from nova.scheduler.client import report
 from nova.scheduler import request_filter
 from nova.scheduler import utils as scheduler_utils
 
 from blazar_core import model
+from blazar_nova.compat import hosts
 
 __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'demand_of', 'group_of',
            'policy_of', 'resources_of', 'resources_of_flavor', 'settings_of']
 
 #: Microversion of placement that knows every parameter used here (1.39:
 #: several ``required``).
-_PLACEMENT = '1.39'
-
 #: Options in [scheduler] by which Nova's prefilters judge. nova-scheduler
 #: asks them at the start of what was promised by them in nova-api.
 PREFILTERS = (
@@ -124,6 +122,7 @@ def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any]) -> model.Demand:
     """What the servers of one boot ask for.
 
     :raises NoSuchHost: when Nova's own rules leave no host
+    :raises CloudUnavailable: when placement does not answer
     """
     spec = specs[0].obj_clone()
     try:
@@ -133,9 +132,9 @@ def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any]) -> model.Demand:
             context, spec, _Nodes())
     except (exception.RequestFilterFailed, exception.NoValidHost) as exc:
         raise NoSuchHost(str(exc)) from exc
-    hosts = _eligible(spec, request.get_request_group(None))
+    eligible = _eligible(spec, request.get_request_group(None))
     return model.Demand(resources=resources_of(spec), count=len(specs),
-                        hosts=hosts)
+                        hosts=eligible)
 
 
 class _Nodes:
@@ -164,13 +163,13 @@ def _eligible(spec: ty.Any, group: ty.Any) -> frozenset[str]:
         f'!{trait}' for trait in sorted(spec.root_forbidden)]
     if traits:
         limits.append(('required', ','.join(traits)))
-    hosts = {one['uuid'] for one in _providers(limits)
+    roots = {one['uuid'] for one in _providers(limits)
              if one['uuid'] == one['root_provider_uuid']}
     for trait in group.required_traits:
-        hosts &= _trees_with(trait)
+        roots &= _trees_with(trait)
     for trait in group.forbidden_traits:
-        hosts -= _trees_with(trait)
-    return frozenset(hosts)
+        roots -= _trees_with(trait)
+    return frozenset(roots)
 
 
 def _trees_with(trait: str) -> set[str]:
@@ -179,8 +178,7 @@ def _trees_with(trait: str) -> set[str]:
 
 
 def _providers(params: ty.Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    response = report.report_client_singleton().get(
-        '/resource_providers?' + parse.urlencode(params), version=_PLACEMENT)
-    response.raise_for_status()
+    answer = hosts.ask_placement(
+        '/resource_providers?' + parse.urlencode(params)) or {}
     return ty.cast('list[dict[str, str]]',
-                   response.json()['resource_providers'])
+                   answer.get('resource_providers', []))

@@ -16,18 +16,23 @@ import collections
 import dataclasses
 import typing as ty
 
+from keystoneauth1 import exceptions as keystone_exceptions
 from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova.scheduler.client import report
 from nova import servicegroup
+from oslo_log import log as logging
+import requests
 
 from blazar_core import errors
 from blazar_core import model
 
 __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
-           'check_placement', 'facts', 'on_service_host', 'services_up',
+           'ask_placement', 'facts', 'on_service_host', 'services_up',
            'taken']
+
+LOG = logging.getLogger(__name__)
 
 _PLACEMENT = '1.39'
 
@@ -100,7 +105,7 @@ def facts(uuid: str) -> Facts | None:
     :returns: None when placement does not know the host (yet)
     """
     capacity: dict[str, int] = collections.defaultdict(int)
-    tree = _get(f'/resource_providers?in_tree={uuid}') or {}
+    tree = ask_placement(f'/resource_providers?in_tree={uuid}') or {}
     providers = [provider['uuid']
                  for provider in tree.get('resource_providers', [])]
     for provider in providers:
@@ -120,20 +125,8 @@ def taken(providers: ty.Iterable[str]) -> dict[str, dict[str, int]]:
 
 def allocations(consumer: str) -> dict[str, ty.Any]:
     """What placement holds for a consumer, by provider."""
-    answer = _get(f'/allocations/{consumer}') or {}
+    answer = ask_placement(f'/allocations/{consumer}') or {}
     return ty.cast('dict[str, ty.Any]', answer.get('allocations', {}))
-
-
-def check_placement() -> None:
-    """Make sure that placement answers.
-
-    :raises CloudUnavailable: when it does not
-    """
-    try:
-        _get('/')
-    except Exception as exc:
-        raise errors.CloudUnavailable(
-            f'Placement does not answer: {exc}') from exc
 
 
 def services_up() -> set[str]:
@@ -149,7 +142,7 @@ def services_up() -> set[str]:
 
 
 def _add_inventory(provider: str, capacity: dict[str, int]) -> None:
-    answer = _get(f'/resource_providers/{provider}/inventories') or {}
+    answer = ask_placement(f'/resource_providers/{provider}/inventories') or {}
     for rc, inventory in answer.get('inventories', {}).items():
         capacity[rc] += int((inventory['total'] - inventory['reserved']) *
                             inventory['allocation_ratio'])
@@ -157,17 +150,31 @@ def _add_inventory(provider: str, capacity: dict[str, int]) -> None:
 
 def _add_allocations(provider: str, taken: dict[str, dict[str, int]],
                      ) -> None:
-    answer = _get(f'/resource_providers/{provider}/allocations') or {}
+    answer = ask_placement(f'/resource_providers/{provider}/allocations') or {}
     for consumer, allocation in answer.get('allocations', {}).items():
         amounts = taken.setdefault(consumer, {})
         for rc, amount in allocation['resources'].items():
             amounts[rc] = amounts.get(rc, 0) + amount
 
 
-def _get(url: str) -> dict[str, ty.Any] | None:
-    """Placement's answer; None when the thing asked for is not there."""
-    response = report.report_client_singleton().get(url, version=_PLACEMENT)
-    if response.status_code == 404:
-        return None
+def ask_placement(url: str) -> dict[str, ty.Any] | None:
+    """Placement's answer; None when the thing asked for is not there.
+
+    :raises CloudUnavailable: when it does not answer, or is not itself
+    """
+    try:
+        response = report.report_client_singleton().get(
+            url, version=_PLACEMENT)
+        if response.status_code == 404:
+            return None
+        if response.status_code != 400:
+            response.raise_for_status()
+    except (keystone_exceptions.ClientException,
+            requests.RequestException) as exc:
+        LOG.warning('Placement does not answer %s: %s', url, exc)
+        raise errors.CloudUnavailable(
+            'The placement service does not answer; try again in a minute.'
+        ) from exc
+    # What it does not understand, it will not understand later either.
     response.raise_for_status()
     return ty.cast('dict[str, ty.Any]', response.json())

@@ -27,9 +27,19 @@ def build(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     return compute.APIRouterV21.factory(global_config, **local_config)
 
 
+#: A code that Nova takes for one that a boot may be answered with.
+_EXPECTED = 409
+
+
 def error(code: int, sentence: str) -> Exception:
-    """What may be raised anywhere within Nova's ``create()``."""
-    return webob.exc.status_map[code](explanation=sentence)
+    """What may be raised anywhere within Nova's ``create()``.
+
+    Nova makes a 500 of all errors that it does not expect of a boot. It asks
+    for the ``code``; what it answers is the status, and that stays.
+    """
+    raised = webob.exc.status_map[code](explanation=sentence)
+    raised.code = _EXPECTED
+    return ty.cast(Exception, raised)
 
 
 def fault(environ: dict[str, ty.Any], code: int, sentence: str) -> ty.Any:

@@ -69,16 +69,8 @@ def traces(server_ids: ty.Iterable[str]) -> dict[str, Trace]:
         if its is not None:
             found[server_id] = Trace.CAUGHT if (
                 its.cell_mapping is not None or server_id in rows or
-                _has_allocations(server_id)) else Trace.NONE
+                hosts.allocations(server_id)) else Trace.NONE
     return found
-
-
-def _has_allocations(server_id: str) -> bool:
-    try:
-        return bool(hosts.allocations(server_id))
-    except Exception as exc:
-        raise errors.CloudUnavailable(
-            f'Placement does not answer: {exc}') from exc
 
 
 def _rows(server_ids: list[str]) -> dict[str, ty.Any]:

@@ -21,8 +21,10 @@ import typing as ty
 
 from oslo_log import log as logging
 
+from blazar_core import admission
 from blazar_core import claims as core_claims
 from blazar_core import clock as clocks
+from blazar_core import errors
 from blazar_nova.compat import checks
 from blazar_nova.compat import claims
 from blazar_nova.compat import demand
@@ -45,6 +47,9 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
     other server: where there is room for ever; but one of a reservation's
     flavor that has no place in it: nowhere. It is the booking in the
     books that lets a server in, never a hint, which anybody could write.
+
+    While the database of the books is away, ``[blazar] without_books`` says
+    what becomes of servers; those of a reservation's flavor go nowhere.
     """
 
     def __init__(self) -> None:
@@ -54,17 +59,16 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         wiring.compare_settings(
             'nova-scheduler', service.CONF, books, clock)
         self._admission = wiring.admission(service.CONF, books, clock)
+        self._alone = service.CONF.blazar.without_books == 'allow'
         claims.install(core_claims.Claims(
-            books, clock, self._admission.index))
+            books, clock, self._admission.index, self._alone))
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
                    spec_obj: ty.Any) -> list[ty.Any]:
         hosts = list(filter_obj_list)
         if not hosts or plugins.is_rebuild(spec_obj):
             return hosts
-        rooms = self._admission.rooms_for(
-            spec_obj.instance_uuid, demand.resources_of(spec_obj),
-            flavors.reservation_of(spec_obj.flavor))
+        rooms = self._rooms(spec_obj)
         marks.mark_booked(hosts, rooms.booked)
         kept = [host for host in hosts
                 if rooms.by_host.get(host.uuid, rooms.elsewhere) > 0]
@@ -73,3 +77,17 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
                      spec_obj.instance_uuid, len(hosts) - len(kept),
                      len(hosts))
         return kept
+
+    def _rooms(self, spec: ty.Any) -> admission.Rooms:
+        resources = demand.resources_of(spec)
+        reservation_id = flavors.reservation_of(spec.flavor)
+        try:
+            return self._admission.rooms_for(
+                spec.instance_uuid, resources, reservation_id)
+        except errors.BooksUnavailable as exc:
+            if self._alone and reservation_id is None:
+                return self._admission.rooms_alone(resources)
+            LOG.warning('Server %s is placed nowhere%s: %s',
+                        spec.instance_uuid, '' if reservation_id is None else
+                        f', it is of reservation {reservation_id}', exc)
+            return admission.Rooms(None, {}, 0)

@@ -16,9 +16,9 @@ import json
 
 import fixtures
 from nova.api.openstack.compute import routes
-from oslo_db import exception as db_exception
 from oslo_utils.fixture import uuidsentinel as uuids
 
+from blazar_core import errors
 from tests.functional import base
 from tests.functional import leased
 
@@ -267,7 +267,7 @@ class ComparedTest(leased.LeasedTestCase):
 
         def away(_self, server_id):
             asked.append(server_id)
-            raise db_exception.DBConnectionError('away')
+            raise errors.BooksUnavailable
 
         # Even when the books are away.
         with fixtures.MonkeyPatch('blazar_core.leases.Leases.held_by', away):

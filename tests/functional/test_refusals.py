@@ -398,7 +398,7 @@ class NothingLeftTest(RefusedTestCase):
     def test_when_the_books_are_locked_or_away(self):
         for error, code in (
                 ('blazar_core.errors.BooksBusy', 409),
-                ('oslo_db.exception.DBConnectionError', 500),
+                ('oslo_db.exception.DBConnectionError', 503),
                 ('builtins.RuntimeError', 500)):
             def fail(*_args, _error=error, **_kwargs):
                 module, name = _error.rsplit('.', 1)

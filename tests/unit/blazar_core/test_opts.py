@@ -41,6 +41,7 @@ class TestOpts(base.BaseTestCase):
              'notification_topic': 'blazar_notifications',
              'comparison_interval': 300, 'longest_sleep': 10, 'workers': 8,
              'claim_seconds': 60, 'start_patience': 300,
+             'without_books': 'allow',
              'lost_build_seconds': None, 'event_max_retries': 10,
              'randomize_host_selection': False,
              'admission_retries': 20},

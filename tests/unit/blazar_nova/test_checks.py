@@ -106,6 +106,36 @@ class TestVersion(base.TestCase):
             self.assertTrue(good or f'Nova {found} is' in problems[0])
 
 
+class TestAnotherNova(base.TestCase):
+    """What is not there at all has its sentence too."""
+
+    def without(self, where, name):
+        self.useFixture(fixtures.MonkeyPatch(
+            f'{where}.{name}', fixtures.MonkeyPatch.delete))
+
+    def test_an_object(self):
+        checks.nova_objects()
+        self.without('nova.objects', 'InstanceGroup')
+        with mock.patch('nova.objects.register_all'):
+            self.assertEqual(
+                ['nova.objects was expected to have InstanceGroup.'],
+                checks.nova_objects())
+
+    def test_a_call(self):
+        self.without('nova.conductor.ComputeTaskAPI',
+                     'schedule_and_build_instances')
+        problem, = checks.nova_objects()
+        self.assertIn('nova.conductor.ComputeTaskAPI was expected to have '
+                      'schedule_and_build_instances; this is not the Nova',
+                      problem)
+
+    def test_states(self):
+        self.without('nova.api.openstack.common', '_STATE_MAP')
+        self.without('nova.api.openstack.common', 'status_from_state')
+        problem, = checks.nova_api()
+        self.assertIn('does not show the state reserved', problem)
+
+
 class TestApiPaste(base.TestCase):
 
     def setUp(self):

@@ -119,6 +119,17 @@ class TestProblems(base.TestCase):
             problem, = claims.problems()
         self.assertIn('takes (client, spec)', problem)
 
+    def test_what_is_not_there_is_named(self):
+        for name, said in (('_novas', 'have claim_resources'),
+                           ('_novas_cleanup', 'have _cleanup_allocations')):
+            with mock.patch.object(claims, name, None):
+                problem, = claims.problems()
+            self.assertIn(said, problem)
+        for where in ('nova.scheduler.manager.utils',
+                      'nova.scheduler.manager.SchedulerManager._schedule'):
+            with fixtures.MonkeyPatch(where, fixtures.MonkeyPatch.delete):
+                self.assertEqual(1, len(claims.problems()), where)
+
     def test_a_scheduler_that_claims_in_another_way(self):
         with mock.patch('nova.scheduler.manager.utils'):
             self.assertEqual(1, len(claims.problems()))

@@ -1,0 +1,175 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the plug-in needs is away: the cloud is not.
+
+The books are a file here, and an outage is that it cannot be opened.
+"""
+
+import contextlib
+import os
+import threading
+
+import fixtures
+from keystoneauth1 import exceptions as keystone_exceptions
+from nova.api import wsgi
+from nova.scheduler import host_manager
+
+from blazar_nova import wiring
+from tests.functional import leased
+from tests.functional import test_api
+
+HOUR = 3600
+
+
+class BooksAwayTest(leased.LeasedTestCase):
+    """Nobody can open the database."""
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(self.folder, 'blazar.sqlite')
+        # Time does not pass here: who has had no answer asks again at once.
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.db.presence.PAUSE', 0))
+
+    @contextlib.contextmanager
+    def away(self):
+        os.rename(self.path, self.path + '.away')
+        os.mkdir(self.path)
+        try:
+            yield
+        finally:
+            os.rmdir(self.path)
+            os.rename(self.path + '.away', self.path)
+
+    def fails(self, name, **kwargs):
+        server = self.boot(name, **kwargs)
+        self.wait_for_status(server['id'], 'ERROR')
+        self.alice.delete_server(server['id'])
+
+    def test_ordinary_servers_live_as_ever(self):
+        # What was promised before is kept.
+        self.hold('held', flavor='5')
+        first = self.boot_active('first')
+        where = self.guests()[first['id']]
+        with self.away():
+            second = self.boot_active('second', flavor='4')
+            self.assertEqual(where, self.guests()[second['id']])
+            self.fails('too big', flavor='5')
+            self.alice.post_server_action(second['id'], {'os-stop': None})
+            self.wait_for_status(second['id'], 'SHUTOFF')
+            for server in (first, second):
+                self.alice.delete_server(server['id'])
+                self.wait_until_gone(server['id'])
+        self.fill_books()
+        self.boot_active('third', flavor='5')
+
+    def test_leases_are_told_so(self):
+        held = self.hold('held')
+        with self.away():
+            for hints in (self.lease_hints('vm'),
+                          self.lease_hints('vm', HOUR),
+                          {'reservation': 'any'}):
+                self.assertIn('database of the leases does not answer',
+                              self.refused(503, self.boot, 'vm',
+                                           hints=hints))
+            self.assertEqual(1, self.boot_rows()['api.build_requests'])
+            self.assertEqual('RESERVED',
+                             self.alice.get_server(held['id'])['status'])
+        self.hold('later')
+
+    def test_processes_start(self):
+        with self.away():
+            wiring.shared.cache_clear()
+            wsgi.Loader().load_app('osapi_compute')
+            listener = self.new_listener(self.clock)
+            self.stop_scheduler_filter()
+            self.boot_active('vm', flavor='5')
+        self.assertEqual(0, listener.engine.run_due())
+        listener.mirror.compare_all()
+        self.boot_active('vm2')
+
+    def stop_scheduler_filter(self):
+        """A scheduler that starts now, in the place of the other one."""
+        manager = self.scheduler.manager
+        manager.host_manager = host_manager.HostManager()
+
+    def test_an_operator_may_want_no_boots_then(self):
+        self.flags(group='blazar', without_books='refuse')
+        self.stop_scheduler_filter()
+        self.boot_active('before')
+        with self.away():
+            self.fails('vm')
+        self.boot_active('after')
+
+
+class PlacementAwayTest(test_api.ApiTestCase):
+
+    def test_leases_are_told_so(self):
+        def away(*_args, **_kwargs):
+            raise keystone_exceptions.ConnectFailure('http://secret.place')
+
+        with fixtures.MonkeyPatch(
+                'nova.scheduler.client.report.SchedulerReportClient.get',
+                away):
+            for hints in (self.lease_hints('vm'),
+                          self.lease_hints('vm', HOUR)):
+                self.assertEqual(
+                    'The placement service does not answer; try again in a '
+                    'minute.', self.refused(503, self.boot, 'vm',
+                                            hints=hints))
+            answer = self.make(code=503)
+        self.assertEqual('CLOUD_UNAVAILABLE', answer['error_name'])
+        self.assertIn('placement service', answer['error_message'])
+        self.assertEqual({0}, set(self.boot_rows().values()))
+        self.assertEqual(0, self.book_rows()['leases'])
+
+
+class CellAwayTest(leased.LeasedTestCase):
+    """A cell that does not say anything."""
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.bounded.LIMIT', 1))
+        self.answers = threading.Event()
+        self.addCleanup(self.answers.set)
+
+    def test_the_end_of_a_lease_is_put_off(self):
+        server_id = self.boot_active(
+            'vm1', hints=self.lease_hints('vm1'))['id']
+        self.fill_books()
+        cloud = self.listener.parts.cloud
+        get, asked = cloud._compute_api.get, []
+
+        def silent(context, server_id):
+            asked.append(server_id)
+            self.answers.wait(60)
+            return get(context, server_id)
+
+        cloud._compute_api.get = silent
+        self.clock.advance(HOUR)
+        for _time in range(3):
+            # Returns, though nobody has answered yet.
+            self.run_due()
+            self.clock.advance(300)
+        self.assertEqual([server_id], asked)
+        self.assertEqual('TERMINATING', self.lease('vm1')['status'])
+        self.answers.set()
+
+        def over():
+            self.clock.advance(60)
+            self.run_due()
+            return self.lease('vm1')['status'] == 'TERMINATED'
+
+        self.wait_for(over, 60, 'the lease is over')
+        self.assertFalse(self.exists(server_id))

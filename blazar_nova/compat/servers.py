@@ -33,6 +33,7 @@ from oslo_utils import timeutils
 from blazar_core import errors
 from blazar_core import lifecycle
 from blazar_nova.compat import again
+from blazar_nova.compat import bounded
 from blazar_nova.compat import calls
 from blazar_nova.compat import deletion
 from blazar_nova.compat import demand
@@ -48,6 +49,9 @@ __all__ = ['NovaCloud']
 
 LOG = logging.getLogger(__name__)
 
+P = ty.ParamSpec('P')
+R = ty.TypeVar('R')
+
 #: Seconds after which allocations of a deleted server have leaked.
 _LEAKED = 60
 
@@ -58,6 +62,9 @@ _TRIES = 30
 #: The owner of a lease may not, or not any more.
 _NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
                 keystone_exceptions.ClientException)
+
+#: Who is asked of whom no cell is to be asked.
+_API = 'Nova\'s API database'
 
 #: Seconds that a service has to answer a ping.
 _PING_TIMEOUT = 10
@@ -81,6 +88,20 @@ class NovaCloud:
         self._services: dict[str, str] = {}
         #: How often the token of an owner was waited for, by server.
         self._waited: dict[str, int] = {}
+        self._within = bounded.Bounded()
+
+    def _in_cell(self, work: ty.Callable[ty.Concatenate[str, P], R],
+                 server_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do something about a server, in the time that its cell has.
+
+        :raises CloudUnavailable: when the cell does not answer
+        """
+        its = self._within(_API, again.mapping,
+                           nova_context.get_admin_context(), server_id)
+        cell = None if its is None else its.cell_mapping
+        return self._within(
+            _API if cell is None else f'Cell {cell.name or cell.uuid}',
+            work, server_id, *args, **kwargs)
 
     def send(self, call: str, credential: str | None,
              server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
@@ -95,7 +116,7 @@ class NovaCloud:
             build.renew(self._trusts.access(credential))
         # Without one of these no host is found or even looked for; what else
         # a build needs takes messages, and waits in a queue.
-        hosts.check_placement()
+        hosts.ask_placement('/')
         _ping(conductor_rpcapi.RPC_TOPIC)
         _ping(scheduler_rpcapi.RPC_TOPIC)
         waiting = {server_id: request for server_id in build.server_ids
@@ -170,10 +191,16 @@ class NovaCloud:
 
     def abandon(self, server_id: str) -> None:
         """Make a server whose build stands still one in ERROR."""
-        stranded.abandon(server_id)
+        self._in_cell(stranded.abandon, server_id)
 
     def look(self, server_id: str) -> Seen:
-        """What Nova says of a server at this moment."""
+        """What Nova says of a server at this moment.
+
+        :raises CloudUnavailable: when its cell does not answer
+        """
+        return self._in_cell(self._look, server_id)
+
+    def _look(self, server_id: str) -> Seen:
         context = nova_context.get_admin_context()
         mapping = again.mapping(context, server_id)
         if mapping is not None and mapping.cell_mapping is None:
@@ -207,7 +234,7 @@ class NovaCloud:
         now = again.mapping(context, server_id)
         if now is not None and now.cell_mapping is not None and (
                 now.cell_mapping.id != its.cell_mapping.id):
-            return self.look(server_id)
+            return self._look(server_id)
         return Seen(State.GONE)
 
     def delete(self, server_id: str, credential: str | None) -> None:
@@ -216,7 +243,12 @@ class NovaCloud:
         In the name of the owner of its lease, whose are the secrets, volumes,
         images and accelerators that go with it; without a token Nova cannot
         reach all of them. Where that does not do, as Nova itself.
+
+        :raises CloudUnavailable: when its cell does not answer
         """
+        self._in_cell(self._delete, server_id, credential)
+
+    def _delete(self, server_id: str, credential: str | None) -> None:
         context = nova_context.get_admin_context()
         try:
             step = deletion.next_step(
@@ -288,7 +320,7 @@ class NovaCloud:
 
     def forget(self, server_id: str) -> None:
         """Remove what Nova keeps of a server that was never built."""
-        leftovers.forget(server_id)
+        self._in_cell(leftovers.forget, server_id)
 
     @functools.cached_property
     def _compute_api(self) -> ty.Any:
@@ -296,11 +328,11 @@ class NovaCloud:
 
     def open(self, reservation: lifecycle.Opening) -> None:
         """Make the flavor with which a reservation is used."""
-        flavors.open_reservation(reservation)
+        self._within(_API, flavors.open_reservation, reservation)
 
     def close(self, reservation_id: str) -> None:
         """Remove the flavor of a reservation."""
-        flavors.close_reservation(reservation_id)
+        self._within(_API, flavors.close_reservation, reservation_id)
 
 
 def _ping(topic: str) -> None:

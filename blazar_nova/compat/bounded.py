@@ -1,0 +1,101 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Calls of Nova that do not keep a worker for ever.
+
+A cell whose database or message bus is gone may not even say so: who asks it
+waits. Nova leaves such calls behind in a thread, and so does this; but as
+long as one of them is left there, nobody else asks the same cell.
+"""
+
+import collections
+from concurrent import futures
+import contextvars
+import threading
+import typing as ty
+
+from nova import exception
+from oslo_db import exception as db_exception
+import oslo_messaging
+
+from blazar_core import errors
+
+__all__ = ['Bounded', 'LIMIT']
+
+P = ty.ParamSpec('P')
+R = ty.TypeVar('R')
+
+#: Seconds that a call may take: as long as Nova waits for a cell.
+LIMIT = 60
+
+#: What says that somebody does not answer.
+_SILENCE = (db_exception.DBConnectionError, db_exception.CantStartEngineError,
+            oslo_messaging.MessagingTimeout,
+            oslo_messaging.MessageDeliveryFailure)
+
+
+class Bounded:
+    """Makes calls, each within :data:`LIMIT` seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: How many calls were left behind, by whom they ask.
+        self._left: collections.Counter[str] = collections.Counter()
+
+    def __call__(self, who: str, work: ty.Callable[P, R], *args: P.args,
+                 **kwargs: P.kwargs) -> R:
+        """What a call returns, or raises.
+
+        :param who: is asked
+        :raises CloudUnavailable: when he does not answer; the call may come
+            to an end later
+        """
+        if self._left[who]:
+            raise errors.CloudUnavailable(
+                f'{who} has not answered an earlier call yet.')
+        answer: futures.Future[R] = futures.Future()
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            try:
+                result = context.run(work, *args, **kwargs)
+            except BaseException as exc:
+                answer.set_exception(exc)
+            else:
+                answer.set_result(result)
+
+        threading.Thread(target=run, name='bounded', daemon=True).start()
+        if not futures.wait([answer], LIMIT).done:
+            self._leave(who, answer)
+            raise errors.CloudUnavailable(
+                f'{who} does not answer within {LIMIT} s.')
+        try:
+            return answer.result()
+        except _SILENCE as exc:
+            raise errors.CloudUnavailable(
+                f'{who} does not answer: {exc}') from exc
+        except exception.NovaException as exc:
+            # How Nova says that a cell is silent has no class of its own.
+            if type(exc) is exception.NovaException:
+                raise errors.CloudUnavailable(f'{who}: {exc}') from exc
+            raise
+
+    def _leave(self, who: str, answer: 'futures.Future[ty.Any]') -> None:
+        with self._lock:
+            self._left[who] += 1
+
+        def come(_answer: 'futures.Future[ty.Any]') -> None:
+            with self._lock:
+                self._left[who] -= 1
+
+        # At once, if it has come just now.
+        answer.add_done_callback(come)

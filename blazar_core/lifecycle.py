@@ -568,10 +568,11 @@ class Lifecycle:
         for lease_id, sent in self._sent().items():
             try:
                 traces = self._cloud.traces(list(sent))
-            except errors.CloudUnavailable as exc:
+            except Exception as exc:
                 # All that was sent may still be waiting for it.
-                LOG.info('Lease %s: its builds cannot be looked for: %s',
-                         lease_id, exc)
+                LOG.warning('Lease %s: its builds cannot be looked for: %s',
+                            lease_id, exc, exc_info=not isinstance(
+                                exc, errors.CloudUnavailable))
                 continue
             for server_id, trace in traces.items():
                 before = self._unseen.get(server_id)
@@ -921,7 +922,8 @@ class Lifecycle:
                 .where(sa.or_(models.Lease.id.is_(None),
                               models.Lease.status == 'TERMINATED'))))
         for lease_id in over:
-            self.revoke_of(lease_id)
+            with _apart(lease_id):
+                self.revoke_of(lease_id)
 
     def strays(self) -> set[str]:
         """The credentials that are in no lease's name, or not yet.
@@ -1002,7 +1004,7 @@ class Lifecycle:
             begun = list(session.scalars(_BEGUN_BY_BOOT.where(sa.or_(
                 models.Lease.status == 'STARTING', ~_HAS_BOOKINGS))))
         for lease_id in begun:
-            with contextlib.suppress(errors.NotFound):
+            with _apart(lease_id), contextlib.suppress(errors.NotFound):
                 self._database.retried(self._settle_again, lease_id)
                 self._database.retried(self._finish_if_empty, lease_id)
 
@@ -1209,6 +1211,17 @@ class Lifecycle:
     def _described(self, lease_id: str) -> Lease:
         with self._database.reader() as session:
             return views.describe(api.found(session, lease_id))
+
+
+@contextlib.contextmanager
+def _apart(lease_id: str) -> ty.Iterator[None]:
+    """What fails with a lease keeps no other from its turn."""
+    try:
+        yield
+    except errors.BooksUnavailable:
+        raise
+    except Exception:
+        LOG.exception('Lease %s could not be seen to', lease_id)
 
 
 _HAS_BOOKINGS = sa.exists().where(

@@ -26,6 +26,7 @@ from nova import context as nova_context
 from nova.db.api import api as api_db
 from nova.db.api import models as api_models
 from nova import objects
+from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
 
@@ -35,6 +36,8 @@ from blazar_nova.compat import reserved
 
 __all__ = ['BATCH', 'Survey', 'TELLING', 'Waiting', 'batches', 'hints_in',
            'hints_of']
+
+LOG = logging.getLogger(__name__)
 
 #: How many servers are asked for at a time.
 BATCH = 500
@@ -105,7 +108,7 @@ class Survey:
                     State.HELD if waits.reserved else State.BUILDING)
             else:
                 # Gone, or it has just reached its cell.
-                seen[server_id] = self._cloud.look(server_id)
+                seen |= self._look_at(server_id)
         for uuid, members in by_cell.items():
             seen.update(self._look_in(cells[uuid], members))
         return seen
@@ -122,8 +125,16 @@ class Survey:
         for server_id in server_ids:
             if server_id not in seen:
                 # Deleted: its allocations tell whether it has left.
-                seen[server_id] = self._cloud.look(server_id)
+                seen |= self._look_at(server_id)
         return seen
+
+    def _look_at(self, server_id: str) -> dict[str, Seen]:
+        """One that cannot be looked at keeps no other from it."""
+        try:
+            return {server_id: self._cloud.look(server_id)}
+        except Exception:
+            LOG.exception('Server %s could not be looked at', server_id)
+            return {}
 
     def _seen(self, instance: ty.Any) -> Seen:
         host = self._nodes.get((instance.host, instance.node))

@@ -28,9 +28,11 @@ import sqlalchemy as sa
 
 from blazar_core import books
 from blazar_core.db import models
+from blazar_core import errors
 from blazar_core import index
 from blazar_core import lifecycle
 from blazar_core import model
+from blazar_core import repeats
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import service
 from blazar_nova.compat import survey
@@ -40,8 +42,13 @@ __all__ = ['Mirror']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after which a server shown as RESERVED must have its lease.
+P = ty.ParamSpec('P')
+
+#: Seconds after which a server shown as RESERVED must have its lease, and how
+#: many that have none are deleted at a time: those that a nova-api was at work
+#: on when it died. More of them say that it is the books that are wrong.
 _ORPHAN_AGE = 600
+_MOST_ORPHANS = 10
 #: Seconds after the news of a move at which hosts are looked at again: Nova
 #: gives back what a server had where it was when it has told everything.
 _AFTERWARDS = (2, 15)
@@ -142,6 +149,10 @@ class Mirror:
                 self.compare_usage(name)
             else:
                 self.compare_service_host(name)
+        except errors.BooksUnavailable as exc:
+            LOG.info('What happened to %s %s is found out later: %s', kind,
+                     name, exc)
+            return False
         except Exception:
             # The next comparison in full finds it.
             LOG.exception('What happened to %s %s could not be found out',
@@ -178,32 +189,47 @@ class Mirror:
         """Make the books true for every host and every leased server.
 
         Hosts first: the books can only follow a server to a host they know.
+        What fails of it is logged, and keeps nothing else from being done.
+
+        :raises BooksUnavailable: when nothing can be
         """
-        self._compare_hosts()
-        nova = survey.Survey(self._parts.cloud)
-        self._compare_servers(nova)
+        self._apart('The hosts', self._compare_hosts)
+        self._apart('The servers', self._compare_servers)
         self.catch_up()
-        self._delete_orphans(nova)
         self._parts.database.retried(self._trim)
 
-    def _compare_servers(self, nova: survey.Survey) -> None:
-        """Look at all of them together, and again at those that differ."""
+    def _apart(self, what: str, work: ty.Callable[P, None], *args: P.args,
+               **kwargs: P.kwargs) -> None:
+        try:
+            work(*args, **kwargs)
+        except errors.BooksUnavailable:
+            raise
+        except Exception:
+            LOG.exception('%s could not be compared; the rest is', what)
+
+    def _compare_servers(self) -> None:
+        nova = survey.Survey(self._parts.cloud)
         books = self._parts.lifecycle.unfinished()
         for number, batch in enumerate(survey.batches(books), 1):
-            for server_id, seen in nova.look(batch).items():
-                if seen != books[server_id]:
-                    self._look_into('server', server_id)
+            self._apart(f'Some of the servers {", ".join(batch)}',
+                        self._compare_batch, nova, books, batch)
             LOG.info('Compared %s of %s servers',
                      min(number * survey.BATCH, len(books)), len(books))
+        self._apart('Servers that wait for their build',
+                    self._delete_orphans, nova, books)
+
+    def _compare_batch(self, nova: survey.Survey,
+                       books: ty.Mapping[str, lifecycle.Seen],
+                       batch: ty.Sequence[str]) -> None:
+        """Look at all of them together, and again at those that differ."""
+        for server_id, seen in nova.look(batch).items():
+            if seen != books[server_id]:
+                self._look_into('server', server_id)
 
     def _compare_hosts(self) -> None:
         found, complete = nova_hosts.all_hosts()
         for number, host in enumerate(found, 1):
-            try:
-                self.compare_host(host)
-            except Exception:
-                # One of many keeps no other from being compared.
-                LOG.exception('Host %s could not be compared', host.name)
+            self._apart(f'Host {host.name}', self.compare_host, host)
             if number % 100 == 0:
                 LOG.info('Compared %s of %s hosts', number, len(found))
         if complete:
@@ -223,11 +249,18 @@ class Mirror:
     def _trim(self) -> None:
         with self._parts.database.writer() as session:
             books.trim(session, self._parts.clock.now() - index.KEEP)
+            repeats.trim(session.connection(), self._parts.clock.now())
 
     def compare_service_host(self, service_host: str) -> None:
         """Make the books true for all hosts of a nova-compute."""
+        failed = None
         for host in nova_hosts.on_service_host(service_host):
-            self.compare_host(host)
+            try:
+                self.compare_host(host)
+            except Exception as exc:
+                failed = exc
+        if failed is not None:
+            raise failed
 
     def compare_host(self, host: nova_hosts.ComputeHost) -> None:
         """Make the books true for a host."""
@@ -311,16 +344,37 @@ class Mirror:
         with self._parts.database.begin() as connection:
             books.recheck(connection, now, service_hosts, at)
 
-    def _delete_orphans(self, nova: survey.Survey) -> None:
+    def _delete_orphans(self, nova: survey.Survey,
+                        books: ty.Container[str]) -> None:
         """Servers shown as RESERVED that no lease holds.
 
         nova-api died between marking them and writing down their lease: the
         user got no answer, and nothing would ever build them.
         """
         before = self._parts.clock.now() - _ORPHAN_AGE
-        for server_id, waits in nova.waiting.items():
-            if waits.reserved and waits.since < before:
-                self.delete_orphan(server_id)
+        orphans = [server_id for server_id, waits in nova.waiting.items()
+                   if waits.reserved and waits.since < before and
+                   server_id not in books]
+        if orphans and (len(orphans) > _MOST_ORPHANS or
+                        not self._have_leases()):
+            LOG.error(
+                '%s servers are RESERVED, and no lease has them: %s. A '
+                'nova-api that dies leaves at most %s of them, and only '
+                'where there were leases before; so they are NOT deleted. Is '
+                '[blazar_database] connection that of this cloud, and was it '
+                'restored as it was? If they are to go all the same, run '
+                'blazar-nova-manage verify --fix', len(orphans), ', '.join(
+                    orphans[:_MOST_ORPHANS]), _MOST_ORPHANS)
+            return
+        for server_id in orphans:
+            self._apart(f'Server {server_id}', self.delete_orphan, server_id)
+
+    def _have_leases(self) -> bool:
+        """Whether there is any lease in the books; those that are over stay.
+        """
+        with self._parts.database.reader() as session:
+            return session.scalar(
+                sa.select(models.Lease.id).limit(1)) is not None
 
     def delete_orphan(self, server_id: str) -> None:
         """Delete a server that waits for a lease which nobody made."""

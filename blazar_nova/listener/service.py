@@ -30,6 +30,7 @@ from oslo_utils import uuidutils
 
 from blazar_core import clock as clocks
 from blazar_core import engine
+from blazar_core import errors
 from blazar_core import watch
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
@@ -115,6 +116,7 @@ class Listener:
         self._messages.wait()
         for thread in self._threads:
             thread.join()
+        service.flush()
 
     def handle(self, event_type: str, payload: dict[str, ty.Any],
                publisher_id: str = '') -> None:
@@ -141,6 +143,8 @@ class Listener:
             pause = _TICK
             try:
                 self.mirror.recheck()
+            except errors.BooksUnavailable:
+                pause = _PAUSE
             except Exception:
                 LOG.exception('Which hosts are to be looked at again could '
                               'not be found out; again in %s s', _PAUSE)
@@ -150,15 +154,20 @@ class Listener:
     def _compare(self) -> None:
         clock, life = self.parts.clock, self.parts.lifecycle
         while not self._stopping.is_set():
+            pause = self._interval
             for part in (self.mirror.compare_all, life.settle_begun,
                          life.send_lost, life.revoke_over):
                 try:
                     part()
+                except errors.BooksUnavailable:
+                    # What happened meanwhile is to be found soon after.
+                    pause = min(_PAUSE, pause)
+                    break
                 except Exception:
                     LOG.exception('The comparison with Nova failed; again in '
                                   '%s s', self._interval)
             self.engine.wake()
-            clock.wait(self._stopping, clock.now() + self._interval)
+            clock.wait(self._stopping, clock.now() + pause)
 
     def _watch(self) -> None:
         self.watch.run(self._stopping)

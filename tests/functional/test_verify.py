@@ -259,12 +259,53 @@ class ServersTest(VerifyTestCase):
     def test_one_that_waits_without_a_lease_is_deleted_by_and_by(self):
         """The listener's comparison does it, when nobody can be at it."""
         server_id = self.hold('waits')['id']
+        self.hold('other')
         self.listener.parts.leases.withdraw(self.lease('waits')['id'])
         self.listener.mirror.compare_all()
         self.assertTrue(self.exists(server_id))
         self.clock.advance(660)
         self.listener.mirror.compare_all()
         self.assertFalse(self.exists(server_id))
+
+    def test_many_that_wait_without_a_lease_are_not_deleted(self):
+        """Not all of them were at work in a nova-api that died: it is the
+        books that are wrong.
+        """
+        kept = self.hold('other')['id']
+        waiting = [self.hold(name)['id'] for name in ('one', 'two', 'three')]
+        with mock.patch('blazar_nova.listener.mirror._MOST_ORPHANS', 2):
+            for name in ('one', 'two', 'three'):
+                self.listener.parts.leases.withdraw(self.lease(name)['id'])
+            self.clock.advance(660)
+            with self.assertLogs('blazar_nova.listener', 'ERROR') as logged:
+                self.listener.mirror.compare_all()
+            # All but one would do, were there leases at all.
+            self.listener.parts.leases.withdraw(self.lease('other')['id'])
+            self.alice.delete_server(waiting.pop())
+            self.alice.delete_server(waiting.pop())
+            with self.assertLogs('blazar_nova.listener', 'ERROR') as again:
+                self.listener.mirror.compare_all()
+        self.assertIn('3 servers are RESERVED, and no lease has them',
+                      logged.output[0])
+        self.assertIn('blazar-nova-manage verify --fix', logged.output[0])
+        self.assertIn('2 servers are RESERVED', again.output[0])
+        for server_id in (kept, *waiting):
+            self.assertTrue(self.exists(server_id))
+
+    def test_one_that_cannot_be_looked_at_keeps_no_other_from_it(self):
+        ids = [self.hold(name)['id'] for name in ('one', 'two', 'three')]
+        with mock.patch('blazar_nova.api.middleware.LeaseMiddleware._delete',
+                        lambda self, environ, _server_id: self._app):
+            for server_id in ids:
+                self.alice.delete_server(server_id)
+        look = self.listener.parts.cloud.look
+        self.listener.parts.cloud.look = lambda server_id: (
+            look(server_id) if server_id != ids[1] else 1 / 0)
+        with mock.patch('blazar_nova.compat.hosts.facts',
+                        side_effect=RuntimeError('no such host')):
+            self.listener.mirror.compare_all()
+        self.assertEqual(['PENDING', 'TERMINATED', 'TERMINATED'], sorted(
+            lease['status'] for lease in self.leases()))
 
     def test_a_comparison_looks_one_by_one_at_what_differs_only(self):
         self.hold('held')

@@ -53,6 +53,14 @@ class _OnPort(databases.Server):
     def create_all(self) -> None:
         """Make the databases of all services, empty."""
 
+    @abc.abstractmethod
+    def cut(self, name: str) -> None:
+        """Let nobody into a database, and throw out who is in it."""
+
+    @abc.abstractmethod
+    def mend(self, name: str) -> None:
+        """Let its owner in again."""
+
 
 class Mariadb(_OnPort, databases.Mariadb):
     scheme = 'mysql+pymysql'
@@ -78,6 +86,14 @@ class Mariadb(_OnPort, databases.Mariadb):
         for name, user in DATABASES.items():
             self.execute(f'CREATE DATABASE {name}',
                          f"GRANT ALL ON {name}.* TO {user}@'%%'")
+
+    def cut(self, name: str) -> None:
+        self.execute(
+            f"REVOKE ALL ON {name}.* FROM {DATABASES[name]}@'%%'",
+            f'KILL USER {DATABASES[name]}')
+
+    def mend(self, name: str) -> None:
+        self.execute(f"GRANT ALL ON {name}.* TO {DATABASES[name]}@'%%'")
 
 
 class Postgresql(_OnPort, databases.Postgresql):
@@ -110,6 +126,15 @@ class Postgresql(_OnPort, databases.Postgresql):
                          f"'{configuration.PASSWORD}'")
         for name, user in DATABASES.items():
             self.execute(f'CREATE DATABASE {name} OWNER {user}')
+
+    def cut(self, name: str) -> None:
+        self.execute(
+            f'ALTER DATABASE {name} ALLOW_CONNECTIONS false',
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            f"WHERE datname = '{name}'")
+
+    def mend(self, name: str) -> None:
+        self.execute(f'ALTER DATABASE {name} ALLOW_CONNECTIONS true')
 
 
 Database: ty.TypeAlias = Mariadb | Postgresql

@@ -224,6 +224,14 @@ class Stack:
         """The URL of a database, ``blazar`` or ``nova`` for example."""
         return self.site.urls[name]
 
+    def cut(self, name: str) -> None:
+        """Take a database from those who use it."""
+        self._database.cut(name)
+
+    def mend(self, name: str) -> None:
+        """Give it back."""
+        self._database.mend(name)
+
     def guests(self, host: str) -> str:
         """The folder where a host's guests are (tests/stack/compute.py)."""
         return self.site.data('guests', host)

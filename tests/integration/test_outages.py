@@ -1,0 +1,226 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Something is away for a while, under load: the cloud goes on as it would
+without leases, nothing is lost, and nothing is there twice.
+
+BLAZAR_STACK_OUTAGE says for how many seconds; 20 unless it does.
+"""
+
+import collections
+import contextlib
+import os
+import signal
+import threading
+import time
+import typing as ty
+import uuid
+
+import requests
+
+from tests.integration import base
+
+#: Seconds that something is away.
+AWAY = int(os.environ.get('BLAZAR_STACK_OUTAGE', '20'))
+#: Seconds after which all is well again.
+SOON = 240
+#: Seconds between two requests of one of those who load the cloud.
+PACE = 2
+
+
+class OutageTest(base.IntegrationTestCase):
+
+    def setUp(self) -> None:
+        super().setUp()
+        #: What was answered, by what was asked for: codes, or 'none'.
+        self.codes: dict[str, collections.Counter[ty.Any]] = (
+            collections.defaultdict(collections.Counter))
+        #: The servers, and the keys of leases, that were asked for.
+        self.servers: dict[str, set[str]] = collections.defaultdict(set)
+        self.keys: dict[str, base.Json] = {}
+        self._over = threading.Event()
+
+    # -- what is away --------------------------------------------------------
+
+    @contextlib.contextmanager
+    def frozen(self, *names: str) -> ty.Iterator[None]:
+        """Processes stand still, and their kernel answers for them."""
+        pids = [pid for name in names for pid in self._with_children(name)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in reversed(pids):
+                os.kill(pid, signal.SIGCONT)
+
+    def _with_children(self, name: str) -> list[int]:
+        found = [pid for pid in [self.cloud.pid(name)] if pid is not None]
+        for pid in found:
+            with open(f'/proc/{pid}/task/{pid}/children') as file:
+                found += map(int, file.read().split())
+        return found
+
+    @contextlib.contextmanager
+    def cut(self, database: str) -> ty.Iterator[None]:
+        self.cloud.cut(database)
+        try:
+            yield
+        finally:
+            self.cloud.mend(database)
+
+    # -- the load ------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def load(self) -> ty.Iterator[None]:
+        threads = [threading.Thread(target=self._go_on, args=(ask,))
+                   for ask in (self._plain, self._leased, self._by_api)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join(2 * base.PATIENCE)
+
+    def _go_on(self, ask: ty.Callable[[], None]) -> None:
+        while not self._over.is_set():
+            ask()
+            self._over.wait(PACE)
+
+    def _plain(self) -> None:
+        self._boot('plain', None)
+
+    def _leased(self) -> None:
+        self._boot('leased', self.lease_hints(time.time() + 30, 3600))
+
+    def _boot(self, kind: str, hints: base.Json | None) -> None:
+        name = f'{kind}-{uuid.uuid4()}'
+        self.servers[kind].add(name)
+        self._ask(kind, '/servers', self.boot_body(hints, name))
+
+    def _by_api(self) -> None:
+        """A lease of the lease API; who gets no answer asks again."""
+        key = str(uuid.uuid4())
+        self.keys[key] = body = {
+            'name': key, 'start_date': base.date(time.time() + 7200)[:16],
+            'end_date': base.date(time.time() + 9000)[:16],
+            'reservations': [{
+                'resource_type': 'virtual:instance', 'amount': 1, 'vcpus': 1,
+                'memory_mb': 64, 'disk_gb': 0}],
+            'events': [], 'before_end_date': None}
+        for _time in range(2):
+            if self._ask('api', '/leases', body, key) is not None:
+                return
+
+    def _ask(self, kind: str, path: str, body: base.Json,
+             key: str | None = None) -> int | None:
+        prefix = '/reservation/v1' if key else '/v2.1'
+        try:
+            answer = requests.post(
+                f'http://127.0.0.1:{self.cloud.ports["nova-api"]}'
+                f'{prefix}{path}', json=body, timeout=15, headers={
+                    'X-Auth-Token': self.demo.token, 'Connection': 'close',
+                    **({'Idempotency-Key': key} if key else {
+                        'OpenStack-API-Version':
+                            f'compute {base.MICROVERSION}'})})
+        except requests.RequestException:
+            self.codes[kind]['none'] += 1
+            return None
+        self.codes[kind][answer.status_code] += 1
+        return answer.status_code
+
+    # -- what has become of it -----------------------------------------------
+
+    def survive(self, away: contextlib.AbstractContextManager[None],
+                plain_go_on: bool) -> None:
+        """Something is away under load; then all comes to an end.
+
+        :param plain_go_on: whether ordinary boots do without it
+        """
+        with self.load():
+            self._pass(5)
+            before = {kind: +codes for kind, codes in self.codes.items()}
+            with away:
+                self._pass(AWAY)
+                during = {kind: self.codes[kind] - before.get(
+                    kind, collections.Counter()) for kind in self.codes}
+                plain = self._plain_servers()
+            self._pass(5)
+        base.say(f'  away for {AWAY} s: ' + '; '.join(
+            f'{kind} {dict(codes)}' for kind, codes in during.items()))
+        if plain_go_on:
+            self.assertEqual({202}, {*during['plain']})
+            self.assertNotIn('ERROR', plain)
+        self.settle()
+
+    def _pass(self, seconds: float) -> None:
+        until = time.time() + seconds
+        self.wait_for(lambda: time.time() > until, 'time passes',
+                      seconds + base.PATIENCE)
+
+    def _plain_servers(self) -> set[str]:
+        """The states of the ordinary servers, as far as Nova says so."""
+        answer = self.admin.request('GET', '/servers/detail?all_tenants=1')
+        return {server['status'] for server in
+                (answer.json()['servers'] if answer.ok else [])
+                if server['name'] in self.servers['plain']}
+
+    def settle(self) -> None:
+        """All that was promised is there, and nothing twice."""
+        def settled() -> bool:
+            return all(server['status'] in ('ACTIVE', 'ERROR')
+                       for server in self._mine())
+
+        self.wait_for(settled, 'every server runs or has failed', SOON)
+        names = [server['name'] for server in self._mine()]
+        self.assertEqual(len(names), len(set(names)), 'none is there twice')
+        for server in self._mine():
+            if server['name'] in self.servers['leased']:
+                # What was promised was built.
+                self.assertEqual('ACTIVE', server['status'], server)
+                self.assert_built_once(server['id'])
+        made = collections.Counter(
+            lease['name'] for lease in self.leases().values()
+            if lease['name'] in self.keys)
+        self.assertLessEqual({*made.values()}, {1}, 'none is there twice')
+        self.wait_for(lambda: self.verify().returncode == 0,
+                      'verify finds nothing', SOON)
+        for lease in self.leases().values():
+            if lease['name'] in self.keys:
+                self.demo('DELETE', f'/leases/{lease["id"]}',
+                          service='reservation')
+
+    def _mine(self) -> list[base.Json]:
+        names = self.servers['plain'] | self.servers['leased']
+        return [server for server in self.admin(
+            'GET', '/servers/detail?all_tenants=1')['servers']
+            if server['name'] in names]
+
+    # -- one after the other -------------------------------------------------
+
+    def test_the_database_of_the_books(self) -> None:
+        self.survive(self.cut('blazar'), plain_go_on=True)
+
+    def test_the_message_bus(self) -> None:
+        # Of Nova's own calls as well: ordinary boots wait for it.
+        self.survive(self.frozen('rabbitmq'), plain_go_on=False)
+
+    def test_placement(self) -> None:
+        self.survive(self.frozen('placement'), plain_go_on=False)
+
+    def test_a_cell(self) -> None:
+        self.survive(self.cut('nova'), plain_go_on=False)
+
+    def test_keystone(self) -> None:
+        self.survive(self.frozen('keystone'), plain_go_on=False)

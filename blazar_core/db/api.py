@@ -258,9 +258,10 @@ def _is_away(exc: BaseException) -> bool:
     """Whether a database did not answer, had nobody free to do so, or does
     not let us in. What oslo.db has no class for is that too.
     """
-    return isinstance(exc, db_exception.DBConnectionError |
-                      sa.exc.TimeoutError | sa.exc.OperationalError) and (
-        not is_disturbance(exc))
+    return isinstance(
+        exc, db_exception.DBConnectionError |
+        db_exception.DBNonExistentDatabase | sa.exc.TimeoutError |
+        sa.exc.OperationalError) and not is_disturbance(exc)
 
 
 #: Whether the transaction that this thread begins is one that writes.

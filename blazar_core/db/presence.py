@@ -49,8 +49,9 @@ class Presence:
         #: The thread that finds out, which is not kept from it.
         self._asks: int | None = None
         self._doubtful = False
-        #: Since when it is known to be away.
+        #: Since when it is known to be away, and why.
         self._since: float | None = None
+        self._why: Exception | None = None
         self._again = 0.0
         self._before: list[ty.Callable[[], None]] = []
 
@@ -76,10 +77,10 @@ class Presence:
         # Who waits for the answer of another one, waits for that long.
         if self._is_early() or not self._asking.acquire(
                 timeout=0 if self._since is not None else 2 * PROBE_SECONDS):
-            raise errors.BooksUnavailable
+            raise errors.BooksUnavailable from self._why
         try:
             if self._is_early():
-                raise errors.BooksUnavailable
+                raise errors.BooksUnavailable from self._why
             if self._is_open():
                 self._find_out()
         finally:
@@ -113,7 +114,7 @@ class Presence:
 
     def _note_away(self, exc: Exception) -> None:
         now = self._clock.elapsed()
-        self._doubtful, self._again = True, now + PAUSE
+        self._doubtful, self._again, self._why = True, now + PAUSE, exc
         if self._since is None:
             self._since = now
             LOG.error('The database of the leases cannot be used: %s. It is '
@@ -121,7 +122,7 @@ class Presence:
                       PAUSE)
 
     def _note_there(self) -> None:
-        self._doubtful = False
+        self._doubtful, self._why = False, None
         if self._since is not None:
             LOG.warning('The database of the leases can be used again, after '
                         '%d s', self._clock.elapsed() - self._since)

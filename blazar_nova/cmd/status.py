@@ -59,6 +59,8 @@ def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
         check()
     except errors.ConfigurationError as exc:
         return Result(code, str(exc))
+    except errors.BooksUnavailable as exc:
+        return Result(code, f'{exc} ({exc.__cause__})')
     except Exception as exc:
         return Result(code, f'{type(exc).__name__}: {exc}')
     return Result(Code.SUCCESS)

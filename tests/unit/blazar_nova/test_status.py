@@ -135,6 +135,15 @@ class StatusTest(base.TestCase):
         self.assertIn('| weight_classes = nova.scheduler.weights.all_weighers,'
                       'blazar_nova.scheduler.weights.BlazarWeigher ', text)
 
+    def test_books_that_cannot_be_opened(self):
+        """Services start then; who asks for it is told why."""
+        self.url = f'sqlite:///{self.folder}'
+        self.write()
+        code, details = self.results()['Database']
+        self.assertEqual(2, code)
+        self.assertIn('does not answer', details)
+        self.assertIn('unable to open database file', details)
+
     def test_the_books(self):
         self.write()
         self.assertIn('Run: blazar-nova-manage db sync',

@@ -13,14 +13,14 @@
 """By which keys leases were asked for.
 
 Revision ID: 0008
-Revises: 0006
+Revises: 0007
 """
 
 from alembic import op
 import sqlalchemy as sa
 
 revision = '0008'
-down_revision = '0006'
+down_revision = '0007'
 
 
 def upgrade() -> None:

@@ -19,7 +19,9 @@ late: then it is done again, with other hosts first.
 
 import collections
 import contextlib
+import dataclasses
 import heapq
+import itertools
 import math
 import typing as ty
 
@@ -36,24 +38,27 @@ from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import index as indexes
 from blazar_core import model
+from blazar_core import properties
 from blazar_core import timeline as timelines
 
-__all__ = ['Admission', 'LAG', 'Picked', 'Rooms', 'Strategy', 'bound',
-           'own_of', 'pack', 'spread']
+__all__ = ['Admission', 'Kept', 'LAG', 'PATIENCE', 'Picked', 'Rooms',
+           'Strategy', 'bound', 'own_of', 'pack', 'spread']
 
 LOG = logging.getLogger(__name__)
 
 R = ty.TypeVar('R')
 
 #: Puts the hosts that have room into the order in which they are to be
-#: filled: given the timeline, their positions in it and the window.
+#: filled: given the timeline, their positions in it, the window, and which
+#: of all hosts something of the same lease goes to already.
 Strategy: ty.TypeAlias = ty.Callable[
-    [timelines.Timeline, npt.NDArray[np.intp], model.Window],
-    npt.NDArray[np.intp]]
+    [timelines.Timeline, npt.NDArray[np.intp], model.Window,
+     npt.NDArray[np.bool_]], npt.NDArray[np.intp]]
 
 
 def pack(timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
-         window: model.Window) -> npt.NDArray[np.intp]:
+         window: model.Window, ours: npt.NDArray[np.bool_],
+         ) -> npt.NDArray[np.intp]:
     """Put leases that end together on the same hosts.
 
     First the hosts that stay busy until the lease ends anyway, those that
@@ -61,13 +66,16 @@ def pack(timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
     stay busy for longer, by how much. Empty hosts come last, and so whole
     hosts fall free.
     """
-    busy_until = timeline.busy_until()[candidates]
+    busy_until = timeline.busy_until()
+    busy_until[ours] = np.maximum(busy_until[ours], window.end)
+    busy_until = busy_until[candidates]
     longer = np.maximum(window.end - busy_until, 0)
     return candidates[np.lexsort((candidates, busy_until, longer))]
 
 
 def spread(_timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
-           _window: model.Window) -> npt.NDArray[np.intp]:
+           _window: model.Window, _ours: npt.NDArray[np.bool_],
+           ) -> npt.NDArray[np.intp]:
     """At random."""
     return np.random.default_rng().permutation(candidates)
 
@@ -80,6 +88,12 @@ Picked: ty.TypeAlias = list[list[int]]
 LAG = 0.1
 #: Seconds for which a host where a race was lost is taken only if need be.
 CROWDED = 1
+
+#: Seconds for which somebody's request is thought about, at most: what is not
+#: known by then is said not to be.
+PATIENCE = 1.0
+#: How many starts are looked at before others may ask the books.
+SLICE = 10
 
 #: More servers than any request has.
 _MANY = 2 ** 31
@@ -98,11 +112,22 @@ class Rooms(ty.NamedTuple):
     elsewhere: float
 
 
-class _Short(ty.NamedTuple):
-    """A demand that has no room, and how many servers of all do have."""
+class Kept(ty.NamedTuple):
+    """Servers that stay where they are: how many on each host, by its id."""
 
-    demand: model.Demand
+    resources: model.Resources
+    on: ty.Mapping[int, int]
+
+
+class _Short(ty.NamedTuple):
+    """Some demand has no room.
+
+    :ivar fits: how many servers of all do have
+    :ivar anywhere: whether there are hosts at all that it may use
+    """
+
     fits: int
+    anywhere: bool
 
 
 #: The bookings of the reservation of a server, and what was asked for.
@@ -173,57 +198,97 @@ class Admission:
     def pick_all(self, demands: ty.Sequence[model.Demand],
                  window: model.Window, last: ty.Collection[int] = (),
                  instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
-                 ) -> Picked:
+                 kept: ty.Sequence[Kept] = ()) -> Picked:
         """The id of a host for each server of demands; books nothing.
 
         :param last: ids of hosts to be taken only when no others will do
         :param instead_of: rows of bookings that would go in exchange
         :param lag: seconds that what is picked from may be old; nothing is
             refused for what is
+        :param kept: what has to fit beside them where it is; then no other
+            start is looked for
         :raises Refused: when they do not all fit
         """
-        with self.index.fresh(lag) as timeline:
-            with self.index.without(instead_of):
-                found = self._together(timeline, demands, window, last)
-                if not isinstance(found, _Short):
-                    return found
-                if not lag:
-                    refusal = self._refusal(timeline, demands, window, found)
+        demands = self._named(demands)
+        alike = _alike(demands)
+        merged = [dataclasses.replace(demands[numbers[0]], count=sum(
+            demands[number].count for number in numbers))
+            for numbers in alike]
+        with self._asked(lag, instead_of) as timeline:
+            found = self._together(timeline, merged, window, last, kept)
+        if not isinstance(found, _Short):
+            return _dealt(found, alike, demands)
         if lag:
-            return self.pick_all(demands, window, last, instead_of)
+            return self.pick_all(
+                demands, window, last, instead_of, kept=kept)
+        refusal = self._refusal(merged, window, found, instead_of, kept)
         self._explain(refusal, window)
         raise errors.Refused(refusal)
+
+    @contextlib.contextmanager
+    def _asked(self, lag: float, instead_of: ty.Sequence[ty.Any] = (),
+               ) -> ty.Iterator[timelines.Timeline]:
+        """The timeline, as if some bookings were not there."""
+        with self.index.fresh(lag) as timeline:
+            with self.index.without(instead_of):
+                yield timeline
+
+    def _named(self, demands: ty.Sequence[model.Demand],
+               ) -> ty.Sequence[model.Demand]:
+        """Demands that name their hosts instead of what these must be like.
+
+        To judge all hosts takes a while: nobody waits for that.
+        """
+        if all(demand.properties is None for demand in demands):
+            return demands
+        with self.index.fresh():
+            hosts = {host.uuid: host.properties
+                     for host in self.index.hosts.values()}
+        found: dict[properties.Expression | None, frozenset[str]] = {}
+        for one in {demand.properties for demand in demands}:
+            found[one] = frozenset(properties.matching(one, hosts))
+        return [demand if demand.properties is None else dataclasses.replace(
+            demand, properties=None, hosts=found[demand.properties]
+            if demand.hosts is None
+            else found[demand.properties] & demand.hosts)
+            for demand in demands]
 
     def _together(self, timeline: timelines.Timeline,
                   demands: ty.Sequence[model.Demand], window: model.Window,
                   last: ty.Collection[int] = (),
-                  ) -> 'Picked | _Short':
-        """Hosts for all demands; or the one for which none are left.
+                  kept: ty.Sequence[Kept] = ()) -> 'Picked | _Short':
+        """Hosts for all demands; or that there are none left for one.
 
-        Who has the fewest hosts to choose from chooses first.
+        Who has the fewest hosts to choose from chooses first. The levels of
+        the timeline are searched once for what is kept and twice for each
+        demand, at most.
         """
-        def rooms_of(demand: model.Demand) -> npt.NDArray[np.int64]:
-            return timeline.rooms(
-                demand, window, self._allowed(timeline, demand))
-
-        order = list(range(len(demands)))
-        if len(demands) > 1:
-            order.sort(key=lambda number: int(np.count_nonzero(
-                rooms_of(demands[number]) >= _least(demands[number]))))
-        picked: dict[int, list[int]] = {}
-        with contextlib.ExitStack() as before:
-            for number in order:
-                demand = demands[number]
-                rooms = rooms_of(demand)
-                hosts = self._fill(timeline, demand, window, rooms, last)
-                if hosts is None:
-                    return _Short(demand, _most_of(demand, rooms) + sum(
-                        map(len, picked.values())))
-                picked[number] = hosts
-                if len(picked) < len(demands):
-                    before.enter_context(self.index.booked(
-                        hosts, window, demand.resources))
-        return [picked[number] for number in range(len(demands))]
+        beside = timelines.Beside(len(timeline))
+        fitting = _keep(timeline, window, kept, beside)
+        if fitting < _count(kept):
+            return _Short(fitting, True)
+        allowed = [self._allowed(timeline, demand) for demand in demands]
+        rooms = [timeline.rooms(demand, window, hosts, beside)
+                 for demand, hosts in zip(demands, allowed, strict=True)]
+        picked: dict[int, npt.NDArray[np.intp]] = {}
+        for number in sorted(
+                range(len(demands)), key=lambda number: np.count_nonzero(
+                    rooms[number] >= _least(demands[number]))):
+            demand, room = demands[number], rooms[number]
+            if picked:
+                room = timeline.rooms(demand, window, room > 0, beside)
+            places = self._fill(timeline, demand, window, room, last, beside)
+            if places is None:
+                hosts = allowed[number]
+                return _Short(
+                    fitting + _most_of(demand, room) + sum(
+                        map(len, picked.values())),
+                    bool(len(timeline) if hosts is None else hosts.any()))
+            picked[number] = places
+            beside.add(np.bincount(places, minlength=len(timeline)),
+                       demand.resources)
+        return [[timeline.ids[place] for place in picked[number]]
+                for number in range(len(demands))]
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
@@ -232,25 +297,38 @@ class Admission:
 
         The number changes where a booking ends, and where one begins that
         would be in the way. Costs a look at all hosts for each of these
-        instants: O(most * H).
+        instants, O(most * H), and no more than :data:`PATIENCE` seconds.
 
         :param demand: its count is the most that is wanted to be known
         :param duration: seconds
         :param most: how many instants are looked at
         :returns: starts, and how many fit from there until the next one;
-            and whether there are more instants in the window
+            and whether there are more instants in the window: after the last
+            start then
         """
+        late = self._clock.elapsed() + PATIENCE
+        demand, = self._named([demand])
         found: list[tuple[int, int]] = []
         with self.index.fresh() as timeline:
-            hosts = self._allowed(timeline, demand)
-            starts = [window.start, *timeline.instants(window, duration)]
-            for start in starts[:most]:
-                rooms = timeline.rooms(
-                    demand, model.Window(start, start + duration), hosts)
-                fits = min(_most_of(demand, rooms), demand.count)
-                if not found or found[-1][1] != fits:
-                    found.append((start, fits))
-        return found, len(starts) > most
+            instants = timeline.instants(window, duration)
+        more = len(instants) >= most
+        starts = [window.start, *instants[:most - 1].tolist()]
+        for done in range(0, len(starts), SLICE):
+            if done and self._clock.elapsed() > late:
+                more, starts = True, starts[:done]
+                break
+            with self.index.fresh(PATIENCE) as timeline:
+                hosts = self._allowed(timeline, demand)
+                for start in starts[done:done + SLICE]:
+                    rooms = timeline.rooms(
+                        demand, model.Window(start, start + duration), hosts)
+                    fits = min(_most_of(demand, rooms), demand.count)
+                    if not found or found[-1][1] != fits:
+                        found.append((start, fits))
+        if more and found[-1][0] < starts[-1]:
+            # Who asks again from there gets on.
+            found.append((starts[-1], found[-1][1]))
+        return found, more
 
     def fits(self, demand: model.Demand, window: model.Window,
              instead_of: ty.Sequence[ty.Any] = ()) -> int:
@@ -258,10 +336,10 @@ class Admission:
 
         :param instead_of: rows of bookings that would go in exchange
         """
-        with self.index.fresh() as timeline:
-            with self.index.without(instead_of):
-                rooms = timeline.rooms(
-                    demand, window, self._allowed(timeline, demand))
+        demand, = self._named([demand])
+        with self._asked(0, instead_of) as timeline:
+            rooms = timeline.rooms(
+                demand, window, self._allowed(timeline, demand))
         return min(_most_of(demand, rooms), demand.count)
 
     def quote(self, demand: model.Demand, window: model.Window,
@@ -361,15 +439,10 @@ class Admission:
                  ) -> npt.NDArray[np.bool_] | None:
         """Which hosts a demand may use at all, by position; None: any.
 
-        Costs O(H) where the demand names hosts or properties.
+        Costs O(H) where the demand names hosts.
         """
-        if demand.hosts is None and not demand.avoid and (
-                demand.properties is None):
+        if demand.hosts is None and not demand.avoid:
             return None
-        hosts = self.index.hosts
-        if demand.properties is not None:
-            return timeline.mask(host.id for host in hosts.values()
-                                 if demand.allows(host))
         ids = self.index.ids_by_uuid
         named = ids if demand.hosts is None else demand.hosts & ids.keys()
         return timeline.mask(ids[uuid] for uuid in named
@@ -377,25 +450,22 @@ class Admission:
 
     def _fill(self, timeline: timelines.Timeline, demand: model.Demand,
               window: model.Window, rooms: npt.NDArray[np.int64],
-              last: ty.Collection[int]) -> list[int] | None:
+              last: ty.Collection[int], beside: timelines.Beside,
+              ) -> npt.NDArray[np.intp] | None:
+        """The position of a host for each server; None: they do not fit."""
         candidates = np.flatnonzero(rooms >= _least(demand))
         if not len(candidates) or rooms.sum() < demand.count:
             return None
-        ids = timeline.ids
-        order = self._strategy(timeline, candidates, window)
+        order = self._strategy(
+            timeline, candidates, window, beside.servers > 0)
         if last:
             lost = timeline.mask(last)[order]
             order = np.concatenate((order[~lost], order[lost]))
         if demand.affinity in _WISHES:
-            return [ids[position] for position in _WISHES[demand.affinity](
-                order, rooms, self._members(timeline, demand), demand.count)]
-        picked: list[int] = []
-        for position in order:
-            wanted = demand.count - len(picked)
-            picked += [ids[position]] * min(int(rooms[position]), wanted)
-            if len(picked) == demand.count:
-                return picked
-        return None
+            return np.array(_WISHES[demand.affinity](
+                order, rooms, self._members(timeline, demand), demand.count))
+        places = np.repeat(order, np.minimum(rooms[order], demand.count))
+        return places[:demand.count] if len(places) >= demand.count else None
 
     def _members(self, timeline: timelines.Timeline, demand: model.Demand,
                  ) -> npt.NDArray[np.int64]:
@@ -406,46 +476,85 @@ class Admission:
                 members[timeline.index(self.index.ids_by_uuid[uuid])] = count
         return members
 
-    def _refusal(self, timeline: timelines.Timeline,
-                 demands: ty.Sequence[model.Demand], window: model.Window,
-                 short: '_Short') -> model.Refusal:
-        """Why, and when, for the demand that had no room."""
-        hosts = self._allowed(timeline, short.demand)
-        next_start = self._next_start(timeline, demands, window)
-        if next_start is not None:
-            reason = model.Reason.NO_ROOM
-        elif len(timeline) if hosts is None else hosts.any():
-            reason = model.Reason.TOO_BIG
-        else:
-            reason = model.Reason.NO_HOST
-        return model.Refusal(
-            reason, sum(demand.count for demand in demands), short.fits,
-            next_start)
+    def _refusal(self, demands: ty.Sequence[model.Demand],
+                 window: model.Window, short: '_Short',
+                 instead_of: ty.Sequence[ty.Any],
+                 kept: ty.Sequence[Kept]) -> model.Refusal:
+        """Why, and when, for demands that had no room.
 
-    def _next_start(self, timeline: timelines.Timeline,
-                    demands: ty.Sequence[model.Demand], window: model.Window,
-                    ) -> int | None:
-        """The earliest start at which a demand fits.
+        :param kept: what cannot begin at another time
+        """
+        next_start = after = None
+        reason = model.Reason.NO_HOST
+        if short.anywhere:
+            reason = model.Reason.TOO_BIG
+            if kept:
+                if self._fit_once(demands, window, instead_of, kept):
+                    reason = model.Reason.NO_ROOM
+            else:
+                next_start, after = self._next_start(
+                    demands, window, instead_of)
+                if (next_start, after) != (None, None):
+                    reason = model.Reason.NO_ROOM
+        return model.Refusal(
+            reason, _count(kept) + sum(demand.count for demand in demands),
+            short.fits, next_start, after)
+
+    def _fit_once(self, demands: ty.Sequence[model.Demand],
+                  window: model.Window, instead_of: ty.Sequence[ty.Any],
+                  kept: ty.Sequence[Kept] = ()) -> bool:
+        """Whether demands fit when all that is booked now is over."""
+        with self._asked(PATIENCE, instead_of) as timeline:
+            start = max(timeline.settled(), window.start)
+            return not isinstance(self._together(
+                timeline, demands, model.Window(
+                    start, start + window.end - window.start), kept=kept),
+                _Short)
+
+    def _next_start(self, demands: ty.Sequence[model.Demand],
+                    window: model.Window, instead_of: ty.Sequence[ty.Any],
+                    ) -> tuple[int | None, int | None]:
+        """The earliest start at which demands fit.
 
         Where several fit one by one but not beside each other, later starts
         are tried in growing steps: what is found is true, though there may
-        be an earlier one.
+        be an earlier one. Each step is one search of the timeline, and others
+        have their turn between two of them.
+
+        :returns: it, if there is one; and if that was not found out within
+            :data:`PATIENCE` seconds, the instant before which there is none
         """
+        late = self._clock.elapsed() + PATIENCE
+        if len(demands) > 1 and not self._fit_once(
+                demands, window, instead_of):
+            return None, None
         duration = window.end - window.start
-        start, step = window.start, 60
+        known = start = window.start
+        step = 60
         while start + duration < model.FOREVER:
             for demand in demands:
-                found = timeline.earliest(demand, duration, start,
-                                          self._allowed(timeline, demand))
+                if self._clock.elapsed() > late:
+                    return None, known
+                with self._asked(PATIENCE, instead_of) as timeline:
+                    found = timeline.earliest(demand, duration, start,
+                                              self._allowed(timeline, demand))
                 if found is None:
-                    return None
+                    return None, None
                 start = max(start, found)
-            if len(demands) == 1 or not isinstance(
-                    self._together(timeline, demands, model.Window(
-                        start, start + duration)), _Short):
-                return start
+                if step == 60:
+                    # So far none was passed over.
+                    known = start
+            if len(demands) == 1:
+                return start, None
+            if self._clock.elapsed() > late:
+                return None, known
+            with self._asked(PATIENCE, instead_of) as timeline:
+                if not isinstance(self._together(
+                        timeline, demands, model.Window(
+                            start, start + duration)), _Short):
+                    return start, None
             start, step = start + step, 2 * step
-        return None
+        return None, None
 
     def _explain(self, refusal: model.Refusal, window: model.Window,
                  ) -> None:
@@ -459,6 +568,50 @@ class Admission:
                  'leases %s', refusal.wanted, clocks.minute(window.start),
                  clocks.minute(window.end), refusal.fits_now,
                  ', '.join(leases) or 'none, but servers without an end')
+
+
+def _alike(demands: ty.Sequence[model.Demand]) -> list[list[int]]:
+    """The numbers of demands that are one, each with more servers.
+
+    Where servers keep together or apart, those of others are others.
+    """
+    alike: dict[ty.Hashable, list[int]] = {}
+    for number, demand in enumerate(demands):
+        alike.setdefault(
+            demand.kind() if demand.affinity is model.Affinity.NONE
+            else number, []).append(number)
+    return [*alike.values()]
+
+
+def _dealt(found: Picked, alike: ty.Sequence[ty.Sequence[int]],
+           demands: ty.Sequence[model.Demand]) -> Picked:
+    """What was picked for merged demands, dealt out to all of them."""
+    picked: Picked = [[] for _demand in demands]
+    for hosts, numbers in zip(found, alike, strict=True):
+        rest = iter(hosts)
+        for number in numbers:
+            picked[number] = [*itertools.islice(rest, demands[number].count)]
+    return picked
+
+
+def _count(kept: ty.Iterable[Kept]) -> int:
+    """How many servers stay where they are."""
+    return sum(sum(one.on.values()) for one in kept)
+
+
+def _keep(timeline: timelines.Timeline, window: model.Window,
+          kept: ty.Iterable[Kept], beside: timelines.Beside) -> int:
+    """Put what is kept beside; returns how many servers of it fit."""
+    fitting = 0
+    for one in kept:
+        wanted = np.zeros(len(timeline), np.int64)
+        for host_id, count in one.on.items():
+            wanted[timeline.index(host_id)] = count
+        rooms = timeline.rooms(model.Demand(one.resources, count=_MANY),
+                               window, wanted > 0, beside)
+        fitting += int(np.minimum(rooms, wanted).sum())
+        beside.add(wanted, one.resources)
+    return fitting
 
 
 def _least(demand: model.Demand) -> int:

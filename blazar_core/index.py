@@ -104,7 +104,7 @@ class Index:
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
         self._clock = clock
-        self._lock = threading.RLock()
+        self._turn, self._lock = threading.Lock(), threading.Lock()
         self._timeline: timelines.Timeline | None = None
         self.hosts: dict[int, model.Host] = {}
         self.ids_by_uuid: dict[str, int] = {}
@@ -125,6 +125,10 @@ class Index:
               ) -> ty.Iterator[timelines.Timeline]:
         """The timeline as of now, for one thread at a time.
 
+        Whoever lets go of it and wants it again gets it after those who wait:
+        so a long search in steps keeps nobody waiting for more than a step.
+        A thread that has it does not get it again.
+
         Costs one SELECT of what changed and, if anything did or the second
         is another one, one of servers that overstay; it reads everything the
         first time, and where it cannot follow any more.
@@ -133,7 +137,11 @@ class Index:
             that the database was asked last, with which he is content
         :param session: a new one of who has more to read from the same state
         """
-        with self._lock:
+        # Locks are not fair: who lets go of one mostly is the next to have
+        # it. Who waits for this one has the turn until then.
+        with self._turn:
+            self._lock.acquire()
+        try:
             # Who has waited here may have waited for one that had no answer.
             self._database.presence.check()
             now = self._clock.now()
@@ -148,6 +156,8 @@ class Index:
             if self._alone:
                 self._end_alone()
             yield self._timeline
+        finally:
+            self._lock.release()
 
     @contextlib.contextmanager
     def remembered(self) -> ty.Iterator[timelines.Timeline | None]:
@@ -214,19 +224,6 @@ class Index:
             yield
         finally:
             self._apply_all(taken, 1)
-
-    @contextlib.contextmanager
-    def booked(self, host_ids: ty.Sequence[int], window: model.Window,
-               resources: model.Resources) -> ty.Iterator[None]:
-        """Within :meth:`fresh`: as if this were booked, once on each."""
-        assert self._timeline is not None
-        for host_id in host_ids:
-            self._timeline.apply(host_id, window, resources, 1)
-        try:
-            yield
-        finally:
-            for host_id in host_ids:
-                self._timeline.apply(host_id, window, resources, -1)
 
     def _apply_all(self, bookings: ty.Iterable[ty.Any], sign: int) -> None:
         assert self._timeline is not None

@@ -224,7 +224,7 @@ class Leases:
                     # Its servers have gone meanwhile.
                     raise api.LostRace(full.host_id) from full
                 demands = self._demands(session, lease, change)
-                pinned = self._pinned(session, lease, change)
+                kept = self._kept(lease, change)
                 if lease.status in _BEGUN and (
                         window.end <= self._clock.now()):
                     raise errors.InvalidLeaseParams(
@@ -238,32 +238,26 @@ class Leases:
                 # What runs stays where it is, and has started already.
                 raise errors.Refused(model.Refusal(
                     model.Reason.NO_ROOM, len(rows), 0, None)) from full
-        if pinned:
+        if kept:
             window = model.Window(self._clock.now(), window.end)
-        try:
-            picked = self._admission.pick_all(
-                [*pinned, *demands.values()], window, instead_of=rows)
-        except errors.Refused as exc:
-            if not pinned:
-                raise
-            raise errors.Refused(dataclasses.replace(
-                exc.refusal, next_start=None)) from exc
+        picked = self._admission.pick_all(
+            [*demands.values()], window, instead_of=rows, kept=kept)
         return self._rewrite(lease_id, change, dict(
-            zip(demands, picked[len(pinned):], strict=True)))
+            zip(demands, picked, strict=True)))
 
-    def _pinned(self, session: orm.Session, lease: models.Lease,
-                change: Change) -> list[model.Demand]:
+    def _kept(self, lease: models.Lease, change: Change,
+              ) -> list[admissions.Kept]:
         """What stays where it is of a lease that has begun."""
         if lease.status not in _BEGUN:
             return []
-        rows = [row for one in lease.reservations
-                for row in _kept(one, change.reservations.get(one.id))
-                if row.host_id is not None]
-        uuids = {host_id: uuid for host_id, uuid in session.execute(
-            sa.select(models.Host.id, models.Host.uuid).where(
-                models.Host.id.in_({row.host_id for row in rows}))).tuples()}
-        return [model.Demand(row.resources, hosts=frozenset(
-            [uuids[ty.cast(int, row.host_id)]])) for row in rows]
+        on: dict[frozenset[tuple[str, int]], collections.Counter[int]] = (
+            collections.defaultdict(collections.Counter))
+        for one in lease.reservations:
+            for row in _kept(one, change.reservations.get(one.id)):
+                if row.host_id is not None:
+                    on[frozenset(row.resources.items())][row.host_id] += 1
+        return [admissions.Kept(dict(resources), hosts)
+                for resources, hosts in on.items()]
 
     def _demands(self, session: orm.Session, lease: models.Lease,
                  change: Change) -> dict[str, model.Demand]:

@@ -31,7 +31,7 @@ import enum
 import typing as ty
 
 from blazar_core import clock
-from blazar_core import properties
+from blazar_core import properties as properties_
 
 __all__ = [
     'Affinity',
@@ -99,20 +99,20 @@ class Demand:
     per_host: int = 1
     hosts: frozenset[str] | None = None
     avoid: frozenset[str] = frozenset()
-    properties: 'properties.Expression | None' = None
+    properties: properties_.Expression | None = None
     members: ty.Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def kind(self) -> ty.Hashable:
+        """The same for demands that differ in nothing but their count."""
+        return (frozenset(self.resources.items()), self.affinity,
+                self.per_host, self.hosts, self.avoid, self.properties,
+                frozenset(self.members.items()))
 
     def most_per_host(self) -> int:
         """How many of its servers may stand on one host."""
         if self.affinity is Affinity.DIFFERENT:
             return self.per_host
         return self.count
-
-    def allows(self, host: 'Host') -> bool:
-        """True when the host is among those the demand may use."""
-        return (self.hosts is None or host.uuid in self.hosts) and (
-            host.uuid not in self.avoid) and properties.matches(
-                self.properties, host.properties)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,13 +162,16 @@ class Reason(enum.Enum):
 class Refusal:
     """Why not, how many would fit, and the earliest start that would do.
 
-    ``next_start`` is None when no start would do (see :class:`Reason`).
+    ``next_start`` is None when no start would do (see :class:`Reason`), or
+    when none was found in the time that there is for a request: then
+    ``next_start_after`` is the instant before which there is none.
     """
 
     reason: Reason
     wanted: int
     fits_now: int
     next_start: int | None
+    next_start_after: int | None = None
 
     def sentence(self) -> str:
         """What the user reads."""
@@ -176,6 +179,11 @@ class Refusal:
 
     def _when(self) -> str:
         fits = f'fits_now: {self.fits_now} of {self.wanted}.'
+        if self.next_start_after is not None:
+            return (f'next_start: none before '
+                    f'{clock.iso(self.next_start_after)}; whether there is a '
+                    f'later one takes longer to find out than there is time. '
+                    f'Ask for fewer kinds of servers in one lease. {fits}')
         if self.next_start is None:
             return f'next_start: none. {fits}'
         return (f'next_start: {clock.iso(self.next_start)} (write "start": '

@@ -33,14 +33,16 @@ import typing as ty
 
 from blazar_core import errors
 
-__all__ = ['Properties', 'matches', 'parse']
+__all__ = ['Expression', 'Properties', 'check', 'matching', 'parse']
 
 Value: ty.TypeAlias = str | int | float | bool
 Properties: ty.TypeAlias = ty.Mapping[str, Value]
 
-#: How deep expressions may be nested, and how long one may be, in bytes.
+#: How deep expressions may be nested, how long one may be, in bytes, and with
+#: how many values it may compare: that is done for every kind of host.
 MAX_DEPTH = 20
 MAX_BYTES = 16 * 1024
+MAX_VALUES = 50
 
 _EXAMPLE = '["and", [">=", "$vcpus", "8"], ["=", "$gpu", "True"]]'
 
@@ -52,6 +54,14 @@ class Comparison:
     operator: str
     name: str
     values: tuple[Value, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset([self.name])
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
 
     def matches(self, properties: Properties) -> bool:
         if self.name not in properties:
@@ -66,6 +76,14 @@ class Combination:
 
     operator: str
     parts: 'tuple[Expression, ...]'
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset().union(*(part.names for part in self.parts))
+
+    @property
+    def count(self) -> int:
+        return sum(part.count for part in self.parts)
 
     def matches(self, properties: Properties) -> bool:
         return _COMBINE[self.operator](
@@ -97,9 +115,49 @@ def parse(text: object) -> Expression | None:
     return _expression(text, 1)
 
 
-def matches(expression: Expression | None, properties: Properties) -> bool:
-    """Whether a host with these properties is what was asked for."""
-    return expression is None or expression.matches(properties)
+def check(expression: Expression | None, public: ty.Collection[str]) -> None:
+    """Make sure that a user may ask for that.
+
+    Whoever may ask for any property of a host can tell all of them apart.
+
+    :param public: the properties that may be asked for
+    :raises InvalidLeaseParams: when there are others, or it is too long
+    """
+    if expression is None:
+        return
+    if expression.count > MAX_VALUES:
+        raise errors.InvalidLeaseParams(
+            f'The property expression compares with {expression.count} '
+            f'values. Write one with at most {MAX_VALUES}.')
+    for name in sorted(expression.names):
+        if name not in public:
+            raise errors.InvalidLeaseParams(
+                f'"${name[:80]}" is no property of hosts that may be asked '
+                f'for. ' + (
+                    'Write one or more of ' + ', '.join(
+                        f'"${one}"' for one in public) + '.' if public else
+                    'There is none: leave resource_properties out.'))
+
+
+def matching(expression: Expression | None,
+             hosts: ty.Mapping[str, Properties]) -> list[str]:
+    """The keys of those hosts that are what was asked for.
+
+    Costs a look at each, and an evaluation for each combination of values.
+    """
+    if expression is None:
+        return [*hosts]
+    names = sorted(expression.names)
+    known: dict[tuple[str, ...], bool] = {}
+    found = []
+    for key, properties in hosts.items():
+        # By their text: 1, 1.0 and True are equal, and not alike.
+        values = tuple(repr(properties.get(name)) for name in names)
+        if values not in known:
+            known[values] = expression.matches(properties)
+        if known[values]:
+            found.append(key)
+    return found
 
 
 def _load(text: str) -> object:

@@ -27,7 +27,8 @@ added and taken away in any order.
   :mod:`~blazar_core.timeline.offers`.
 """
 
+from blazar_core.timeline.index import Beside
 from blazar_core.timeline.index import Timeline
 from blazar_core.timeline.index import Utilisation
 
-__all__ = ['Timeline', 'Utilisation']
+__all__ = ['Beside', 'Timeline', 'Utilisation']

@@ -28,7 +28,7 @@ from blazar_core.timeline import steps
 from blazar_core.timeline.steps import Ints
 from blazar_core.timeline.steps import NEVER
 
-__all__ = ['Hosts', 'Timeline', 'Utilisation']
+__all__ = ['Beside', 'Hosts', 'Timeline', 'Utilisation']
 
 #: Ids of hosts, or a truth value for each host in the order of
 #: :attr:`Timeline.ids`; None for all of them.
@@ -60,6 +60,28 @@ class Utilisation:
         taken: npt.NDArray[np.float64] = (
             self.booked[rc] / seconds + self.usage[rc]) / capacity
         return taken
+
+
+class Beside:
+    """What is to be booked over all of one window, and is not yet.
+
+    For who looks for room for several things that come together: the levels
+    of the calendar stay as they are.
+
+    :ivar servers: how many there are on each host, in the order of
+        :attr:`Timeline.ids`
+    :ivar amounts: by class, what they take of each
+    """
+
+    def __init__(self, hosts: int) -> None:
+        self.servers: Ints = np.zeros(hosts, np.int64)
+        self.amounts: dict[str, Ints] = {}
+
+    def add(self, servers: Ints, resources: model.Resources) -> None:
+        """Add so many servers on each host, of so much each."""
+        self.servers = self.servers + servers
+        for rc, amount in resources.items():
+            self.amounts[rc] = self.amounts.get(rc, 0) + amount * servers
 
 
 @dataclasses.dataclass
@@ -239,7 +261,7 @@ class Timeline:
         self._rows.forget(before)
 
     def rooms(self, demand: model.Demand, window: model.Window,
-              hosts: Hosts = None) -> Ints:
+              hosts: Hosts = None, beside: Beside | None = None) -> Ints:
         """How many servers of a demand fit on each host over all of a window.
 
         For every host in the order of :attr:`ids`; never more than
@@ -249,10 +271,13 @@ class Timeline:
         classes, by which it is not judged then.
 
         Costs O(H + steps in the window).
+
+        :param beside: what is there too, over all of the window
         """
         which = self._which(hosts)
         rooms = np.zeros(len(self), np.int64)
-        scan = self._scan(demand.resources, demand.most_per_host(), which)
+        scan = self._scan(
+            demand.resources, demand.most_per_host(), which, beside)
         if scan is None:
             return rooms
         rooms[which] = scan.room(window.start, _end(window))
@@ -316,7 +341,7 @@ class Timeline:
             over |= peak > np.maximum(one.free[:len(self)], 0)
         return [self._ids[place] for place in np.flatnonzero(over)]
 
-    def instants(self, window: model.Window, duration: int) -> list[int]:
+    def instants(self, window: model.Window, duration: int) -> Ints:
         """The starts in a window at which the room for so long may change.
 
         It grows where a step leads down, and shrinks where one that leads up
@@ -335,8 +360,14 @@ class Timeline:
         grows = times[downs & (times > window.start) & (times < window.end)]
         shrinks = times[ups & (times > window.start + late) &
                         (times < window.end + late)] - late
-        return [int(one) for one in np.unique(
-            np.concatenate((grows, shrinks)))]
+        return np.unique(np.concatenate((grows, shrinks)))
+
+    def settled(self) -> int:
+        """The instant from which on nothing changes any more: what is booked
+        then is booked for ever. 0 when nothing ever changes. Costs O(H).
+        """
+        last = self._rows.start + self._rows.length - 1
+        return max(0, int(self._rows.time[last].max(initial=0)))
 
     def busy(self, window: model.Window) -> npt.NDArray[np.bool_]:
         """Whether anything is booked on a host at any instant of a window.
@@ -403,14 +434,15 @@ class Timeline:
         return np.flatnonzero(hosts)
 
     def _scan(self, resources: model.Resources, most: int, which: Ints,
-              ) -> search.Scan | None:
+              beside: Beside | None = None) -> search.Scan | None:
         """A question about hosts; None when some class is nowhere."""
         needs = []
         for rc, amount in resources.items():
             if amount and rc in self._classes:
-                needs.append(search.Need(
-                    self._columns[rc], amount,
-                    self._classes[rc].free[:len(self)]))
+                free = self._classes[rc].free[:len(self)]
+                if beside is not None and rc in beside.amounts:
+                    free = free - beside.amounts[rc]
+                needs.append(search.Need(self._columns[rc], amount, free))
             elif amount and rc not in self._shared:
                 return None
         return search.Scan(self._rows, needs, most, which, self._piece)

@@ -90,5 +90,7 @@ def code_of(exc: Exception) -> tuple[int, str]:
 def refusal_of(refusal: model.Refusal) -> dict[str, ty.Any]:
     """What a program wants to know of a refusal."""
     return {'reason': refusal.reason.value, 'fits_now': refusal.fits_now,
-            'next_start': None if refusal.next_start is None else
-            clock.iso(refusal.next_start)}
+            **{name: None if time is None else clock.iso(time)
+               for name, time in (
+                   ('next_start', refusal.next_start),
+                   ('next_start_after', refusal.next_start_after))}}

@@ -231,7 +231,8 @@ class NoRoomTest(RefusedTestCase):
                 self.assertIn('next_start: none. fits_now: 2 of 3.',
                               fault.pop('message'))
                 self.assertEqual({'code': 409, 'reason': 'too_big',
-                                  'next_start': None, 'fits_now': 2}, fault)
+                                  'next_start': None, 'fits_now': 2,
+                                  'next_start_after': None}, fault)
                 self.check_nothing_left()
         # At every kind of endpoint.
         for microversion in (None, '2.1', 'latest'):

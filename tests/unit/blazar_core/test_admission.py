@@ -26,6 +26,7 @@ from blazar_core.db import models
 from blazar_core import errors
 from blazar_core import model
 from blazar_core import properties
+from blazar_core import timeline
 from tests.unit import base
 from tests.unit.blazar_core import oracle
 from tests.unit.blazar_core import worlds
@@ -459,6 +460,231 @@ class TestSeveralDemands(AdmissionTestCase):
             *demands, start=start, end=start + 10))
 
 
+    def test_the_next_reservation_goes_where_the_lease_is_already(self):
+        self.host('one', VCPU=2)
+        self.host('two', VCPU=2, CUSTOM_GPU=1)
+        self.assertEqual([['two'], ['two']], self.pick_all(
+            model.Demand({'VCPU': 1}),
+            model.Demand({'VCPU': 1, 'CUSTOM_GPU': 1})))
+
+    def test_equal_ones_are_one(self):
+        self.host('one', VCPU=3)
+        self.host('two', VCPU=2)
+        one, apart = model.Demand({'VCPU': 1}), model.Demand(
+            {'VCPU': 1}, affinity=model.Affinity.DIFFERENT)
+        more = model.Demand({'VCPU': 1}, 2)
+        self.assertEqual(
+            [1, 2, 1, 1], [len(hosts) for hosts in self.pick_all(
+                one, more, apart, one)])
+        refused = self.assertRaises(
+            errors.Refused, self.pick_all, more, one, more, one)
+        self.assertEqual(model.Refusal(model.Reason.TOO_BIG, 6, 5, None),
+                         refused.refusal)
+
+    def test_what_stays_is_beside_what_comes(self):
+        self.host('one', VCPU=3)
+        self.host('two', VCPU=3)
+        ids = [self.host_id('one'), self.host_id('two')]
+
+        def pick(count, *kept, start=0):
+            return sorted(map(self.name_of, self.admission.pick_all(
+                [model.Demand({'VCPU': 1}, count)],
+                model.Window(NOW + start, NOW + 10),
+                kept=[admission.Kept({'VCPU': size}, dict(zip(ids, counts)))
+                      for size, *counts in kept])[0]))
+
+        self.assertEqual(['two'], pick(1, (1, 1, 2), (2, 1, 0)))
+        refused = self.assertRaises(
+            errors.Refused, pick, 2, (1, 1, 2), (2, 1, 0))
+        self.assertEqual(model.Refusal(model.Reason.TOO_BIG, 6, 5, None),
+                         refused.refusal)
+        self.book('one', 0, 5, VCPU=1)
+        refused = self.assertRaises(
+            errors.Refused, pick, 1, (1, 1, 2), (2, 1, 0))
+        self.assertEqual(model.Refusal(model.Reason.NO_ROOM, 5, 3, None),
+                         refused.refusal)
+        self.assertEqual(['two'], pick(1, (1, 1, 2), (2, 1, 0), start=5))
+
+
+class SlowClock(clocks.ManualClock):
+    """Short spans are what a test adds to them."""
+
+    spent = 0.0
+
+    def elapsed(self):
+        return self.spent
+
+
+class TestPatience(AdmissionTestCase):
+    """What a request may cost: it, and those who come at the same time."""
+
+    scenarios = ONLY_SQLITE
+
+    def setUp(self):
+        super().setUp()
+        self.clock = SlowClock(NOW)
+        self.admission = admission.Admission(self.database, self.clock)
+        self.searches = []
+
+    def note(self, name, cost=0.0, also=lambda: None):
+        """Have each search of the timeline noted, and take so long."""
+        search = getattr(timeline.Timeline, name)
+
+        def noted(*args, **kwargs):
+            self.searches.append(name)
+            self.clock.spent += cost
+            also()
+            return search(*args, **kwargs)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            f'blazar_core.timeline.Timeline.{name}', noted))
+
+    def kinds(self, number):
+        """Demands that differ; each fits where there is a VCPU."""
+        return [model.Demand({'VCPU': 1, 'MEMORY_MB': size})
+                for size in range(number)]
+
+    def quote(self, demands):
+        return self.admission.quote_all(demands, model.Window(NOW, NOW + 10))
+
+    def test_a_hundred_equal_reservations_are_searched_for_once(self):
+        self.host('one', VCPU=99)
+        self.host('two', VCPU=1)
+        self.book('two', 0, 50, VCPU=1)
+        self.note('rooms')
+        self.note('earliest')
+        self.assertEqual(NOW + 50, self.quote(
+            [model.Demand({'VCPU': 1})] * 100).next_start)
+        self.assertEqual(['rooms', 'earliest'], self.searches)
+
+    def test_a_trial_searches_twice_for_each_kind(self):
+        self.host('one', VCPU=20, MEMORY_MB=1000)
+        self.note('rooms')
+        self.assertIsNone(self.quote(self.kinds(20)))
+        self.assertEqual(2 * 20 - 1, len(self.searches))
+
+    def test_nothing_is_tried_again_and_again_that_never_fits(self):
+        self.host('one', VCPU=2, MEMORY_MB=1000)
+        self.book('one', 0, 10 ** 8, VCPU=1)
+        self.note('rooms')
+        self.note('earliest')
+        refusal = self.quote(self.kinds(3))
+        self.assertEqual(model.Refusal(model.Reason.TOO_BIG, 3, 1, None),
+                         refusal)
+        # Now, and when all is over.
+        self.assertLessEqual(len(self.searches), 2 * (2 * 3))
+
+    def test_growing_a_lease_searches_once_for_all_that_stays(self):
+        ids = []
+        for number in range(30):
+            self.host(f'host{number}', VCPU=2)
+            ids.append(self.host_id(f'host{number}'))
+        self.note('rooms')
+        self.admission.pick_all(
+            [model.Demand({'VCPU': 1})], model.Window(NOW, NOW + 10),
+            kept=[admission.Kept({'VCPU': 1}, dict.fromkeys(ids, 1))])
+        self.assertEqual(2, len(self.searches))
+
+    def test_a_search_that_takes_too_long_says_what_it_knows(self):
+        self.host('one', VCPU=2, MEMORY_MB=1000)
+        self.book('one', 0, 50, VCPU=1)
+        self.book('one', 0, 10 ** 8, VCPU=1)
+        self.assertEqual(
+            (model.Reason.NO_ROOM, None), (
+                self.quote(self.kinds(2)).reason,
+                self.quote(self.kinds(2)).next_start_after))
+        self.note('earliest', cost=0.4)
+        refusal = self.quote(self.kinds(2))
+        self.assertEqual(model.Refusal(
+            model.Reason.NO_ROOM, 2, 0, None, NOW + 50), refusal)
+        self.assertEqual(3, len(self.searches))
+        self.assertIn('next_start: none before 2027-01-15T08:00:50.000000; '
+                      'whether there is a later one takes longer',
+                      refusal.sentence())
+
+    def test_one_kind_has_its_answer_however_long_that_takes(self):
+        self.host('one', VCPU=2)
+        self.book('one', 0, 50, VCPU=2)
+        self.note('earliest', cost=100)
+        self.assertEqual(NOW + 50, self.quote(
+            [model.Demand({'VCPU': 1})] * 2).next_start)
+
+    def come(self):
+        """Somebody else comes now, and has to wait."""
+        if self.others:
+            return
+        self.others.append(self.in_thread(self.look))
+        self.wait_for(self.admission.index._turn.locked, 'him to wait')
+
+    def look(self):
+        with self.admission.index.fresh():
+            self.searches.append('other')
+
+    def test_others_have_their_turn_between_two_steps(self):
+        self.host('one', VCPU=2, MEMORY_MB=1000)
+        self.book('one', 0, 10 ** 6, VCPU=1)
+        self.others = []
+        self.note('earliest', also=self.come)
+        self.assertIsNotNone(self.quote(self.kinds(2)).next_start)
+        self.assertEqual(['earliest', 'other', 'earliest'],
+                         self.searches[:3])
+
+    def test_others_have_their_turn_while_a_host_is_judged(self):
+        self.host('one', VCPU=2)
+
+        class Slow(properties.Comparison):
+            def matches(one, host):
+                self.in_thread(self.look)
+                return self.wait_for(lambda: self.searches, 'the other')
+
+        self.assertEqual(['one'], self.pick(
+            0, 10, properties=Slow('=', 'a', ())))
+
+    def busy_and_free(self, number):
+        """A host that changes so often, each time at another time."""
+        self.host('one', VCPU=9)
+        for one in range(number):
+            self.book('one', 10 + 20 * one, 20 + 20 * one, VCPU=one % 8 + 1)
+
+    def availability(self, start=0, most=1000):
+        found, more = self.admission.availability(
+            model.Demand({'VCPU': 1}, 9), model.Window(
+                NOW + start, NOW + 1000), 1, most)
+        return [(time - NOW, fits) for time, fits in found], more
+
+    def test_others_have_their_turn_while_many_starts_are_looked_at(self):
+        self.busy_and_free(12)
+        self.others = []
+        self.note('rooms', also=self.come)
+        self.availability()
+        self.assertEqual(['rooms'] * admission.SLICE + ['other'],
+                         self.searches[:admission.SLICE + 1])
+
+    def test_what_is_free_is_told_as_far_as_there_was_time(self):
+        self.busy_and_free(30)
+        every, more = self.availability()
+        self.assertEqual((61, False), (len(every), more))
+        self.note('rooms', cost=0.06)
+        together, start, more = {}, 0, True
+        while more:
+            found, more = self.availability(start)
+            # Two slices each.
+            self.assertLessEqual(len(found), 2 * admission.SLICE)
+            together.update(found)
+            start = found[-1][0]
+        self.assertEqual(dict(every), together)
+
+    def test_who_asks_again_gets_on_where_nothing_changes(self):
+        self.host('one', VCPU=1)
+        self.host('full', usage={'VCPU': 1}, VCPU=1)
+        for one in range(50):
+            self.book('full', 10 + 20 * one, 20 + 20 * one, VCPU=1)
+        self.note('rooms', cost=0.2)
+        (first, last), more = self.availability()
+        self.assertEqual(((0, 1), True, 1), (first, more, last[1]))
+        self.assertGreater(last[0], 0)
+
+
 class TestQuote(AdmissionTestCase):
 
     def test_a_quote_books_nothing(self):
@@ -541,7 +767,7 @@ class TestWishes(AdmissionTestCase):
             self.uuids[name] = self.host(name, VCPU=vcpus)
         # What is there first is filled first.
         self.admission = admission.Admission(
-            self.database, self.clock, lambda _timeline, found, _window: found)
+            self.database, self.clock, lambda _timeline, found, *_rest: found)
 
     def wish(self, affinity, count, last=(), room=1, **members):
         return self.pick(
@@ -685,7 +911,7 @@ class TestSpread(AdmissionTestCase):
             self.host(name, VCPU=1)
         asked = []
 
-        def reverse(timeline, candidates, window):
+        def reverse(timeline, candidates, window, ours):
             asked.append((len(timeline), window))
             return candidates[::-1]
 

@@ -18,6 +18,7 @@ from oslotest import base
 from blazar_core import clock
 from blazar_core import model
 from blazar_core import params
+from blazar_core import properties
 from tests.unit import base as unit_base
 
 NOW = unit_base.NOW
@@ -47,16 +48,18 @@ class TestWindow(base.BaseTestCase):
 
 class TestDemand(base.BaseTestCase):
 
-    def test_a_demand_may_use_any_host_unless_it_says_which(self):
-        self.assertTrue(model.Demand({}).allows(host()))
-        for demand, allowed in (
-                (model.Demand({}, hosts=frozenset(['uuid'])), True),
-                (model.Demand({}, hosts=frozenset(['other'])), False),
-                (model.Demand({}, avoid=frozenset(['uuid'])), False),
-                (model.Demand({}, avoid=frozenset(['other'])), True),
-                (model.Demand({}, hosts=frozenset(['uuid']),
-                              avoid=frozenset(['uuid'])), False)):
-            self.assertEqual(allowed, demand.allows(host()), demand)
+    def test_demands_are_of_a_kind_that_differ_in_their_count_only(self):
+        one = model.Demand({'VCPU': 1, 'DISK_GB': 2}, 3,
+                           hosts=frozenset('ab'), members={'a': 1})
+        self.assertEqual(one.kind(), dataclasses.replace(
+            one, count=5, resources={'DISK_GB': 2, 'VCPU': 1},
+            hosts=frozenset('ba')).kind())
+        for other in ({'resources': {'VCPU': 1}}, {'hosts': None},
+                      {'affinity': model.Affinity.SAME}, {'per_host': 2},
+                      {'avoid': frozenset('c')}, {'members': {}},
+                      {'properties': properties.parse('["=", "$a", 1]')}):
+            self.assertNotEqual(one.kind(), dataclasses.replace(
+                one, **other).kind(), other)
 
     def test_how_many_servers_may_share_a_host(self):
         for affinity, most in ((model.Affinity.NONE, 5),

@@ -32,8 +32,12 @@ MEANING = {'=': operator.eq, '==': operator.eq, '!=': operator.ne,
            '>=': operator.ge}
 
 
+def matches(expression: object, host: properties.Properties) -> bool:
+    return properties.matching(expression, {'host': host}) == ['host']
+
+
 def says(expression: object) -> bool:
-    return properties.matches(properties.parse(expression), HOST)
+    return matches(properties.parse(expression), HOST)
 
 
 class ExpressionTest(testtools.TestCase):
@@ -104,13 +108,59 @@ class ExpressionTest(testtools.TestCase):
                 errors.InvalidLeaseParams, properties.parse, text)
             self.assertIn(part, str(error), text[:50])
 
+    def test_hosts_are_judged_by_themselves(self):
+        hosts = {'a': {'n': 1}, 'b': {'n': '1'}, 'c': {'n': 2}, 'd': {},
+                 'e': {'n': True}, 'f': {'n': 1, 'm': 2}}
+        self.assertEqual(['a', 'b', 'f'], properties.matching(
+            properties.parse(['=', '$n', 1]), hosts))
+        self.assertEqual(['e'], properties.matching(
+            properties.parse(['=', '$n', 'True']), hosts))
+        self.assertEqual(['c', 'f'], properties.matching(properties.parse(
+            ['or', ['=', '$n', 2], ['>', '$m', 0]]), hosts))
+
+    def test_hosts_that_are_alike_are_judged_once(self):
+        asked = []
+
+        class Noted(properties.Comparison):
+            def matches(self, host):
+                asked.append(host)
+                return super().matches(host)
+
+        found = properties.matching(Noted('=', 'arch', ('x86',)), {
+            number: {'arch': ('x86', 'arm')[number % 2], 'name': number}
+            for number in range(1000)})
+        self.assertEqual((500, 2), (len(found), len(asked)))
+
+    def test_only_public_properties_may_be_asked_for(self):
+        asked = properties.parse(
+            ['and', ['=', '$a', 1], ['or', ['<', '$b', 2]]])
+        properties.check(asked, ['b', 'a'])
+        properties.check(None, [])
+        for public, sentence in (
+                (['b', 'c'], '"$a" is no property of hosts that may be asked '
+                             'for. Write one or more of "$b", "$c".'),
+                ([], '"$a" is no property of hosts that may be asked for. '
+                     'There is none: leave resource_properties out.')):
+            self.assertEqual(sentence, str(self.assertRaises(
+                errors.InvalidLeaseParams, properties.check, asked, public)))
+
+    def test_an_expression_compares_with_so_many_values(self):
+        least = ['in', '$a', *range(properties.MAX_VALUES - 1)]
+        properties.check(properties.parse(
+            ['or', least, ['=', '$a', 1]]), ['a'])
+        error = self.assertRaises(
+            errors.InvalidLeaseParams, properties.check, properties.parse(
+                ['or', least, ['in', '$a', 1, 2]]), ['a'])
+        self.assertIn('compares with 51 values. Write one with at most 50.',
+                      str(error))
+
     @hypothesis.given(st.sampled_from(sorted(MEANING)),
                       st.integers(-100, 100), st.integers(-100, 100))
     def test_comparisons_of_numbers_however_written(self, name, left, right):
         expected = MEANING[name](left, right)
         for one in (left, str(left), float(left)):
             for other in (right, str(right), f'{right}.0'):
-                self.assertEqual(expected, properties.matches(
+                self.assertEqual(expected, matches(
                     properties.parse([name, '$n', other]), {'n': one}))
 
     @hypothesis.given(st.recursive(
@@ -122,4 +172,4 @@ class ExpressionTest(testtools.TestCase):
         except errors.InvalidLeaseParams as exc:
             self.assertTrue(str(exc).isprintable() or exc)
         else:
-            self.assertIn(properties.matches(parsed, HOST), (True, False))
+            self.assertIn(matches(parsed, HOST), (True, False))

@@ -83,7 +83,7 @@ def measure(kind: str, url: str, world: worlds.World,
     refused = model.Demand(dict(world.capacity), world.hosts,
                            model.Affinity.DIFFERENT)
     markers = [lease['id'] for lease in views.page(database, views.Query(
-        sort=(('id', False),), limit=len(days)))]
+        sort=(('id', False),), limit=len(days)))[0]]
     asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
         'pick': lambda window: search.pick(fits, window),
         'refusal': lambda window: expect(search.quote(refused, window)),

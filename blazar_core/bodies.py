@@ -30,11 +30,12 @@ from blazar_core import model
 from blazar_core import params
 from blazar_core import views
 
-__all__ = ['ChangeRequest', 'CreateRequest', 'affinity_of', 'change',
-           'create', 'integer', 'json_object', 'query']
+__all__ = ['ChangeRequest', 'CreateRequest', 'affinity_of', 'boolean',
+           'change', 'check_total', 'create', 'integer', 'json_object',
+           'query']
 
-#: No request is for more reservations, or more servers in one of them.
-MAX_RESERVATIONS = 100
+#: No lease is for more reservations, or more servers in all of them together.
+MAX_RESERVATIONS = 20
 MAX_AMOUNT = 1000
 #: Seconds that an offer may stand.
 OFFER = (60, 86400)
@@ -66,7 +67,9 @@ _QUERY_KEYS = {
     'resource_type': 'virtual:instance', 'start_date': '2026-12-01 16:07',
     'end_date': '2026-12-02 16:07', 'sort': 'created_at:desc,name',
     'limit': '100', 'marker': 'the id of a lease', 'fields': 'id,name',
+    'ended': 'true',
 }
+#: No page of a list is longer; so are those of who does not say how long.
 MAX_LIMIT = 1000
 
 _Object: ty.TypeAlias = dict[str, object]
@@ -142,6 +145,31 @@ def affinity_of(value: object) -> bool | None:
         f'another one, or None.')
 
 
+def boolean(value: str, key: str) -> bool:
+    """True or false, as a parameter of a query.
+
+    :raises InvalidLeaseParams: for anything else
+    """
+    if value.lower() not in ('true', 'false', '1', '0'):
+        raise errors.InvalidLeaseParams(
+            f'"{key}" is {params.shown(value)}. Write true or false.')
+    return value.lower() in ('true', '1')
+
+
+def check_total(amounts: ty.Iterable[int], before: int = 0) -> None:
+    """Make sure that a lease is not for too many servers.
+
+    :param before: how many it has already
+    :raises InvalidLeaseParams: when it is
+    """
+    total = sum(amounts)
+    if total > max(MAX_AMOUNT, before):
+        raise errors.InvalidLeaseParams(
+            f'The reservations of one lease ask for {total} servers '
+            f'together. Write amounts of at most {MAX_AMOUNT} in all, or make '
+            f'several leases.')
+
+
 def create(body: object, now: int, defaults: params.Defaults,
            ) -> CreateRequest:
     """Read the body of ``POST /leases``.
@@ -206,8 +234,6 @@ def query(values: collections.abc.Mapping[str, str], now: int,
     params.check_keys(dict(values), _QUERY_KEYS, 'the query of leases')
     dates = {key: params.parse_date(values[key + '_date'], now)
              for key in ('start', 'end') if key + '_date' in values}
-    limit = values.get('limit')
-    # A client that pages gets what there may be; others get all, as ever.
     return views.Query(
         project_id=values.get('project_id'), name=values.get('name'),
         status=values.get('status', '').upper() or None,
@@ -215,8 +241,8 @@ def query(values: collections.abc.Mapping[str, str], now: int,
         start=dates.get('start'), end=dates.get('end'),
         sort=_sort(values.get('sort', 'start_date')),
         marker=values.get('marker'),
-        limit=None if limit is None else integer(limit, 'limit', 1,
-                                                 MAX_LIMIT),
+        ended=boolean(values.get('ended', 'false'), 'ended'),
+        limit=integer(values.get('limit', MAX_LIMIT), 'limit', 1, MAX_LIMIT),
     ), _fields(values['fields']) if 'fields' in values else None
 
 

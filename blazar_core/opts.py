@@ -64,6 +64,18 @@ OPTS: list[cfg.Opt] = [
              'rotate``, then remove the old one. Make one with '
              '``blazar-nova-manage key create``. The services do not start '
              'without a key.'),
+    cfg.ListOpt(
+        'public_properties', default=['hypervisor_type', 'vcpus'],
+        help='What of a host a reservation may ask for in '
+             'resource_properties: some of hypervisor_type, '
+             'hypervisor_version, vcpus, memory_mb, local_gb and '
+             'hypervisor_hostname, of Nova\'s compute nodes. Whoever may ask '
+             'for a property can find out its values; and where hosts differ '
+             'in it he can tell them apart, see how full each is, and choose '
+             'one. So names are better not listed, nor memory_mb and '
+             'local_gb where nearly every host has its own. Reservations '
+             'that were made when more was listed keep what they asked '
+             'for.'),
     cfg.StrOpt(
         'notification_topic', default='blazar_notifications',
         help='The topic on which Nova\'s versioned notifications reach '

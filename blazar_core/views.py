@@ -14,6 +14,7 @@
 
 import collections
 import dataclasses
+import math
 import types
 import typing as ty
 
@@ -24,6 +25,7 @@ from blazar_core import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
+from blazar_core import states
 
 __all__ = ['DELETING', 'FIELDS', 'Query', 'describe', 'get', 'listed',
            'owner_of_deleted', 'page', 'payload', 'status']
@@ -37,15 +39,18 @@ FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
           'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
           'created_at', 'updated_at', 'reservations', 'events')
 
-#: Of how many leases the parts are asked for by one statement; databases do
-#: not take any number of parameters.
-_AT_ONCE = 5000
+#: Of how many leases the parts are asked for by one statement.
+_AT_ONCE = 200
+#: A page ends after the statement with which it has so many parts:
+#: reservations, events and servers.
+_PARTS = 20_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Query:
     """Which leases, in which order; None: any.
 
+    :ivar status: None leaves out those that are over, unless ``ended``
     :ivar start: those that end after this, and begin before ``end``
     :ivar sort: columns, and whether they descend
     :ivar marker: only those that come after this one
@@ -59,7 +64,8 @@ class Query:
     end: int | None = None
     sort: tuple[tuple[str, bool], ...] = (('start_date', False),)
     marker: str | None = None
-    limit: int | None = None
+    ended: bool = False
+    limit: int = 1000
 
 
 def get(database: api.Database, lease_id: str) -> dict[str, ty.Any]:
@@ -83,21 +89,24 @@ def owner_of_deleted(database: api.Database, lease_id: str) -> str | None:
             models.Lease.deleted_at.is_not(None)))
 
 
-def page(database: api.Database, query: Query) -> list[dict[str, ty.Any]]:
-    """The leases that a query is for: two statements, however many.
+def page(database: api.Database, query: Query,
+         ) -> tuple[list[dict[str, ty.Any]], bool]:
+    """The leases that a query is for, and whether there are more.
 
-    :raises InvalidLeaseParams: when the marker is none of them
+    Two statements, or some more for several hundred leases. A page of very
+    large leases is shorter than the limit.
+
+    :raises InvalidLeaseParams: when the marker is no lease that may be seen
     """
     with database.reader() as session:
         found = session.execute(_statement(query)).all()
         if not found and query.marker is not None and session.execute(
-                sa.select(models.Lease.id).where(
-                    models.Lease.id == query.marker,
-                    *_conditions(query))).first() is None:
+                _marked(sa.select(models.Lease.id), query)).first() is None:
             raise errors.InvalidLeaseParams(
                 f'The marker {query.marker} is none of these leases. Write '
                 f'the id of the last lease of the page before.')
-        return _described(session, found)
+        described = _described(session, found[:query.limit], _PARTS)
+        return described, len(described) < len(found)
 
 
 def listed(database: api.Database) -> list[dict[str, ty.Any]]:
@@ -117,7 +126,15 @@ def _statement(query: Query) -> sa.Select[ty.Any]:
         chosen = chosen.where(_after(order, query))
     return chosen.order_by(*(
         sa.desc(getattr(lease, key)) if descending else getattr(lease, key)
-        for key, descending in order)).limit(query.limit)
+        for key, descending in order)).limit(query.limit + 1)
+
+
+def _marked(chosen: sa.Select[ty.Any], query: Query,
+            lease: type[models.Lease] = models.Lease) -> sa.Select[ty.Any]:
+    """Of the marker of a query. It may have ended since it was shown."""
+    chosen = chosen.where(lease.id == query.marker)
+    return chosen if query.project_id is None else chosen.where(
+        lease.project_id == query.project_id)
 
 
 def _after(order: ty.Sequence[tuple[str, bool]], query: Query,
@@ -126,20 +143,24 @@ def _after(order: ty.Sequence[tuple[str, bool]], query: Query,
     """
     (key, descending), *rest = order
     marker = orm.aliased(models.Lease)
-    column, value = getattr(models.Lease, key), sa.select(
-        getattr(marker, key)).where(
-            marker.id == query.marker,
-            *_conditions(query, marker)).scalar_subquery()
+    column, value = getattr(models.Lease, key), _marked(
+        sa.select(getattr(marker, key)), query, marker).scalar_subquery()
     beyond = column < value if descending else column > value
     if not rest:
         return ty.cast('sa.ColumnElement[bool]', beyond)
     return sa.or_(beyond, sa.and_(column == value, _after(rest, query)))
 
 
-def _conditions(query: Query, lease: type[models.Lease] = models.Lease,
-                ) -> list[sa.ColumnElement[bool]]:
-    conditions = [sa.or_(lease.deleted_at.is_(None),
-                         lease.status != 'TERMINATED')]
+def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
+    lease, over = models.Lease, states.LEASE.final()
+    conditions: list[sa.ColumnElement[bool]] = []
+    if query.ended or query.status in over:
+        conditions.append(sa.or_(lease.deleted_at.is_(None),
+                                 lease.status.not_in(over)))
+    else:
+        # By their names, so that an index finds them.
+        conditions.append(lease.status.in_(
+            [state for state in states.LEASE.steps if state not in over]))
     if query.project_id is not None:
         conditions.append(lease.project_id == query.project_id)
     if query.name is not None:
@@ -161,12 +182,18 @@ def _conditions(query: Query, lease: type[models.Lease] = models.Lease,
 
 
 def _described(session: orm.Session, found: ty.Sequence[ty.Any],
-               ) -> list[dict[str, ty.Any]]:
-    """Leases as :func:`describe` has them, all their parts at once."""
-    parts = sorted((
-        part for first in range(0, len(found), _AT_ONCE) for part in _parts(
-            session, [row.id for row in found[first:first + _AT_ONCE]])),
-        key=_position)
+               most: float = math.inf) -> list[dict[str, ty.Any]]:
+    """Leases as :func:`describe` has them, with the parts of many at once.
+
+    :param most: only the first ones, with about so many parts
+    """
+    done = 0
+    parts: list[ty.Any] = []
+    while done < len(found) and len(parts) < most:
+        parts += _parts(session, [
+            row.id for row in found[done:done + _AT_ONCE]])
+        done += _AT_ONCE
+    parts.sort(key=_position)
     bookings = collections.defaultdict(list)
     reservations = collections.defaultdict(list)
     events = collections.defaultdict(list)
@@ -190,12 +217,15 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
                 created_at=part.created_at, updated_at=part.updated_at))
     return [describe(types.SimpleNamespace(
         **row._mapping, reservations=reservations[row.id],
-        events=events[row.id])) for row in found]
+        events=events[row.id])) for row in found[:done]]
 
 
 def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
            ) -> ty.Sequence[ty.Any]:
-    """Reservations, bookings and events of leases, by one statement."""
+    """Reservations, events and what is told of bookings, by one statement.
+
+    A place with a host and no server yet is not spoken of.
+    """
     reservation, event, booking = (
         models.Reservation, models.Event, models.Booking)
 
@@ -222,7 +252,10 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
         part('b', sa.cast(booking.id, sa.String(36)), booking.reservation_id,
              booking.server_id, sa.literal_column("''"), booking.host_id,
              *times, *text)
-        .join(booking.reservation).where(reservation.lease_id.in_(lease_ids)),
+        .join(booking.reservation).where(
+            reservation.lease_id.in_(lease_ids),
+            sa.or_(booking.server_id.is_not(None),
+                   booking.host_id.is_(None))),
     )).all()
 
 

@@ -30,12 +30,60 @@ from blazar_core import properties
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 
-__all__ = ['FlavorInstances', 'Instances', 'ResourceType', 'available',
-           'check', 'demand_again', 'new_reservation']
+__all__ = ['Asking', 'FlavorInstances', 'Instances', 'ResourceType',
+           'available', 'check', 'demand_again']
 
 _GROUP = 'blazar_nova.resource_types'
 
 Values: ty.TypeAlias = dict[str, ty.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """One request of a user, for one or more reservations.
+
+    :ivar context: who asks
+    :ivar public: the properties of hosts that may be asked for
+    :ivar placement: what placement has said within this request
+    """
+
+    context: ty.Any
+    public: ty.Sequence[str]
+    placement: demands.Placement = dataclasses.field(
+        default_factory=demands.Placement)
+
+    def new_reservation(self, values: Values,
+                        old: ty.Mapping[str, ty.Any] | None = None,
+                        ) -> leases.NewReservation:
+        """What an entry of "reservations" asks for.
+
+        :param old: the reservation that is to be changed, in the API's words
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        :raises Refused: when no host may be used at all
+        """
+        name = old['resource_type'] if old else values.get('resource_type')
+        kind = _kind_of(name)
+        given = {key: value for key, value in values.items()
+                 if key not in ('id', 'resource_type')}
+        params.check_keys(given, kind.keys, f'a reservation of {name}')
+        before = {}
+        if old:
+            before = {key: old[key] for key in kind.keys if key in old}
+            if 'source_flavor_id' in old:
+                before['flavor_id'] = old['source_flavor_id']
+        asked = kind.read(before | given)
+        text = given.get('resource_properties')
+        if text != before.get('resource_properties'):
+            # What was asked for when more was public stays what it is.
+            properties.check(properties.parse(text), self.public)
+        try:
+            demand, flavor = kind.wanted(self, asked)
+        except demands.NoSuchHost as exc:
+            raise errors.Refused(model.Refusal(
+                model.Reason.NO_HOST, asked['amount'], 0, None)) from exc
+        return leases.NewReservation(
+            demand, resource_type=ty.cast(str, name), params=asked,
+            flavor=flavor)
 
 
 class ResourceType(ty.Protocol):
@@ -51,7 +99,7 @@ class ResourceType(ty.Protocol):
         """
         ...
 
-    def wanted(self, context: ty.Any, asked: Values,
+    def wanted(self, asking: Asking, asked: Values,
                ) -> tuple[model.Demand, Values]:
         """What servers of these parameters need, and their flavor.
 
@@ -78,12 +126,13 @@ class Instances:
         asked['resource_properties'] = text
         return asked
 
-    def wanted(self, context: ty.Any, asked: Values,
+    def wanted(self, asking: Asking, asked: Values,
                ) -> tuple[model.Demand, Values]:
         flavor = flavors.facts_of(
             asked['vcpus'], asked['memory_mb'], asked['disk_gb'])
         demand = flavors.demand_of(
-            context, flavor, asked['amount'], asked['affinity'])
+            asking.context, flavor, asked['amount'], asked['affinity'],
+            asking.placement)
         return dataclasses.replace(demand, properties=properties.parse(
             asked['resource_properties'])), flavor
 
@@ -107,11 +156,13 @@ class FlavorInstances:
         # have it; what it is like stays beside it.
         return {**_common(values), 'source_flavor_id': flavor_id}
 
-    def wanted(self, context: ty.Any, asked: Values,
+    def wanted(self, asking: Asking, asked: Values,
                ) -> tuple[model.Demand, Values]:
-        flavor = flavors.facts_like(context, asked['source_flavor_id'])
+        flavor = flavors.facts_like(
+            asking.context, asked['source_flavor_id'])
         return flavors.demand_of(
-            context, flavor, asked['amount'], asked['affinity']), flavor
+            asking.context, flavor, asked['amount'], asked['affinity'],
+            asking.placement), flavor
 
 
 def _common(values: Values) -> Values:
@@ -150,16 +201,11 @@ def _fail(_manager: ty.Any, entry_point: ty.Any, exc: Exception) -> None:
         f'The resource type {entry_point.name} cannot be loaded: {exc}')
 
 
-def new_reservation(context: ty.Any, values: Values,
-                    old: ty.Mapping[str, ty.Any] | None = None,
-                    ) -> leases.NewReservation:
-    """What an entry of "reservations" asks for.
+def _kind_of(name: object) -> ResourceType:
+    """The resource type of a name.
 
-    :param old: the reservation that is to be changed, in the API's words
-    :raises InvalidLeaseParams: with the sentence that the user reads
-    :raises Refused: when no host may be used at all
+    :raises InvalidLeaseParams: when there is none
     """
-    name = old['resource_type'] if old else values.get('resource_type')
     kind = available().get(name) if isinstance(name, str) else None
     if kind is None:
         given = params.shown(name) if isinstance(name, str) else (
@@ -167,22 +213,7 @@ def new_reservation(context: ty.Any, values: Values,
         raise errors.InvalidLeaseParams(
             f'The resource type is {given}. Write "resource_type": one of '
             f'{", ".join(sorted(available()))}.')
-    given = {key: value for key, value in values.items()
-             if key not in ('id', 'resource_type')}
-    params.check_keys(given, kind.keys, f'a reservation of {name}')
-    before = {}
-    if old:
-        before = {key: old[key] for key in kind.keys if key in old}
-        if 'source_flavor_id' in old:
-            before['flavor_id'] = old['source_flavor_id']
-    asked = kind.read(before | given)
-    try:
-        demand, flavor = kind.wanted(context, asked)
-    except demands.NoSuchHost as exc:
-        raise errors.Refused(model.Refusal(
-            model.Reason.NO_HOST, asked['amount'], 0, None)) from exc
-    return leases.NewReservation(
-        demand, resource_type=name, params=asked, flavor=flavor)
+    return kind
 
 
 def demand_again(project_id: str, user_id: str, flavor: Values,

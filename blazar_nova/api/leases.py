@@ -70,15 +70,12 @@ class Leases:
                     'The leases of other projects are for admins. Leave '
                     'project_id out.')
             query = dataclasses.replace(query, project_id=context.project_id)
-        more = None if query.limit is None else query.limit + 1
-        found = views.page(self._parts.database, dataclasses.replace(
-            query, limit=more))
+        found, more = views.page(self._parts.database, query)
         body: dict[str, ty.Any] = {
-            'leases': [_chosen(lease, fields) for lease in
-                       found[:query.limit]]}
-        if query.limit is not None and len(found) > query.limit:
+            'leases': [_chosen(lease, fields) for lease in found]}
+        if more:
             body['leases_links'] = [{'rel': 'next', 'href': _next(
-                request, found[query.limit - 1]['id'])}]
+                request, found[-1]['id'])}]
         return 200, body
 
     def show(self, request: webob.Request, lease_id: str) -> Answer:
@@ -126,11 +123,13 @@ class Leases:
         self._policy.authorize(
             context, 'blazar:leases:post' if asked.offer_seconds is None
             else 'blazar:leases:offer', target)
+        asking = self._asking(context)
         try:
             new = leases.NewLease(
                 context.project_id, context.user_id, asked.lease, tuple(
-                    resources.new_reservation(context, one)
+                    asking.new_reservation(one)
                     for one in asked.reservations), key=key)
+            bodies.check_total(demand.count for demand in new.demands)
             self._parts.limits.check(wiring.asked_of(new, held=False))
             if dry:
                 return 200, {'quote': _quote(
@@ -148,6 +147,10 @@ class Leases:
         service.notify('lease.create', lease)
         return 201, {'lease': lease}
 
+    def _asking(self, context: ty.Any) -> resources.Asking:
+        return resources.Asking(
+            context, self._parts.conf.blazar.public_properties)
+
     def accept(self, request: webob.Request, lease_id: str) -> Answer:
         self._lease(request, lease_id, 'blazar:leases:offer')
         lease = self._parts.leases.accept(lease_id)
@@ -162,11 +165,12 @@ class Leases:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
         asked = bodies.change(_body(request), self._parts.clock.now(), lease)
         change = asked.change
-        context = _for_project(_context(request), lease['project_id'])
-        reservations = self._changed(context, lease, asked.reservations)
+        asking = self._asking(
+            _for_project(_context(request), lease['project_id']))
+        reservations = self._changed(asking, lease, asked.reservations)
         resized = bool(reservations)
         if (change.start, change.end) != (None, None):
-            reservations = self._as_they_are(context, lease) | reservations
+            reservations = self._as_they_are(asking, lease) | reservations
         change = dataclasses.replace(change, reservations=reservations)
         self._check_change(lease, change, resized)
         changed = self._prolong(_context(request), lease, change)
@@ -213,7 +217,7 @@ class Leases:
         except errors.NotDelegated as exc:
             raise errors.Forbidden(str(exc)) from exc
 
-    def _changed(self, context: ty.Any, lease: dict[str, ty.Any],
+    def _changed(self, asking: resources.Asking, lease: dict[str, ty.Any],
                  asked: bodies.Reservations,
                  ) -> dict[str, leases.NewReservation]:
         """What the reservations of a lease are to be."""
@@ -233,11 +237,12 @@ class Leases:
                 raise errors.InvalidLeaseParams(
                     f'Reservation {reservation["id"]} was made by a boot: '
                     f'its servers are what they are. Leave it out.')
-            changed[reservation['id']] = resources.new_reservation(
-                context, one, reservation)
+            changed[reservation['id']] = asking.new_reservation(
+                one, reservation)
         return changed
 
-    def _as_they_are(self, context: ty.Any, lease: dict[str, ty.Any],
+    def _as_they_are(self, asking: resources.Asking,
+                     lease: dict[str, ty.Any],
                      ) -> dict[str, leases.NewReservation]:
         """What hosts may be for a lease that is to be at another time.
 
@@ -250,7 +255,7 @@ class Leases:
                     'flavor_id' in one):
                 with contextlib.suppress(
                         errors.InvalidLeaseParams, errors.Refused):
-                    new = resources.new_reservation(context, {}, one)
+                    new = asking.new_reservation({}, one)
                     if dict(new.demand.resources) == one['resources']:
                         same[one['id']] = new
         return same
@@ -272,6 +277,9 @@ class Leases:
                 model.Demand(one['resources'], one['amount']),
                 resource_type=one['resource_type'])
                 for one in lease['reservations']))
+        bodies.check_total(
+            (demand.count for demand in new.demands),
+            sum(one['amount'] for one in lease['reservations']))
         self._parts.limits.check(dataclasses.replace(
             wiring.asked_of(new, held=False), lease_id=lease['id'],
             resized=resized, current=lease))
@@ -313,7 +321,7 @@ class Leases:
                 'The window and the duration lead beyond the year 9998. '
                 'Write an earlier end_date.')
         try:
-            new = resources.new_reservation(context, values)
+            new = self._asking(context).new_reservation(values)
         except errors.Refused:
             found, more = [(window.start, 0)], False
         else:
@@ -391,11 +399,7 @@ def _query(request: webob.Request) -> dict[str, ty.Any]:
 def _flag(request: webob.Request, name: str) -> bool:
     values = _query(request)
     params.check_keys(values, {name: 'true'}, 'the query')
-    value = values.get(name, 'false').lower()
-    if value not in ('true', 'false', '1', '0'):
-        raise errors.InvalidLeaseParams(
-            f'"{name}" is {params.shown(value)}. Write true or false.')
-    return value in ('true', '1')
+    return bodies.boolean(values.get(name, 'false'), name)
 
 
 def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
@@ -419,6 +423,7 @@ def _quote_of(window: model.Window, wanted: int,
               refusal: model.Refusal | None) -> dict[str, ty.Any]:
     quote = {
         'fits': refusal is None, 'reason': None, 'next_start': None,
+        'next_start_after': None,
         'message': 'There is room for this lease.', 'fits_now': wanted,
         'wanted': wanted, 'start_date': clocks.iso(window.start),
         'end_date': clocks.iso(window.end)}

@@ -30,8 +30,9 @@ from nova.scheduler import utils as scheduler_utils
 from blazar_core import model
 from blazar_nova.compat import hosts
 
-__all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'demand_of', 'group_of',
-           'policy_of', 'resources_of', 'resources_of_flavor', 'settings_of']
+__all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
+           'group_of', 'policy_of', 'resources_of', 'resources_of_flavor',
+           'settings_of']
 
 #: Microversion of placement that knows every parameter used here (1.39:
 #: several ``required``).
@@ -62,6 +63,35 @@ class Group(ty.NamedTuple):
 
 class NoSuchHost(Exception):
     """Nova's own rules leave no host at all for a build."""
+
+
+class Placement:
+    """What placement says of its providers, within one request of a user.
+
+    What is asked again is not asked of placement again: the reservations of
+    a lease mostly want to know the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[tuple[str, str]]] = {}
+
+    def providers(self, limits: ty.Iterable[tuple[str, str]],
+                  ) -> list[tuple[str, str]]:
+        """The providers within some limits, each with the root of its tree.
+
+        :raises CloudUnavailable: when placement does not answer
+        """
+        query = parse.urlencode(sorted(limits))
+        if query not in self._known:
+            answer = hosts.ask_placement(f'/resource_providers?{query}') or {}
+            self._known[query] = [
+                (one['uuid'], one['root_provider_uuid'])
+                for one in answer.get('resource_providers', [])]
+        return self._known[query]
+
+    def trees_with(self, trait: str) -> set[str]:
+        """The roots of the trees with a provider that has a trait."""
+        return {root for _one, root in self.providers([('required', trait)])}
 
 
 def settings_of(conf: ty.Any) -> dict[str, bool]:
@@ -118,9 +148,11 @@ def group_of(context: ty.Any, spec: ty.Any) -> Group | None:
          for one in instances if one.host})
 
 
-def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any]) -> model.Demand:
+def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
+              placement: Placement | None = None) -> model.Demand:
     """What the servers of one boot ask for.
 
+    :param placement: what it said already, where there are several of these
     :raises NoSuchHost: when Nova's own rules leave no host
     :raises CloudUnavailable: when placement does not answer
     """
@@ -132,7 +164,8 @@ def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any]) -> model.Demand:
             context, spec, _Nodes())
     except (exception.RequestFilterFailed, exception.NoValidHost) as exc:
         raise NoSuchHost(str(exc)) from exc
-    eligible = _eligible(spec, request.get_request_group(None))
+    eligible = _eligible(spec, request.get_request_group(None),
+                         placement or Placement())
     return model.Demand(resources=resources_of(spec), count=len(specs),
                         hosts=eligible)
 
@@ -152,7 +185,8 @@ class _Nodes:
                 node in (None, one.hypervisor_hostname)]
 
 
-def _eligible(spec: ty.Any, group: ty.Any) -> frozenset[str]:
+def _eligible(spec: ty.Any, group: ty.Any, placement: Placement,
+              ) -> frozenset[str]:
     """The root providers that a request may use, whatever they have free.
 
     Traits of the flavor may belong to any provider of a host's tree.
@@ -163,22 +197,9 @@ def _eligible(spec: ty.Any, group: ty.Any) -> frozenset[str]:
         f'!{trait}' for trait in sorted(spec.root_forbidden)]
     if traits:
         limits.append(('required', ','.join(traits)))
-    roots = {one['uuid'] for one in _providers(limits)
-             if one['uuid'] == one['root_provider_uuid']}
+    roots = {one for one, root in placement.providers(limits) if one == root}
     for trait in group.required_traits:
-        roots &= _trees_with(trait)
+        roots &= placement.trees_with(trait)
     for trait in group.forbidden_traits:
-        roots -= _trees_with(trait)
+        roots -= placement.trees_with(trait)
     return frozenset(roots)
-
-
-def _trees_with(trait: str) -> set[str]:
-    return {one['root_provider_uuid']
-            for one in _providers([('required', trait)])}
-
-
-def _providers(params: ty.Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    answer = hosts.ask_placement(
-        '/resource_providers?' + parse.urlencode(params)) or {}
-    return ty.cast('list[dict[str, str]]',
-                   answer.get('resource_providers', []))

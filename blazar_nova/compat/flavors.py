@@ -82,9 +82,11 @@ def context_of(project_id: str, user_id: str) -> ty.Any:
 
 
 def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
-              affinity: bool | None) -> model.Demand:
+              affinity: bool | None,
+              placement: demands.Placement | None = None) -> model.Demand:
     """What servers of a flavor need, with what Nova says of hosts for them.
 
+    :param placement: what it said already, where there are several of these
     :raises NoSuchHost: when Nova's own rules leave no host
     """
     spec = objects.RequestSpec.from_components(
@@ -92,7 +94,7 @@ def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
         objects.Flavor(context, id=0, flavorid='', name='', is_public=False,
                        disabled=False, **facts),
         None, objects.InstancePCIRequests(requests=[]), {}, None, None)
-    demand = demands.demand_of(context, [spec] * count)
+    demand = demands.demand_of(context, [spec] * count, placement)
     return dataclasses.replace(demand, affinity={
         None: model.Affinity.NONE, True: model.Affinity.SAME,
         False: model.Affinity.DIFFERENT}[affinity])

@@ -78,6 +78,16 @@ class Client(adapter.Adapter):
     def lease(self, lease_id: str) -> dict:
         return self.ask('GET', f'/leases/{lease_id}', **RETRIES)['lease']
 
+    def leases(self, **params: str) -> list[dict]:
+        """All leases of which something is said, page by page."""
+        answer = self.ask('GET', '/leases', params=params)
+        found = answer['leases']
+        while answer.get('leases_links'):
+            answer = self.ask('GET', '/leases', params={
+                **params, 'marker': answer['leases'][-1]['id']})
+            found += answer['leases']
+        return found
+
     def find(self, name_or_id: str, status: str | None = None) -> str:
         """The ID of the lease that has a name; an ID is taken as it is.
 
@@ -89,12 +99,11 @@ class Client(adapter.Adapter):
         """
         if uuidutils.is_uuid_like(name_or_id):
             return name_or_id
-        params = {'name': name_or_id}
         if status:
-            params['status'] = status
-        found = self.ask('GET', '/leases', params=params)['leases']
-        found = [lease for lease in found
-                 if lease['status'] != 'TERMINATED'] or found
+            found = self.leases(name=name_or_id, status=status)
+        else:
+            found = self.leases(name=name_or_id) or self.leases(
+                name=name_or_id, status='TERMINATED')
         what = f'the name {name_or_id!r}' + (
             f' and the status {status}' if status else '')
         if not found:

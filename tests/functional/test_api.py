@@ -17,9 +17,11 @@ import time
 from unittest import mock
 import urllib.parse
 
+import fixtures
 from nova import context as nova_context
 from nova import exception
 from nova import objects
+from nova.scheduler.client import report
 import requests
 import sqlalchemy as sa
 from sqlalchemy.orm import exc as orm_exc
@@ -602,6 +604,84 @@ class TestAnswers(ApiTestCase):
         self.ask('GET', '/leases', limit=0, code=400)
         # Whether there are leases or not.
         self.ask('GET', '/leases', fields='colour', name='none', code=400)
+
+    def test_what_is_over_is_in_the_list_of_who_asks_for_it(self):
+        over = self.make_active(length=HOUR)
+        later = self.make(start_in=2 * HOUR)
+        self.run_until(self.clock.now() + HOUR + 60)
+        self.run_until(self.clock.now() + 60)
+        self.assertEqual('TERMINATED', self.get(over)['status'])
+
+        def ids(**query):
+            return [lease['id'] for lease in self.ask(
+                'GET', '/leases', code=200, **query)['leases']]
+
+        self.assertEqual([later['id']], ids())
+        self.assertEqual([over['id'], later['id']], ids(ended='true'))
+        self.assertEqual([over['id']], ids(status='TERMINATED'))
+        page = self.ask('GET', '/leases', ended='true', limit=1)
+        link, = page['leases_links']
+        self.assertEqual([later['id']], [
+            lease['id'] for lease in requests.get(link['href'], headers={
+                'X-Auth-Token': self.alice.who.token()}).json()['leases']])
+
+    def test_one_request_asks_for_so_much(self):
+        many = [self.reservation(amount=one) for one in (600, 401)]
+        for query in ({}, {'dry_run': 'true'}):
+            error = self.ask('POST', '/leases', {
+                'end_date': self.at(HOUR), 'reservations': many},
+                code=400, **query)
+            self.assertIn('ask for 1001 servers together. Write amounts of '
+                          'at most 1000', error['error_message'])
+        lease = self.make(reservations=[self.reservation()] * 2)
+        first, second = lease['reservations']
+        error = self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+            {'id': first['id'], 'amount': 1000}]}, code=400)
+        self.assertIn('ask for 1001 servers together',
+                      error['error_message'])
+
+    def test_placement_is_asked_once_for_equal_questions(self):
+        client, asked = report.report_client_singleton(), []
+        get = client.get
+
+        def noted(url, *args, **kwargs):
+            asked.append(url)
+            return get(url, *args, **kwargs)
+
+        self.useFixture(fixtures.MockPatchObject(client, 'get', noted))
+        self.make(reservations=[
+            self.reservation(vcpus=1, memory_mb=size)
+            for size in range(100, 105)])
+        self.assertEqual(1, sum('/resource_providers' in url
+                                for url in asked), asked)
+
+    def test_only_what_is_public_of_hosts_may_be_asked_for(self):
+        for text in ('["=", "$hypervisor_hostname", "host1"]',
+                     '["or", ["<", "$hypervisor_hostname", "host2"]]',
+                     '["and", [">", "$vcpus", 0], ["<", "$local_gb", 9]]'):
+            for error in (
+                    self.make(reservations=[self.reservation(
+                        resource_properties=text)], code=400),
+                    self.ask('GET', '/availability', vcpus=1, memory_mb=1,
+                             disk_gb=0, resource_properties=text, code=400)):
+                self.assertIn('is no property of hosts that may be asked '
+                              'for. Write one or more of "$hypervisor_type", '
+                              '"$vcpus".', error['error_message'])
+        lease = self.make(start_in=HOUR, reservations=[self.reservation(
+            resource_properties='[">", "$vcpus", 0]')])
+        reservation, = lease['reservations']
+        # It stays what it is when the operator takes it back.
+        self.flags(group='blazar', public_properties=[])
+        path = f'/leases/{lease["id"]}'
+        self.ask('PUT', path, {'end_date': self.at(5 * HOUR)}, code=200)
+        self.ask('PUT', path, {'reservations': [{
+            'id': reservation['id'], 'amount': 2,
+            'resource_properties': '[">", "$vcpus", 0]'}]}, code=200)
+        error = self.ask('PUT', path, {'reservations': [{
+            'id': reservation['id'],
+            'resource_properties': '[">", "$vcpus", 1]'}]}, code=400)
+        self.assertIn('There is none: leave resource_properties out.',
+                      error['error_message'])
 
     def test_who_may_only_read(self):
         lease = self.make(start_in=HOUR)

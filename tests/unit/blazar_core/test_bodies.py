@@ -230,13 +230,13 @@ class TestCreate(BodiesTestCase):
             ({'resource_type': 'a', 'amount': '2'}, {'c': [5]}),
             self.create(reservations=[one, two]).reservations)
         self.assertEqual((), self.create(reservations=[]).reservations)
-        self.assertEqual(100, len(self.create(
-            reservations=[one] * 100).reservations))
+        self.assertEqual(20, len(self.create(
+            reservations=[one] * 20).reservations))
 
     def test_reservations_are_a_list_of_objects(self):
-        for reservations in ({}, 'virtual:instance', 5, [{}] * 101):
+        for reservations in ({}, 'virtual:instance', 5, [{}] * 21):
             self.assert_create_refused(
-                '"reservations" must be a list of at most 100 objects, such '
+                '"reservations" must be a list of at most 20 objects, such '
                 'as [{"resource_type": "virtual:instance", ...}].',
                 reservations=reservations)
         self.assert_create_refused(
@@ -244,6 +244,18 @@ class TestCreate(BodiesTestCase):
             reservations=[{}, 'one'])
         self.assert_create_refused(
             'An entry of "reservations" is null.', reservations=[None])
+
+    def test_a_lease_is_for_so_many_servers_in_all(self):
+        bodies.check_total([1000])
+        bodies.check_total([500, 500])
+        # One that was larger before may shrink.
+        bodies.check_total([1500, 10], before=2000)
+        for amounts, before in (([1001], 0), ([1000, 1], 0),
+                                ([600, 500], 1000), ([2001], 2000)):
+            self.assert_refused(
+                f'The reservations of one lease ask for {sum(amounts)} '
+                f'servers together. Write amounts of at most 1000 in all',
+                bodies.check_total, amounts, before)
 
     def test_an_offer_stands_for_so_many_seconds(self):
         for value in (60, '60', 86400):
@@ -347,7 +359,7 @@ class TestChange(BodiesTestCase):
                 ('The name has 0 characters', {'name': ''}),
                 ('"name" is a list.', {'name': []}),
                 ('"events" is an object', {'events': {}}),
-                ('must be a list of at most 100', {'reservations': 'x'})):
+                ('must be a list of at most 20', {'reservations': 'x'})):
             self.assert_refused(part, lambda: self.change(**values))
         self.assert_refused('The body of the request is a list',
                             bodies.change, [], NOW, self.lease)
@@ -358,8 +370,15 @@ class TestQuery(BodiesTestCase):
     def query(self, **values):
         return bodies.query(values, NOW)
 
-    def test_nothing_said_is_every_lease_in_full(self):
-        self.assertEqual((views.Query(), None), self.query())
+    def test_nothing_said_is_a_page_of_what_is_not_over(self):
+        self.assertEqual((views.Query(ended=False, limit=1000), None),
+                         self.query())
+
+    def test_what_is_over_is_asked_for(self):
+        for text, ended in (('true', True), ('1', True), ('False', False)):
+            self.assertEqual(ended, self.query(ended=text)[0].ended)
+        self.assert_refused('"ended" is yes. Write true or false.',
+                            lambda: self.query(ended='yes'))
 
     def test_each_filter(self):
         self.assertEqual((views.Query(

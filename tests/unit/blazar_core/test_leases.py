@@ -1472,7 +1472,7 @@ class TestQuestions(base.LeaseTestCase):
         for start, project in ((70, 'a'), (50, 'b'), (60, 'a')):
             self.lease(start, 100, project=project)
         for answer in (views.listed(self.database),
-                       views.page(self.database, views.Query())):
+                       views.page(self.database, views.Query())[0]):
             self.assertEqual(['50', '00', '10'], [
                 lease['start_date'][17:19] for lease in answer])
             self.assertEqual(

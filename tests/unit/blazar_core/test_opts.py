@@ -38,6 +38,7 @@ class TestOpts(base.BaseTestCase):
             {'reservation_start_date': 'now', 'reservation_length_days': 30,
              'reservation_length_hours': 0, 'reservation_length_minutes': 0,
              'minutes_before_end_lease': 60, 'encryption_keys': [],
+             'public_properties': ['hypervisor_type', 'vcpus'],
              'notification_topic': 'blazar_notifications',
              'comparison_interval': 300, 'longest_sleep': 10, 'workers': 8,
              'claim_seconds': 60, 'start_patience': 300,

@@ -41,7 +41,7 @@ class ViewsTestCase(base.LeaseTestCase):
             start, end, name=name), **wanted)
 
     def page(self, **query):
-        return views.page(self.database, views.Query(**query))
+        return views.page(self.database, views.Query(**query))[0]
 
     def names(self, **query):
         return [lease['name'] for lease in self.page(**query)]
@@ -121,11 +121,27 @@ class TestFilters(ViewsTestCase):
             self.assertIsNone(views.owner_of_deleted(
                 self.database, lease_id))
 
-    def test_one_that_ended_by_itself_is_still_shown(self):
-        over = self.named('over')
+    def test_one_that_ended_by_itself_is_shown_to_who_asks_for_it(self):
+        over, deleted = self.named('over'), self.named('deleted')
+        self.named('to come', 60)
         self.lifecycle.end(over['id'])
-        self.assertEqual(['over'], self.names())
+        self.lifecycle.delete(deleted['id'])
         self.assertEqual('TERMINATED', self.status(over))
+        self.assertEqual(['to come'], self.names())
+        self.assertEqual(['over', 'to come'], self.names(ended=True))
+        self.assertEqual(['over'], self.names(status='TERMINATED'))
+        self.assertEqual(['to come'], self.names(
+            status='PENDING', ended=True))
+        self.assertEqual('over', views.get(
+            self.database, over['id'])['name'])
+
+    def test_one_that_failed_or_is_going_is_not_over(self):
+        going, failed = self.running_lease(), self.named('failed')
+        self.cloud.stubborn.update(base.servers_of(going))
+        self.lifecycle.end(going['id'])
+        with self.database.writer() as session:
+            session.get(models.Lease, failed['id']).status = 'ERROR'
+        self.assertEqual(['lease', 'failed'], self.names())
 
     def test_by_the_window_that_they_overlap(self):
         self.named('early', 10, 20)
@@ -191,6 +207,34 @@ class TestOrder(ViewsTestCase):
                 together += found
                 marker = found[-1]['id']
             self.assertEqual(self.page(sort=sort), together, (sort, size))
+
+    def test_who_asks_for_less_is_told_that_there_is_more(self):
+        for limit, more in ((4, True), (5, False), (6, False)):
+            found, said = views.page(
+                self.database, views.Query(limit=limit))
+            self.assertEqual((min(limit, 5), more), (len(found), said))
+
+    def test_what_ends_between_two_pages_ends_no_list(self):
+        every = self.page()
+        self.lifecycle.end(every[1]['id'])
+        self.lifecycle.delete(every[2]['id'])
+        for number in (1, 2):
+            self.assertEqual(every[3:], self.page(marker=every[number]['id']))
+
+    def test_a_page_of_large_leases_is_shorter(self):
+        self.useFixture(fixtures.MonkeyPatch('blazar_core.views._AT_ONCE', 2))
+        self.useFixture(fixtures.MonkeyPatch('blazar_core.views._PARTS', 8))
+        every = [lease['id'] for lease in views.listed(self.database)]
+        together, marker, sizes = [], None, []
+        more = True
+        while more:
+            found, more = views.page(
+                self.database, views.Query(marker=marker))
+            together += [lease['id'] for lease in found]
+            marker = together[-1]
+            sizes.append(len(found))
+        # Three parts each: a reservation and two events.
+        self.assertEqual(([4, 1], every), (sizes, together))
 
     def test_a_marker_is_one_of_the_leases_that_are_asked_for(self):
         yours = self.named('yours', project='yours')

@@ -590,11 +590,31 @@ class WaitTest(OscTestCase):
         self.assertEqual('ACTIVE', self.reservation('wait', ID)['status'])
 
     def test_by_name(self):
-        self.cloud.sees('GET /leases', (200, {'leases': [
-            a_lease(id=OTHER, status='TERMINATED'), a_lease()]}))
+        self.cloud.sees('GET /leases', (200, {'leases': [a_lease()]}))
         self.goes('ACTIVE')
         self.assertEqual(ID, self.reservation('wait', 'lease1')['id'])
         self.assertEqual({'name': 'lease1'}, self.cloud.requests[0].query)
+
+    def test_by_the_name_of_one_that_is_over(self):
+        self.cloud.sees('GET /leases', (200, {'leases': []}), (200, {
+            'leases': [a_lease(status='TERMINATED')]}))
+        self.goes('TERMINATED')
+        self.assertEqual(ID, self.reservation(
+            'wait', 'lease1', '--status', 'TERMINATED')['id'])
+        self.assertEqual({'name': 'lease1', 'status': 'TERMINATED'},
+                         self.cloud.requests[1].query)
+
+    def test_a_name_is_looked_for_on_every_page(self):
+        self.cloud.sees(
+            'GET /leases', (200, {
+                'leases': [a_lease(id=OTHER)],
+                'leases_links': [{'rel': 'next', 'href': 'http://next'}]}),
+            (200, {'leases': [a_lease()]}))
+        self.assertIn(f'Say which one: {OTHER}, {ID}',
+                      self.fails('wait', 'lease1'))
+        self.assertEqual([{'name': 'lease1'},
+                          {'name': 'lease1', 'marker': OTHER}],
+                         [one.query for one in self.cloud.requests])
 
     def test_a_name_that_two_have(self):
         self.cloud.sees('GET /leases', (200, {'leases': [

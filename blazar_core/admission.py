@@ -311,6 +311,7 @@ class Admission:
         found: list[tuple[int, int]] = []
         with self.index.fresh() as timeline:
             instants = timeline.instants(window, duration)
+        instants = np.unique(instants)
         more = len(instants) >= most
         starts = [window.start, *instants[:most - 1].tolist()]
         for done in range(0, len(starts), SLICE):

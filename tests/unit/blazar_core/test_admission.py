@@ -459,7 +459,6 @@ class TestSeveralDemands(AdmissionTestCase):
         self.assertEqual([['one'], ['one']], self.pick_all(
             *demands, start=start, end=start + 10))
 
-
     def test_the_next_reservation_goes_where_the_lease_is_already(self):
         self.host('one', VCPU=2)
         self.host('two', VCPU=2, CUSTOM_GPU=1)

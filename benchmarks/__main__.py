@@ -35,7 +35,7 @@ from benchmarks import bounds
 from benchmarks import records
 
 #: The modules that are run, in this order.
-NAMES = ('search', 'upkeep', 'growth', 'availability', 'coldload',
+NAMES = ('search', 'upkeep', 'growth', 'availability', 'abuse', 'coldload',
          'admission', 'filters')
 #: Those that are run only when they are named.
 ON_REQUEST = ('boots',)

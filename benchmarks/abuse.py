@@ -1,0 +1,356 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Abuse: the most expensive request that a member can write.
+
+1,000 hosts, 100,000 bookings, SQLite. Of each kind of request many are drawn,
+and the worst ones are changed a little, again and again, as long as they
+become worse. cpu_s is what the worst one takes of a worker, wait_ms how long
+somebody else waits for the books meanwhile: the longest of many waits, of
+three rounds the best. x_plain and wait_x_plain are how many times that is of
+what a quote for one server takes in the same run. What Nova and placement
+take to say which hosts may be used is not in it.
+"""
+
+import dataclasses
+import json
+import logging
+import random
+import threading
+import time
+import typing as ty
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from benchmarks import filled
+from benchmarks import records
+from benchmarks import servers
+from benchmarks import world as worlds
+from blazar_core import admission
+from blazar_core import bodies
+from blazar_core import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core import errors
+from blazar_core import leases
+from blazar_core import model
+from blazar_core import params
+from blazar_core import properties
+from blazar_core import views
+
+HOSTS, BOOKINGS, LEASES = 1000, 100_000, 20_000
+#: Requests that are drawn of each kind, and changes of the worst one.
+DRAWN, CHANGED = 40, 40
+#: Seconds that the one who waits leaves the books alone.
+PAUSE = 0.002
+#: How many plain requests are measured together.
+PLAIN = 50
+
+PUBLIC = ('hypervisor_type', 'vcpus', 'hypervisor_hostname')
+DEFAULTS = params.Defaults('now', 86400, 60)
+
+#: A request: what is chosen for each of its parameters.
+Request: ty.TypeAlias = dict[str, ty.Any]
+
+#: What can be chosen, by kind of request. All of it is within the bounds of
+#: what is let in; what is not costs nothing.
+DEMAND = {
+    'vcpus': (1, 2, 8, 33, 64), 'affinity': (None, True, False),
+    'hours': (1, 24, 24 * 7, 24 * 90, 24 * 365 * 3, 24 * 365 * 900),
+    'ahead': (0, 1, 100, 300, 363, 3650),
+    'condition': (None, 'vcpus', 'hypervisor_hostname'),
+}
+SPACE: dict[str, dict[str, tuple[ty.Any, ...]]] = {
+    'quote': DEMAND | {
+        'reservations': (1, 2, 5, 10, bodies.MAX_RESERVATIONS),
+        'kinds': (1, 2, 5, 10, bodies.MAX_RESERVATIONS),
+        'servers': (1, 20, 100, 500, bodies.MAX_AMOUNT),
+        'mixed': (False, True)},
+    'availability': DEMAND | {
+        'limit': (1, 10, 100, bodies.MAX_LIMIT),
+        'days': (1, 30, 365, 36500), 'servers': (1, bodies.MAX_AMOUNT)},
+    'grow': DEMAND | {
+        'servers': (1, 100, 500), 'kept': (1, 100, 500),
+        'kept_on': (1, 10, 500), 'kept_kinds': (1, 5, 20)},
+    'lease': {
+        'reservations': (1, 5, bodies.MAX_RESERVATIONS),
+        'servers': (1, 100, bodies.MAX_AMOUNT),
+        'events': (0, 10, params.MAX_EVENTS), 'hours': (1, 24)},
+    'list': {
+        'limit': (1, 100, bodies.MAX_LIMIT), 'ended': ('true', 'false'),
+        'status': (None, 'PENDING', 'TERMINATED'),
+        'sort': ('start_date', 'name', 'updated_at:desc,name,status:desc,'
+                 'created_at,end_date:desc,id'),
+        'start_date': (None, 'now'), 'resource_type': (
+            None, 'virtual:instance'), 'marker': (False, True)},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a request took, of the worker and of somebody else."""
+
+    cpu: float
+    wait: float
+
+
+class Waiter:
+    """Somebody else, who asks the books again and again.
+
+    :ivar longest: how long he has waited at most, in seconds
+    """
+
+    def __init__(self, search: admission.Admission) -> None:
+        self._search = search
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self.longest = 0.0
+
+    def __enter__(self) -> 'Waiter':
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._stop.wait(PAUSE):
+            began = time.perf_counter()
+            # Whatever was read will do: it is the lock that he wants.
+            with self._search.index.fresh(worlds.YEAR):
+                self.longest = max(
+                    self.longest, time.perf_counter() - began)
+
+
+class Member:
+    """Makes requests, as the API would understand them."""
+
+    def __init__(self, database: api.Database) -> None:
+        self.database = database
+        clock = _Standing()
+        self.search = admission.Admission(database, clock)
+        with self.search.index.fresh():
+            self.hosts = frozenset(self.search.index.ids_by_uuid)
+        self.host_ids = [*self.search.index.hosts]
+        self.leases = leases.Leases(database, clock, self.search)
+        self.made: list[str] = []
+        self.marker = views.page(database, views.Query(
+            project_id='project', limit=500))[0][-1]['id']
+
+    def make(self, kind: str, request: Request) -> None:
+        """Make a request; it may be refused."""
+        try:
+            getattr(self, kind)(**request)
+        except (errors.Refused, errors.InvalidLeaseParams):
+            pass
+
+    def plain(self) -> None:
+        """What everybody does: a server for a day."""
+        self.search.quote_all(
+            [self._demand(1, 1, None, None, 0)], _window(0, 24))
+
+    def quote(self, reservations: int, kinds: int, servers: int, mixed: bool,
+              vcpus: int, affinity: bool | None, hours: int, ahead: int,
+              condition: str | None) -> None:
+        asked = bodies.create({
+            'start_date': clocks.iso(_window(ahead, hours).start),
+            'end_date': clocks.iso(min(
+                _window(ahead, hours).end, params.LATEST - 1)),
+            'reservations': [{
+                'amount': max(1, servers // reservations),
+                'vcpus': vcpus, 'memory_mb': 1024 + number % kinds,
+                'affinity': (affinity, None)[mixed and number % 2]}
+                for number in range(reservations)]},
+            worlds.NOW, DEFAULTS)
+        demands = [self._demand(
+            one['vcpus'], bodies.integer(one['amount'], 'amount', 1),
+            bodies.affinity_of(one.get('affinity')), condition, number,
+            one['memory_mb'])
+            for number, one in enumerate(asked.reservations)]
+        bodies.check_total(demand.count for demand in demands)
+        self.search.quote_all(demands, asked.lease.window)
+
+    def availability(self, limit: int, days: int, servers: int, vcpus: int,
+                     affinity: bool | None, hours: int, ahead: int,
+                     condition: str | None) -> None:
+        window = _window(ahead, 24 * days)
+        if window.end + hours * 3600 >= params.LATEST:
+            return
+        self.search.availability(
+            self._demand(vcpus, servers, affinity, condition, 0), window,
+            hours * 3600, limit)
+
+    def grow(self, servers: int, kept: int, kept_on: int, kept_kinds: int,
+             vcpus: int, affinity: bool | None, hours: int, ahead: int,
+             condition: str | None) -> None:
+        each: list[dict[int, int]] = [{} for _kind in range(kept_kinds)]
+        for number in range(kept):
+            on, host = each[number % kept_kinds], self.host_ids[
+                number % min(kept_on, len(self.host_ids))]
+            on[host] = on.get(host, 0) + 1
+        self.search.quote_all([self._demand(
+            vcpus, servers, affinity, condition, 0)], _window(ahead, hours))
+        self.search.pick_all(
+            [self._demand(vcpus, servers, affinity, condition, 0)],
+            _window(0, hours), kept=[
+                admission.Kept({'VCPU': 1, 'MEMORY_MB': 1 + number}, on)
+                for number, on in enumerate(each) if on])
+
+    def lease(self, reservations: int, servers: int, events: int,
+              hours: int) -> None:
+        window = _window(1, hours)
+        request = params.LeaseRequest(
+            'lease', window, None, tuple(
+                params.EventRequest(f'event{number}', window.start)
+                for number in range(events)), 'delete', False)
+        reserved = tuple(
+            leases.NewReservation(self._demand(
+                1, max(1, servers // reservations), None, None, 0,
+                1024 + number), params={}, flavor={})
+            for number in range(reservations))
+        self.made.append(self.leases.create(leases.NewLease(
+            'project', 'user', request, reserved), None)['id'])
+
+    def tidy(self) -> None:
+        """Take back what was made."""
+        while self.made:
+            self.leases.withdraw(self.made.pop())
+
+    def list(self, marker: bool, **values: ty.Any) -> None:
+        asked = {key: str(value) for key, value in values.items()
+                 if value is not None}
+        if marker:
+            asked['marker'] = self.marker
+        query, _fields = bodies.query(asked, worlds.NOW)
+        found, _more = views.page(self.database, dataclasses.replace(
+            query, project_id='project'))
+        json.dumps(found)
+
+    def _demand(self, vcpus: int, servers: int, affinity: bool | None,
+                condition: str | None, number: int, memory_mb: int = 1024,
+                ) -> model.Demand:
+        wanted = None
+        if condition is not None:
+            wanted = properties.parse(['or', ['>=', '$vcpus', number], [
+                'in', f'${condition}', *(
+                    f'{value}x' for value in range(
+                        properties.MAX_VALUES - 1))]])
+            properties.check(wanted, PUBLIC)
+        return model.Demand(
+            {'VCPU': vcpus, 'MEMORY_MB': memory_mb, 'DISK_GB': 20}, servers,
+            {None: model.Affinity.NONE, True: model.Affinity.SAME,
+             False: model.Affinity.DIFFERENT}[affinity],
+            hosts=self.hosts, properties=wanted)
+
+    def cost(self, work: ty.Callable[[], None], times: int = 1) -> Cost:
+        """What some work takes; of several times, the mean and the worst."""
+        with Waiter(self.search) as waiter:
+            began = time.thread_time()
+            for _time in range(times):
+                work()
+            cost = Cost((time.thread_time() - began) / times, waiter.longest)
+        self.tidy()
+        return cost
+
+
+class _Standing(clocks.SystemClock):
+    """A clock that always shows one date, and that time passes."""
+
+    def now(self) -> int:
+        return worlds.NOW
+
+
+def _window(ahead: int, hours: int) -> model.Window:
+    start = worlds.NOW + ahead * worlds.DAY + 3600
+    return model.Window(start, start + hours * 3600)
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    size = 100 if quick else 1
+    world = worlds.parts(HOSTS // size, BOOKINGS // size)
+    logging.getLogger('blazar_core').setLevel(logging.WARNING)
+    with servers.place('sqlite') as place:
+        filled.fill(place.url, world, LEASES // size, events=True)
+        database = filled.connect(place.url)
+        _describe_hosts(database)
+        member = Member(database)
+        plain = _best(member, member.plain, PLAIN)
+        yield from _records('plain', plain, plain)
+        for kind in SPACE:
+            worst, request = _search(member, kind, 10 if quick else 1)
+            yield from _records(kind, worst, plain)
+            print(f'  {kind}: {request}', flush=True)
+        database.engine.dispose()
+
+
+def _describe_hosts(database: api.Database) -> None:
+    """Nova's words of them, and half of the leases are over."""
+    with database.writer() as session:
+        for host in session.scalars(sa.select(models.Host)):
+            host.properties = {
+                'hypervisor_type': 'QEMU', 'vcpus': 64,
+                'hypervisor_hostname': uuidutils.generate_uuid()}
+        session.execute(sa.update(models.Lease).where(
+            models.Lease.start_date % 2 == 0).values(status='TERMINATED'))
+
+
+def _search(member: Member, kind: str, part: int) -> tuple[Cost, Request]:
+    """The worst of all that was tried, for the worker and for others."""
+    chance = random.Random(worlds.SEED)
+    worst: dict[str, tuple[float, Request]] = {}
+
+    def attempt(request: Request) -> None:
+        cost = member.cost(lambda: member.make(kind, request))
+        for name in ('cpu', 'wait'):
+            value = getattr(cost, name)
+            if name not in worst or value > worst[name][0]:
+                worst[name] = value, request
+
+    for _time in range(DRAWN // part):
+        attempt({name: chance.choice(choices)
+                 for name, choices in SPACE[kind].items()})
+    for number in range(CHANGED // part):
+        _value, request = worst['cpu' if number % 2 else 'wait']
+        name = chance.choice([*SPACE[kind]])
+        attempt({**request, name: chance.choice(SPACE[kind][name])})
+    costs = {name: _best(member, lambda: member.make(kind, request))
+             for name, (_value, request) in worst.items()}
+    return (Cost(max(one.cpu for one in costs.values()),
+                 max(one.wait for one in costs.values())),
+            {name: request for name, (_value, request) in worst.items()})
+
+
+def _best(member: Member, work: ty.Callable[[], None], times: int = 1,
+          ) -> Cost:
+    """Of some rounds, what cannot be the fault of somebody else."""
+    rounds = [member.cost(work, times) for _round in range(records.ROUNDS)]
+    return Cost(min(one.cpu for one in rounds),
+                min(one.wait for one in rounds))
+
+
+def _records(kind: str, cost: Cost, plain: Cost,
+             ) -> ty.Iterator[records.Record]:
+    name = f'abuse.{kind}'
+    yield records.Record(name, 'cpu_s', cost.cpu)
+    yield records.Record(name, 'wait_ms', cost.wait * 1000)
+    yield records.Record(name, 'x_plain', cost.cpu / plain.cpu)
+    yield records.Record(name, 'wait_x_plain', cost.wait / max(
+        plain.wait, 1e-6))
+
+
+if __name__ == '__main__':
+    TABLE = records.Table()
+    for record in run(quick=False):
+        TABLE.add(record, None)
+    TABLE.close()

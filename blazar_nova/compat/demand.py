@@ -34,8 +34,6 @@ __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
            'group_of', 'policy_of', 'resources_of', 'resources_of_flavor',
            'settings_of']
 
-#: Microversion of placement that knows every parameter used here (1.39:
-#: several ``required``).
 #: Options in [scheduler] by which Nova's prefilters judge. nova-scheduler
 #: asks them at the start of what was promised by them in nova-api.
 PREFILTERS = (

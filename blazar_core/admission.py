@@ -431,10 +431,9 @@ class Admission:
         """How many such servers fit on each of the hosts that are judged."""
         rooms = timeline.rooms(
             model.Demand(resources, count=_MANY), window, judged)
-        return {self.index.hosts[host_id].uuid: room
-                for host_id, room, its in zip(
-                    timeline.ids, rooms.tolist(), judged.tolist(),
-                    strict=True) if its}
+        uuids = map(self.index.uuids.__getitem__, timeline.ids)
+        return dict(zip(itertools.compress(uuids, judged.tolist()),
+                        rooms[judged].tolist(), strict=True))
 
     def _allowed(self, timeline: timelines.Timeline, demand: model.Demand,
                  ) -> npt.NDArray[np.bool_] | None:

@@ -108,6 +108,7 @@ class Index:
         self._timeline: timelines.Timeline | None = None
         self.hosts: dict[int, model.Host] = {}
         self.ids_by_uuid: dict[str, int] = {}
+        self.uuids: dict[int, str] = {}
         #: The newest change that is known, as it was read; None: there was
         #: none.
         self._top: ty.Any = None
@@ -253,6 +254,7 @@ class Index:
         self._top, self._missing, self._overdue = top, {}, []
         self.hosts = hosts
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
+        self.uuids = {host.id: host.uuid for host in hosts.values()}
         self._watch_overdue(timeline, overdue, now)
         self._timeline = timeline
         self._refreshed = self._compared = self._forgotten = now
@@ -376,6 +378,7 @@ class Index:
                     row.resources, row.sign)
             self.hosts[host.id] = host
             self.ids_by_uuid[host.uuid] = host.id
+            self.uuids[host.id] = host.uuid
         if news.overdue is not None:
             self._watch_overdue(timeline, news.overdue, now)
         if news.compared:

@@ -69,9 +69,9 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         if not hosts or plugins.is_rebuild(spec_obj):
             return hosts
         rooms = self._rooms(spec_obj)
-        marks.mark_booked(hosts, rooms.booked)
-        kept = [host for host in hosts
-                if rooms.by_host.get(host.uuid, rooms.elsewhere) > 0]
+        marks.mark_booked(spec_obj, rooms.booked)
+        room_on, elsewhere = rooms.by_host.get, rooms.elsewhere
+        kept = [host for host in hosts if room_on(host.uuid, elsewhere) > 0]
         if len(kept) < len(hosts):
             LOG.info('Server %s: %s of %s hosts are promised to leases',
                      spec_obj.instance_uuid, len(hosts) - len(kept),

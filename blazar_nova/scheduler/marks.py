@@ -10,25 +10,27 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""What the filter writes on Nova's host states.
+"""What the filter writes on Nova's request.
 
-Nova makes the host states anew for every request. It hands the same ones to
-the filters and then to the weighers, once for each server of the request.
+Nova hands the same RequestSpec to the filters and then to the weighers, once
+for each server of the request; between two of them the filter writes anew.
 """
 
 import typing as ty
 
 __all__ = ['is_booked', 'mark_booked']
 
-_BOOKED = 'blazar_booked'
+_BOOKED = '_blazar_booked'
 
 
-def mark_booked(host_states: ty.Iterable[ty.Any], booked: str | None) -> None:
-    """Mark the host that the server in question has its booking on."""
-    for host_state in host_states:
-        setattr(host_state, _BOOKED, host_state.uuid == booked)
+def mark_booked(spec: ty.Any, booked: str | None) -> None:
+    """Note the host that the server in question has its booking on.
+
+    :param booked: its uuid
+    """
+    setattr(spec, _BOOKED, booked)
 
 
-def is_booked(host_state: ty.Any) -> bool:
-    """Whether the filter marked this host."""
-    return bool(getattr(host_state, _BOOKED, False))
+def is_booked(spec: ty.Any, host_state: ty.Any) -> bool:
+    """Whether that is this host."""
+    return bool(getattr(spec, _BOOKED, None) == host_state.uuid)

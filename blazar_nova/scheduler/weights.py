@@ -42,4 +42,4 @@ class BlazarWeigher(plugins.HostWeigher):  # type: ignore[misc]
                       ) -> float:
         if demand.policy_of(weight_properties) in _WISHES:
             return 0.0
-        return 1.0 if marks.is_booked(host_state) else 0.0
+        return 1.0 if marks.is_booked(weight_properties, host_state) else 0.0

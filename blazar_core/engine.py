@@ -118,6 +118,9 @@ class Engine:
                 self._wake.clear()
                 try:
                     next_look = self._hand_out(pool)
+                except errors.BooksUnavailable:
+                    # Who found that out has said so.
+                    next_look = self._clock.now() + _AFTER_FAILURE
                 except Exception:
                     LOG.exception('Due events could not be looked up; '
                                   'again in %s s', _AFTER_FAILURE)
@@ -135,6 +138,8 @@ class Engine:
             again = self._clock.now() + self._beat
             try:
                 self._extend()
+            except errors.BooksUnavailable:
+                pass
             except Exception:
                 LOG.exception('Claims could not be extended')
             self._clock.wait(self._wake, again)
@@ -313,6 +318,10 @@ class Engine:
         except errors.NotFound:
             # Its lease was withdrawn, and the event with it.
             settle = functools.partial(self._settled, claim, None)
+        except errors.BooksUnavailable as exc:
+            # That is no attempt that failed.
+            settle = functools.partial(
+                self._settled, claim, life.Later(_AFTER_FAILURE, str(exc)))
         except Exception:
             LOG.exception('Lease %s: %s failed', claim.lease_id,
                           claim.event_type)
@@ -321,8 +330,11 @@ class Engine:
             settle = functools.partial(self._settled, claim, outcome)
         try:
             self._database.retried(settle)
+        # The claim runs out, and the action is done again.
+        except errors.BooksUnavailable as exc:
+            LOG.warning('Lease %s: the outcome of %s is not written down: %s',
+                        claim.lease_id, claim.event_type, exc)
         except Exception:
-            # The claim runs out, and the action is done again.
             LOG.exception('Lease %s: the outcome of %s could not be '
                           'written down', claim.lease_id, claim.event_type)
         finally:

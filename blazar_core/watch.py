@@ -125,6 +125,8 @@ class Watch:
         while not stopping.is_set():
             try:
                 self.look()
+            except errors.BooksUnavailable:
+                LOG.debug('The database of the leases is away')
             except Exception:
                 LOG.exception('What does not fit any more could not be found '
                               'out; again in %s s', PAUSE)

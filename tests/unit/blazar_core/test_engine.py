@@ -21,6 +21,7 @@ import testscenarios
 from blazar_core import clock as clocks
 from blazar_core.db import models
 from blazar_core import engine
+from blazar_core import errors
 from blazar_core import lifecycle
 from tests.unit import base
 
@@ -444,6 +445,21 @@ class TestFailures(EngineTestCase):
         self.assertEqual([('start_lease', 'a')], self.actions.given_up)
         self.clock.advance(10_000)
         self.assertEqual(0, self.engine().run_due())
+
+    def test_a_database_that_was_away_uses_up_no_attempts(self):
+        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        event_id = self.event('a')
+        self.actions.answers['a'] = [
+            errors.BooksUnavailable() for _time in range(4)]
+        for _time in range(4):
+            self.assertEqual(1, self.engine().run_due())
+            row = self.row(event_id)
+            self.assertEqual(('UNDONE', 0), (row.status, row.attempts))
+            self.clock.advance(row.due - self.clock.now())
+        self.engine().run_due()
+        self.assertEqual((['a'] * 5, 'DONE'), (
+            self.done(), self.row(event_id).status))
+        self.assertEqual([], self.actions.given_up)
 
     def test_an_announcement_is_given_up_too(self):
         self.books.conf.set_override('event_max_retries', 0, 'blazar')

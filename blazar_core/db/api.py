@@ -221,11 +221,13 @@ def is_disturbance(exc: BaseException) -> bool:
                   db_exception.DBDuplicateEntry):
         return True
     # oslo.db has no classes for these: SQLite's, and PostgreSQL's for a
-    # transaction that would change what another one has changed meanwhile.
+    # transaction that would change what another one has changed meanwhile,
+    # and for a lock that another one has.
     return isinstance(exc, sa.exc.OperationalError |
                       db_exception.DBError) and any(
         words in str(exc) for words in (
-            'database is locked', 'could not serialize access'))
+            'database is locked', 'could not serialize access',
+            'could not obtain lock'))
 
 
 #: How drivers call the seconds for a connection, and for an answer.

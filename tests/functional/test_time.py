@@ -262,7 +262,7 @@ class LifeTest(leased.LeasedTestCase):
                 self.assert_waits(server_id)
             finally:
                 service.rpcserver.start()
-        with mock.patch('blazar_nova.compat.hosts._get',
+        with mock.patch('blazar_nova.compat.hosts.ask_placement',
                         side_effect=ValueError('no placement')):
             self.assert_waits(server_id)
         self.assertEqual(1, self.run_due())

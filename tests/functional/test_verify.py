@@ -590,7 +590,7 @@ class AwayTest(VerifyTestCase):
 
     def test_placement(self):
         self.start_compute('host3')
-        with mock.patch('blazar_nova.compat.hosts._get',
+        with mock.patch('blazar_nova.compat.hosts.ask_placement',
                         side_effect=ValueError('no placement')):
             report = self.compare()
         self.assertEqual(([], ['The hosts could not be compared: ValueError: '
@@ -599,7 +599,7 @@ class AwayTest(VerifyTestCase):
 
     def test_what_cannot_be_seen_any_more_is_not_called_mended(self):
         self.start_compute('host3')
-        away = mock.patch('blazar_nova.compat.hosts._get',
+        away = mock.patch('blazar_nova.compat.hosts.ask_placement',
                           side_effect=ValueError('no placement'))
         self.addCleanup(away.stop)
         gone = []
@@ -648,7 +648,7 @@ class CommandTest(VerifyTestCase):
         self.assertEqual(0, self.type('--fix')[0])
 
     def test_what_cannot_be_compared(self):
-        with mock.patch('blazar_nova.compat.hosts._get',
+        with mock.patch('blazar_nova.compat.hosts.ask_placement',
                         side_effect=ValueError('no placement')):
             code, lines, _told = self.type()
         self.assertEqual(2, code)

@@ -110,7 +110,7 @@ class Verifier:
         self._say = say
         self._grace = grace
         self._trusts_are_ours = trusts_are_ours
-        self._mirror = mirror.Mirror(parts, lambda: None)
+        self._mirror = mirror.Mirror(parts, lambda *_lease: None)
         self._audit = auditor(parts)
         self._failures: list[str] = []
         self._strays: set[str] | None = None

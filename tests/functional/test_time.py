@@ -24,6 +24,7 @@ from oslo_utils import importutils
 
 from blazar_core import clock as clocks
 from blazar_core.db import models
+from blazar_core import errors
 from blazar_core import lifecycle
 from blazar_core import views
 from blazar_nova.compat import servers
@@ -263,7 +264,7 @@ class LifeTest(leased.LeasedTestCase):
             finally:
                 service.rpcserver.start()
         with mock.patch('blazar_nova.compat.hosts.ask_placement',
-                        side_effect=ValueError('no placement')):
+                        side_effect=errors.CloudUnavailable('no placement')):
             self.assert_waits(server_id)
         self.assertEqual(1, self.run_due())
         self.wait_for_status(server_id, 'ACTIVE')
@@ -276,7 +277,7 @@ class LifeTest(leased.LeasedTestCase):
             server_id)['status'])
         self.assertEqual('PENDING', self.lease('vm1')['status'])
         self.assertEqual(0, self.run_due())
-        self.clock.advance(lifecycle.AWAY)
+        self.clock.advance(lifecycle.LONGEST_WAIT)
 
     def test_events_are_told_at_their_times(self):
         recorder = self.record()

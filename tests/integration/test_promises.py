@@ -124,16 +124,19 @@ class PromisesTest(base.IntegrationTestCase):
             self.wait_for_server(server_id)
         self._kept = self._kept[0] | set(servers), self._kept[1]
 
-    def is_as_filled(self) -> bool:
-        """Whether the books say that half is in use and nothing promised."""
+    def left_over(self) -> list[str]:
+        """What the books have but the half that is in use."""
+        host: ty.Any = models.Host.__table__.c
         with self.database.begin() as connection:
-            used = [usage.get('VCPU') for usage, in connection.execute(
-                sa.select(models.Host.__table__.c.usage))]
-        return not self.booked() and used == [FILLED] * len(self.hosts)
+            found = [f'{row.name}: {row.consumers}' for row in
+                     connection.execute(sa.select(
+                         host.name, host.usage, host.consumers))
+                     if row.usage.get('VCPU') != FILLED]
+        return found + [f'a booking: {one}' for one in self.booked()]
 
     def round(self, number: int) -> list[str]:
         """Promises, boots, and what is wrong after them."""
-        self.wait_for(self.is_as_filled, 'the round before is over', STORM)
+        self.assertEqual([], self.until_right(self.left_over, STORM))
         begun = time.time()
         start = int(begun + self.notice)
         promises = self.promise(start)

@@ -29,6 +29,7 @@ from blazar_core import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core import errors
+from blazar_core import limits
 from blazar_core import model
 from blazar_core import params
 from blazar_core import repeats
@@ -69,6 +70,7 @@ class NewLease:
 
     :ivar credential: what lets us act for the user when it starts, sealed
     :ivar key: what its user calls his request, to get one lease for it
+    :ivar granted: what the limits said of it; None: nothing limits it
     """
 
     project_id: str
@@ -77,6 +79,7 @@ class NewLease:
     reservations: tuple[NewReservation, ...]
     credential: str | None = None
     key: repeats.Key | None = None
+    granted: limits.Granted | None = None
 
     @property
     def demands(self) -> list[model.Demand]:
@@ -97,6 +100,7 @@ class Change:
         started may get other ones; None: it keeps those it has
     :ivar events: all of the user's own that are still to come
     :ivar reservations: by id, what they are to be
+    :ivar granted: what the limits said of it; None: nothing limits it
     """
 
     start: int | None = None
@@ -108,6 +112,7 @@ class Change:
     elsewhere: model.Demand | None = None
     reservations: ty.Mapping[str, NewReservation] = dataclasses.field(
         default_factory=dict)
+    granted: limits.Granted | None = None
 
 
 class Leases:
@@ -146,6 +151,7 @@ class Leases:
         :raises Refused: when there is no room; says why and when
         :raises BooksBusy: when too many others book at the same moment
         :raises Conflict: when one was made with its key meanwhile
+        :raises LimitExceeded: when others made meanwhile have what it needs
         """
         lease = self._admission.admit(
             new.demands, new.request.window,
@@ -177,7 +183,11 @@ class Leases:
         """Write a lease and its bookings.
 
         :raises Conflict: when one was made with its key meanwhile
+        :raises LimitExceeded: when others have what it needs
         """
+        if new.granted is not None:
+            new.granted.lock(connection)
+            new.granted.confirm(connection)
         if new.key is not None:
             repeats.keep(connection, rows.lease['created_at'], new.key,
                          rows.lease['id'])
@@ -209,6 +219,7 @@ class Leases:
         :raises NotFound: when there is none of that id
         :raises InvalidLeaseParams: when that cannot be done to it; says why
         :raises Refused: when there is no room
+        :raises LimitExceeded: when others made meanwhile have what it needs
         """
         return self._database.retried(self._update, lease_id, change)
 
@@ -356,7 +367,11 @@ class Leases:
         :raises LostRace: when it has other bookings than was thought
         """
         with self._database.writer() as session:
+            if change.granted is not None:
+                change.granted.lock(session.connection())
             lease = api.locked(session, lease_id)
+            if change.granted is not None:
+                change.granted.confirm(session.connection())
             window = self._new_window(lease, change)
             if change.reservations.keys() - {
                     one.id for one in lease.reservations}:
@@ -469,6 +484,7 @@ class Leases:
 
         :returns: the lease, OFFERED
         :raises Refused: when there is no room
+        :raises LimitExceeded: when others made meanwhile have what it needs
         """
         # Nobody's servers yet: they would keep it from expiring.
         offered = dataclasses.replace(new, reservations=tuple(

@@ -16,10 +16,10 @@ The limits are the options of ``[enforcement]``, and the cloud's own quota. Of
 servers and resources it is the peak that counts: what the leases of a project
 hold at the same instant. Leases whose windows do not meet do not add up.
 
-What a project has is counted in the books at the moment of the question and
-nothing is held until the lease is made: two requests at the same instant may
-together come out above a limit. The room on the hosts is not decided here, and
-is not given away twice by that.
+What a project has is counted in the books before the lease is made. In the
+transaction that makes it, it is counted again if another lease of the project
+was made or changed meanwhile: see :class:`Granted`. What the cloud has beside
+leases is counted only before. The room on the hosts is not decided here.
 """
 
 import collections
@@ -39,7 +39,7 @@ from blazar_core import model
 from blazar_core import opts
 from blazar_core import states
 
-__all__ = ['Asked', 'Check', 'Limits', 'Quota', 'Server']
+__all__ = ['Asked', 'Check', 'Granted', 'Limits', 'Quota', 'Room', 'Server']
 
 #: Amounts by the option that limits them, or by the cloud's name for them.
 _Amounts: ty.TypeAlias = collections.Counter[str]
@@ -57,6 +57,8 @@ _CLASSES = {
 #: What takes no look into the books, unless a lease is changed.
 _DATES = frozenset({_DURATION, _AHEAD})
 _LIMITS = (_DURATION, _AHEAD, _LEASES, _HELD, *_CLASSES)
+
+_PROJECTS = models.Project.__table__
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,6 +106,18 @@ class Server(ty.NamedTuple):
     resources: model.Resources
 
 
+class Room(ty.NamedTuple):
+    """What the cloud lets leases have of something.
+
+    :ivar limit: what all together may have
+    :ivar used: what of it is in use beside leases; below zero where more of
+        their servers is taken off than the cloud has counted
+    """
+
+    limit: int
+    used: int
+
+
 class Quota(ty.Protocol):
     """The cloud's own limits."""
 
@@ -112,19 +126,17 @@ class Quota(ty.Protocol):
         """What servers take of it, all together, by its own names."""
         ...
 
-    def check(self, project_id: str, user_id: str | None,
-              wanted: ty.Mapping[str, int], peak: ty.Mapping[str, int],
-              servers: ty.Sequence[Server]) -> None:
-        """Make sure that leases are within the quota, with all else that the
-        project has in the cloud.
+    def rooms(self, project_id: str, user_id: str | None,
+              names: ty.Collection[str], servers: ty.Sequence[Server],
+              ) -> ty.Mapping[str, Room]:
+        """What leases may have, with all else that a project has in the cloud.
 
         :param user_id: whose leases these are, for a quota of his own; None:
             those of the whole project
-        :param wanted: what the lease would take that is asked about
-        :param peak: of what is to be judged, the most that they and this one
-            hold at the same instant
-        :param servers: those of them that the cloud may count already
-        :raises LimitExceeded: when they are not; says what is
+        :param names: of what; some at least
+        :param servers: those of leases that the cloud may count already, which
+            are not to count twice
+        :returns: by name; without those that are not limited
         :raises CloudUnavailable: when that cannot be found out
         """
         ...
@@ -151,6 +163,44 @@ class _Books:
         default_factory=list)
 
 
+#: What leases may have of the cloud: by user (None: of the project), by name.
+_Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, Room]]
+
+
+class Granted:
+    """A lease that is within the limits, by what the books had to say.
+
+    Both steps belong to the transaction that makes it or changes it.
+    """
+
+    def __init__(self, project_id: str, seen: int,
+                 again: ty.Callable[[sa.Connection], None]) -> None:
+        self._project_id = project_id
+        self._seen = seen
+        self._again = again
+
+    def lock(self, connection: sa.Connection) -> None:
+        """Keep all others from deciding about leases of the project.
+
+        The first statement of the transaction, for the reason that
+        :func:`blazar_core.db.api.locked` has.
+        """
+        if not connection.execute(
+                sa.update(_PROJECTS).where(_PROJECTS.c.id == self._project_id)
+                .values(generation=_PROJECTS.c.generation + 1)).rowcount:
+            connection.execute(_PROJECTS.insert().values(
+                id=self._project_id, generation=1))
+
+    def confirm(self, connection: sa.Connection) -> None:
+        """Look again if others have decided meanwhile; after the lock, and
+        before anything is written.
+
+        :raises LimitExceeded: when they have taken what this one needs
+        """
+        if _generation(connection, self._project_id) != self._seen + 1:
+            self._again(connection)
+
+
 class Limits:
     """The limits of the operator, and those of the cloud.
 
@@ -168,39 +218,63 @@ class Limits:
         self._quota = quota
         self._checks = checks
 
-    def check(self, asked: Asked) -> None:
+    def check(self, asked: Asked) -> Granted | None:
         """Make sure that a project may have a lease.
 
         A change is let through where it takes no more than the lease has
         already, whatever has become of the limit since.
 
+        :returns: what makes sure of it again when the lease is written; None
+            when there is nothing to make sure of
         :raises LimitExceeded: when it may not; names the limit
         :raises CloudUnavailable: when somebody who must be asked is silent
         """
-        self._compare(asked)
+        granted = self._grant(asked)
         for check in self._checks:
             check(asked)
+        return granted
 
-    def _compare(self, asked: Asked) -> None:
-        now = self._clock.now()
+    def _grant(self, asked: Asked) -> Granted | None:
         limits = self._limits(asked)
-        wanted = _Amounts({
-            _DURATION: asked.window.end - asked.window.start,
-            _AHEAD: asked.window.start - now, _LEASES: 1,
-            _HELD: asked.servers if asked.held else 0,
-            **self._amounts(asked.servers, asked.resources)})
+        wanted = self._wanted(asked)
         if not asked.lease_id:
             # A look into the books does not change that.
             _refuse(limits, wanted, wanted, _DATES)
         if not self._quota and not any(
                 wanted[name] for name in limits.keys() - _DATES) and not (
                 asked.lease_id):
-            return
-        found = self._in_use(asked, now)
-        if not asked.resized:
+            return None
+        with self._database.reader() as session:
+            connection = session.connection()
+            seen = _generation(connection, asked.project_id)
+            found = self._in_use(connection, asked)
+        self._compare(asked, found, limits)
+        rooms = self._rooms(asked, found)
+        self._compare_rooms(asked, found, rooms)
+
+        def again(connection: sa.Connection) -> None:
+            found = self._in_use(connection, asked)
+            self._compare(asked, found, limits)
+            self._compare_rooms(asked, found, rooms)
+
+        return Granted(asked.project_id, seen, again)
+
+    def _wanted(self, asked: Asked, found: '_Books | None' = None,
+                ) -> _Amounts:
+        """What a lease would have."""
+        amounts = self._amounts(asked.servers, asked.resources)
+        if found is not None and not asked.resized:
             # Of what it was made of, some may have gone.
-            for name in self._amounts(asked.servers, asked.resources):
-                wanted[name] = found.own[name]
+            amounts = _Amounts({name: found.own[name] for name in amounts})
+        return _Amounts({
+            _DURATION: asked.window.end - asked.window.start,
+            _AHEAD: asked.window.start - self._clock.now(), _LEASES: 1,
+            _HELD: asked.servers if asked.held else 0, **amounts})
+
+    def _compare(self, asked: Asked, found: '_Books',
+                 limits: ty.Mapping[str, int]) -> None:
+        """Make sure of the operator's limits."""
+        wanted = self._wanted(asked, found)
         peak = _peaks(found.uses, _Use(
             asked.window, wanted, True, asked.user_id))
         totals = _Amounts({
@@ -209,24 +283,52 @@ class Limits:
         more = {name: limit for name, limit in limits.items()
                 if wanted[name] > found.own[name] or name in _CLASSES}
         _refuse(more, wanted, totals)
-        if self._quota is not None:
-            self._ask_quota(self._quota, asked, found, wanted)
 
-    def _ask_quota(self, quota: Quota, asked: Asked, found: _Books,
-                   wanted: _Amounts) -> None:
-        names = quota.amounts(asked.servers, asked.resources).keys()
-        for user_id in (None, asked.user_id):
-            peak = _peaks([
+    def _peaks_of_quota(self, asked: Asked, found: '_Books',
+                        ) -> dict[str | None, dict[str, int]]:
+        """What the project's leases would have of the cloud's quota, at most
+        at the same time, and the user's: of what this one has more of.
+        """
+        if self._quota is None:
+            return {}
+        wanted = self._wanted(asked, found)
+        names = self._quota.amounts(asked.servers, asked.resources).keys()
+        return {user_id: {
+            name: amount for name, amount in _peaks([
                 one for one in found.uses if user_id in (None, one.user_id)],
-                _Use(asked.window, wanted, True, asked.user_id))
-            peak = {name: amount for name, amount in peak.items()
-                    if name in names}
-            if peak:
-                quota.check(
-                    asked.project_id, user_id, wanted, peak,
-                    [server for owner, server in found.servers
-                     if user_id in (None, owner)] +
-                    [Server(one, False, {}) for one in asked.server_ids])
+                _Use(asked.window, wanted, True, asked.user_id)).items()
+            if name in names} for user_id in (None, asked.user_id)}
+
+    def _rooms(self, asked: Asked, found: '_Books') -> _Rooms:
+        """What the cloud lets leases have of what this one has more of."""
+        return {user_id: self._quota.rooms(
+            asked.project_id, user_id,
+            self._quota.amounts(asked.servers, asked.resources).keys(),
+            [server for owner, server in found.servers
+             if user_id in (None, owner)] +
+            [Server(one, False, {}) for one in asked.server_ids])
+            for user_id, peak in self._peaks_of_quota(asked, found).items()
+            if peak and self._quota is not None}
+
+    def _compare_rooms(self, asked: Asked, found: '_Books', rooms: _Rooms,
+                       ) -> None:
+        """Make sure of the cloud's limits."""
+        wanted = self._wanted(asked, found)
+        for user_id, peak in self._peaks_of_quota(asked, found).items():
+            if peak and user_id not in rooms:
+                raise errors.BooksBusy(
+                    f'Lease {asked.lease_id} was changed at this moment; try '
+                    f'again.')
+            for name, amount in peak.items():
+                room = rooms[user_id].get(name)
+                total = 0 if room is None else max(0, room.used + amount)
+                if room is not None and total > room.limit:
+                    raise errors.LimitExceeded(
+                        f'Quota exceeded for {name}: this lease asks for '
+                        f'{wanted[name]}, and of the {room.limit} that the '
+                        f'{"user" if user_id else "project"} may have '
+                        f'{total - wanted[name]} are in use in its time, by '
+                        f'other leases and by servers without a lease.')
 
     def _amounts(self, servers: int, resources: model.Resources) -> _Amounts:
         """What servers take, by all names."""
@@ -244,14 +346,12 @@ class Limits:
             limits.pop(_DURATION, None)
         return limits
 
-    def _in_use(self, asked: Asked, now: int) -> _Books:
+    def _in_use(self, connection: sa.Connection, asked: Asked) -> _Books:
         """What the project's leases have, and what the one has in question.
         """
-        found = _Books()
-        with self._database.reader() as session:
-            rows = session.execute(
-                _books_of(asked.project_id, asked.lease_id)).all()
-        for row in rows:
+        found, now = _Books(), self._clock.now()
+        for row in connection.execute(
+                _books_of(asked.project_id, asked.lease_id)).all():
             sums = found.own if row.own else found.others
             if row.held:
                 sums[_HELD] += row.servers
@@ -273,6 +373,12 @@ class Limits:
                 found.servers.append((row.user_id, Server(
                     row.server_id, row.placed_at is not None, each)))
         return found
+
+
+def _generation(connection: sa.Connection, project_id: str) -> int:
+    """It has grown whenever somebody may have taken more."""
+    return connection.scalar(sa.select(_PROJECTS.c.generation).where(
+        _PROJECTS.c.id == project_id)) or 0
 
 
 def _books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:

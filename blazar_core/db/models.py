@@ -284,6 +284,19 @@ class Credential(Base):
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 
+class Project(Base):
+    """A project that has had leases (:mod:`blazar_core.limits`).
+
+    ``generation`` grows with each lease that is made or changed: who has
+    counted what the project has knows by that whether it is still so.
+    """
+
+    __tablename__ = 'projects'
+
+    id: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
 class RequestKey(Base):
     """By which key a lease was asked for (:mod:`blazar_core.repeats`).
 

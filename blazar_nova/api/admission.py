@@ -98,7 +98,8 @@ class Admission:
             project_id=call.context.project_id, user_id=call.context.user_id,
             request=request, reservations=(
                 leases.NewReservation(demand, call.server_ids),))
-        self._limits.check(wiring.asked_of(new, held=not request.starts_now))
+        new = dataclasses.replace(new, granted=self._limits.check(
+            wiring.asked_of(new, held=not request.starts_now)))
         if request.starts_now:
             self._start(new, call, send)
         else:

@@ -25,6 +25,7 @@ from blazar_core import bodies
 from blazar_core import clock as clocks
 from blazar_core import errors
 from blazar_core import leases
+from blazar_core import limits
 from blazar_core import model
 from blazar_core import params
 from blazar_core import repeats
@@ -130,7 +131,8 @@ class Leases:
                     asking.new_reservation(one)
                     for one in asked.reservations), key=key)
             bodies.check_total(demand.count for demand in new.demands)
-            self._parts.limits.check(wiring.asked_of(new, held=False))
+            new = dataclasses.replace(new, granted=self._parts.limits.check(
+                wiring.asked_of(new, held=False)))
             if dry:
                 return 200, {'quote': _quote(
                     new, self._parts.leases.quote(new))}
@@ -172,7 +174,8 @@ class Leases:
         if (change.start, change.end) != (None, None):
             reservations = self._as_they_are(asking, lease) | reservations
         change = dataclasses.replace(change, reservations=reservations)
-        self._check_change(lease, change, resized)
+        change = dataclasses.replace(
+            change, granted=self._check_change(lease, change, resized))
         changed = self._prolong(_context(request), lease, change)
         service.notify('lease.update', changed)
         if _is_near_end(lease) and not _is_near_end(changed):
@@ -261,13 +264,13 @@ class Leases:
         return same
 
     def _check_change(self, lease: dict[str, ty.Any], change: leases.Change,
-                      resized: bool) -> None:
+                      resized: bool) -> limits.Granted | None:
         """Ask the limits about a lease as it would be."""
         start, end = (
             getattr(change, key) or clocks.parse_iso(lease[f'{key}_date'])
             for key in ('start', 'end'))
         if end <= start:
-            return
+            return None
         new = leases.NewLease(
             lease['project_id'], lease['user_id'], params.LeaseRequest(
                 name=change.name or lease['name'],
@@ -280,7 +283,7 @@ class Leases:
         bodies.check_total(
             (demand.count for demand in new.demands),
             sum(one['amount'] for one in lease['reservations']))
-        self._parts.limits.check(dataclasses.replace(
+        return self._parts.limits.check(dataclasses.replace(
             wiring.asked_of(new, held=False), lease_id=lease['id'],
             resized=resized, current=lease))
 

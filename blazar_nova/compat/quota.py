@@ -43,6 +43,8 @@ CONF = nova.conf.CONF
 
 #: What Nova's own quota driver has of servers.
 _LEGACY = ('instances', 'cores', 'ram')
+#: More than any limit: only the refusal says what the limit is.
+_TOO_MUCH = 2 ** 31
 
 
 class NovaQuota:
@@ -58,35 +60,28 @@ class NovaQuota:
                 'cores': resources.get('VCPU', 0) + resources.get('PCPU', 0),
                 'ram': resources.get('MEMORY_MB', 0)}
 
-    def check(self, project_id: str, user_id: str | None,
-              wanted: ty.Mapping[str, int], peak: ty.Mapping[str, int],
-              servers: ty.Sequence[core_limits.Server]) -> None:
-        """See :meth:`blazar_core.limits.Quota.check`."""
+    def rooms(self, project_id: str, user_id: str | None,
+              names: ty.Collection[str],
+              servers: ty.Sequence[core_limits.Server],
+              ) -> dict[str, core_limits.Room]:
+        """See :meth:`blazar_core.limits.Quota.rooms`."""
         context = nova_context.get_admin_context()
         try:
             if user_id is not None and not _has_own(
                     context, project_id, user_id):
-                return
+                return {}
             # Before the quota is: what comes in between counts twice, not
             # never.
             counted = self._counted(context, servers)
-            more = {name: amount - counted.get(name, 0)
-                    for name, amount in peak.items()}
             if limit_utils.use_unified_limits():
-                over = _over_unified(context, project_id, more)
+                limits = _unified(context, project_id, names)
             else:
-                over = _over(context, project_id, user_id, more)
+                limits = _legacy(context, project_id, user_id, names)
         except Exception as exc:
             raise errors.CloudUnavailable(
                 f'Nova cannot say what the quota admits: {exc}') from exc
-        for name, (limit, total) in over.items():
-            mine = wanted[name]
-            raise errors.LimitExceeded(
-                f'Quota exceeded for {name}: this lease asks for {mine}, and '
-                f'of the {limit} that the '
-                f'{"user" if user_id else "project"} may have '
-                f'{total - mine} are in use in its time, by other leases and '
-                f'by servers without a lease.')
+        return {name: core_limits.Room(limit, used - counted.get(name, 0))
+                for name, (limit, used) in limits.items()}
 
     def _counted(self, context: ty.Any,
                  servers: ty.Sequence[core_limits.Server]) -> dict[str, int]:
@@ -121,35 +116,35 @@ def _has_own(context: ty.Any, project_id: str, user_id: str) -> bool:
     return any(one in of_user for one in _LEGACY)
 
 
-def _over(context: ty.Any, project_id: str, user_id: str | None,
-          more: ty.Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """By name, the limit and what there would be, where that is more."""
+def _legacy(context: ty.Any, project_id: str, user_id: str | None,
+            names: ty.Collection[str]) -> dict[str, tuple[int, int]]:
+    """By name, the limit and what is in use, of what is limited."""
     scope = 'project' if user_id is None else 'user'
     usage = objects.Quotas.count_as_dict(
         context, 'instances', project_id, user_id=user_id)[scope]
-    totals = {name: max(0, usage[name] + amount)
-              for name, amount in more.items()}
     try:
         objects.Quotas.limit_check_project_and_user(
-            context, **{f'{scope}_values': dict(totals)},
+            context, **{f'{scope}_values': dict.fromkeys(names, _TOO_MUCH)},
             project_id=project_id, user_id=user_id)
     except exception.OverQuota as exc:
-        return {name: (exc.kwargs['quotas'][name], totals[name])
+        return {name: (exc.kwargs['quotas'][name], usage[name])
                 for name in exc.kwargs['overs']}
     return {}
 
 
-def _over_unified(context: ty.Any, project_id: str,
-                  more: ty.Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def _unified(context: ty.Any, project_id: str, names: ty.Collection[str],
+             ) -> dict[str, tuple[int, int]]:
     """The same with the limits that keystone has."""
     try:
         limits._get_enforcer(context, project_id).enforce(
-            project_id, dict(more))
+            project_id, dict.fromkeys(names, _TOO_MUCH))
     except limit_exceptions.ProjectOverLimit as exc:
-        if limit_utils.should_enforce(exc):
-            return {one.resource_name: (one.limit,
-                                        one.current_usage + one.delta)
-                    for one in exc.over_limit_info_list if one.limit >= 0}
+        # Of what has no limit in keystone, Nova says whether that is none
+        # or zero; of one thing at a time, as others would hide it.
+        return {one.resource_name: (one.limit, one.current_usage)
+                for one in exc.over_limit_info_list
+                if limit_utils.should_enforce(
+                    limit_exceptions.ProjectOverLimit(project_id, [one]))}
     return {}
 
 

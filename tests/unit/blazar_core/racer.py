@@ -20,6 +20,7 @@ names. Which guards are taken out is said by ``without``.
 
 from concurrent import futures
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
@@ -44,6 +45,7 @@ from blazar_core import engine
 from blazar_core import errors
 from blazar_core import leases
 from blazar_core import lifecycle
+from blazar_core import limits
 from blazar_core import model
 from blazar_core import params
 from tests import databases
@@ -122,6 +124,8 @@ GUARDS = {
              lambda self, *_lease: []),
     'lock': ('blazar_core.db.api.locked', late_lock),
     'claim': ('blazar_core.engine.Engine._claim', seize),
+    'confirm': ('blazar_core.limits.Granted.confirm',
+                lambda self, connection: None),
 }
 
 Answer: ty.TypeAlias = dict[str, ty.Any]
@@ -183,6 +187,9 @@ class Racer:
         self.clock = clocks.ManualClock(task['now'])
         search = admission.Admission(self.database, self.clock)
         self.leases = leases.Leases(self.database, self.clock, search)
+        self.limits = limits.Limits(self.conf, self.database, self.clock)
+        for name, value in task.get('limits', {}).items():
+            self.conf.set_override(name, value, 'enforcement')
         self.claims = claims.Claims(self.database, self.clock, search.index)
         with search.index.fresh():
             # The books are read, so that the race is about writing.
@@ -206,9 +213,15 @@ class Racer:
         wanted = leases.NewReservation(demand, tuple(server_ids))
         if later:
             wanted = leases.NewReservation(demand, params={}, flavor={})
+        new = leases.NewLease('project', 'user', request, (wanted,))
         try:
-            lease = self.leases.create(leases.NewLease(
-                'project', 'user', request, (wanted,)), None)
+            if 'limits' in self.task:
+                new = dataclasses.replace(new, granted=self.limits.check(
+                    limits.Asked('project', 'user', request.window,
+                                 len(server_ids), leases.total([demand]))))
+            lease = self.leases.create(new, None)
+        except errors.LimitExceeded:
+            return {'limited': True}
         except errors.Refused as exc:
             return {'refused': exc.refusal.next_start}
         except errors.BooksBusy:
@@ -216,6 +229,18 @@ class Racer:
         if withdraw:
             self.leases.withdraw(lease['id'])
         return {'admitted': lease['id']}
+
+    def enlarge(self) -> list[Answer]:
+        """Give the servers of a lease other resources."""
+        lease, resources = self.task['lease'], self.task['resources']
+        window = model.Window(*self.task['window'])
+        try:
+            self.leases.update(lease, leases.Change(
+                resources=resources, granted=self.limits.check(limits.Asked(
+                    'project', 'user', window, 1, resources, lease_id=lease))))
+        except errors.LimitExceeded:
+            return [{'limited': True}]
+        return [{'enlarged': lease}]
 
     def reserve(self) -> list[Answer]:
         """Make leases whose servers come later, all at once."""

@@ -10,11 +10,16 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
+import dataclasses
+import re
+from unittest import mock
+
 import sqlalchemy as sa
 import testscenarios
 
 from blazar_core.db import models
 from blazar_core import errors
+from blazar_core import leases
 from blazar_core import limits
 from blazar_core import model
 from tests.unit import base
@@ -143,9 +148,9 @@ class TestDefaults(LimitsTestCase):
 
 
 class FakeQuota:
-    """A cloud that keeps what it was asked, and refuses what is too much."""
+    """A cloud that keeps what it was asked, and has so many CPUs."""
 
-    limit = 100
+    limit, used = 100, 0
 
     def __init__(self):
         self.asked = []
@@ -153,11 +158,10 @@ class FakeQuota:
     def amounts(self, servers, resources):
         return {'instances': servers, 'cores': resources.get('VCPU', 0)}
 
-    def check(self, project_id, user_id, wanted, peak, servers):
-        self.asked.append((project_id, user_id, wanted['cores'], peak, {
+    def rooms(self, project_id, user_id, names, servers):
+        self.asked.append((project_id, user_id, sorted(names), {
             one.id: one.placed for one in servers}))
-        if peak.get('cores', 0) > self.limit:
-            raise errors.LimitExceeded('Too much.')
+        return {'cores': limits.Room(self.limit, self.used)}
 
 
 class TestQuota(LimitsTestCase):
@@ -174,16 +178,32 @@ class TestQuota(LimitsTestCase):
         self.allowed(**values)
         return self.quota.asked[0] if self.quota.asked else None
 
-    def test_the_peak_of_its_time_is_asked_about(self):
+    def peak(self, **values):
+        """How many CPUs its leases would have together, as the cloud sees it.
+        """
+        self.quota.limit = -1
+        sentence = str(self.assertRaises(
+            errors.LimitExceeded, self.limits.check, self.asked(**values)))
+        wanted, in_use = re.search(
+            r'for cores: this lease asks for (\d+), and of the -1 that the '
+            r'(?:project|user) may have (-?\d+) are in use', sentence).groups()
+        return int(wanted) + int(in_use)
+
+    def test_the_peak_of_its_time_counts(self):
         self.have(0, 60, count=3)
         self.have(70, 90, count=2)
         self.have(100, 200, count=9)
-        self.assertEqual(
-            ('project', None, 4, {'instances': 5, 'cores': 10}),
-            self.asks(servers=2)[:4])
-        self.assertEqual(
-            {'instances': 2, 'cores': 4},
-            self.asks(start=60, end=70, servers=2)[3])
+        self.assertEqual(10, self.peak(servers=2))
+        self.assertEqual(4, self.peak(start=60, end=70, servers=2))
+        self.quota.used = 7
+        self.assertEqual(17, self.peak(servers=2))
+
+    def test_up_to_the_limit(self):
+        self.have(0, 60, count=3)
+        self.quota.limit, self.quota.used = 15, 5
+        self.allowed(servers=2)
+        self.quota.used = 6
+        self.assertRaises(errors.LimitExceeded, self.allowed, servers=2)
 
     def test_the_servers_are_named_that_may_count_already(self):
         running = base.servers_of(self.running_lease(
@@ -192,16 +212,25 @@ class TestQuota(LimitsTestCase):
         self.reserve(50, 100, self.places(2))
         self.have(50, 100, project='other')
         self.assertEqual(
-            {running[0]: True, held[0]: False, 'new': False},
-            self.asks(server_ids=('new',))[4])
+            ('project', None, ['cores', 'instances'],
+             {running[0]: True, held[0]: False, 'new': False}),
+            self.asks(server_ids=('new',)))
 
     def test_those_of_the_user_are_asked_about_by_themselves(self):
-        self.have(50, 100, count=2)
+        held = base.servers_of(self.have(50, 100, count=2))
         self.asks(user_id='another')
         self.assertEqual(
-            [(None, {'instances': 3, 'cores': 6}),
-             ('another', {'instances': 1, 'cores': 2})],
+            [(None, dict.fromkeys(held, False)), ('another', {})],
             [(one[1], one[3]) for one in self.quota.asked])
+        of_project = self.quota.rooms
+
+        def rooms(project_id, user_id, names, servers):
+            return of_project(project_id, user_id, names, servers) if (
+                user_id) else {}
+
+        with mock.patch.object(self.quota, 'rooms', rooms):
+            self.assertEqual(2, self.peak(user_id='another'))
+            self.assertEqual(6, self.peak())
 
     def test_a_change_that_takes_no_more_is_not_asked_about(self):
         lease = self.have(50, 100, count=2)
@@ -212,13 +241,69 @@ class TestQuota(LimitsTestCase):
         self.assertRaises(
             errors.LimitExceeded, self.asks, servers=2, end=101,
             lease_id=lease['id'])
-        self.assertEqual({'instances': 2, 'cores': 4},
-                         self.quota.asked[0][3])
 
     def test_it_holds_for_projects_that_are_exempt_too(self):
         self.limit(exempt_project_ids=['project'])
         self.quota.limit = 1
         self.assertRaises(errors.LimitExceeded, self.asks)
+
+
+class TestGranted(LimitsTestCase):
+    """What was let in is let in once more when it is written."""
+
+    def setUp(self):
+        super().setUp()
+        self.limit(**{VCPUS: 4})
+
+    def wanted(self, servers=1, **values):
+        """A lease that was let in."""
+        asked = self.asked(servers=servers, **values)
+        return dataclasses.replace(
+            self.new_lease(50, 100, count=servers, resources=SIZE),
+            granted=self.limits.check(asked))
+
+    def test_others_may_have_been_faster(self):
+        first, second = self.wanted(), self.wanted(servers=2)
+        third = self.wanted()
+        self.leases.create(first, 'call')
+        sentence = str(self.assertRaises(
+            errors.LimitExceeded, self.leases.create, second, 'call'))
+        self.assertIn(VCPUS, sentence)
+        self.leases.create(third, 'call')
+        self.assertRaises(errors.LimitExceeded, self.wanted)
+
+    def test_so_may_they_with_a_change(self):
+        lease = self.have(50, 100)
+
+        def larger(vcpus):
+            resources = {**SIZE, 'VCPU': vcpus}
+            return leases.Change(
+                resources=resources, granted=self.limits.check(self.asked(
+                    lease_id=lease['id'], resources=resources)))
+
+        new, most = self.wanted(), larger(4)
+        self.leases.update(lease['id'], larger(3))
+        self.assertRaises(
+            errors.LimitExceeded, self.leases.create, new, 'call')
+        self.leases.update(lease['id'], most)
+        self.leases.update(lease['id'], larger(2))
+        most = larger(4)
+        self.leases.create(self.wanted(), 'call')
+        self.assertRaises(
+            errors.LimitExceeded, self.leases.update, lease['id'], most)
+
+    def test_an_offer_counts_too(self):
+        first, second = self.wanted(servers=2), self.wanted()
+        self.leases.offer(first, 60)
+        self.assertRaises(errors.LimitExceeded, self.leases.offer, second, 60)
+
+    def test_it_is_counted_again_only_if_others_have_decided(self):
+        self.have(50, 100, project='other')
+        new = self.wanted()
+        del self.statements[:]
+        self.leases.create(new, 'call')
+        self.assertEqual([], [one for one in self.statements if (
+            'FROM leases' in one)])
 
 
 class TestLeases(LimitsTestCase):
@@ -427,7 +512,7 @@ class TestCheck(LimitsTestCase):
         self.assertEqual([], self.queries(asked))
         self.assertEqual([asked], self.asked_others)
 
-    def test_all_limits_take_one_statement_however_many_leases(self):
+    def test_all_limits_take_two_statements_however_many_leases(self):
         self.limit(max_leases_per_project=9, max_lease_duration=60,
                    max_held_servers_per_project=9,
                    max_reserved_vcpus_per_project=99,
@@ -435,9 +520,9 @@ class TestCheck(LimitsTestCase):
                    max_reserved_disk_gb_per_project=999)
         for _number in range(3):
             lease = self.have(50, 100, count=2)
-        self.assertEqual(1, len(self.queries(self.asked())))
+        self.assertEqual(2, len(self.queries(self.asked())))
         self.assertEqual(1, len(self.asked_others))
-        self.assertEqual(1, len(self.queries(
+        self.assertEqual(2, len(self.queries(
             self.asked(lease_id=lease['id']))))
         self.assertEqual(2, len(self.asked_others))
 

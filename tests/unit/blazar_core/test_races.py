@@ -310,6 +310,43 @@ class TestTheLastHostWithoutTheGuard(TestTheLastHost):
         self.fail('Without the guard one alone got the last host, too.')
 
 
+class TestLimits(RaceTestCase):
+    """A project that asks for everything at once, with 4 CPUs at most."""
+
+    def setUp(self):
+        super().setUp()
+        for number in range(RACERS):
+            self.host(f'host{number}', VCPU=4)
+        self.task = {'limits': {'max_reserved_vcpus_per_project': 4}}
+
+    def create(self, **task):
+        return outcomes(self.race(
+            RACERS, do='create', leases=lambda: [self.wanted()],
+            **self.task, **task))
+
+    def test_it_gets_as_much_as_it_may_have(self):
+        self.assertEqual({'admitted': 4, 'limited': 4}, self.create())
+
+    def test_so_it_does_with_changes(self):
+        ours = [self.lease(50, 100)['id'] for _number in range(3)]
+        task = {'url': self.books.url, 'now': NOW, **self.task}
+        outcome = outcomes(racers().race([{
+            **task, 'do': 'enlarge', 'lease': lease_id,
+            'window': [NOW + 50, NOW + 100], 'resources': {'VCPU': 2},
+        } for lease_id in ours] + [{
+            **task, 'do': 'create', 'leases': [self.wanted(50, 100)],
+        } for _number in range(RACERS - 3)]))
+        self.assertEqual(1, outcome['enlarged'] + outcome['admitted'])
+        self.assertEqual(7, outcome['limited'])
+
+    def test_without_the_guard_it_gets_more(self):
+        for _round in range(ROUNDS):
+            if self.create(without=['confirm'])['admitted'] > 4:
+                return
+            self.clear()
+        self.fail('Without the guard it got no more either.')
+
+
 class TestPlaces(RaceTestCase):
 
     #: The writers of SQLite wait for each other, guard or not, and long.

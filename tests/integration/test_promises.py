@@ -93,7 +93,10 @@ class PromisesTest(base.IntegrationTestCase):
         self.notice = NOTICE
 
     def remove_what_is_new(self) -> None:
-        """And the leases that have no servers with which they would end."""
+        """And the leases that have no servers with which they would end, and
+        what Nova leaves behind: a scheduler that answers when the conductor
+        has given up (long_rpc_timeout) has claimed for nobody.
+        """
         servers, leases = self._kept
         self.each(lambda lease_id: self.admin.request(
             'DELETE', f'/leases/{lease_id}', service='reservation'), [
@@ -102,6 +105,10 @@ class PromisesTest(base.IntegrationTestCase):
         self.each(self.delete, set(self.server_ids()) - servers)
         self.wait_for(lambda: set(self.server_ids()) <= servers,
                       'all servers are gone', STORM)
+        self.each(lambda server_id: self.admin(
+            'DELETE', f'/allocations/{server_id}', service='placement'), {
+                consumer for consumers in self.world().allocations.values()
+                for consumer in consumers} - servers)
         super().remove_what_is_new()
 
     def test_promised_room_is_there_or_marked(self) -> None:

@@ -29,7 +29,6 @@ import numpy as np
 from numpy import typing as npt
 from oslo_log import log as logging
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core import books
 from blazar_core import clock as clocks
@@ -377,9 +376,9 @@ class Admission:
             nowhere unless it has a place in it
         """
         now = self._clock.now()
-        with self._database.reader() as session, \
-                self.index.fresh(session=session) as timeline:
-            mine, own = own_of(session, server_id)
+        with self._database.connection() as connection, \
+                self.index.fresh(connection=connection) as timeline:
+            mine, own = own_of(connection, server_id)
             if reservation_id is not None and (
                     mine is None or mine.reservation_id != reservation_id):
                 return Rooms(None, {}, 0)
@@ -388,7 +387,7 @@ class Admission:
                 window = model.Window(
                     now, max(mine.end_date, now + books.OVERDUE))
             affinity = mine and (mine.params or {}).get('affinity')
-            siblings = [] if affinity is None else _siblings(session, mine)
+            siblings = [] if affinity is None else _siblings(connection, mine)
             with self.index.without(own):
                 # Nova asks about one server, and others may have to follow.
                 by_host = self._rooms_by_host(
@@ -667,10 +666,10 @@ _WISHES = {model.Affinity.SOFT_SAME: _gathered,
            model.Affinity.SOFT_DIFFERENT: _scattered}
 
 
-def own_of(session: orm.Session, server_id: str,
+def own_of(connection: sa.Connection, server_id: str,
            ) -> tuple[ty.Any, list[ty.Any]]:
     """The booking of a server, and those that count as its own."""
-    rows = session.connection().execute(_OWN, {'server': server_id}).all()
+    rows = connection.execute(_OWN, {'server': server_id}).all()
     mine = [row for row in rows if row.server_id == server_id]
     return (mine[0] if mine else None), [
         row for row in rows
@@ -679,11 +678,12 @@ def own_of(session: orm.Session, server_id: str,
 
 # -- where the servers of a reservation stay together or apart ---------------
 
-def _siblings(session: orm.Session, mine: ty.Any) -> list[ty.Any]:
+def _siblings(connection: sa.Connection, mine: ty.Any) -> list[ty.Any]:
     """All other bookings of a reservation."""
-    return [*session.scalars(sa.select(models.Booking).where(
-        models.Booking.reservation_id == mine.reservation_id,
-        models.Booking.id != mine.id))]
+    table = models.Booking.__table__
+    return [*connection.execute(sa.select(table).where(
+        table.c.reservation_id == mine.reservation_id,
+        table.c.id != mine.id))]
 
 
 def _as_booked(found: Rooms, siblings: ty.Iterable[ty.Any],

@@ -126,10 +126,10 @@ class Claims:
                       takes: model.Resources, forced: bool) -> Undo:
         """The same of a server with a booking: that says for how long."""
         now = self._clock.now()
-        with self._database.reader() as session, \
-                self._index.fresh(session=session) as timeline:
+        with self._database.connection() as connection, \
+                self._index.fresh(connection=connection) as timeline:
             host = self._index.hosts[host_id]
-            mine, own = admission.own_of(session, server_id)
+            mine, own = admission.own_of(connection, server_id)
             if mine is None:
                 # Its lease has just ended.
                 raise api.LostRace(host_id)

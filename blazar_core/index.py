@@ -44,7 +44,6 @@ import numpy as np
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core import books
 from blazar_core import clock as clocks
@@ -122,7 +121,7 @@ class Index:
         self._guests: list[_Guest] = []
 
     @contextlib.contextmanager
-    def fresh(self, lag: float = 0, session: orm.Session | None = None,
+    def fresh(self, lag: float = 0, connection: sa.Connection | None = None,
               ) -> ty.Iterator[timelines.Timeline]:
         """The timeline as of now, for one thread at a time.
 
@@ -130,13 +129,14 @@ class Index:
         so a long search in steps keeps nobody waiting for more than a step.
         A thread that has it does not get it again.
 
-        Costs one SELECT of what changed and, if anything did or the second
+        Costs one SELECT of what changed and, if a booking did or the second
         is another one, one of servers that overstay; it reads everything the
         first time, and where it cannot follow any more.
 
         :param lag: for who decides in the database anyway: the seconds ago
             that the database was asked last, with which he is content
-        :param session: a new one of who has more to read from the same state
+        :param connection: a new one of who has more to read from the same
+            state
         """
         # Locks are not fair: who lets go of one mostly is the next to have
         # it. Who waits for this one has the turn until then.
@@ -148,10 +148,10 @@ class Index:
             now = self._clock.now()
             asked = self._clock.elapsed()
             if self._timeline is None:
-                self._load(now, session)
+                self._load(now, connection)
                 self._asked = asked
             elif now != self._refreshed or asked >= self._asked + lag:
-                self._refresh(now, session)
+                self._refresh(now, connection)
                 self._asked = asked
             assert self._timeline is not None
             if self._alone:
@@ -236,21 +236,21 @@ class Index:
 
     # -- reading everything --------------------------------------------------
 
-    def _reader(self, session: orm.Session | None,
-                ) -> contextlib.AbstractContextManager[orm.Session]:
-        return (self._database.reader() if session is None
-                else contextlib.nullcontext(session))
+    def _reader(self, given: sa.Connection | None,
+                ) -> contextlib.AbstractContextManager[sa.Connection]:
+        return (self._database.connection() if given is None
+                else contextlib.nullcontext(given))
 
-    def _load(self, now: int, given: orm.Session | None) -> None:
-        with self._reader(given) as session:
-            top = session.execute(_NEWEST).one_or_none()
+    def _load(self, now: int, given: sa.Connection | None) -> None:
+        with self._reader(given) as connection:
+            top = connection.execute(_NEWEST).one_or_none()
             hosts = {row.id: books.host_of(row)
-                     for row in session.execute(books.HOSTS)}
+                     for row in connection.execute(books.HOSTS)}
             timeline = timelines.Timeline(shared=books.SHARED)
             for host in hosts.values():
                 timeline.set_host(host.id, host.capacity, host.usage)
-            _load_bookings(session, timeline, now)
-            overdue = _overdue(session, now)
+            _load_bookings(connection, timeline, now)
+            overdue = _overdue(connection, now)
         self._top, self._missing, self._overdue = top, {}, []
         self.hosts = hosts
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
@@ -261,10 +261,10 @@ class Index:
 
     # -- following -----------------------------------------------------------
 
-    def _refresh(self, now: int, given: orm.Session | None) -> None:
+    def _refresh(self, now: int, given: sa.Connection | None) -> None:
         try:
-            with self._reader(given) as session:
-                news = self._read(session, now)
+            with self._reader(given) as connection:
+                news = self._read(connection, now)
         except _Torn as exc:
             LOG.warning('The books are read anew: %s', exc)
             self._load(now, given)
@@ -279,12 +279,12 @@ class Index:
         # Whoever did not come this far finds none, and reads everything.
         self._timeline = timeline
 
-    def _read(self, session: orm.Session, now: int) -> _News:
+    def _read(self, connection: sa.Connection, now: int) -> _News:
         """All that is new. Touches nothing.
 
         :raises _Torn: when it does not continue what is known
         """
-        rows = list(session.connection().execute(_NEW, {
+        rows = list(connection.execute(_NEW, {
             'top': 0 if self._top is None else self._top.id,
             'missing': list(self._missing)}))
         if self._top is not None:
@@ -298,20 +298,21 @@ class Index:
                 row.generation, goals.get(row.host_id, 0))
         compared = now - self._compared >= COMPARE
         if compared:
-            goals |= self._behind(session)
+            goals |= self._behind(connection)
         return _News(
             [row.id for row in rows],
             max([self._top, *rows], key=lambda row: row.id if row else 0),
-            self._steps(session, rows, goals),
-            _overdue(session, now) if rows or now != self._refreshed else None,
+            self._steps(connection, rows, goals),
+            _overdue(connection, now) if now != self._refreshed or any(
+                row.start_date is not None for row in rows) else None,
             compared)
 
-    def _behind(self, session: orm.Session) -> dict[int, int]:
+    def _behind(self, connection: sa.Connection) -> dict[int, int]:
         """The generations of hosts of which there is more than is known.
 
         :raises _Torn: when there is less
         """
-        found = {row.id: row.generation for row in session.execute(
+        found = {row.id: row.generation for row in connection.execute(
             sa.select(_HOST.id, _HOST.generation))}
         for host in self.hosts.values():
             if found.get(host.id, -1) < host.generation:
@@ -324,7 +325,7 @@ class Index:
         known = self.hosts.get(host_id)
         return 0 if known is None else known.generation
 
-    def _steps(self, session: orm.Session, rows: ty.Iterable[ty.Any],
+    def _steps(self, connection: sa.Connection, rows: ty.Iterable[ty.Any],
                goals: ty.Mapping[int, int]) -> list[_Step]:
         """What brings hosts to a generation.
 
@@ -334,7 +335,7 @@ class Index:
         for row in rows:
             if row.generation > self._known(row.host_id):
                 of_hosts[row.host_id].append(row)
-        changes = {host_id: self._way(session, host_id, goal,
+        changes = {host_id: self._way(connection, host_id, goal,
                                       of_hosts[host_id])
                    for host_id, goal in goals.items()
                    if goal > self._known(host_id)}
@@ -342,19 +343,19 @@ class Index:
                 if host_id not in self.hosts or any(
                     row.start_date is None and row.resources is None
                     for row in way)]
-        hosts = {row.id: books.host_of(row) for row in session.execute(
+        hosts = {row.id: books.host_of(row) for row in connection.execute(
             books.HOSTS.where(_HOST.id.in_(anew)))} if anew else {}
         if len(hosts) < len(anew):
             raise _Torn('hosts have changed that are not there')
         return [_step(self.hosts.get(host_id), hosts.get(host_id), way)
                 for host_id, way in changes.items()]
 
-    def _way(self, session: orm.Session, host_id: int, goal: int,
+    def _way(self, connection: sa.Connection, host_id: int, goal: int,
              rows: list[ty.Any]) -> list[ty.Any]:
         """All changes of a host since what is known, in their order."""
         known = self._known(host_id)
         if not _is_whole(rows, goal - known):
-            rows = list(session.execute(_CHANGES.where(
+            rows = list(connection.execute(_CHANGES.where(
                 _CHANGE.host_id == host_id,
                 _CHANGE.generation > known)).all())
             if not _is_whole(rows, goal - known):
@@ -434,9 +435,9 @@ def _step(known: model.Host | None, anew: model.Host | None,
         row for row in way if row.start_date is not None])
 
 
-def _overdue(session: orm.Session, now: int) -> list[ty.Any]:
+def _overdue(connection: sa.Connection, now: int) -> list[ty.Any]:
     """The bookings of servers that overstay."""
-    return list(session.connection().execute(_OVERDUE, {'now': now}).all())
+    return list(connection.execute(_OVERDUE, {'now': now}).all())
 
 
 _HOST, _BOOKING, _CHANGE = (
@@ -459,18 +460,19 @@ _OVERDUE = sa.select(
         _BOOKING.end_date <= sa.bindparam('now'))
 
 
-def _load_bookings(session: orm.Session, timeline: timelines.Timeline,
+def _load_bookings(connection: sa.Connection, timeline: timelines.Timeline,
                    now: int) -> None:
     """Every booking that is not over.
 
     A million rows take the driver many seconds, so the database packs them:
     for each host and amount of resources, one text of numbers.
     """
-    total = session.scalar(sa.select(sa.func.count(models.Booking.id)).where(
-        _CURRENT, models.Booking.end_date > now)) or 0
+    total = connection.scalar(
+        sa.select(sa.func.count(models.Booking.id)).where(
+            _CURRENT, models.Booking.end_date > now)) or 0
     done = shown = 0
     packs = []
-    for row in _packed(session, now):
+    for row in _packed(connection, now):
         numbers = np.fromstring(row.packed, dtype=np.int64, sep=' ')
         if len(numbers) != 2 * row.bookings:
             raise RuntimeError(
@@ -497,16 +499,17 @@ def _add_packs(timeline: timelines.Timeline, packs: ty.Sequence[
                        counts) for rc in classes})
 
 
-def _packed(session: orm.Session, now: int) -> ty.Iterator[ty.Any]:
+def _packed(connection: sa.Connection, now: int) -> ty.Iterator[ty.Any]:
     """For each host and amount: how many bookings, and their dates in one
     text, as each database knows to make it.
     """
-    dialect = session.get_bind().dialect.name
+    dialect = connection.dialect.name
     start, end = models.Booking.start_date, models.Booking.end_date
     text = sa.Text() if dialect != 'mysql' else sa.CHAR()
     pair = sa.cast(start, text).concat(' ').concat(sa.cast(end, text))
     if dialect == 'mysql':
-        session.execute(sa.text(f'SET SESSION group_concat_max_len = {2**30}'))
+        connection.execute(sa.text(
+            f'SET SESSION group_concat_max_len = {2**30}'))
         packed = sa.func.group_concat(sa.text(
             "CONCAT(start_date, ' ', end_date) SEPARATOR ' '"))
     elif dialect == 'postgresql':
@@ -518,4 +521,4 @@ def _packed(session: orm.Session, now: int) -> ty.Iterator[ty.Any]:
         models.Booking.host_id, sa.func.max(amounts).label('resources'),
         sa.func.count().label('bookings'), packed.label('packed'),
     ).where(_CURRENT, end > now).group_by(models.Booking.host_id, amounts)
-    yield from session.execute(query, execution_options={'yield_per': 1000})
+    yield from connection.execute(query, execution_options={'yield_per': 1000})

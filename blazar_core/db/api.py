@@ -107,6 +107,18 @@ class Database:
             yield session
 
     @contextlib.contextmanager
+    def connection(self) -> ty.Iterator[sa.Connection]:
+        """What :meth:`reader` gives, without a session.
+
+        For what is read for each boot: the session would cost as much as a
+        statement or two.
+
+        :raises BooksUnavailable: when the database does not answer
+        """
+        with self._there(), self.engine.connect() as connection:
+            yield connection
+
+    @contextlib.contextmanager
     def writer(self) -> ty.Iterator[orm.Session]:
         """A session that commits when its block ends without an error.
 
@@ -119,10 +131,9 @@ class Database:
 
     @contextlib.contextmanager
     def begin(self) -> ty.Iterator[sa.Connection]:
-        """A transaction without a session.
+        """What :meth:`writer` gives, without a session.
 
-        For what writes tables and no objects: the session would cost as much
-        as a statement or two.
+        For what writes tables and no objects.
 
         :raises BooksUnavailable: when the database does not answer
         """

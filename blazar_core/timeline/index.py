@@ -379,14 +379,24 @@ class Timeline:
 
         Costs O(H + steps in the window).
         """
-        if not len(self):
-            return np.zeros(0, bool)
-        every = self._which(None)
-        first = self._rows.at(every, window.start)
-        last = self._rows.at(every, _end(window) - 1)
         busy = np.zeros(len(self), bool)
-        for peak in self._rows.peaks(first, last, self._columns.values()):
-            busy |= peak > 0
+        if not self._columns:
+            return busy
+        # What is free for ever is not busy, what is taken at the start is.
+        begin = self._rows.at(slice(None), window.start)
+        later = np.zeros(len(self), bool)
+        for level, rest in zip(
+                self._rows.levels, self._rows.rest(window.start)):
+            busy |= level[begin] > 0
+            later |= rest > 0
+        if _end(window) == NEVER:
+            return later
+        which = np.flatnonzero(later & ~busy)
+        if len(which):
+            last = self._rows.at(which, _end(window) - 1)
+            for peak in self._rows.peaks(
+                    begin[which], last, self._columns.values()):
+                busy[which] |= peak > 0
         return busy
 
     def busy_until(self) -> Ints:

@@ -100,6 +100,11 @@ class Scan:
         """
         which = self.which if which is None else which
         room = np.full(len(which), self.most)
+        if end == NEVER:
+            highest = self.rows.rest(begin)
+            self._lower(room, which, (highest[need.column][which]
+                                      for need in self.needs))
+            return room
         first = self.rows.at(which, begin)
         self._lower(room, which, (self._level(need, first)
                                   for need in self.needs))

@@ -259,15 +259,17 @@ class Admission:
         """Hosts for all demands; or that there are none left for one.
 
         Who has the fewest hosts to choose from chooses first. The levels of
-        the timeline are searched once for what is kept and twice for each
-        demand, at most.
+        the timeline are searched once; each demand costs O(H) beside that.
         """
         beside = timelines.Beside(len(timeline))
-        fitting = _keep(timeline, window, kept, beside)
+        # A single demand is seen not to fit on most hosts by less.
+        peaks = timeline.peaks(window) if (
+            len(demands) + len(kept) > 1) else None
+        fitting = _keep(timeline, window, kept, beside, peaks)
         if fitting < _count(kept):
             return _Short(fitting, True)
         allowed = [self._allowed(timeline, demand) for demand in demands]
-        rooms = [timeline.rooms(demand, window, hosts, beside)
+        rooms = [timeline.rooms(demand, window, hosts, beside, peaks)
                  for demand, hosts in zip(demands, allowed, strict=True)]
         picked: dict[int, npt.NDArray[np.intp]] = {}
         for number in sorted(
@@ -275,7 +277,7 @@ class Admission:
                     rooms[number] >= _least(demands[number]))):
             demand, room = demands[number], rooms[number]
             if picked:
-                room = timeline.rooms(demand, window, room > 0, beside)
+                room = timeline.rooms(demand, window, room > 0, beside, peaks)
             places = self._fill(timeline, demand, window, room, last, beside)
             if places is None:
                 hosts = allowed[number]
@@ -391,8 +393,7 @@ class Admission:
             with self.index.without(own):
                 # Nova asks about one server, and others may have to follow.
                 by_host = self._rooms_by_host(
-                    timeline, resources, window,
-                    timeline.busy(window) | bool(affinity))
+                    timeline, resources, window, everywhere=bool(affinity))
             own_on = collections.Counter(
                 row.host_id for row in own
                 if row.placed_at is not None or row.end_date > now)
@@ -422,14 +423,18 @@ class Admission:
                 return Rooms(None, {}, math.inf)
             window = model.Window(self._clock.now(), model.FOREVER)
             return Rooms(None, self._rooms_by_host(
-                timeline, resources, window, timeline.busy(window)), math.inf)
+                timeline, resources, window), math.inf)
 
     def _rooms_by_host(self, timeline: timelines.Timeline,
                        resources: model.Resources, window: model.Window,
-                       judged: npt.NDArray[np.bool_]) -> dict[str, int]:
-        """How many such servers fit on each of the hosts that are judged."""
-        rooms = timeline.rooms(
-            model.Demand(resources, count=_MANY), window, judged)
+                       everywhere: bool = False) -> dict[str, int]:
+        """How many such servers fit on each of the hosts that are judged:
+        where something is booked, or everywhere.
+        """
+        peaks = timeline.peaks(window)
+        judged = timeline.busy(peaks) | everywhere
+        rooms = timeline.rooms(model.Demand(resources, count=_MANY), window,
+                               judged, peaks=peaks)
         uuids = map(self.index.uuids.__getitem__, timeline.ids)
         return dict(zip(itertools.compress(uuids, judged.tolist()),
                         rooms[judged].tolist(), strict=True))
@@ -599,7 +604,8 @@ def _count(kept: ty.Iterable[Kept]) -> int:
 
 
 def _keep(timeline: timelines.Timeline, window: model.Window,
-          kept: ty.Iterable[Kept], beside: timelines.Beside) -> int:
+          kept: ty.Iterable[Kept], beside: timelines.Beside,
+          peaks: ty.Sequence[npt.NDArray[np.int64]] | None) -> int:
     """Put what is kept beside; returns how many servers of it fit."""
     fitting = 0
     for one in kept:
@@ -607,7 +613,7 @@ def _keep(timeline: timelines.Timeline, window: model.Window,
         for host_id, count in one.on.items():
             wanted[timeline.index(host_id)] = count
         rooms = timeline.rooms(model.Demand(one.resources, count=_MANY),
-                               window, wanted > 0, beside)
+                               window, wanted > 0, beside, peaks)
         fitting += int(np.minimum(rooms, wanted).sum())
         beside.add(wanted, one.resources)
     return fitting

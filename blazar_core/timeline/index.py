@@ -260,8 +260,25 @@ class Timeline:
         """
         self._rows.forget(before)
 
+    def peaks(self, window: model.Window) -> list[Ints]:
+        """The most that is booked on each host at any instant of a window.
+
+        For who has several questions about one window: the levels are looked
+        at only once. Costs O(H + steps in the window).
+
+        :returns: for each class in their order, by host in that of :attr:`ids`
+        """
+        if _end(window) == NEVER:
+            return self._rows.rest(window.start)
+        every = self._which(None)
+        first = self._rows.at(every, window.start)
+        last = self._rows.at(every, _end(window) - 1)
+        return [*self._rows.peaks(first, last, self._columns.values())
+                ] if len(self) else []
+
     def rooms(self, demand: model.Demand, window: model.Window,
-              hosts: Hosts = None, beside: Beside | None = None) -> Ints:
+              hosts: Hosts = None, beside: Beside | None = None,
+              peaks: ty.Sequence[Ints] | None = None) -> Ints:
         """How many servers of a demand fit on each host over all of a window.
 
         For every host in the order of :attr:`ids`; never more than
@@ -270,9 +287,10 @@ class Timeline:
         not report a class that is needed has no room, except of the shared
         classes, by which it is not judged then.
 
-        Costs O(H + steps in the window).
+        Costs O(H + steps in the window); O(H) with ``peaks``.
 
         :param beside: what is there too, over all of the window
+        :param peaks: what :meth:`peaks` says of the window, if that is known
         """
         which = self._which(hosts)
         rooms = np.zeros(len(self), np.int64)
@@ -280,7 +298,10 @@ class Timeline:
             demand.resources, demand.most_per_host(), which, beside)
         if scan is None:
             return rooms
-        rooms[which] = scan.room(window.start, _end(window))
+        if peaks is None and _end(window) == NEVER:
+            peaks = self.peaks(window)
+        rooms[which] = scan.room(window.start, _end(window)) if (
+            peaks is None) else scan.room_over(peaks)
         return rooms
 
     def earliest(self, demand: model.Demand, duration: int, not_before: int,
@@ -374,29 +395,14 @@ class Timeline:
         last = self._rows.start + self._rows.length - 1
         return max(0, int(self._rows.time[last].max(initial=0)))
 
-    def busy(self, window: model.Window) -> npt.NDArray[np.bool_]:
+    def busy(self, peaks: ty.Iterable[Ints]) -> npt.NDArray[np.bool_]:
         """Whether anything is booked on a host at any instant of a window.
 
-        Costs O(H + steps in the window).
+        :param peaks: what :meth:`peaks` says of it
         """
         busy = np.zeros(len(self), bool)
-        if not self._columns:
-            return busy
-        # What is free for ever is not busy, what is taken at the start is.
-        begin = self._rows.at(slice(None), window.start)
-        later = np.zeros(len(self), bool)
-        for level, rest in zip(
-                self._rows.levels, self._rows.rest(window.start)):
-            busy |= level[begin] > 0
-            later |= rest > 0
-        if _end(window) == NEVER:
-            return later
-        which = np.flatnonzero(later & ~busy)
-        if len(which):
-            last = self._rows.at(which, _end(window) - 1)
-            for peak in self._rows.peaks(
-                    begin[which], last, self._columns.values()):
-                busy[which] |= peak > 0
+        for peak in peaks:
+            busy |= peak > 0
         return busy
 
     def busy_until(self) -> Ints:

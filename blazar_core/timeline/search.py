@@ -93,6 +93,15 @@ class Scan:
             np.array([self.rows.lowest[need.column]]) for need in self.needs])
         return room
 
+    def room_over(self, peaks: ty.Sequence[Ints]) -> Ints:
+        """The room in each row, given the highest level of all rows in each
+        column.
+        """
+        room = np.full(len(self.which), self.most)
+        self._lower(room, self.which, (
+            peaks[need.column][self.which] for need in self.needs))
+        return room
+
     def room(self, begin: int, end: int, which: Ints | None = None) -> Ints:
         """The room in each row over a whole window.
 
@@ -100,11 +109,6 @@ class Scan:
         """
         which = self.which if which is None else which
         room = np.full(len(which), self.most)
-        if end == NEVER:
-            highest = self.rows.rest(begin)
-            self._lower(room, which, (highest[need.column][which]
-                                      for need in self.needs))
-            return room
         first = self.rows.at(which, begin)
         self._lower(room, which, (self._level(need, first)
                                   for need in self.needs))

@@ -359,14 +359,16 @@ class TimelineTest(base.BaseTestCase):
         def ask(story, one):
             asked, hosts = story.hosts(one)
             end = story.calendar.end(one, one.start)
-            rooms = story.timeline.rooms(
-                one.demand(), story.window(one.start, end), asked)
+            window = story.window(one.start, end)
             most = one.demand().most_per_host()
-            self.assertEqual(
-                {host: story.calendar.room(
-                    host, one.needs, most, one.start, end)
-                 if host in hosts else 0 for host in story.timeline.ids},
-                dict(zip(story.timeline.ids, rooms.tolist())))
+            expected = {host: story.calendar.room(
+                host, one.needs, most, one.start, end)
+                if host in hosts else 0 for host in story.timeline.ids}
+            for peaks in (None, story.timeline.peaks(window)):
+                rooms = story.timeline.rooms(
+                    one.demand(), window, asked, peaks=peaks)
+                self.assertEqual(
+                    expected, dict(zip(story.timeline.ids, rooms.tolist())))
 
         self._run(changes, shape, ask)
 
@@ -462,8 +464,8 @@ class TimelineTest(base.BaseTestCase):
             self.assertEqual(
                 [any(one.start <= second < end for second in seconds)
                  for seconds in taken],
-                story.timeline.busy(
-                    story.window(one.start, end)).tolist())
+                story.timeline.busy(story.timeline.peaks(
+                    story.window(one.start, end))).tolist())
             until = story.timeline.busy_until().tolist()
             for host, seconds, instant in zip(
                     story.timeline.ids, taken, until):

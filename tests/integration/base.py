@@ -196,8 +196,12 @@ def _check(answer: requests.Response) -> None:
 
 
 class IntegrationTestCase(testtools.TestCase):
-    """A test on the stack of the process, and its traces removed."""
+    """A test on the stack of the process, and its traces removed.
 
+    :cvar gone_within: seconds for its servers to go
+    """
+
+    gone_within: ty.ClassVar[float] = PATIENCE
     _names = itertools.count(1)
 
     def setUp(self) -> None:
@@ -220,7 +224,8 @@ class IntegrationTestCase(testtools.TestCase):
         servers, leases_ = self._kept
         self.delete(*(set(self.server_ids()) - servers))
         self.wait_for(lambda: set(self.server_ids()) <= servers,
-                      f'servers are gone: {self.server_ids()}')
+                      f'servers are gone: {self.server_ids()}',
+                      self.gone_within)
         self.wait_for(lambda: all(
             lease_id in leases_ or lease['status'] == 'TERMINATED'
             for lease_id, lease in self.leases().items()),

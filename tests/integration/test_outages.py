@@ -39,6 +39,8 @@ PACE = 2
 
 class OutageTest(base.IntegrationTestCase):
 
+    gone_within = SOON
+
     def setUp(self) -> None:
         super().setUp()
         #: What was answered, by what was asked for: codes, or 'none'.

@@ -220,6 +220,7 @@ class Leases:
         :raises InvalidLeaseParams: when that cannot be done to it; says why
         :raises Refused: when there is no room
         :raises LimitExceeded: when others made meanwhile have what it needs
+        :raises Conflict: when somebody else has just changed it
         """
         return self._database.retried(self._update, lease_id, change)
 
@@ -415,12 +416,14 @@ class Leases:
                     f'what is to come of the lease. Write a date from '
                     f'{clocks.minute(first)} to {clocks.minute(window.end)} '
                     f'UTC.')
-        for event in list(lease.events):
-            if event.status == 'UNDONE' and (
-                    event.event_type in parts or
-                    change.events is not None and
-                    event.event_type not in states.EventType.OWN):
-                session.delete(event)
+        for event in [
+                *(event for event in lease.events
+                  if event.status == 'UNDONE' and (
+                      event.event_type in parts or
+                      change.events is not None and
+                      event.event_type not in states.EventType.OWN)),
+                *_old_events(lease)]:
+            session.delete(event)
         for event_type, time in own + [
                 (event.event_type, event.time)
                 for event in change.events or ()]:
@@ -895,12 +898,25 @@ def _resize(reservation: models.Reservation, change: Change, now: int,
         reservation.updated_at = now
 
 
+def _old_events(lease: models.Lease) -> list[models.Event]:
+    """What has happened and is remembered no more: all but the newest, of
+    which as many are kept as may be still to come.
+    """
+    done = [event for event in lease.events
+            if event.status in ('DONE', 'ERROR') and event.event_type not in (
+                states.EventType.START, states.EventType.END,
+                states.EventType.EXPIRE)]
+    done.sort(key=lambda event: (event.time, event.id))
+    return done[:-params.MAX_EVENTS]
+
+
 def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
     """Move a lease and its events; the user's own stay where they are."""
     moved = {states.EventType.START: window.start - lease.start_date,
              states.EventType.BEFORE_END: window.end - lease.end_date,
              states.EventType.END: window.end - lease.end_date}
-    for event in list(lease.events):
+    again = 0
+    for event in lease.events:
         if event.event_type not in moved:
             continue
         time = max(event.time + moved[event.event_type], window.start)
@@ -912,9 +928,14 @@ def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
             event.status, event.claimed_by = 'UNDONE', None
             event.claimed_until = event.waits = 0
         elif event.event_type == states.EventType.BEFORE_END and time > now:
-            # It was told of an end that is none any more.
-            lease.events.append(models.Event(**_event(
-                lease.id, event.event_type, time, now)))
+            again = max(again, time)
+    if again and not any(
+            event.status == 'UNDONE' and
+            event.event_type == states.EventType.BEFORE_END
+            for event in lease.events):
+        # It was told of an end that is none any more.
+        lease.events.append(models.Event(**_event(
+            lease.id, states.EventType.BEFORE_END, again, now)))
     if lease.before_end_date is not None:
         lease.before_end_date = max(
             lease.before_end_date + window.end - lease.end_date, window.start)

@@ -157,6 +157,8 @@ class _Books:
 
     others: _Amounts = dataclasses.field(default_factory=collections.Counter)
     own: _Amounts = dataclasses.field(default_factory=collections.Counter)
+    #: Of the one in question, its dates and how many of what it has.
+    lease: set[tuple[ty.Any, ...]] = dataclasses.field(default_factory=set)
     uses: list[_Use] = dataclasses.field(default_factory=list)
     #: With the users in whose leases they are.
     servers: list[tuple[str, Server]] = dataclasses.field(
@@ -196,6 +198,7 @@ class Granted:
         before anything is written.
 
         :raises LimitExceeded: when they have taken what this one needs
+        :raises Conflict: when they have changed the lease itself
         """
         if _generation(connection, self._project_id) != self._seen + 1:
             self._again(connection)
@@ -253,9 +256,14 @@ class Limits:
         self._compare_rooms(asked, found, rooms)
 
         def again(connection: sa.Connection) -> None:
-            found = self._in_use(connection, asked)
-            self._compare(asked, found, limits)
-            self._compare_rooms(asked, found, rooms)
+            now_found = self._in_use(connection, asked)
+            if now_found.lease != found.lease:
+                # What was asked about was another change.
+                raise errors.Conflict(
+                    f'Lease {asked.lease_id} was changed by somebody else at '
+                    f'this moment. Look at it, and try again.')
+            self._compare(asked, now_found, limits)
+            self._compare_rooms(asked, now_found, rooms)
 
         return Granted(asked.project_id, seen, again)
 
@@ -315,10 +323,6 @@ class Limits:
         """Make sure of the cloud's limits."""
         wanted = self._wanted(asked, found)
         for user_id, peak in self._peaks_of_quota(asked, found).items():
-            if peak and user_id not in rooms:
-                raise errors.BooksBusy(
-                    f'Lease {asked.lease_id} was changed at this moment; try '
-                    f'again.')
             for name, amount in peak.items():
                 room = rooms[user_id].get(name)
                 total = 0 if room is None else max(0, room.used + amount)
@@ -363,6 +367,9 @@ class Limits:
                 found.own[_LEASES] = 1
                 found.own[_DURATION] = row.last_date - row.first_date
                 found.own[_AHEAD] = row.first_date - now
+                found.lease.add((row.first_date, row.last_date, row.kind,
+                                 row.start_date, row.end_date, row.server_id,
+                                 row.servers))
             # With this one, which matters to nobody: it does not get more.
             found.others[_LEASES] = row.leases
             if row.servers:

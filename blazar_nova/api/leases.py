@@ -270,7 +270,9 @@ class Leases:
             getattr(change, key) or clocks.parse_iso(lease[f'{key}_date'])
             for key in ('start', 'end'))
         if end <= start:
-            return None
+            raise errors.InvalidLeaseParams(
+                f'End date must be later than start date: from '
+                f'{clocks.minute(start)} to {clocks.minute(end)} UTC.')
         new = leases.NewLease(
             lease['project_id'], lease['user_id'], params.LeaseRequest(
                 name=change.name or lease['name'],

@@ -927,6 +927,30 @@ class TestUpdateOfTimes(PlacesTestCase):
         self.assertEqual([('before_end_lease', 90), ('mine', 60)],
                          self.times(lease))
 
+    def test_the_record_is_short(self):
+        lease = self.with_events(0, 1000, 900, active=True)
+        engine = self.new_engine()
+        for number in range(1, 40):
+            self.update(lease, events=self.events(number, number),
+                        before_end=number)
+            self.clock.advance(1)
+            engine.run_due()
+        self.update(lease, events=())
+        self.assertEqual(params.MAX_EVENTS, len(self.times(lease, 'DONE')))
+        self.assertIn(('mine', 39), self.times(lease, 'DONE'))
+
+    def test_the_end_is_announced_once_for_each_time_it_is_put_off(self):
+        lease = self.with_events(0, 100, 50, active=True)
+        engine = self.new_engine()
+        for number in range(1, 5):
+            self.clock.advance(50)
+            engine.run_due()
+            for _twice in range(2):
+                self.update(lease, end=50 * number + 100)
+                self.assertEqual([('before_end_lease', 50 * number + 50)],
+                                 self.times(lease))
+            self.assertEqual(number, len(self.times(lease, 'DONE')))
+
     def test_the_announcement_of_the_end_gets_its_own_time(self):
         lease = self.with_events(50, 100, 90, 60)
         answer = self.update(lease, before_end=70)

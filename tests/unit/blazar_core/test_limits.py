@@ -285,12 +285,37 @@ class TestGranted(LimitsTestCase):
         self.leases.update(lease['id'], larger(3))
         self.assertRaises(
             errors.LimitExceeded, self.leases.create, new, 'call')
-        self.leases.update(lease['id'], most)
+        self.assertRaises(
+            errors.Conflict, self.leases.update, lease['id'], most)
+        self.leases.update(lease['id'], larger(4))
         self.leases.update(lease['id'], larger(2))
         most = larger(4)
         self.leases.create(self.wanted(), 'call')
         self.assertRaises(
             errors.LimitExceeded, self.leases.update, lease['id'], most)
+
+    def test_what_was_judged_is_what_is_changed(self):
+        self.limit(**{VCPUS: -1, DURATION: 100})
+        lease = self.have(50, 100, count=2)
+
+        def change(**dates):
+            window = {'start': 50, 'end': 100, **dates}
+            return leases.Change(
+                granted=self.limits.check(self.asked(
+                    lease_id=lease['id'], servers=2, resized=False,
+                    **window)),
+                **{name: NOW + when for name, when in dates.items()})
+
+        longer, earlier = change(end=140), change(start=10)
+        self.leases.update(lease['id'], longer)
+        refused = self.assertRaises(
+            errors.Conflict, self.leases.update, lease['id'], earlier)
+        self.assertIn('changed by somebody else', str(refused))
+        self.leases.update(lease['id'], change(start=45, end=140))
+        # What others make is not in its way.
+        later = change(start=46, end=141)
+        self.leases.create(self.wanted(), 'call')
+        self.leases.update(lease['id'], later)
 
     def test_an_offer_counts_too(self):
         first, second = self.wanted(servers=2), self.wanted()

@@ -144,11 +144,16 @@ OPTS: list[cfg.Opt] = [
              'the same host at the same moment.'),
 ]
 
-#: Without those of waiting for a database: no process does
-#: (:mod:`blazar_core.db.presence`).
+#: Those of oslo.db by which nothing would be done. No process waits for a
+#: database (:mod:`blazar_core.db.presence`), transactions are run again by
+#: admission_retries, and all read where they write, without asyncio.
+_UNUSED = frozenset({
+    'asyncio_connection', 'asyncio_slave_connection', 'backend',
+    'db_inc_retry_interval', 'db_max_retries', 'db_max_retry_interval',
+    'db_retry_interval', 'max_retries', 'retry_interval', 'slave_connection',
+    'synchronous_reader', 'use_db_reconnect'})
 DATABASE_OPTS: list[cfg.Opt] = [
-    opt for opt in db_options.database_opts
-    if opt.name not in ('max_retries', 'retry_interval')]
+    opt for opt in db_options.database_opts if opt.name not in _UNUSED]
 
 ENFORCEMENT_OPTS: list[cfg.Opt] = [
     cfg.IntOpt(

@@ -14,7 +14,7 @@
 
 As users of reservations write them, a JSON array in prefix notation::
 
-    ["and", [">=", "$vcpus", "8"], ["in", "$gpu", "a100", "h100"]]
+    ["and", [">=", "$vcpus", "8"], ["in", "$hypervisor_type", "QEMU", "KVM"]]
 
 ``and`` and ``or`` take one or more expressions. The others take a property,
 named with a dollar sign, and what it is compared with: ``=`` (or ``==``),
@@ -38,13 +38,14 @@ __all__ = ['Expression', 'Properties', 'check', 'matching', 'parse']
 Value: ty.TypeAlias = str | int | float | bool
 Properties: ty.TypeAlias = ty.Mapping[str, Value]
 
-#: How deep expressions may be nested, how long one may be, in bytes, and with
-#: how many values it may compare: that is done for every kind of host.
+#: How deep expressions may be nested, how long one may be, in bytes, and how
+#: many operators and values it may have: all of it is looked at for every kind
+#: of host.
 MAX_DEPTH = 20
 MAX_BYTES = 16 * 1024
-MAX_VALUES = 50
+MAX_COUNT = 100
 
-_EXAMPLE = '["and", [">=", "$vcpus", "8"], ["=", "$gpu", "True"]]'
+_EXAMPLE = '["and", [">=", "$vcpus", "8"], ["=", "$hypervisor_type", "QEMU"]]'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Comparison:
 
     @property
     def count(self) -> int:
-        return len(self.values)
+        return 1 + len(self.values)
 
     def matches(self, properties: Properties) -> bool:
         if self.name not in properties:
@@ -83,7 +84,7 @@ class Combination:
 
     @property
     def count(self) -> int:
-        return sum(part.count for part in self.parts)
+        return 1 + sum(part.count for part in self.parts)
 
     def matches(self, properties: Properties) -> bool:
         return _COMBINE[self.operator](
@@ -110,6 +111,8 @@ def parse(text: object) -> Expression | None:
     """
     if isinstance(text, str):
         text = _load(text)
+    else:
+        _check_length(_shown(text, MAX_BYTES + 1))
     if text is None or text == []:
         return None
     return _expression(text, 1)
@@ -125,10 +128,10 @@ def check(expression: Expression | None, public: ty.Collection[str]) -> None:
     """
     if expression is None:
         return
-    if expression.count > MAX_VALUES:
+    if expression.count > MAX_COUNT:
         raise errors.InvalidLeaseParams(
-            f'The property expression compares with {expression.count} '
-            f'values. Write one with at most {MAX_VALUES}.')
+            f'The property expression has {expression.count} operators and '
+            f'values. Write one with at most {MAX_COUNT}.')
     for name in sorted(expression.names):
         if name not in public:
             raise errors.InvalidLeaseParams(
@@ -160,11 +163,15 @@ def matching(expression: Expression | None,
     return found
 
 
-def _load(text: str) -> object:
+def _check_length(text: str) -> None:
     if len(text.encode(errors='replace')) > MAX_BYTES:
         raise errors.InvalidLeaseParams(
             f'The property expression is longer than {MAX_BYTES} bytes. '
             f'Write a shorter one.')
+
+
+def _load(text: str) -> object:
+    _check_length(text)
     if not text.strip():
         return None
     try:
@@ -215,6 +222,10 @@ def _comparison(name: str, operands: list[object]) -> Comparison:
             f'The first operand of "{name}" must be a property such as '
             f'"$vcpus", not {_shown(prop)}.')
     values = rest[0] if many and isinstance(rest[0], list) else rest
+    if not values:
+        raise errors.InvalidLeaseParams(
+            f'"in" needs one or more values, and "{prop[:80]}" is compared '
+            f'with none. Write for example ["in", "$vcpus", "8", "16"].')
     return Comparison(name, prop[1:], tuple(_value(one) for one in values))
 
 
@@ -228,9 +239,9 @@ def _value(value: object) -> Value:
     return value
 
 
-def _shown(node: object) -> str:
+def _shown(node: object, most: int = 80) -> str:
     try:
-        return json.dumps(node)[:80]
+        return json.dumps(node)[:most]
     except RecursionError:
         return 'what is nested so deeply'
 

@@ -17,6 +17,7 @@ already. So he may give his request a key; the key is written down in the
 transaction that makes the lease, and of two of them the database takes one.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import typing as ty
@@ -61,7 +62,12 @@ def key_of(project_id: str, user_id: str, text: str, body: object) -> Key:
         raise errors.InvalidLeaseParams(
             f'The header Idempotency-Key must have 1 to {_LONGEST} printable '
             f'ASCII characters. Write a UUID, a new one for each lease.')
-    return Key(_digest([project_id, user_id, text]), _digest(body))
+    try:
+        return Key(_digest([project_id, user_id, text]), _digest(body))
+    except RecursionError as exc:
+        raise errors.InvalidLeaseParams(
+            'The body of the request is nested too deeply. Send an object '
+            'as the documentation of the API has it.') from exc
 
 
 def _digest(value: object) -> str:
@@ -83,13 +89,13 @@ def made_by(database: api.Database, key: Key) -> dict[str, ty.Any] | None:
         raise errors.Conflict(
             f'Another lease, {row.lease_id}, was asked for with this '
             f'Idempotency-Key. Write a new key for each lease.')
-    try:
-        return views.get(database, row.lease_id)
-    except errors.NotFound as exc:
-        raise errors.Conflict(
-            f'Lease {row.lease_id}, which was made with this '
-            f'Idempotency-Key, has been deleted. Write a new key to make '
-            f'another one.') from exc
+    with contextlib.suppress(errors.NotFound):
+        lease = views.get(database, row.lease_id)
+        if lease['status'] != views.DELETING:
+            return lease
+    raise errors.Conflict(
+        f'Lease {row.lease_id}, which was made with this Idempotency-Key, '
+        f'has been deleted. Write a new key to make another one.')
 
 
 def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,

@@ -115,7 +115,7 @@ class Instances:
     keys: ty.ClassVar[dict[str, str]] = {
         'amount': '2', 'vcpus': '2', 'memory_mb': '4096', 'disk_gb': '20',
         'affinity': 'None',
-        'resource_properties': '"[\\"=\\", \\"$gpu\\", \\"a100\\"]"'}
+        'resource_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"'}
 
     def read(self, values: Values) -> Values:
         asked = _common(values)

@@ -48,7 +48,7 @@ class TestOpts(base.BaseTestCase):
              'admission_retries': 20},
             dict(self.conf().blazar.items()))
 
-    def test_nothing_is_limited_and_nobody_asked_by_default(self):
+    def test_limits_are_finite_and_nobody_is_asked_by_default(self):
         self.assertEqual(
             {'max_lease_duration': 31536000,
              'max_lease_ahead': 31536000,

@@ -144,15 +144,25 @@ class ExpressionTest(testtools.TestCase):
             self.assertEqual(sentence, str(self.assertRaises(
                 errors.InvalidLeaseParams, properties.check, asked, public)))
 
-    def test_an_expression_compares_with_so_many_values(self):
-        least = ['in', '$a', *range(properties.MAX_VALUES - 1)]
+    def test_an_expression_has_so_many_operators_and_values(self):
+        least = ['in', '$a', *range(properties.MAX_COUNT - 4)]
         properties.check(properties.parse(
             ['or', least, ['=', '$a', 1]]), ['a'])
         error = self.assertRaises(
             errors.InvalidLeaseParams, properties.check, properties.parse(
                 ['or', least, ['in', '$a', 1, 2]]), ['a'])
-        self.assertIn('compares with 51 values. Write one with at most 50.',
-                      str(error))
+        self.assertIn('has 101 operators and values. Write one with at most '
+                      '100.', str(error))
+
+    def test_it_is_short_however_it_is_written(self):
+        long = ['or', *[['=', '$a', 1]] * properties.MAX_BYTES]
+        for text in (long, json.dumps(long)):
+            self.assertIn('is longer than 16384 bytes', str(self.assertRaises(
+                errors.InvalidLeaseParams, properties.parse, text)))
+
+    def test_in_compares_with_something(self):
+        self.assertIn('"$a" is compared with none', str(self.assertRaises(
+            errors.InvalidLeaseParams, properties.parse, ['in', '$a', []])))
 
     @hypothesis.given(st.sampled_from(sorted(MEANING)),
                       st.integers(-100, 100), st.integers(-100, 100))

@@ -13,6 +13,7 @@
 """A lease that is asked for twice by one key is made once."""
 
 import dataclasses
+import sys
 import threading
 
 import testscenarios
@@ -71,6 +72,23 @@ class TestRepeats(base.LeaseTestCase):
         self.leases.withdraw(lease['id'])
         refused = self.assertRaises(errors.Conflict, self.made, self.key())
         self.assertIn('has been deleted. Write a new key', str(refused))
+
+    def test_nor_is_one_that_is_being_deleted(self):
+        lease = self.running_lease(0, 100)
+        key = self.key()
+        with self.database.begin() as connection:
+            repeats.keep(connection, base.NOW, key, lease['id'])
+        self.assertEqual(lease['id'], self.made(key)['id'])
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.delete(lease['id'])
+        self.assertEqual('DELETING', self.status(lease))
+        self.assertRaises(errors.Conflict, self.made, key)
+
+    def test_what_is_nested_too_deeply_is_refused(self):
+        body = []
+        for _level in range(sys.getrecursionlimit()):
+            body = [body]
+        self.assertRaises(errors.InvalidLeaseParams, self.key, body=body)
 
     def test_a_lease_that_was_refused_leaves_its_key_free(self):
         self.lease(100, 200, count=4)

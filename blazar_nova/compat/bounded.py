@@ -13,23 +13,30 @@
 """Calls of Nova that do not keep a worker for ever.
 
 A cell whose database or message bus is gone may not even say so: who asks it
-waits. Nova leaves such calls behind in a thread, and so does this; but as
-long as one of them is left there, nobody else asks the same cell.
+waits. Nova leaves such calls behind in the threads of one pool for all cells,
+until none is left to ask anybody. Here each call has a thread of its own, and
+as long as one is left behind the same cell is asked seldom: again after a
+minute, then after two more, then four ...
 """
 
 import collections
 from concurrent import futures
 import contextvars
 import threading
+import time
 import typing as ty
 
+from nova import context as nova_context
 from nova import exception
 from oslo_db import exception as db_exception
+from oslo_log import log as logging
 import oslo_messaging
 
 from blazar_core import errors
 
-__all__ = ['Bounded', 'LIMIT']
+__all__ = ['Bounded', 'LIMIT', 'of_cells']
+
+LOG = logging.getLogger(__name__)
 
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
@@ -50,6 +57,8 @@ class Bounded:
         self._lock = threading.Lock()
         #: How many calls were left behind, by whom they ask.
         self._left: collections.Counter[str] = collections.Counter()
+        #: When they may be asked again.
+        self._again: dict[str, float] = {}
 
     def __call__(self, who: str, work: ty.Callable[P, R], *args: P.args,
                  **kwargs: P.kwargs) -> R:
@@ -59,7 +68,7 @@ class Bounded:
         :raises CloudUnavailable: when he does not answer; the call may come
             to an end later
         """
-        if self._left[who]:
+        if self._left[who] and time.monotonic() < self._again[who]:
             raise errors.CloudUnavailable(
                 f'{who} has not answered an earlier call yet.')
         answer: futures.Future[R] = futures.Future()
@@ -91,6 +100,8 @@ class Bounded:
 
     def _leave(self, who: str, answer: 'futures.Future[ty.Any]') -> None:
         with self._lock:
+            pause = LIMIT * 2 ** min(self._left[who], 10)
+            self._again[who] = time.monotonic() + pause
             self._left[who] += 1
 
         def come(_answer: 'futures.Future[ty.Any]') -> None:
@@ -99,3 +110,37 @@ class Bounded:
 
         # At once, if it has come just now.
         answer.add_done_callback(come)
+
+
+_cells = Bounded()
+
+
+def of_cells(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
+             cells: ty.Sequence[ty.Any] | None = None, **kwargs: ty.Any,
+             ) -> dict[str, ty.Any]:
+    """What a function says of each cell; all are asked at the same time.
+
+    :param work: is given a context of the cell first
+    :param cells: CellMappings; None: all
+    :returns: by uuid; of a cell that did not answer or where it failed, what
+        Nova says that of (``nova.context.is_cell_failure_sentinel``)
+    """
+    if cells is None:
+        nova_context.load_cells()
+        cells = nova_context.CELLS
+
+    def ask(cell: ty.Any) -> ty.Any:
+        name = f'Cell {cell.name or cell.uuid}'
+        try:
+            with nova_context.target_cell(context, cell) as of_cell:
+                return _cells(name, work, of_cell, *args, **kwargs)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('%s', exc)
+            return nova_context.did_not_respond_sentinel
+        except Exception as exc:
+            LOG.exception('%s could not be asked', name)
+            return exc
+
+    with futures.ThreadPoolExecutor(max(1, len(cells))) as pool:
+        return {cell.uuid: answer for cell, answer in zip(
+            cells, pool.map(ask, cells), strict=True)}

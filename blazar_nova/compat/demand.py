@@ -28,6 +28,7 @@ from nova.scheduler import request_filter
 from nova.scheduler import utils as scheduler_utils
 
 from blazar_core import model
+from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
 
 __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
@@ -135,7 +136,7 @@ def group_of(context: ty.Any, spec: ty.Any) -> Group | None:
         return None
     # The group's own get_hosts() would look in one cell, which is cell0
     # where nova-api is set up as Nova's manual says.
-    found = nova_context.scatter_gather_skip_cell0(
+    found = bounded.of_cells(
         context, objects.InstanceList.get_by_filters,
         {'uuid': group.members, 'deleted': False}, expected_attrs=[])
     return Group(
@@ -174,7 +175,7 @@ class _Nodes:
     def get_compute_nodes_by_host_or_node(
             self, context: ty.Any, host: str | None, node: str | None,
             cell: ty.Any = None) -> list[ty.Any]:
-        found = nova_context.scatter_gather_all_cells(
+        found = bounded.of_cells(
             context.elevated(), objects.ComputeNodeList.get_all)
         return [one for nodes in found.values()
                 if not nova_context.is_cell_failure_sentinel(nodes)

@@ -27,6 +27,7 @@ import requests
 
 from blazar_core import errors
 from blazar_core import model
+from blazar_nova.compat import bounded
 
 __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
            'ask_placement', 'facts', 'on_service_host', 'services_up',
@@ -68,7 +69,7 @@ def all_hosts() -> tuple[list[ComputeHost], bool]:
 
     :returns: them, and whether every cell answered
     """
-    found = nova_context.scatter_gather_all_cells(
+    found = bounded.of_cells(
         nova_context.get_admin_context(), objects.ComputeNodeList.get_all)
     failed = [nodes for nodes in found.values()
               if nova_context.is_cell_failure_sentinel(nodes)]
@@ -131,7 +132,7 @@ def allocations(consumer: str) -> dict[str, ty.Any]:
 
 def services_up() -> set[str]:
     """The service hosts whose nova-compute is up and enabled."""
-    found = nova_context.scatter_gather_all_cells(
+    found = bounded.of_cells(
         nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
         'nova-compute')
     state = servicegroup.API()

@@ -25,6 +25,7 @@ would say is asked before, for as many as may be.
 import collections
 import typing as ty
 
+from nova.compute import vm_states
 import nova.conf
 from nova import context as nova_context
 from nova import exception
@@ -36,6 +37,7 @@ from oslo_limit import exception as limit_exceptions
 from blazar_core import errors
 from blazar_core import limits as core_limits
 from blazar_core import model
+from blazar_nova.compat import bounded
 
 __all__ = ['NovaQuota', 'admitted']
 
@@ -96,15 +98,33 @@ class NovaQuota:
         # cell has yet; and the rest is what placement has.
         by_mapping = limit_utils.use_unified_limits() or (
             CONF.quota.count_usage_from_placement)
+        on_hosts = _on_hosts(context, [
+            one.id for one in servers if one.placed]) if by_mapping else set()
         counted = collections.Counter[str]()
         for one in servers:
             if by_mapping:
                 counted.update(self.amounts(
                     int(one.id in there),
-                    one.resources if one.placed else {}))
+                    one.resources if one.id in on_hosts else {}))
             elif there.get(one.id):
                 counted.update(self.amounts(1, one.resources))
         return counted
+
+
+def _on_hosts(context: ty.Any, server_ids: list[str]) -> set[str]:
+    """Those of which placement has something: one that is shelved keeps its
+    room in the books and has none there. Of cells that do not answer nobody
+    knows: those count twice.
+    """
+    if not server_ids:
+        return set()
+    found = bounded.of_cells(
+        context, objects.InstanceList.get_by_filters,
+        {'uuid': server_ids, 'deleted': False}, expected_attrs=[])
+    return {one.uuid for instances in found.values()
+            if not nova_context.is_cell_failure_sentinel(instances)
+            for one in instances
+            if one.vm_state != vm_states.SHELVED_OFFLOADED}
 
 
 def _has_own(context: ty.Any, project_id: str, user_id: str) -> bool:

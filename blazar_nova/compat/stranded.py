@@ -34,6 +34,7 @@ from oslo_log import log as logging
 from blazar_core import errors
 from blazar_core import lifecycle
 from blazar_nova.compat import again
+from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
 from blazar_nova.compat import reserved
 
@@ -78,9 +79,8 @@ def _rows(server_ids: list[str]) -> dict[str, ty.Any]:
     context = nova_context.get_admin_context()
     nova_context.load_cells()
     cells = {cell.uuid: cell for cell in nova_context.CELLS}
-    answers = nova_context.scatter_gather_cells(
-        context, nova_context.CELLS, nova_context.CELL_TIMEOUT,
-        objects.InstanceList.get_by_filters,
+    answers = bounded.of_cells(
+        context, objects.InstanceList.get_by_filters,
         {'uuid': server_ids, 'deleted': False}, expected_attrs=[])
     silent = [cells[uuid].name or uuid for uuid, answer in answers.items()
               if nova_context.is_cell_failure_sentinel(answer)]

@@ -31,6 +31,7 @@ from oslo_serialization import jsonutils
 import sqlalchemy as sa
 
 from blazar_core import lifecycle
+from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
 from blazar_nova.compat import reserved
 
@@ -115,9 +116,8 @@ class Survey:
 
     def _look_in(self, cell: ty.Any, server_ids: list[str],
                  ) -> dict[str, Seen]:
-        answer = nova_context.scatter_gather_cells(
-            self._context, [cell], nova_context.CELL_TIMEOUT, _instances,
-            server_ids)[cell.uuid]
+        answer = bounded.of_cells(
+            self._context, _instances, server_ids, cells=[cell])[cell.uuid]
         if nova_context.is_cell_failure_sentinel(answer):
             self.silent.add(cell.name or cell.uuid)
             return {}

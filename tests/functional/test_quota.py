@@ -94,7 +94,20 @@ class TestLeases(QuotaTestCase):
 class TestPlacement(TestLeases):
     """Nova counts by its mappings, and by what placement has."""
 
-    more_conf = TestLeases.more_conf + 'count_usage_from_placement = true\n'
+    more_conf = (
+        'shelved_offload_time = 0\n' + TestLeases.more_conf +
+        'count_usage_from_placement = true\n')
+
+    def test_a_server_that_is_shelved_counts_by_its_booking(self):
+        server = self.boot_active('leased', hints=self.lease_hints())
+        self.fill_books()
+        self.places(1, 403, start_in=60, vcpus=4, length=60)
+        self.alice.post_server_action(server['id'], {'shelve': None})
+        self.wait_for(lambda: self.admin.get_server(
+            server['id'])['status'] == 'SHELVED_OFFLOADED')
+        self.fill_books()
+        self.places(1, 403, start_in=60, vcpus=4, length=60)
+        self.places(1, start_in=60, vcpus=2, length=60)
 
 
 class TestUnified(TestLeases):

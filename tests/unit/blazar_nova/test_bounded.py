@@ -12,11 +12,16 @@
 
 """Who does not answer is not waited for for ever."""
 
+import contextlib
 import threading
+import types
 
 import fixtures
+from nova import context as nova_context
 from nova import exception
+from nova import objects
 from oslo_db import exception as db_exception
+from oslo_utils import uuidutils
 
 from blazar_core import errors
 from blazar_nova.compat import bounded
@@ -62,8 +67,63 @@ class TestBounded(base.TestCase):
                       'the answer')
         self.assertEqual(0, self.bounded('Cell one', int))
 
+    def test_who_is_silent_is_asked_again_now_and_then(self):
+        now = [1000.0]
+        with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
+            for pause in (60, 120, 240):
+                with fixtures.MonkeyPatch(
+                        'blazar_nova.compat.bounded.futures.wait',
+                        lambda *_args: types.SimpleNamespace(done=set())):
+                    self.assertIn('does not answer', self.away(self.silent))
+                self.assertIn('has not answered', self.away(int))
+                now[0] += pause - 1
+                self.assertIn('has not answered', self.away(int))
+                now[0] += 1
+            self.assertEqual(0, self.bounded('Cell one', int))
+
+    def away(self, work):
+        return str(self.assertRaises(
+            errors.CloudUnavailable, self.bounded, 'Cell one', work))
+
     def test_who_says_that_somebody_is_away(self):
         for said in (db_exception.DBConnectionError(),
                      exception.NovaException('Cell x is not responding')):
             self.assertRaises(errors.CloudUnavailable, self.bounded, 'he',
                               self.fail_with(said))
+
+
+class TestOfCells(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.answers = threading.Event()
+        self.addCleanup(self.answers.set)
+        self.cells = [objects.CellMapping(
+            uuid=uuidutils.generate_uuid(), name=name,
+            database_connection='none://', transport_url='none://')
+            for name in ('one', 'silent', 'broken')]
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.context.target_cell', self.target))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.bounded._cells', bounded.Bounded()))
+
+    @contextlib.contextmanager
+    def target(self, _context, cell):
+        yield cell.name
+
+    def ask(self, name, suffix):
+        if name == 'silent':
+            self.answers.wait(20)
+        if name == 'broken':
+            raise ValueError('no such thing')
+        return name + suffix
+
+    def test_one_that_is_silent_is_in_the_way_of_no_other(self):
+        with fixtures.MonkeyPatch('blazar_nova.compat.bounded.LIMIT', 0.2):
+            for _time in range(20):
+                answers = [*bounded.of_cells(
+                    None, self.ask, '!', cells=self.cells).values()]
+                self.assertEqual('one!', answers[0])
+                self.assertEqual(
+                    [False, True, True],
+                    [*map(nova_context.is_cell_failure_sentinel, answers)])

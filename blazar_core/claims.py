@@ -116,6 +116,7 @@ class Claims:
             with self._database.begin() as connection:
                 claimed = books.claim(connection, self._clock.now(), host,
                                       server_id, amounts, fits)
+            self._index.written()
         except books.Full as exc:
             raise Denied('it is promised to leases') from exc
         except books.Leased:

@@ -59,6 +59,9 @@ LOG = logging.getLogger(__name__)
 #: Seconds for which changes are kept in the database. A process that has not
 #: looked for longer may have to read everything again.
 KEEP = 3600
+#: Seconds after which what was let in without the database counts no more,
+#: when nobody had to do without it again: those who could write know it.
+ALONE = 300
 #: Seconds between two comparisons of the generations of all hosts.
 COMPARE = 30
 #: Seconds for which a missing id is looked for, and how many at most.
@@ -114,10 +117,12 @@ class Index:
         self._missing: dict[int, int] = {}
         self._overdue: list[tuple[int, model.Window, model.Resources]] = []
         self._refreshed = self._compared = self._forgotten = 0
+        #: The instant since which everything is known.
+        self._since = 0
         self._asked = 0.0
-        #: Whether somebody had to do without the database, and what was let
-        #: in meanwhile.
-        self._alone = False
+        #: When somebody had to do without the database last (None: nobody
+        #: had), and what was let in meanwhile.
+        self._alone: float | None = None
         self._guests: list[_Guest] = []
 
     @contextlib.contextmanager
@@ -147,15 +152,20 @@ class Index:
             self._database.presence.check()
             now = self._clock.now()
             asked = self._clock.elapsed()
-            if self._timeline is None:
+            if self._timeline is None or now < self._since:
+                # Of before that it knows too little, for a clock that was
+                # ahead and is set right.
                 self._load(now, connection)
                 self._asked = asked
             elif now != self._refreshed or asked >= self._asked + lag:
                 self._refresh(now, connection)
                 self._asked = asked
             assert self._timeline is not None
-            if self._alone:
-                self._end_alone()
+            if self._alone is not None:
+                if self._clock.elapsed() >= self._alone + ALONE:
+                    self._end_alone()
+                # What was read knows nothing of them.
+                self._count_guests(self._guests)
             yield self._timeline
         finally:
             self._lock.release()
@@ -169,14 +179,14 @@ class Index:
         :returns: None when none was known yet
         """
         with self._lock:
-            if not self._alone:
-                self._alone = True
+            if self._alone is None:
                 LOG.error(
                     'Without the database of the leases, servers are judged '
                     'by %s', 'nothing: it has not answered since this '
                     'process started' if self._timeline is None else
                     f'what was known '
                     f'{self._clock.now() - self._refreshed} s ago')
+            self._alone = self._clock.elapsed()
             yield self._timeline
 
     def let_in(self, host_id: int, amounts: model.Resources,
@@ -198,11 +208,22 @@ class Index:
 
         return take_back
 
+    def written(self) -> None:
+        """Somebody could write: the database is there again.
+
+        One that can be read but not written is as good as away: what is let
+        in counts here alone.
+        """
+        if self._alone is not None:
+            with self._lock:
+                if self._alone is not None:
+                    self._end_alone()
+
     def _end_alone(self) -> None:
         """What came meanwhile is found by the comparison with the cloud."""
         LOG.warning('Servers are judged by the books again; %s were let in '
                     'without', len(self._guests))
-        guests, self._guests, self._alone = self._guests, [], False
+        guests, self._guests, self._alone = self._guests, [], None
         self._count_guests(guests)
 
     def _count_guests(self, changed: ty.Iterable[_Guest]) -> None:
@@ -249,7 +270,7 @@ class Index:
             timeline = timelines.Timeline(shared=books.SHARED)
             for host in hosts.values():
                 timeline.set_host(host.id, host.capacity, host.usage)
-            _load_bookings(connection, timeline, now)
+            _load_bookings(connection, timeline, now - KEEP)
             overdue = _overdue(connection, now)
         self._top, self._missing, self._overdue = top, {}, []
         self.hosts = hosts
@@ -258,6 +279,7 @@ class Index:
         self._watch_overdue(timeline, overdue, now)
         self._timeline = timeline
         self._refreshed = self._compared = self._forgotten = now
+        self._since = now - KEEP
 
     # -- following -----------------------------------------------------------
 
@@ -275,7 +297,7 @@ class Index:
         if now - self._forgotten >= KEEP:
             # What is over would pile up as long as the process lives.
             timeline.forget(now - KEEP)
-            self._forgotten = now
+            self._forgotten, self._since = now, now - KEEP
         # Whoever did not come this far finds none, and reads everything.
         self._timeline = timeline
 
@@ -461,18 +483,18 @@ _OVERDUE = sa.select(
 
 
 def _load_bookings(connection: sa.Connection, timeline: timelines.Timeline,
-                   now: int) -> None:
-    """Every booking that is not over.
+                   since: int) -> None:
+    """Every booking that was not over at an instant.
 
     A million rows take the driver many seconds, so the database packs them:
     for each host and amount of resources, one text of numbers.
     """
     total = connection.scalar(
         sa.select(sa.func.count(models.Booking.id)).where(
-            _CURRENT, models.Booking.end_date > now)) or 0
+            _CURRENT, models.Booking.end_date > since)) or 0
     done = shown = 0
     packs = []
-    for row in _packed(connection, now):
+    for row in _packed(connection, since):
         numbers = np.fromstring(row.packed, dtype=np.int64, sep=' ')
         if len(numbers) != 2 * row.bookings:
             raise RuntimeError(
@@ -499,7 +521,7 @@ def _add_packs(timeline: timelines.Timeline, packs: ty.Sequence[
                        counts) for rc in classes})
 
 
-def _packed(connection: sa.Connection, now: int) -> ty.Iterator[ty.Any]:
+def _packed(connection: sa.Connection, since: int) -> ty.Iterator[ty.Any]:
     """For each host and amount: how many bookings, and their dates in one
     text, as each database knows to make it.
     """
@@ -520,5 +542,5 @@ def _packed(connection: sa.Connection, now: int) -> ty.Iterator[ty.Any]:
     query = sa.select(
         models.Booking.host_id, sa.func.max(amounts).label('resources'),
         sa.func.count().label('bookings'), packed.label('packed'),
-    ).where(_CURRENT, end > now).group_by(models.Booking.host_id, amounts)
+    ).where(_CURRENT, end > since).group_by(models.Booking.host_id, amounts)
     yield from connection.execute(query, execution_options={'yield_per': 1000})

@@ -225,7 +225,17 @@ class Verifier:
             if number % (_STEP // 10) == 0:
                 self._say(f'{number} of {len(found)} hosts')
             if only is None or host.uuid in only:
-                yield from self._host(host, rows.get(host.uuid))
+                try:
+                    # Its differences, or none: not some of them.
+                    differences = [*self._host(host, rows.get(host.uuid))]
+                except errors.BooksUnavailable:
+                    raise
+                except Exception as exc:
+                    LOG.exception('Host %s could not be compared', host.name)
+                    self._failures.append(
+                        f'Host {host.name} could not be compared: {exc}')
+                else:
+                    yield from differences
 
     def _lost_hosts(self, rows: ty.Mapping[str, ty.Any], uuids: set[str],
                     ) -> ty.Iterator[Difference]:

@@ -37,6 +37,9 @@ __all__ = ['Database', 'LostRace', 'found', 'is_disturbance', 'locked']
 #: statement: many times what the longest one takes.
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20
+#: Seconds for which a transaction waits for what another one has locked. It is
+#: run again then: the other one may stand still.
+LOCK_SECONDS = 5
 
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
@@ -86,7 +89,8 @@ class Database:
             ).render_as_string(hide_password=False), max_retries=0,
             sqlite_fk=True, json_deserializer=_read_json, **options)
         self._facade.append_on_engine_create(_lock_sqlite_early)
-        self._facade.append_on_engine_create(_read_repeatably)
+        self._facade.append_on_engine_create(
+            functools.partial(_read_repeatably, patient))
         self._retries = conf.blazar.admission_retries
 
     @functools.cached_property
@@ -238,7 +242,7 @@ def is_disturbance(exc: BaseException) -> bool:
                       db_exception.DBError) and any(
         words in str(exc) for words in (
             'database is locked', 'could not serialize access',
-            'could not obtain lock'))
+            'could not obtain lock', 'due to lock timeout'))
 
 
 #: How drivers call the seconds for a connection, and for an answer.
@@ -268,13 +272,21 @@ def _in_time(url: sa.URL, connect: int, answer: int | None) -> sa.URL:
 
 
 def _is_away(exc: BaseException) -> bool:
-    """Whether a database did not answer, had nobody free to do so, or does
-    not let us in. What oslo.db has no class for is that too.
+    """Whether a database did not answer, had nobody free to do so, does not
+    let us in, or is not ours as it was: read-only, or without our tables. For
+    the latter oslo.db has a class or none, by its kind.
     """
+    if is_disturbance(exc):
+        return False
+    if type(exc) is db_exception.DBError:
+        return isinstance(getattr(exc, 'inner_exception', None),
+                          sa.exc.DatabaseError)
     return isinstance(
         exc, db_exception.DBConnectionError |
-        db_exception.DBNonExistentDatabase | sa.exc.TimeoutError |
-        sa.exc.OperationalError) and not is_disturbance(exc)
+        db_exception.DBNonExistentDatabase |
+        db_exception.DBNonExistentTable | sa.exc.TimeoutError |
+        sa.exc.OperationalError | sa.exc.ProgrammingError |
+        sa.exc.InternalError)
 
 
 #: Whether the transaction that this thread begins is one that writes.
@@ -291,25 +303,34 @@ def _writing() -> ty.Iterator[None]:
         _writes.reset(token)
 
 
-def _read_repeatably(engine: sa.Engine) -> None:
+def _read_repeatably(patient: bool, engine: sa.Engine) -> None:
     """Let all statements of a transaction see one state of the database.
 
     A decision reads bookings and generations by several statements. Where
     each of them saw another state (PostgreSQL's default), a booking that
-    somebody changed in between would be written over.
+    somebody changed in between would be written over. And do not let one that
+    stands still keep all others from a row for ever.
     """
-    level = {
-        'mysql': 'SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ',
-        'postgresql': 'SET SESSION CHARACTERISTICS AS TRANSACTION '
-                      'ISOLATION LEVEL REPEATABLE READ',
+    settings = {
+        'mysql': [
+            'SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ',
+            f'SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}'],
+        'postgresql': [
+            'SET SESSION CHARACTERISTICS AS TRANSACTION '
+            'ISOLATION LEVEL REPEATABLE READ',
+            f"SET lock_timeout = '{LOCK_SECONDS}s'",
+            f"SET idle_in_transaction_session_timeout = '{ANSWER_SECONDS}s'"],
     }.get(engine.dialect.name)
-    if level is None:
+    if settings is None:
         return
+    if patient:
+        del settings[1:]
 
     @sa.event.listens_for(engine, 'connect')
     def _connected(connection: ty.Any, _record: ty.Any) -> None:
         with contextlib.closing(connection.cursor()) as cursor:
-            cursor.execute(level)
+            for setting in settings:
+                cursor.execute(setting)
         connection.commit()
 
 

@@ -24,6 +24,7 @@ from nova import config as nova_config
 from nova import context as nova_context
 from nova import objects
 from nova import rpc
+from oslo_limit import opts as limit_opts
 from oslo_log import log as logging
 import oslo_messaging
 from oslo_messaging._drivers import amqpdriver
@@ -44,13 +45,18 @@ CONF = nova.conf.CONF
 Handler: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any], str], None]
 
 
-#: Seconds that placement has to answer, unless an operator says otherwise.
-_PLACEMENT_SECONDS = 30
+#: Seconds that placement and keystone have to answer, unless an operator says
+#: otherwise.
+_ANSWER_SECONDS = 30
 
 
 def bound_waiting() -> None:
-    """Let this process not wait for placement for ever, as Nova does."""
-    CONF.set_default('timeout', _PLACEMENT_SECONDS, 'placement')
+    """Let this process not wait for placement for ever, nor for the limits
+    that keystone has, as Nova does.
+    """
+    limit_opts.register_opts(CONF)
+    for group in ('placement', 'oslo_limit'):
+        CONF.set_default('timeout', _ANSWER_SECONDS, group)
 
 
 def configure(argv: list[str], prog: str) -> None:

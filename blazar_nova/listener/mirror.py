@@ -54,6 +54,8 @@ _MOST_ORPHANS = 10
 _AFTERWARDS = (2, 15)
 #: Seconds until a host that could not be looked at is tried again.
 _AGAIN = 10
+#: For how many hosts one after the other placement is waited for in vain.
+_SILENT = 3
 
 
 class Mirror:
@@ -61,12 +63,14 @@ class Mirror:
 
     :param freed: called when a server of a lease was found to be gone, with
         the lease and the id of the host where it was booked
+    :ivar missed: set when something was told that could not be written down
     """
 
     def __init__(self, parts: wiring.Parts,
                  freed: ty.Callable[[str, int | None], None]) -> None:
         self._parts = parts
         self._freed = freed
+        self.missed = threading.Event()
         #: Of what kind, about what, and what was told of it.
         self._hints: collections.OrderedDict[
             tuple[str, str], service.Told | None] = collections.OrderedDict()
@@ -136,6 +140,7 @@ class Mirror:
         with self._news:
             self._stopping = True
             self._news.notify_all()
+        self.missed.set()
 
     def _look_into(self, kind: str, name: str,
                    told: service.Told | None = None) -> bool:
@@ -152,6 +157,7 @@ class Mirror:
         except errors.BooksUnavailable as exc:
             LOG.info('What happened to %s %s is found out later: %s', kind,
                      name, exc)
+            self.missed.set()
             return False
         except Exception:
             # The next comparison in full finds it.
@@ -199,13 +205,20 @@ class Mirror:
         self._parts.database.retried(self._trim)
 
     def _apart(self, what: str, work: ty.Callable[P, None], *args: P.args,
-               **kwargs: P.kwargs) -> None:
+               **kwargs: P.kwargs) -> bool:
+        """Returns whether it could be compared, or failed by itself; not when
+        the cloud did not answer.
+        """
         try:
             work(*args, **kwargs)
         except errors.BooksUnavailable:
             raise
+        except errors.CloudUnavailable as exc:
+            LOG.error('%s could not be compared: %s', what, exc)
+            return False
         except Exception:
             LOG.exception('%s could not be compared; the rest is', what)
+        return True
 
     def _compare_servers(self) -> None:
         nova = survey.Survey(self._parts.cloud)
@@ -228,8 +241,14 @@ class Mirror:
 
     def _compare_hosts(self) -> None:
         found, complete = nova_hosts.all_hosts()
+        silent = 0
         for number, host in enumerate(found, 1):
-            self._apart(f'Host {host.name}', self.compare_host, host)
+            if self._apart(f'Host {host.name}', self.compare_host, host):
+                silent = 0
+            elif (silent := silent + 1) == _SILENT:
+                raise errors.CloudUnavailable(
+                    f'{silent} hosts one after the other could not be looked '
+                    f'at; the others are next time.')
             if number % 100 == 0:
                 LOG.info('Compared %s of %s hosts', number, len(found))
         if complete:

@@ -155,6 +155,7 @@ class Listener:
         clock, life = self.parts.clock, self.parts.lifecycle
         while not self._stopping.is_set():
             pause = self._interval
+            self.mirror.missed.clear()
             for part in (self.mirror.compare_all, life.settle_begun,
                          life.send_lost, life.revoke_over):
                 try:
@@ -167,7 +168,10 @@ class Listener:
                     LOG.exception('The comparison with Nova failed; again in '
                                   '%s s', self._interval)
             self.engine.wake()
-            clock.wait(self._stopping, clock.now() + pause)
+            until = clock.now() + pause
+            clock.wait(self._stopping, min(until, clock.now() + _PAUSE))
+            # What was told while the database was away is not told again.
+            clock.wait(self.mirror.missed, until)
 
     def _watch(self) -> None:
         self.watch.run(self._stopping)

@@ -21,6 +21,7 @@ from blazar_core import admission
 from blazar_core import books
 from blazar_core import claims
 from blazar_core.db import models
+from blazar_core import index as indexes
 from blazar_core import leases
 from blazar_core import lifecycle
 from blazar_core import model
@@ -360,6 +361,33 @@ class TestLeased(ClaimTestCase):
         admission.own_of = meanwhile
         self.addCleanup(setattr, admission, 'own_of', own_of)
         self.assertFalse(self.fits('one', server_id))
+
+
+class TestClock(ClaimTestCase):
+    """A clock that was ahead, and is set right."""
+
+    def test_what_is_over_by_it_is_not_forgotten(self):
+        self.host('full', VCPU=4)
+        self.lease(1000, 2000, resources={'VCPU': 4}, hosts=frozenset(
+            [self.uuid_of('full')]))
+        for known_before in (False, True):
+            database = self.books.connect()
+            index = admission.Admission(database, self.clock).index
+            claiming = claims.Claims(database, self.clock, index)
+            takes = {self.uuid_of('full'): {'VCPU': 1}}
+            if known_before:
+                self.assertRaises(
+                    claims.Denied, claiming.claim, 'any', takes)
+            self.clock.advance(3 * indexes.KEEP)
+            claiming.claim('any', takes)()
+            self.clock.advance(-3 * indexes.KEEP)
+            self.assertRaises(claims.Denied, claiming.claim, 'any', takes)
+            # A few seconds are no reason to read everything again.
+            timeline = index._timeline
+            self.clock.advance(-5)
+            self.assertRaises(claims.Denied, claiming.claim, 'any', takes)
+            self.assertIs(timeline, index._timeline)
+            self.clock.advance(5)
 
 
 class TestPlaces(ClaimTestCase):

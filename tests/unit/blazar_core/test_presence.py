@@ -17,6 +17,7 @@ import os
 import socket
 import threading
 import time
+from unittest import mock
 
 import fixtures
 import sqlalchemy as sa
@@ -28,6 +29,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import presence
 from blazar_core import errors
+from blazar_core import index as indexes
 from tests import databases
 from tests.unit import base
 
@@ -252,15 +254,43 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.assertEqual({self.uuid: 0}, self.rooms().by_host)
         self.assertEqual(1, self.log.output.count(
             'servers are judged by what was known 600 s ago'))
-        # Until it is back: what is there then is what the cloud says.
+        # Until somebody can write, or those who can have had the time.
         self.bring_back()
-        self.assertEqual({self.uuid: 2}, self.admission.rooms_for(
-            'any', {'VCPU': 1}).by_host)
+        self.assertEqual({self.uuid: 0}, self.by_host())
+        self.claim('again', forced=True)
+        self.assertEqual({self.uuid: 1}, self.by_host())
         self.assertEqual(1, self.log.output.count(
             'judged by the books again; 3 were let in'))
         self.claim('fourth')
-        self.assertEqual({self.uuid: 1}, self.admission.rooms_for(
-            'any', {'VCPU': 1}).by_host)
+        self.assertEqual({self.uuid: 0}, self.by_host())
+
+    def by_host(self):
+        return self.admission.rooms_for('any', {'VCPU': 1}).by_host
+
+    def test_what_was_let_in_counts_for_a_while(self):
+        self.promise(3)
+        self.assertEqual({self.uuid: 1}, self.by_host())
+        self.take_away()
+        self.claim('first')
+        self.bring_back()
+        self.assertEqual({self.uuid: 0}, self.by_host())
+        # A change of the host does not hide it.
+        self.report(self.uuid, 'one', {}, {'VCPU': 4})
+        self.assertEqual({self.uuid: 0}, self.by_host())
+        self.clock.advance(indexes.ALONE)
+        self.assertEqual({self.uuid: 1}, self.by_host())
+
+    def test_one_that_can_only_be_read_is_as_good_as_away(self):
+        self.promise(2)
+        self.assertEqual({self.uuid: 2}, self.by_host())
+        with mock.patch.object(
+                self.database, 'begin',
+                side_effect=errors.BooksUnavailable):
+            for number in range(2):
+                self.assertEqual({self.uuid: 2 - number}, self.by_host())
+                self.claim(f'{number}')
+            self.assertEqual({self.uuid: 0}, self.by_host())
+            self.assertRaises(claims.Denied, self.claim, 'third')
 
     def test_where_nothing_is_known_everybody_goes_on(self):
         self.promise(4)

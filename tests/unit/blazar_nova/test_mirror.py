@@ -20,7 +20,10 @@ import testscenarios
 
 from blazar_core import books
 from blazar_core.db import models
+from blazar_core import errors
+from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import mirror
+from blazar_nova import verify
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -51,6 +54,79 @@ class TestRecheck(base.DatabaseTestCase):
         looked.recheck()
         looked.recheck()
         self.assertEqual(['one'] * 3, asked)
+
+
+class TestCompare(base.DatabaseTestCase):
+    """Many hosts, and a placement that does not answer."""
+
+    scenarios = []
+
+    def setUp(self):
+        super().setUp()
+        self.hosts = [nova_hosts.ComputeHost(
+            uuidutils.generate_uuid(), f'host{number}', f'host{number}', {})
+            for number in range(10)]
+        self.asked, self.silent = [], []
+        for name, instead in (('all_hosts', lambda: (self.hosts, True)),
+                              ('facts', self.facts)):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'blazar_nova.compat.hosts.{name}', instead))
+        parts = types.SimpleNamespace(
+            database=self.database, clock=self.clock)
+        self.mirror = mirror.Mirror(parts, lambda *_args: None)
+        self.compared = []
+        self.mirror._compare_servers = lambda: self.compared.append(
+            len(self.asked))
+        self.verifier = verify.Verifier.__new__(verify.Verifier)
+        self.verifier._parts, self.verifier._mirror = parts, self.mirror
+        self.verifier._say, self.verifier._failures = print, []
+
+    def facts(self, uuid):
+        self.asked.append(uuid)
+        if uuid in self.silent:
+            raise errors.CloudUnavailable('no answer')
+        return nova_hosts.Facts({'VCPU': 4}, {}, [uuid])
+
+    def test_not_every_host_is_waited_for(self):
+        uuids = [one.uuid for one in self.hosts]
+        self.silent = uuids
+        self.mirror.compare_all()
+        self.assertEqual(uuids[:3], self.asked)
+        self.assertEqual([3], self.compared)
+        # One that does not answer is none of its neighbours.
+        del self.asked[:]
+        self.silent = uuids[::2]
+        self.mirror.compare_all()
+        self.assertEqual(uuids, self.asked)
+        self.assertEqual(5, self.count_rows()['hosts'])
+
+    def test_one_that_cannot_be_looked_at_hides_no_other(self):
+        self.silent = [self.hosts[2].uuid]
+        found = [*self.verifier._hosts(None)]
+        self.assertEqual(9, len(found))
+        self.assertEqual(['Host host2 could not be compared: no answer'],
+                         self.verifier._failures)
+
+
+class TestMissed(base.DatabaseTestCase):
+
+    scenarios = []
+
+    def test_what_could_not_be_written_down_is_told(self):
+        looked = mirror.Mirror(types.SimpleNamespace(
+            database=self.database, clock=self.clock), lambda *_args: None)
+        looked.compare_usage = lambda _host: None
+        looked.hint(usage='one')
+        looked.catch_up()
+        self.assertFalse(looked.missed.is_set())
+
+        def away(_host):
+            raise errors.BooksUnavailable
+
+        looked.compare_usage = away
+        looked.hint(usage='one')
+        looked.catch_up()
+        self.assertTrue(looked.missed.is_set())
 
 
 class TestTwoListeners(base.DatabaseTestCase):

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-
+import os
 import socket
 import threading
 import types
@@ -124,15 +124,32 @@ class TestOutbox(base.TestCase):
         self.assertIn('did not take the last 2 events', self.log.output)
 
     def test_who_was_forked_sends_his_own_and_no_others(self):
-        self.put('of the parent')
-        self.wait_for(lambda: not self.outbox._waiting, 'the first event')
-        self.put('of the parent too')
-        self.outbox.empty()
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.service._outbox._send', self.send))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.views.payload', lambda lease: lease))
+        service.notify('of the parent', {'lease_id': 'a-lease'})
+        self.wait_for(lambda: not service._outbox._waiting, 'the first event')
+        service.notify('of the parent too', {'lease_id': 'a-lease'})
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            # Nothing of the test may go on here.
+            try:
+                self.bus.set()
+                self.sent.clear()
+                service.notify('of the child', {'lease_id': 'a-lease'})
+                service.flush(20)
+                os.write(write, ', '.join(self.sent).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        with open(read) as pipe:
+            self.assertEqual('of the child', pipe.read())
+        os.waitpid(child, 0)
         self.bus.set()
-        self.put('of the child')
-        self.outbox.flush(20)
-        self.assertNotIn('of the parent too', self.sent)
-        self.assertIn('of the child', self.sent)
+        service.flush(20)
+        self.assertEqual(['of the parent', 'of the parent too'], self.sent)
 
 
 class TestLostAfter(base.TestCase):

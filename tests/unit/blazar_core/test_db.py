@@ -176,6 +176,27 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
         self.assertEqual([1, 7], seen)
         self.assertEqual(8, self.generation('one'))
 
+    def test_one_that_stands_still_is_not_waited_for_for_ever(self):
+        self.host('one', VCPU=1)
+        change = sa.update(models.Host).values(generation=7)
+        with fixtures.MonkeyPatch('blazar_core.db.api.LOCK_SECONDS', 1):
+            other = self.books.connect()
+            other._retries = 1
+            # Its settings are made with its connection.
+            other.engine.connect().close()
+        runs = []
+
+        def work():
+            runs.append(None)
+            with other.writer() as session:
+                session.execute(change)
+
+        with self.database.writer() as still:
+            still.execute(change)
+            self.assertRaises(errors.BooksBusy, other.retried, work)
+        self.assertEqual(2, len(runs))
+        other.retried(work)
+
     def test_a_row_that_another_wrote_first_is_found_by_the_next_run(self):
         other = self.books.connect()
         row = {'uuid': 'a', 'name': 'one', 'service_host': '',
@@ -195,6 +216,46 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
 
         self.assertEqual('found', self.database.retried(work))
         self.assertEqual(2, len(runs))
+
+
+class TestNotOurs(base.DatabaseTestCase):
+    """A database that answers, and is not as it was."""
+
+    def away(self, *statements):
+        """Somebody else does that to it; says what writing comes to."""
+        other = self.books.connect()
+        with other.engine.begin() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+        self.database.engine.dispose()
+        for use in (self.read, self.write):
+            yield use
+
+    def read(self):
+        with self.database.connection() as connection:
+            connection.execute(sa.select(models.Project.__table__)).all()
+
+    def write(self):
+        with self.database.begin() as connection:
+            connection.execute(models.Project.__table__.insert().values(
+                id='one', generation=1))
+
+    def test_without_a_table(self):
+        for use in self.away('ALTER TABLE projects RENAME TO others'):
+            self.assertRaises(errors.BooksUnavailable, use)
+
+    def test_read_only(self):
+        if self.kind != 'postgresql':
+            self.skipTest('One that MariaDB lets only read is not root.')
+        name = self.database.engine.url.database
+        read, write = self.away(
+            f'ALTER DATABASE {name} SET default_transaction_read_only = on')
+        read()
+        self.assertRaises(errors.BooksUnavailable, write)
+
+    def test_what_is_wrong_with_a_statement_is_no_outage(self):
+        self.write()
+        self.assertRaises(db_exception.DBDuplicateEntry, self.write)
 
 
 class TestRetried(base.TestCase):

@@ -175,7 +175,7 @@ class ListTest(leased.LeasedTestCase):
                 one['id'] for one in response.json()['servers']])
         # What it costs to compile one has a bound too.
         for pattern in ('(x?(x?(x?){50}){50}){50}vm', '((x?){65000}){9}vm',
-                        '%5Cp{L}{900}', 'a|' * 128):
+                        'a|' * 128):
             began = time.thread_time()
             with mock.patch.object(
                     listing, '_compiled', wraps=listing._compiled) as made:

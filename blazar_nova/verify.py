@@ -113,6 +113,8 @@ class Verifier:
         self._mirror = mirror.Mirror(parts, lambda *_lease: None)
         self._audit = auditor(parts)
         self._failures: list[str] = []
+        #: By uuid, why a host could not be looked at.
+        self._unseen: dict[str, str] = {}
         self._strays: set[str] | None = None
         # Hosts first: the books can only follow a server to a host they know.
         self._sections: dict[str, ty.Callable[
@@ -195,8 +197,11 @@ class Verifier:
         found = {}
         for name, only in sections.items():
             self._say(f'Comparing {name}')
+            self._unseen.clear()
             try:
-                found[name] = list(self._sections[name](only))
+                found[name] = list(self._sections[name](only)) + [
+                    one for one in before.get(name, [])
+                    if not self._unseen.keys().isdisjoint(one.key)]
             except Exception as exc:
                 LOG.exception('Comparing %s failed', name)
                 self._failures.append(
@@ -221,21 +226,29 @@ class Verifier:
                 books.HOSTS.add_columns(models.Host.consumers))}
         if complete:
             yield from self._lost_hosts(rows, {host.uuid for host in found})
+        found = [host for host in found if only is None or host.uuid in only]
+        silent = seen = 0
         for number, host in enumerate(found, 1):
             if number % (_STEP // 10) == 0:
                 self._say(f'{number} of {len(found)} hosts')
-            if only is None or host.uuid in only:
-                try:
-                    # Its differences, or none: not some of them.
-                    differences = [*self._host(host, rows.get(host.uuid))]
-                except errors.BooksUnavailable:
+            try:
+                # Its differences, or none: not some of them.
+                differences = [*self._host(host, rows.get(host.uuid))]
+            except errors.BooksUnavailable:
+                raise
+            except Exception as exc:
+                self._unseen[host.uuid] = (
+                    f'Host {host.name} could not be compared: {_why(exc)}')
+                silent += 1
+                # It is not the hosts then.
+                if silent == mirror.SILENT or number == len(found) and (
+                        not seen):
                     raise
-                except Exception as exc:
-                    LOG.exception('Host %s could not be compared', host.name)
-                    self._failures.append(
-                        f'Host {host.name} could not be compared: {exc}')
-                else:
-                    yield from differences
+                LOG.exception('Host %s could not be compared', host.name)
+            else:
+                silent, seen = 0, seen + 1
+                yield from differences
+        self._failures += self._unseen.values()
 
     def _lost_hosts(self, rows: ty.Mapping[str, ty.Any], uuids: set[str],
                     ) -> ty.Iterator[Difference]:

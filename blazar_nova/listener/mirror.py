@@ -38,7 +38,7 @@ from blazar_nova.compat import service
 from blazar_nova.compat import survey
 from blazar_nova import wiring
 
-__all__ = ['Mirror']
+__all__ = ['Mirror', 'SILENT']
 
 LOG = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ _AFTERWARDS = (2, 15)
 #: Seconds until a host that could not be looked at is tried again.
 _AGAIN = 10
 #: For how many hosts one after the other placement is waited for in vain.
-_SILENT = 3
+SILENT = 3
 
 
 class Mirror:
@@ -245,7 +245,7 @@ class Mirror:
         for number, host in enumerate(found, 1):
             if self._apart(f'Host {host.name}', self.compare_host, host):
                 silent = 0
-            elif (silent := silent + 1) == _SILENT:
+            elif (silent := silent + 1) == SILENT:
                 raise errors.CloudUnavailable(
                     f'{silent} hosts one after the other could not be looked '
                     f'at; the others are next time.')

@@ -245,7 +245,7 @@ class Member:
             wanted = properties.parse(['or', ['>=', '$vcpus', number], [
                 'in', f'${condition}', *(
                     f'{value}x' for value in range(
-                        properties.MAX_COUNT - 4))]])
+                        properties.MAX_VALUES - 1))]])
             properties.check(wanted, PUBLIC)
         return model.Demand(
             {'VCPU': vcpus, 'MEMORY_MB': memory_mb, 'DISK_GB': 20}, servers,

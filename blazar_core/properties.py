@@ -38,12 +38,12 @@ __all__ = ['Expression', 'Properties', 'check', 'matching', 'parse']
 Value: ty.TypeAlias = str | int | float | bool
 Properties: ty.TypeAlias = ty.Mapping[str, Value]
 
-#: How deep expressions may be nested, how long one may be, in bytes, and how
-#: many operators and values it may have: all of it is looked at for every kind
-#: of host.
+#: How deep expressions may be nested, how long one may be, in bytes, and with
+#: how many values it may compare: that is done for every kind of host. Each
+#: comparison has a value, and there are fewer combinations than comparisons.
 MAX_DEPTH = 20
 MAX_BYTES = 16 * 1024
-MAX_COUNT = 100
+MAX_VALUES = 50
 
 _EXAMPLE = '["and", [">=", "$vcpus", "8"], ["=", "$hypervisor_type", "QEMU"]]'
 
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def count(self) -> int:
-        return 1 + len(self.values)
+        return len(self.values)
 
     def matches(self, properties: Properties) -> bool:
         if self.name not in properties:
@@ -73,7 +73,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Combination:
-    """Several expressions, of which all or one must match."""
+    """Two expressions or more, of which all or one must match."""
 
     operator: str
     parts: 'tuple[Expression, ...]'
@@ -84,7 +84,7 @@ class Combination:
 
     @property
     def count(self) -> int:
-        return 1 + sum(part.count for part in self.parts)
+        return sum(part.count for part in self.parts)
 
     def matches(self, properties: Properties) -> bool:
         return _COMBINE[self.operator](
@@ -128,10 +128,10 @@ def check(expression: Expression | None, public: ty.Collection[str]) -> None:
     """
     if expression is None:
         return
-    if expression.count > MAX_COUNT:
+    if expression.count > MAX_VALUES:
         raise errors.InvalidLeaseParams(
-            f'The property expression has {expression.count} operators and '
-            f'values. Write one with at most {MAX_COUNT}.')
+            f'The property expression compares with {expression.count} '
+            f'values. Write one with at most {MAX_VALUES}.')
     for name in sorted(expression.names):
         if name not in public:
             raise errors.InvalidLeaseParams(
@@ -201,13 +201,13 @@ def _expression(node: object, depth: int) -> Expression:
         f'one of {", ".join([*_COMBINE, *_COMPARE])}.')
 
 
-def _combination(name: str, parts: list[object], depth: int) -> Combination:
+def _combination(name: str, parts: list[object], depth: int) -> Expression:
     if not parts:
         raise errors.InvalidLeaseParams(
             f'"{name}" needs one or more expressions. Write for example '
             f'{_EXAMPLE}.')
-    return Combination(name, tuple(
-        _expression(part, depth + 1) for part in parts))
+    found = tuple(_expression(part, depth + 1) for part in parts)
+    return found[0] if len(found) == 1 else Combination(name, found)
 
 
 def _comparison(name: str, operands: list[object]) -> Comparison:

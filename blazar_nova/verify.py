@@ -241,8 +241,8 @@ class Verifier:
                     f'Host {host.name} could not be compared: {_why(exc)}')
                 silent += 1
                 # It is not the hosts then.
-                if silent == mirror.SILENT or number == len(found) and (
-                        not seen):
+                if silent == mirror.SILENT or only is None and not seen and (
+                        number == len(found)):
                     raise
                 LOG.exception('Host %s could not be compared', host.name)
             else:

@@ -90,7 +90,7 @@ class Database:
             sqlite_fk=True, json_deserializer=_read_json, **options)
         self._facade.append_on_engine_create(_lock_sqlite_early)
         self._facade.append_on_engine_create(
-            functools.partial(_read_repeatably, patient))
+            functools.partial(_set_up_sessions, patient))
         self._retries = conf.blazar.admission_retries
 
     @functools.cached_property
@@ -303,13 +303,14 @@ def _writing() -> ty.Iterator[None]:
         _writes.reset(token)
 
 
-def _read_repeatably(patient: bool, engine: sa.Engine) -> None:
-    """Let all statements of a transaction see one state of the database.
+def _set_up_sessions(patient: bool, engine: sa.Engine) -> None:
+    """Let all statements of a transaction see one state of the database, and
+    none wait for ever.
 
     A decision reads bookings and generations by several statements. Where
     each of them saw another state (PostgreSQL's default), a booking that
-    somebody changed in between would be written over. And do not let one that
-    stands still keep all others from a row for ever.
+    somebody changed in between would be written over. A process that stands
+    still in a transaction keeps all others from its rows.
     """
     settings = {
         'mysql': [
@@ -324,6 +325,7 @@ def _read_repeatably(patient: bool, engine: sa.Engine) -> None:
     if settings is None:
         return
     if patient:
+        # Who may wait for an answer may wait for a lock, too.
         del settings[1:]
 
     @sa.event.listens_for(engine, 'connect')

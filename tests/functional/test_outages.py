@@ -51,6 +51,28 @@ class BooksAwayTest(leased.LeasedTestCase):
             os.rmdir(self.path)
             os.rename(self.path + '.away', self.path)
 
+    def test_what_was_told_meanwhile_is_compared(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.listener.service._PAUSE', 1))
+        listener = self.start_listener()
+
+        def known(server):
+            return server['id'] in str(
+                self.books('SELECT consumers FROM hosts'))
+
+        first = self.boot_active('first')
+        self.wait_for(lambda: known(first))
+        # The one at the start is over, and the next one is far.
+        self.wait_for(lambda: not listener.mirror.missed.is_set())
+        look_into, found_out = listener.mirror._look_into, []
+        self.useFixture(fixtures.MockPatchObject(
+            listener.mirror, '_look_into',
+            lambda *args: found_out.append(look_into(*args))))
+        with self.away():
+            second = self.boot_active('second', flavor='4')
+            self.wait_for(lambda: False in found_out)
+        self.wait_for(lambda: known(second))
+
     def fails(self, name, **kwargs):
         server = self.boot(name, **kwargs)
         self.wait_for_status(server['id'], 'ERROR')

@@ -17,6 +17,7 @@ import io
 import typing as ty
 from unittest import mock
 
+import fixtures
 from nova import context as nova_context
 from nova import objects
 from oslo_utils import uuidutils
@@ -24,7 +25,9 @@ import sqlalchemy as sa
 
 from blazar_core.db import models
 from blazar_nova.cmd import manage
+from blazar_nova.compat import hosts
 from blazar_nova.compat import reserved
+from blazar_nova.listener import mirror
 from blazar_nova import verify
 
 from tests.functional import leased
@@ -597,6 +600,45 @@ class AwayTest(VerifyTestCase):
                                'no placement']),
                          (report.left, report.failures))
 
+    def test_one_host_hides_no_other(self):
+        self.start_compute('host3')
+        self.start_compute('host4')
+        silent, facts = [], hosts.facts
+
+        def some_facts(uuid):
+            if uuid in silent:
+                raise ValueError('no placement')
+            return facts(uuid)
+
+        def unknown(name):
+            return (f'Host {name} is one of Nova\'s, and the books do not '
+                    f'know it.')
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.hosts.facts', some_facts))
+        uuids = {one.name: one.uuid for one in hosts.all_hosts()[0]}
+        silent.append(uuids['host3'])
+        failed = 'Host host3 could not be compared: ValueError: no placement'
+        report = self.compare()
+        self.assertEqual(([unknown('host4')], [failed]), (
+            [one.text for one in report.left], report.failures))
+        # What could be seen once and not again is not called mended.
+        del silent[:]
+        compare_host = mirror.Mirror.compare_host
+
+        def and_then_silent(self, host):
+            if host.uuid == uuids['host4']:
+                compare_host(self, host)
+                silent.append(uuids['host3'])
+
+        with mock.patch.object(
+                mirror.Mirror, 'compare_host', and_then_silent):
+            report = self.compare(fix=True)
+        self.assertEqual(
+            ([unknown('host4')], [unknown('host3')], [failed]),
+            ([one.text for one in report.mended],
+             [one.text for one in report.left], report.failures))
+
     def test_what_cannot_be_seen_any_more_is_not_called_mended(self):
         self.start_compute('host3')
         away = mock.patch('blazar_nova.compat.hosts.ask_placement',
@@ -615,7 +657,10 @@ class AwayTest(VerifyTestCase):
         self.assertEqual(
             ([], ['Host host3 is one of Nova\'s, and the books do not know '
                   'it.']), (report.mended, [one.text for one in report.left]))
-        self.assertEqual(1, len(report.failures))
+        self.assertEqual(
+            ['The hosts could not be compared: ValueError: no placement',
+             'Host host3 could not be compared: ValueError: no placement'],
+            report.failures)
 
 
 class CommandTest(VerifyTestCase):

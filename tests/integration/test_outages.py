@@ -39,7 +39,8 @@ PACE = 2
 
 class OutageTest(base.IntegrationTestCase):
 
-    gone_within = SOON
+    # A long outage leaves many.
+    gone_within = max(base.PATIENCE, 2 * AWAY)
 
     def setUp(self) -> None:
         super().setUp()

@@ -222,14 +222,13 @@ class TestNotOurs(base.DatabaseTestCase):
     """A database that answers, and is not as it was."""
 
     def away(self, *statements):
-        """Somebody else does that to it; says what writing comes to."""
+        """Somebody else does that to it; returns who uses it then."""
         other = self.books.connect()
         with other.engine.begin() as connection:
             for statement in statements:
                 connection.exec_driver_sql(statement)
         self.database.engine.dispose()
-        for use in (self.read, self.write):
-            yield use
+        return self.read, self.write
 
     def read(self):
         with self.database.connection() as connection:

@@ -144,15 +144,21 @@ class ExpressionTest(testtools.TestCase):
             self.assertEqual(sentence, str(self.assertRaises(
                 errors.InvalidLeaseParams, properties.check, asked, public)))
 
-    def test_an_expression_has_so_many_operators_and_values(self):
-        least = ['in', '$a', *range(properties.MAX_COUNT - 4)]
+    def test_an_expression_compares_with_so_many_values(self):
+        least = ['in', '$a', *range(properties.MAX_VALUES - 1)]
         properties.check(properties.parse(
             ['or', least, ['=', '$a', 1]]), ['a'])
         error = self.assertRaises(
             errors.InvalidLeaseParams, properties.check, properties.parse(
                 ['or', least, ['in', '$a', 1, 2]]), ['a'])
-        self.assertIn('has 101 operators and values. Write one with at most '
-                      '100.', str(error))
+        self.assertIn('compares with 51 values. Write one with at most 50.',
+                      str(error))
+
+    def test_what_combines_nothing_costs_nothing(self):
+        node = comparison = ['=', '$a', 1]
+        for number in range(properties.MAX_DEPTH - 1):
+            node = ['or' if number % 2 else 'and', node]
+        self.assertEqual(properties.parse(comparison), properties.parse(node))
 
     def test_it_is_short_however_it_is_written(self):
         long = ['or', *[['=', '$a', 1]] * properties.MAX_BYTES]

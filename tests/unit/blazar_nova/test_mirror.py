@@ -23,7 +23,6 @@ from blazar_core.db import models
 from blazar_core import errors
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import mirror
-from blazar_nova import verify
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -71,16 +70,11 @@ class TestCompare(base.DatabaseTestCase):
                               ('facts', self.facts)):
             self.useFixture(fixtures.MonkeyPatch(
                 f'blazar_nova.compat.hosts.{name}', instead))
-        parts = types.SimpleNamespace(
-            database=self.database, clock=self.clock)
-        self.mirror = mirror.Mirror(parts, lambda *_args: None)
+        self.mirror = mirror.Mirror(types.SimpleNamespace(
+            database=self.database, clock=self.clock), lambda *_args: None)
         self.compared = []
         self.mirror._compare_servers = lambda: self.compared.append(
             len(self.asked))
-        self.verifier = verify.Verifier.__new__(verify.Verifier)
-        self.verifier._parts, self.verifier._mirror = parts, self.mirror
-        self.verifier._say, self.verifier._failures = print, []
-        self.verifier._unseen = {}
 
     def facts(self, uuid):
         self.asked.append(uuid)
@@ -100,13 +94,6 @@ class TestCompare(base.DatabaseTestCase):
         self.mirror.compare_all()
         self.assertEqual(uuids, self.asked)
         self.assertEqual(5, self.count_rows()['hosts'])
-
-    def test_one_that_cannot_be_looked_at_hides_no_other(self):
-        self.silent = [self.hosts[2].uuid]
-        found = [*self.verifier._hosts(None)]
-        self.assertEqual(9, len(found))
-        (told,) = self.verifier._failures
-        self.assertIn('Host host2 could not be compared', told)
 
 
 class TestMissed(base.DatabaseTestCase):

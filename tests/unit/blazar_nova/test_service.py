@@ -181,6 +181,7 @@ class TestWaiting(base.TestCase):
     def test_placement_is_not_waited_for_for_ever(self):
         service.bound_waiting()
         self.assertEqual(30, service.CONF.placement.timeout)
+        self.assertEqual(30, service.CONF.oslo_limit.timeout)
         service.CONF.set_override('timeout', 7, 'placement')
         self.addCleanup(
             service.CONF.clear_override, 'timeout', 'placement')

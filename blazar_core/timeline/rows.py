@@ -85,6 +85,8 @@ class Rows:
         self.size: npt.NDArray[np.uint8]
         self.levels: list[Levels] = []
         self.lowest: list[int] = []
+        # How far from 0 the levels of each column can be.
+        self._reach: list[int] = []
         self._start: Ints
         self._length: Ints
         self._width: Ints
@@ -159,6 +161,7 @@ class Rows:
         self.levels.append(np.where(
             self.time == NEVER, steps.empty(np.int32), 0).astype(np.int32))
         self.lowest.append(0)
+        self._reach.append(0)
         self._rest.append(np.zeros(len(self._rest_until), np.int64))
         self.columns += 1
         return self.columns - 1
@@ -183,21 +186,28 @@ class Rows:
             self._mend(row, first)
 
     def _raise(self, column: int, where: slice, amount: int) -> None:
+        level = self.levels[column]
+        if level.dtype == np.int32 and (
+                self._reach[column] + abs(amount) >= steps.NARROW):
+            self._prepare(column, abs(amount))
+        self._reach[column] += abs(amount)
         level = self.levels[column][where]
-        if level.dtype == np.int32:
-            top, bottom = int(level.max()), int(level.min())
-            if steps.NARROW <= max(
-                    abs(amount), top + amount, -bottom - amount):
-                self._widen(column)
-                level = self.levels[column][where]
         level += amount
         if amount < 0:
             self.lowest[column] = min(self.lowest[column], int(level.min()))
 
-    def _widen(self, column: int) -> None:
-        wide = self.levels[column].astype(np.int64)
-        wide[self.time == NEVER] = steps.empty(np.int64)
-        self.levels[column] = wide
+    def _prepare(self, column: int, amount: int) -> None:
+        """Have a column hold levels that are further from 0 by an amount.
+
+        Costs O(S), once in so many changes as add up to half of what a narrow
+        column holds.
+        """
+        used = self.time != NEVER
+        self._reach[column] = steps.reach(self.levels[column][used])
+        if 2 * (self._reach[column] + amount) >= steps.NARROW:
+            wide = self.levels[column].astype(np.int64)
+            wide[~used] = steps.empty(wide.dtype)
+            self.levels[column] = wide
 
     def _cut(self, row: int, instant: int) -> int:
         """Have a step begin at an instant; returns its number in the row."""
@@ -283,6 +293,7 @@ class Rows:
             np.log2(self.time[places + 1] - times) * 8, 255)
         self.levels = [steps.placed(level, places, size) for level in levels]
         self.lowest = [int(level.min(initial=0)) for level in levels]
+        self._reach = [steps.reach(level) for level in levels]
         self._start, self._length, self._width = start, counts, width
         self._in_place = None
         # They are others when rows are loaded, and as many as there are.

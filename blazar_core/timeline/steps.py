@@ -12,6 +12,7 @@
 
 """What rows of steps are made of: times, levels and places in arrays."""
 
+import functools
 import math
 import typing as ty
 
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = ['Ints', 'Levels', 'NARROW', 'NEVER', 'PAST', 'empty', 'placed',
-           'size_of', 'spans', 'stepped']
+           'reach', 'size_of', 'spans', 'stepped']
 
 Ints: ty.TypeAlias = npt.NDArray[np.int64]
 Levels: ty.TypeAlias = npt.NDArray[ty.Any]
@@ -32,6 +33,7 @@ PAST, NEVER = -2 ** 61, 2 ** 61
 NARROW = 2 ** 30
 
 
+@functools.cache
 def empty(dtype: npt.DTypeLike) -> int:
     """The level of an empty place: more than fits anywhere."""
     return min(int(np.iinfo(np.dtype(dtype)).max), NEVER)
@@ -44,6 +46,11 @@ def size_of(seconds: int) -> int:
     of computing it may differ by 1.
     """
     return min(int(math.log2(seconds) * 8), 255)
+
+
+def reach(level: Levels) -> int:
+    """How far from 0 some levels are at most."""
+    return max(int(level.max(initial=0)), -int(level.min(initial=0)))
 
 
 def spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
@@ -61,8 +68,7 @@ def spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
 
 def placed(level: Levels, places: Ints, size: int) -> Levels:
     """An array of a column, in the smallest type that holds it."""
-    narrow = level.dtype == np.int32 or not len(level) or (
-        max(int(level.max()), -int(level.min())) < NARROW)
+    narrow = level.dtype == np.int32 or reach(level) < NARROW
     dtype = np.dtype(np.int32 if narrow else np.int64)
     placed = np.full(size, empty(dtype), dtype)
     placed[places] = level

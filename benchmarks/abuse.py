@@ -36,17 +36,19 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core import admission
-from blazar_core import bodies
-from blazar_core import clock as clocks
+from blazar_core.books import admission
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import properties
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import model
-from blazar_core import params
-from blazar_core import properties
-from blazar_core import views
+from blazar_core.leases import leases
+from blazar_core.leases import requests
+from blazar_core.leases import views
+from blazar_nova.api import bodies
+from blazar_nova.api import lease_params
 
 HOSTS, BOOKINGS, LEASES = 1000, 100_000, 20_000
 #: Requests that are drawn of each kind, and changes of the worst one.
@@ -57,7 +59,7 @@ PAUSE = 0.002
 PLAIN = 50
 
 PUBLIC = ('hypervisor_type', 'vcpus', 'hypervisor_hostname')
-DEFAULTS = params.Defaults('now', 86400, 60)
+DEFAULTS = lease_params.Defaults('now', 86400, 60)
 
 #: A request: what is chosen for each of its parameters.
 Request: ty.TypeAlias = dict[str, ty.Any]
@@ -74,18 +76,18 @@ SPACE: dict[str, dict[str, tuple[ty.Any, ...]]] = {
     'quote': DEMAND | {
         'reservations': (1, 2, 5, 10, bodies.MAX_RESERVATIONS),
         'kinds': (1, 2, 5, 10, bodies.MAX_RESERVATIONS),
-        'servers': (1, 20, 100, 500, bodies.MAX_AMOUNT),
+        'servers': (1, 20, 100, 500, requests.MAX_AMOUNT),
         'mixed': (False, True)},
     'availability': DEMAND | {
         'limit': (1, 10, 100, bodies.MAX_LIMIT),
-        'days': (1, 30, 365, 36500), 'servers': (1, bodies.MAX_AMOUNT)},
+        'days': (1, 30, 365, 36500), 'servers': (1, requests.MAX_AMOUNT)},
     'grow': DEMAND | {
         'servers': (1, 100, 500), 'kept': (1, 100, 500),
         'kept_on': (1, 10, 500), 'kept_kinds': (1, 5, 20)},
     'lease': {
         'reservations': (1, 5, bodies.MAX_RESERVATIONS),
-        'servers': (1, 100, bodies.MAX_AMOUNT),
-        'events': (0, 10, params.MAX_EVENTS), 'hours': (1, 24)},
+        'servers': (1, 100, requests.MAX_AMOUNT),
+        'events': (0, 10, requests.MAX_EVENTS), 'hours': (1, 24)},
     'list': {
         'limit': (1, 100, bodies.MAX_LIMIT), 'ended': ('true', 'false'),
         'status': (None, 'PENDING', 'TERMINATED'),
@@ -166,7 +168,7 @@ class Member:
         asked = bodies.create({
             'start_date': clocks.iso(_window(ahead, hours).start),
             'end_date': clocks.iso(min(
-                _window(ahead, hours).end, params.LATEST - 1)),
+                _window(ahead, hours).end, lease_params.LATEST - 1)),
             'reservations': [{
                 'amount': max(1, servers // reservations),
                 'vcpus': vcpus, 'memory_mb': 1024 + number % kinds,
@@ -174,8 +176,8 @@ class Member:
                 for number in range(reservations)]},
             worlds.NOW, DEFAULTS)
         demands = [self._demand(
-            one['vcpus'], bodies.integer(one['amount'], 'amount', 1),
-            bodies.affinity_of(one.get('affinity')), condition, number,
+            one['vcpus'], inputs.integer(one['amount'], 'amount', 1),
+            inputs.affinity_of(one.get('affinity')), condition, number,
             one['memory_mb'])
             for number, one in enumerate(asked.reservations)]
         bodies.check_total(demand.count for demand in demands)
@@ -185,7 +187,7 @@ class Member:
                      affinity: bool | None, hours: int, ahead: int,
                      condition: str | None) -> None:
         window = _window(ahead, 24 * days)
-        if window.end + hours * 3600 >= params.LATEST:
+        if window.end + hours * 3600 >= lease_params.LATEST:
             return
         self.search.availability(
             self._demand(vcpus, servers, affinity, condition, 0), window,
@@ -210,9 +212,9 @@ class Member:
     def lease(self, reservations: int, servers: int, events: int,
               hours: int) -> None:
         window = _window(1, hours)
-        request = params.LeaseRequest(
+        request = requests.LeaseRequest(
             'lease', window, None, tuple(
-                params.EventRequest(f'event{number}', window.start)
+                requests.EventRequest(f'event{number}', window.start)
                 for number in range(events)), 'delete', False)
         reserved = tuple(
             leases.NewReservation(self._demand(

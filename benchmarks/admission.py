@@ -45,13 +45,13 @@ import sqlalchemy as sa
 
 from benchmarks import records
 from benchmarks import servers
-from blazar_core import admission
-from blazar_core import books
-from blazar_core import clock as clocks
+from blazar_core.books import admission
+from blazar_core.books import ledger
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
 from blazar_core.db import api
-from blazar_core import leases
-from blazar_core import model
-from blazar_core import params
+from blazar_core.leases import leases
+from blazar_core.leases import requests
 from tests import databases
 
 PROCESSES, HOSTS, SECONDS = 4, 1000, 15
@@ -79,7 +79,7 @@ def add_hosts(url: str, count: int = HOSTS) -> None:
     database = api.Database(databases.configuration(url))
     with database.writer() as session:
         for number in range(count):
-            books.report(session, int(time.time()), model.HostFacts(
+            ledger.report(session, int(time.time()), model.HostFacts(
                 uuidutils.generate_uuid(), f'host{number}',
                 f'host{number}', CAPACITY), {})
     database.engine.dispose()
@@ -153,18 +153,18 @@ class Worker:
 
         def write(connection: sa.Connection, picked: admission.Picked,
                   ) -> None:
-            edits = [books.Edit(None, books.NewBooking(
+            edits = [ledger.Edit(None, ledger.NewBooking(
                 self.reservation, host_id, uuidutils.generate_uuid(), window,
                 demand.resources)) for host_id in picked[0]]
-            books.decide(connection, self.now, edits)
-            books.add(connection, edits)
+            ledger.decide(connection, self.now, edits)
+            ledger.add(connection, edits)
 
         self.search.admit([demand], window, write)
 
     def lease(self, window: model.Window) -> dict[str, ty.Any]:
         """A lease of one server."""
         return self.leases.create(leases.NewLease(
-            'project', 'user', params.LeaseRequest(
+            'project', 'user', requests.LeaseRequest(
                 name='lease', window=window, before_end=window.end - 600,
                 events=(), on_end='delete', starts_now=False),
             (leases.NewReservation(

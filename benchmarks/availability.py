@@ -31,11 +31,12 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core import admission
-from blazar_core import claims
-from blazar_core import clock as clocks
-from blazar_core import model
-from blazar_core import views
+from blazar_core.books import admission
+from blazar_core.books import claims
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.leases import views
 
 HOSTS, BOOKINGS = 1000, 10_000
 DEMAND = {'VCPU': 8, 'MEMORY_MB': 32_768, 'DISK_GB': 160}
@@ -65,7 +66,7 @@ def measure(kind: str, url: str, world: worlds.World,
     database = filled.connect(url)
     clock = clocks.ManualClock(worlds.NOW)
     search = admission.Admission(database, clock)
-    log = logging.getLogger('blazar_core.admission')
+    log = logging.getLogger('blazar_core.books.admission')
     log.setLevel(logging.INFO)
     log.propagate = False
     statements = []
@@ -107,7 +108,7 @@ def measure(kind: str, url: str, world: worlds.World,
     database.engine.dispose()
 
 
-def expect(refusal: model.Refusal | None) -> None:
+def expect(refusal: refusals.Refusal | None) -> None:
     """It is a refusal, and says when."""
     if refusal is None or refusal.next_start is None:
         raise RuntimeError(f'Not what was to be measured: {refusal}')

@@ -49,10 +49,10 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core import books
+from blazar_core.books import ledger
+from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core import opts
 from blazar_nova.compat import checks
 from blazar_nova.compat import demand
 from blazar_nova.compat import service
@@ -167,9 +167,9 @@ def lease_servers(database: api.Database, count: int) -> list[str]:
 def boot(database: api.Database, host: str) -> None:
     """Somebody else's server has come to a host."""
     with database.begin() as connection:
-        books.tell(connection, int(time.time()), host, host,
-                   uuidutils.generate_uuid(),
-                   {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1})
+        ledger.tell(connection, int(time.time()), host, host,
+                    uuidutils.generate_uuid(),
+                    {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1})
 
 
 # -- Nova --------------------------------------------------------------------

@@ -20,7 +20,7 @@ import typing as ty
 
 from benchmarks import records
 from benchmarks import world as worlds
-from blazar_core import model
+from blazar_core.common import model
 
 SIZES = ((1_000, 10_000), (1_000, 100_000), (10_000, 100_000),
          (10_000, 1_000_000), (100_000, 1_000_000), (10_000, 10_000_000))

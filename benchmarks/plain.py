@@ -21,7 +21,7 @@ import collections
 import typing as ty
 
 from benchmarks import world as worlds
-from blazar_core import model
+from blazar_core.common import model
 
 #: Host, start, end and amounts by class.
 Row: ty.TypeAlias = tuple[int, int, int, dict[str, int]]

@@ -27,7 +27,7 @@ import typing as ty
 from benchmarks import plain
 from benchmarks import records
 from benchmarks import world as worlds
-from blazar_core import model
+from blazar_core.common import model
 
 HOSTS, BOOKINGS = 10_000, 1_000_000
 

@@ -23,8 +23,8 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 
-from blazar_core import model
-from blazar_core import timeline
+from blazar_core.books import timeline
+from blazar_core.common import model
 
 SEED = 20270115
 NOW = 1_800_000_000

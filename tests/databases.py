@@ -43,10 +43,10 @@ import fixtures
 from oslo_config import cfg
 import sqlalchemy as sa
 
+from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
-from blazar_core import opts
 
 __all__ = ['Books', 'SCENARIOS', 'SERVERS', 'configuration', 'server']
 

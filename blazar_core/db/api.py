@@ -25,11 +25,11 @@ from oslo_serialization import jsonutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core import clock as clocks
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import opts
 from blazar_core.db import models
 from blazar_core.db import presence
-from blazar_core import errors
-from blazar_core import opts
 
 __all__ = ['Database', 'LostRace', 'found', 'is_disturbance', 'locked']
 

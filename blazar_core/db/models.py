@@ -234,7 +234,7 @@ class Change(Base):
     A row without dates says that the host itself is another than it was: with
     resources, that these are its usage now, and that nothing else is new.
     Rows are kept for a while, for the processes that hold the books in
-    memory (:mod:`blazar_core.index`).
+    memory (:mod:`blazar_core.books.follower`).
     """
 
     __tablename__ = 'changes'
@@ -285,7 +285,7 @@ class Credential(Base):
 
 
 class Project(Base):
-    """A project that has had leases (:mod:`blazar_core.limits`).
+    """A project that has had leases (:mod:`blazar_core.leases.limits`).
 
     ``generation`` grows with each lease that is made or changed: who has
     counted what the project has knows by that whether it is still so.
@@ -298,7 +298,7 @@ class Project(Base):
 
 
 class RequestKey(Base):
-    """By which key a lease was asked for (:mod:`blazar_core.repeats`).
+    """By which key a lease was asked for (:mod:`blazar_core.leases.repeats`).
 
     ``digest`` is that of the key and of whose it is, ``asked`` that of what
     was asked for.
@@ -317,7 +317,7 @@ class RequestKey(Base):
 
 class Setting(Base):
     """With what a kind of process was started last (``name``), as far as
-    others must have it alike (:mod:`blazar_core.settings`).
+    others must have it alike (:mod:`blazar_core.db.settings`).
     """
 
     __tablename__ = 'settings'

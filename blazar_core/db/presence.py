@@ -22,8 +22,8 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core import clock as clocks
-from blazar_core import errors
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 
 __all__ = ['PAUSE', 'PROBE_SECONDS', 'Presence']
 

@@ -24,14 +24,15 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_nova.api import admission
+from blazar_nova.api import held
+from blazar_nova.api import lease_params
 from blazar_nova.api import middleware
 from blazar_nova.compat import checks
 from blazar_nova.compat import hold
 from blazar_nova.compat import listing
 from blazar_nova.compat import router
 from blazar_nova.compat import service
-from blazar_nova import wiring
+from blazar_nova.parts import wiring
 
 __all__ = ['factory']
 
@@ -48,8 +49,9 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
                   listing.problems())
     listing.install()
     parts = wiring.shared()
-    wiring.check_defaults(wiring.defaults(service.CONF), parts.clock.now())
-    admit = admission.Admission(parts)
+    lease_params.check_defaults(
+        lease_params.defaults(service.CONF), parts.clock.now())
+    admit = held.Admission(parts)
     with hold.intercepting(admit):
         app = router.build(global_config, **local_config)
     checks.refuse('nova-api', checks.scheduler(service.CONF) +

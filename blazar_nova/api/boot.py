@@ -21,8 +21,8 @@ import contextvars
 import dataclasses
 import typing as ty
 
-from blazar_core import errors
-from blazar_core import params
+from blazar_core.common import errors
+from blazar_core.leases import requests
 
 __all__ = ['Boot', 'current', 'underway']
 
@@ -31,7 +31,7 @@ __all__ = ['Boot', 'current', 'underway']
 class Boot:
     """A boot that asks for a lease, and the refusal if it got one."""
 
-    request: params.LeaseRequest
+    request: requests.LeaseRequest
     refused: errors.Refused | None = None
 
 

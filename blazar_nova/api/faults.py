@@ -19,9 +19,9 @@ import typing as ty
 from oslo_serialization import jsonutils
 import webob
 
-from blazar_core import clock
-from blazar_core import errors
-from blazar_core import model
+from blazar_core.common import clock
+from blazar_core.common import errors
+from blazar_core.common import refusals
 
 __all__ = ['ERRORS', 'Fault', 'answer', 'code_of', 'refusal_of']
 
@@ -87,7 +87,7 @@ def code_of(exc: Exception) -> tuple[int, str]:
                  if isinstance(exc, kind)), (500, 'INTERNAL_SERVER_ERROR'))
 
 
-def refusal_of(refusal: model.Refusal) -> dict[str, ty.Any]:
+def refusal_of(refusal: refusals.Refusal) -> dict[str, ty.Any]:
     """What a program wants to know of a refusal."""
     return {'reason': refusal.reason.value, 'fits_now': refusal.fits_now,
             **{name: None if time is None else clock.iso(time)

@@ -25,12 +25,12 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import webob
 
-from blazar_core import errors
-from blazar_core import params
+from blazar_core.common import errors
 from blazar_nova.api import boot as boots
 from blazar_nova.api import faults
+from blazar_nova.api import lease_params
 from blazar_nova.compat import router
-from blazar_nova import wiring
+from blazar_nova.parts import wiring
 
 __all__ = ['LeaseMiddleware']
 
@@ -53,7 +53,7 @@ class LeaseMiddleware:
     def __init__(self, app: ty.Any, parts: wiring.Parts) -> None:
         self._app = app
         self._parts = parts
-        self._defaults = wiring.defaults(parts.conf)
+        self._defaults = lease_params.defaults(parts.conf)
 
     def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
         answer = self._handler(environ)
@@ -85,7 +85,7 @@ class LeaseMiddleware:
             return self._app
         try:
             self._check_reservation(environ, hints)
-            asked = params.lease_request(
+            asked = lease_params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
         except errors.BlazarError as exc:
             code, _name = faults.code_of(exc)

@@ -23,11 +23,11 @@ from oslo_serialization import jsonutils
 import webob
 import webob.dec
 
+from blazar_nova.api import controller
 from blazar_nova.api import faults
-from blazar_nova.api import leases
 from blazar_nova.compat import checks
-from blazar_nova import resources
-from blazar_nova import wiring
+from blazar_nova.parts import wiring
+from blazar_nova.resources import types
 
 __all__ = ['Application', 'factory', 'versions']
 
@@ -55,8 +55,8 @@ _VERSION = 'reservation 1.0'
 class Application:
     """A WSGI application behind Nova's authentication."""
 
-    def __init__(self, controller: leases.Leases) -> None:
-        self._controller = controller
+    def __init__(self, leases: controller.Leases) -> None:
+        self._leases = leases
 
     @webob.dec.wsgify
     def __call__(self, request: webob.Request) -> webob.Response:
@@ -81,7 +81,7 @@ class Application:
             body=jsonutils.dump_as_bytes(body))
 
     def _handler(self, request: webob.Request,
-                 ) -> tuple[leases.Handler, dict[str, str]]:
+                 ) -> tuple[controller.Handler, dict[str, str]]:
         path = _path(request)
         for pattern, methods in ROUTES:
             match = pattern.fullmatch(path)
@@ -92,7 +92,7 @@ class Application:
                     'METHOD_NOT_ALLOWED',
                     f'{request.method} is not for this URL. Use one of '
                     f'{", ".join(methods)}.', Allow=', '.join(methods))
-            return (getattr(self._controller, methods[request.method]),
+            return (getattr(self._leases, methods[request.method]),
                     match.groupdict())
         if _OTHERS.fullmatch(path):
             raise faults.Fault(
@@ -118,8 +118,8 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
         as it has to be; it says which line to write
     """
     checks.refuse('nova-api', checks.nova_objects())
-    resources.check()
-    return Application(leases.Leases(wiring.shared()))
+    types.check()
+    return Application(controller.Leases(wiring.shared()))
 
 
 def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:

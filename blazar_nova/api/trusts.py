@@ -21,9 +21,9 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core import clock as clocks
-from blazar_core import errors
-from blazar_nova import wiring
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_nova.parts import wiring
 
 __all__ = ['entrust', 'keep', 'take_back']
 

@@ -18,10 +18,10 @@ import signal
 import sys
 import threading
 
-from blazar_core import errors
-from blazar_core import opts
+from blazar_core.common import errors
+from blazar_core.common import opts
 from blazar_nova.compat import service
-from blazar_nova.listener import service as listener_service
+from blazar_nova.listener import daemon
 
 __all__ = ['main']
 
@@ -31,7 +31,7 @@ def main() -> int:
     opts.register_opts(service.CONF)
     service.configure(sys.argv, 'blazar')
     try:
-        listener = listener_service.Listener(service.CONF)
+        listener = daemon.Listener(service.CONF)
     except errors.ConfigurationError as exc:
         print(exc, file=sys.stderr)
         return 1

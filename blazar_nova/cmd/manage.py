@@ -20,16 +20,16 @@ import typing as ty
 from oslo_config import cfg
 import prettytable
 
+from blazar_core.common import errors
+from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import migration
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import opts
-from blazar_core import vault
-from blazar_core import views
+from blazar_core.db import vault
+from blazar_core.leases import leases
+from blazar_core.leases import views
 
 if ty.TYPE_CHECKING:
-    from blazar_nova import verify
+    from blazar_nova.cmd import verify
 
 __all__ = ['main']
 
@@ -147,9 +147,9 @@ def _verify(parsed: argparse.Namespace) -> int:
     # Nova is loaded for this alone; the other commands do without.
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)
 
+    from blazar_nova.cmd import verify
     from blazar_nova.compat import service
-    from blazar_nova import verify
-    from blazar_nova import wiring
+    from blazar_nova.parts import wiring
 
     opts.register_opts(service.CONF)
     words = [word for path in parsed.config_file or ()

@@ -17,6 +17,7 @@ the machine on which it runs, by the checks that the services make when they
 start, and says of everything that is missing which line to write.
 """
 
+from blazar_nova.api import lease_params
 from blazar_nova.compat import threads  # noqa: F401  (the first of all)
 
 import sys
@@ -25,17 +26,17 @@ import typing as ty
 
 from oslo_upgradecheck import upgradecheck
 
-from blazar_core import audit
-from blazar_core import clock as clocks
-from blazar_core import errors
-from blazar_core import opts
-from blazar_core import settings
-from blazar_core import vault
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import opts
+from blazar_core.db import settings
+from blazar_core.db import vault
+from blazar_core.lifecycle import audit
+from blazar_nova.cmd import verify
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
-from blazar_nova import credentials
-from blazar_nova import verify
-from blazar_nova import wiring
+from blazar_nova.parts import credentials
+from blazar_nova.parts import wiring
 
 __all__ = ['Checks', 'main']
 
@@ -89,8 +90,8 @@ class Checks(upgradecheck.UpgradeCommands):
         return _checked(lambda: vault.Vault(CONF.blazar.encryption_keys))
 
     def _defaults(self) -> Result:
-        return _checked(lambda: wiring.check_defaults(
-            wiring.defaults(CONF), clocks.SystemClock().now()))
+        return _checked(lambda: lease_params.check_defaults(
+            lease_params.defaults(CONF), clocks.SystemClock().now()))
 
     def _lost_builds(self) -> Result:
         return _checked(lambda: wiring.lost_after(CONF))

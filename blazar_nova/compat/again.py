@@ -41,7 +41,7 @@ from oslo_log import log as logging
 from oslo_utils import timeutils
 import sqlalchemy as sa
 
-from blazar_core import errors
+from blazar_core.common import errors
 from blazar_nova.compat import calls
 from blazar_nova.compat import reserved
 

@@ -32,7 +32,7 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 import oslo_messaging
 
-from blazar_core import errors
+from blazar_core.common import errors
 
 __all__ = ['Bounded', 'LIMIT', 'of_cells']
 

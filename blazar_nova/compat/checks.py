@@ -31,7 +31,7 @@ from nova import objects
 from nova import version
 import oslo_messaging
 
-from blazar_core import errors
+from blazar_core.common import errors
 from blazar_nova.compat import hold
 from blazar_nova.compat import reserved
 

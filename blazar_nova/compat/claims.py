@@ -27,7 +27,7 @@ from nova.scheduler import manager
 from nova.scheduler import utils
 from oslo_log import log as logging
 
-from blazar_core import claims
+from blazar_core.books import claims
 from blazar_nova.compat import checks
 
 __all__ = ['install', 'problems']

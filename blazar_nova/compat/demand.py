@@ -27,7 +27,7 @@ from nova import objects
 from nova.scheduler import request_filter
 from nova.scheduler import utils as scheduler_utils
 
-from blazar_core import model
+from blazar_core.common import model
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
 

@@ -27,9 +27,9 @@ from oslo_db import api as db_api
 from oslo_utils import uuidutils
 from sqlalchemy.orm import exc as orm_exc
 
-from blazar_core import errors
-from blazar_core import lifecycle
-from blazar_core import model
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_nova.compat import demand as demands
 
 __all__ = ['close_reservation', 'context_of', 'demand_of', 'facts_of',
@@ -106,7 +106,7 @@ def reservation_of(flavor: ty.Any) -> str | None:
         flavor.extra_specs if 'extra_specs' in flavor else {}).get(_MARK))
 
 
-def open_reservation(opening: lifecycle.Opening) -> None:
+def open_reservation(opening: clouds.Opening) -> None:
     """Make the flavor of a reservation, and its server group.
 
     What is there already is left as it is.

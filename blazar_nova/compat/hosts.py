@@ -25,8 +25,8 @@ from nova import servicegroup
 from oslo_log import log as logging
 import requests
 
-from blazar_core import errors
-from blazar_core import model
+from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_nova.compat import bounded
 
 __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',

@@ -14,8 +14,8 @@
 
 Nova counts what is there now. A lease is asked about before it is made, with
 what all leases of its project hold at the same time: see
-:class:`blazar_core.limits.Limits`. What Nova counts already of their servers
-is taken off, so that each of them counts once.
+:class:`blazar_core.leases.limits.Limits`. What Nova counts already of their
+servers is taken off, so that each of them counts once.
 
 The conductor checks the quota once more when it has written the servers of a
 build down, and lets all of them fail if they are too many together. What it
@@ -34,9 +34,9 @@ from nova.limit import utils as limit_utils
 from nova import objects
 from oslo_limit import exception as limit_exceptions
 
-from blazar_core import errors
-from blazar_core import limits as core_limits
-from blazar_core import model
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import limits as core_limits
 from blazar_nova.compat import bounded
 
 __all__ = ['NovaQuota', 'admitted']
@@ -54,7 +54,7 @@ class NovaQuota:
 
     def amounts(self, servers: int, resources: model.Resources,
                 ) -> dict[str, int]:
-        """See :meth:`blazar_core.limits.Quota.amounts`."""
+        """See :meth:`blazar_core.leases.limits.Quota.amounts`."""
         if limit_utils.use_unified_limits():
             return {'servers': servers, **{
                 f'class:{rc}': amount for rc, amount in resources.items()}}
@@ -66,7 +66,7 @@ class NovaQuota:
               names: ty.Collection[str],
               servers: ty.Sequence[core_limits.Server],
               ) -> dict[str, core_limits.Room]:
-        """See :meth:`blazar_core.limits.Quota.rooms`."""
+        """See :meth:`blazar_core.leases.limits.Quota.rooms`."""
         context = nova_context.get_admin_context()
         try:
             if user_id is not None and not _has_own(

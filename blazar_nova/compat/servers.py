@@ -30,8 +30,8 @@ from nova import utils
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
-from blazar_core import errors
-from blazar_core import lifecycle
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
 from blazar_nova.compat import again
 from blazar_nova.compat import bounded
 from blazar_nova.compat import calls
@@ -43,7 +43,6 @@ from blazar_nova.compat import leftovers
 from blazar_nova.compat import quota
 from blazar_nova.compat import reserved
 from blazar_nova.compat import stranded
-from blazar_nova import credentials
 
 __all__ = ['NovaCloud']
 
@@ -69,8 +68,26 @@ _API = 'Nova\'s API database'
 #: Seconds that a service has to answer a ping.
 _PING_TIMEOUT = 10
 
-Seen = lifecycle.Seen
-State = lifecycle.ServerState
+Seen = clouds.Seen
+State = clouds.ServerState
+
+
+class Trusts(ty.Protocol):
+    """What lets us act for users: see
+    :class:`blazar_nova.parts.credentials.Credentials`.
+    """
+
+    def is_configured(self) -> bool:
+        ...
+
+    def access(self, trust_id: str) -> ty.Any:
+        ...
+
+    def revoke(self, trust_id: str) -> None:
+        ...
+
+    def held(self) -> set[str]:
+        ...
 
 
 class NovaCloud:
@@ -82,7 +99,7 @@ class NovaCloud:
     :param trusts: what lets it act for users
     """
 
-    def __init__(self, trusts: credentials.Credentials) -> None:
+    def __init__(self, trusts: Trusts) -> None:
         self._trusts = trusts
         #: The service hosts of the hosts, by their uuids.
         self._services: dict[str, str] = {}
@@ -104,7 +121,7 @@ class NovaCloud:
             work, server_id, *args, **kwargs)
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
+             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
         """Cast a held call for those of its servers that still wait.
 
         A second cast of the same server would orphan a running guest, so
@@ -176,7 +193,7 @@ class NovaCloud:
         return self._trusts.held()
 
     def traces(self, server_ids: ty.Collection[str],
-               ) -> dict[str, lifecycle.Trace]:
+               ) -> dict[str, clouds.Trace]:
         """What there is of the builds that no conductor has brought to an
         end.
 
@@ -326,7 +343,7 @@ class NovaCloud:
     def _compute_api(self) -> ty.Any:
         return compute_api.API()
 
-    def open(self, reservation: lifecycle.Opening) -> None:
+    def open(self, reservation: clouds.Opening) -> None:
         """Make the flavor with which a reservation is used."""
         self._within(_API, flavors.open_reservation, reservation)
 
@@ -352,7 +369,7 @@ def _ping(topic: str) -> None:
             f'nova-{topic} does not answer: {exc}') from exc
 
 
-def _cast(build: calls.BuildCall, gate: lifecycle.Gate) -> None:
+def _cast(build: calls.BuildCall, gate: clouds.Gate) -> None:
     """Send a call, if the gate opens and it is not too late then."""
     task_api = conductor.ComputeTaskAPI()
     # Else it would wait for a message bus that is away, for as long as that

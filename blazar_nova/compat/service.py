@@ -29,8 +29,8 @@ from oslo_log import log as logging
 import oslo_messaging
 from oslo_messaging._drivers import amqpdriver
 
-from blazar_core import model
-from blazar_core import views
+from blazar_core.common import model
+from blazar_core.leases import views
 from blazar_nova.compat import demand
 
 __all__ = ['CONF', 'Handler', 'Outbox', 'Told', 'bound_waiting',
@@ -164,7 +164,7 @@ os.register_at_fork(after_in_child=_outbox.empty)
 def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
     """Have an event of a lease published; returns at once.
 
-    :param lease: as :func:`blazar_core.views.describe` has it
+    :param lease: as :func:`blazar_core.leases.views.describe` has it
     """
     _outbox.put(event_type, views.payload(lease))
 
@@ -204,8 +204,8 @@ def told(event_type: str, payload: dict[str, ty.Any]) -> Told | None:
     """What a notification tells of a server, if that can be relied on.
 
     What it takes follows from its flavor, but for classes that its image or
-    its ports ask for: :func:`blazar_core.books.tell` keeps to hosts that
-    have none of those.
+    its ports ask for: :func:`blazar_core.books.ledger.tell` keeps to hosts
+    that have none of those.
     """
     data = payload.get('nova_object.data', {})
     server_id, service_host, node = map(data.get, ('uuid', 'host', 'node'))

@@ -31,8 +31,8 @@ from nova import objects
 from nova.scheduler.client import report
 from oslo_log import log as logging
 
-from blazar_core import errors
-from blazar_core import lifecycle
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
 from blazar_nova.compat import again
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
@@ -42,7 +42,7 @@ __all__ = ['abandon', 'on_the_way', 'traces']
 
 LOG = logging.getLogger(__name__)
 
-Trace = lifecycle.Trace
+Trace = clouds.Trace
 
 
 def on_the_way(server_ids: ty.Iterable[str]) -> dict[str, ty.Any]:

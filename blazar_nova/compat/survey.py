@@ -30,7 +30,7 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
 
-from blazar_core import lifecycle
+from blazar_core import cloud as clouds
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
 from blazar_nova.compat import reserved
@@ -46,8 +46,8 @@ BATCH = 500
 #: Words of a RequestSpec without which its boot asked for no lease.
 TELLING = '%"reserved"%'
 
-Seen = lifecycle.Seen
-State = lifecycle.ServerState
+Seen = clouds.Seen
+State = clouds.ServerState
 
 Hints: ty.TypeAlias = ty.Mapping[str, object]
 
@@ -70,7 +70,7 @@ class Survey:
     :ivar silent: the names of the cells that did not answer
     """
 
-    def __init__(self, cloud: lifecycle.Cloud) -> None:
+    def __init__(self, cloud: clouds.Cloud) -> None:
         self._cloud = cloud
         self.silent: set[str] = set()
         self._context = nova_context.get_admin_context()

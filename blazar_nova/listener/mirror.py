@@ -26,17 +26,17 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
-from blazar_core import books
+from blazar_core.books import follower
+from blazar_core.books import ledger
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import index
-from blazar_core import lifecycle
-from blazar_core import model
-from blazar_core import repeats
+from blazar_core.leases import repeats
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import service
 from blazar_nova.compat import survey
-from blazar_nova import wiring
+from blazar_nova.parts import wiring
 
 __all__ = ['Mirror', 'SILENT']
 
@@ -174,7 +174,7 @@ class Mirror:
 
     def _tell(self, told: service.Told) -> bool:
         with self._parts.database.begin() as connection:
-            return books.tell(
+            return ledger.tell(
                 connection, self._parts.clock.now(), told.service_host,
                 told.node, told.server_id, told.takes)
 
@@ -188,7 +188,7 @@ class Mirror:
         seen, stale = self._parts.lifecycle.check(server_id)
         for service_host in stale:
             self.hint(usage=service_host)
-        if seen.state is lifecycle.ServerState.GONE:
+        if seen.state is clouds.ServerState.GONE:
             self._freed(*booked)
 
     def compare_all(self) -> None:
@@ -232,7 +232,7 @@ class Mirror:
                     self._delete_orphans, nova, books)
 
     def _compare_batch(self, nova: survey.Survey,
-                       books: ty.Mapping[str, lifecycle.Seen],
+                       books: ty.Mapping[str, clouds.Seen],
                        batch: ty.Sequence[str]) -> None:
         """Look at all of them together, and again at those that differ."""
         for server_id, seen in nova.look(batch).items():
@@ -263,11 +263,11 @@ class Mirror:
 
     def _retain(self, uuids: set[str]) -> list[str]:
         with self._parts.database.writer() as session:
-            return books.retain(session, uuids, self._parts.clock.now())
+            return ledger.retain(session, uuids, self._parts.clock.now())
 
     def _trim(self) -> None:
         with self._parts.database.writer() as session:
-            books.trim(session, self._parts.clock.now() - index.KEEP)
+            ledger.trim(session, self._parts.clock.now() - follower.KEEP)
             repeats.trim(session.connection(), self._parts.clock.now())
 
     def compare_service_host(self, service_host: str) -> None:
@@ -292,7 +292,7 @@ class Mirror:
             return
         self._facts[host.uuid] = facts
         with self._parts.database.writer() as session:
-            if books.report(session, now, model.HostFacts(
+            if ledger.report(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
                     host.properties), facts.allocations, seen):
                 LOG.debug('Host %s: %s', host.name, facts)
@@ -304,7 +304,7 @@ class Mirror:
         write: he sees by that that he has to ask again.
         """
         with self._parts.database.reader() as session:
-            return self._parts.clock.now(), books.generations(
+            return self._parts.clock.now(), ledger.generations(
                 session, [uuid]).get(uuid)
 
     def compare_usage(self, service_host: str) -> None:
@@ -331,7 +331,7 @@ class Mirror:
         now, seen = self._before(uuid)
         taken = nova_hosts.taken(providers)
         with self._parts.database.writer() as session:
-            if books.report_usage(session, now, uuid, taken, seen):
+            if ledger.report_usage(session, now, uuid, taken, seen):
                 LOG.debug('Host %s: %s', uuid, taken)
 
     def recheck(self) -> None:
@@ -361,7 +361,7 @@ class Mirror:
     def _recheck_at(self, now: int, service_hosts: set[str],
                     at: int | None) -> None:
         with self._parts.database.begin() as connection:
-            books.recheck(connection, now, service_hosts, at)
+            ledger.recheck(connection, now, service_hosts, at)
 
     def _delete_orphans(self, nova: survey.Survey,
                         books: ty.Container[str]) -> None:
@@ -373,7 +373,7 @@ class Mirror:
         before = self._parts.clock.now() - _ORPHAN_AGE
         orphans = [server_id for server_id, waits in nova.waiting.items()
                    if waits.reserved and waits.since < before and
-                   server_id not in books]
+                   server_id not in ledger]
         if orphans and (len(orphans) > _MOST_ORPHANS or
                         not self._have_leases()):
             LOG.error(
@@ -402,7 +402,7 @@ class Mirror:
                         'nova-api died while it was being created. Deleting '
                         'it.', server_id)
             cloud = self._parts.cloud
-            held = cloud.look(server_id).state is lifecycle.ServerState.HELD
+            held = cloud.look(server_id).state is clouds.ServerState.HELD
             cloud.delete(server_id, None)
             if held:
                 cloud.forget(server_id)

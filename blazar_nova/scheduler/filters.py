@@ -21,18 +21,18 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core import admission
-from blazar_core import claims as core_claims
-from blazar_core import clock as clocks
-from blazar_core import errors
+from blazar_core.books import admission
+from blazar_core.books import claims as core_claims
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_nova.compat import checks
 from blazar_nova.compat import claims
 from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 from blazar_nova.compat import plugins
 from blazar_nova.compat import service
+from blazar_nova.parts import wiring
 from blazar_nova.scheduler import marks
-from blazar_nova import wiring
 
 __all__ = ['BlazarFilter']
 

@@ -14,7 +14,7 @@
 
 import typing as ty
 
-from blazar_core import model
+from blazar_core.common import model
 from blazar_nova.compat import demand
 from blazar_nova.compat import plugins
 from blazar_nova.scheduler import marks

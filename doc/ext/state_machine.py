@@ -14,14 +14,14 @@
 
     .. state-machine:: LEASE
 
-prints blazar_core.states.LEASE, so that the documentation cannot say anything
-else than the code does.
+prints blazar_core.common.states.LEASE, so that the documentation cannot say
+anything else than the code does.
 """
 
 from docutils import nodes
 from docutils.parsers import rst
 
-from blazar_core import states
+from blazar_core.common import states
 
 
 class StateMachine(rst.Directive):

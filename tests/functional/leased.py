@@ -18,8 +18,8 @@ import os
 import sqlite3
 import typing as ty
 
-from blazar_core import clock as clocks
-from blazar_core import views
+from blazar_core.common import clock as clocks
+from blazar_core.leases import views
 
 from tests.functional import base
 

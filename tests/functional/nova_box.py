@@ -57,7 +57,7 @@ from oslo_db.sqlalchemy import enginefacade
 from oslo_db.sqlalchemy import test_fixtures as db_fixtures
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from blazar_nova import wiring
+from blazar_nova.parts import wiring
 
 from tests import paste as pastes
 
@@ -417,11 +417,12 @@ class NovaBox(nova_test.TestCase):
     def new_listener(self, clock: ty.Any = None) -> ty.Any:
         """The plugin's daemon, in this process; not started.
 
-        :param clock: a blazar_core.clock.Clock, or None for the system's
+        :param clock: a blazar_core.common.clock.Clock, or None for the
+            system's
         """
-        from blazar_core import clock as core_clock
-        from blazar_nova.listener import service
-        return service.Listener(CONF, clock=clock or core_clock.SystemClock())
+        from blazar_core.common import clock as core_clock
+        from blazar_nova.listener import daemon
+        return daemon.Listener(CONF, clock=clock or core_clock.SystemClock())
 
     def client(self, who: Identity = ADMIN,
                microversion: str | None = 'latest') -> ApiClient:

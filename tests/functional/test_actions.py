@@ -18,7 +18,7 @@ import fixtures
 from nova.api.openstack.compute import routes
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from blazar_core import errors
+from blazar_core.common import errors
 from tests.functional import base
 from tests.functional import leased
 
@@ -270,7 +270,8 @@ class ComparedTest(leased.LeasedTestCase):
             raise errors.BooksUnavailable
 
         # Even when the books are away.
-        with fixtures.MonkeyPatch('blazar_core.leases.Leases.held_by', away):
+        with fixtures.MonkeyPatch(
+                'blazar_core.leases.leases.Leases.held_by', away):
             self.alice.post_server_action(server['id'], {'os-stop': None})
         self.assertEqual([server['id']], asked)
         self.wait_for_status(server['id'], 'SHUTOFF')

@@ -26,9 +26,9 @@ import requests
 import sqlalchemy as sa
 from sqlalchemy.orm import exc as orm_exc
 
-from blazar_core import clock as clocks
+from blazar_core.common import clock as clocks
 from blazar_core.db import models
-from blazar_core import repeats
+from blazar_core.leases import repeats
 from blazar_nova.compat import flavors
 from tests.functional import leased
 from tests.functional import nova_box
@@ -759,7 +759,7 @@ class TestRepeats(ApiTestCase):
         made_by = repeats.made_by
         first = self.post('one')['lease']
         answers = [None]
-        with mock.patch('blazar_core.repeats.made_by', lambda *args: (
+        with mock.patch('blazar_core.leases.repeats.made_by', lambda *args: (
                 answers.pop() if answers else made_by(*args))):
             self.assertEqual(first, self.post('one')['lease'])
         self.assertEqual(1, len(self.leases()))

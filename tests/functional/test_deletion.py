@@ -23,9 +23,9 @@ import fixtures
 from keystoneauth1 import access
 from keystoneauth1 import fixture as tokens
 
-from blazar_core import errors
+from blazar_core.common import errors
+from blazar_nova.cmd import verify
 from blazar_nova.compat import servers
-from blazar_nova import verify
 from tests.functional import leased
 from tests.functional import test_api
 from tests.functional import test_held
@@ -48,7 +48,7 @@ class DeletionTestCase(leased.LeasedTestCase):
                 ('access', lambda _self, trust: self.access(trust)),
                 ('held', lambda _self: self.trusts.keys() - {*self.revoked}),
                 ('revoke', lambda _self, trust: self.revoked.append(trust))):
-            self.stub_out(f'blazar_nova.credentials.Credentials.{name}',
+            self.stub_out(f'blazar_nova.parts.credentials.Credentials.{name}',
                           stand_in)
 
     def delegate(self, context, until):
@@ -175,7 +175,7 @@ class InWhoseNameTest(DeletionTestCase):
 
     def test_a_user_who_may_make_no_trust_gets_his_lease(self):
         self.stub_out(
-            'blazar_nova.credentials.Credentials.delegate',
+            'blazar_nova.parts.credentials.Credentials.delegate',
             mock.Mock(side_effect=errors.NotDelegated('restricted')))
         seen = self.record_deletions()
         self.goes(self.active())
@@ -296,7 +296,7 @@ class NothingLeftTest(DeletionTestCase):
 
     def test_when_nova_api_died_meanwhile(self):
         server_id = self.hold_in_group()
-        with mock.patch('blazar_core.lifecycle.Lifecycle.check',
+        with mock.patch('blazar_core.lifecycle.lifecycle.Lifecycle.check',
                         side_effect=RuntimeError('died')):
             self.alice.delete_server(server_id)
         self.assertEqual('PENDING', self.lease('vm1')['status'])

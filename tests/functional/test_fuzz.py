@@ -34,9 +34,9 @@ import hypothesis
 from hypothesis import strategies as st
 import webob
 
-from blazar_core import clock as clocks
+from blazar_core.common import clock as clocks
 from blazar_core.db import models
-from blazar_nova import verify
+from blazar_nova.cmd import verify
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import nova_box

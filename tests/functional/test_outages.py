@@ -24,7 +24,7 @@ from keystoneauth1 import exceptions as keystone_exceptions
 from nova.api import wsgi
 from nova.scheduler import host_manager
 
-from blazar_nova import wiring
+from blazar_nova.parts import wiring
 from tests.functional import leased
 from tests.functional import test_api
 
@@ -53,7 +53,7 @@ class BooksAwayTest(leased.LeasedTestCase):
 
     def test_what_was_told_meanwhile_is_compared(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.listener.service._PAUSE', 1))
+            'blazar_nova.listener.daemon._PAUSE', 1))
         listener = self.start_listener()
 
         def known(server):

@@ -27,9 +27,9 @@ from nova import objects
 from nova.scheduler import host_manager
 from oslo_db import exception as db_exception
 
-from blazar_core import errors
+from blazar_core.common import errors
 from blazar_nova.cmd import listener as listener_command
-from blazar_nova import wiring
+from blazar_nova.parts import wiring
 from tests.functional import base
 
 
@@ -169,8 +169,8 @@ class ConfigurationTest(StartupTestCase):
     def started(self, start, **scheduler):
         """What is logged as an error when something starts so."""
         self.flags(group='scheduler', **scheduler)
-        with self.assertLogs('blazar_nova.wiring', 'ERROR') as logged:
-            logging.getLogger('blazar_nova.wiring').error('')
+        with self.assertLogs('blazar_nova.parts.wiring', 'ERROR') as logged:
+            logging.getLogger('blazar_nova.parts.wiring').error('')
             start()
         return [record.getMessage() for record in logged.records[1:]]
 
@@ -189,7 +189,7 @@ class ConfigurationTest(StartupTestCase):
         self.assertEqual([], self.started(self.new_listener))
 
     def test_prefilters_that_cannot_be_written_down(self):
-        with mock.patch('blazar_core.settings.write',
+        with mock.patch('blazar_core.db.settings.write',
                         side_effect=db_exception.DBError):
             for start in self.everything():
                 start()
@@ -199,7 +199,7 @@ class ConfigurationTest(StartupTestCase):
         said = io.StringIO()
         with (contextlib.redirect_stderr(said),
               mock.patch('blazar_nova.compat.service.configure'),
-              mock.patch('blazar_nova.listener.service.Listener.start',
+              mock.patch('blazar_nova.listener.daemon.Listener.start',
                          side_effect=AssertionError('it has started'))):
             self.assertEqual(1, listener_command.main())
         self.assertIn('notification_format = versioned', said.getvalue())

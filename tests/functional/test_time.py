@@ -22,11 +22,11 @@ from nova import context as nova_context
 from nova import objects
 from oslo_utils import importutils
 
-from blazar_core import clock as clocks
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import lifecycle
-from blazar_core import views
+from blazar_core.leases import views
+from blazar_core.lifecycle import lifecycle
 from blazar_nova.compat import servers
 
 from tests.functional import base
@@ -341,14 +341,14 @@ class WakeTest(leased.LeasedTestCase):
 
     def test_without_the_gate_they_would_send_it_twice(self):
         """The test above can fail."""
-        self.stub_out('blazar_core.lifecycle.Lifecycle._take',
+        self.stub_out('blazar_core.lifecycle.lifecycle.Lifecycle._take',
                       lambda *_lease: [])
         self.wake_from(2)
         self.assertEqual([(self.server_id,)] * 2, self.casts)
 
     def test_who_stood_still_after_the_gate_does_not_send(self):
         self.clock.advance(HOUR)
-        with self.stubbed('blazar_core.lifecycle.Deadline.passed',
+        with self.stubbed('blazar_core.lifecycle.clouds.Deadline.passed',
                           lambda _deadline: True):
             self.run_due()
         self.assertEqual([], self.casts)
@@ -359,7 +359,8 @@ class WakeTest(leased.LeasedTestCase):
             raise SystemExit
 
         self.clock.advance(HOUR)
-        with self.stubbed('blazar_core.lifecycle.Lifecycle._take', die):
+        with self.stubbed(
+                'blazar_core.lifecycle.lifecycle.Lifecycle._take', die):
             self.assertRaises(SystemExit, self.run_due)
         self.assertEqual([], self.casts)
         self.assertEqual('PENDING', self.lease('vm1')['status'])
@@ -418,7 +419,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.wait_for(lambda: deleted, what=f'{name} was reached')
 
     def test_a_moment_before(self):
-        self.delete_at('blazar_core.lifecycle.Lifecycle.start')
+        self.delete_at('blazar_core.lifecycle.lifecycle.Lifecycle.start')
         self.assert_nothing_is_left()
 
     def test_before_it_is_shown_as_building(self):
@@ -426,7 +427,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.assert_nothing_is_left()
 
     def test_between_that_and_the_gate(self):
-        self.delete_at('blazar_core.lifecycle.Lifecycle._take')
+        self.delete_at('blazar_core.lifecycle.lifecycle.Lifecycle._take')
         self.assert_nothing_is_left()
 
     def test_between_the_gate_and_the_cast(self):

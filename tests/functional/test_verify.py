@@ -25,10 +25,10 @@ import sqlalchemy as sa
 
 from blazar_core.db import models
 from blazar_nova.cmd import manage
+from blazar_nova.cmd import verify
 from blazar_nova.compat import hosts
 from blazar_nova.compat import reserved
 from blazar_nova.listener import mirror
-from blazar_nova import verify
 
 from tests.functional import leased
 from tests.functional import test_api
@@ -315,7 +315,7 @@ class ServersTest(VerifyTestCase):
         other = self.boot_active('runs', hints=self.lease_hints('runs'))
         self.listener.mirror.compare_all()
         check, looked = self.listener.parts.lifecycle.check, []
-        self.stub_out('blazar_core.lifecycle.Lifecycle.check',
+        self.stub_out('blazar_core.lifecycle.lifecycle.Lifecycle.check',
                       lambda _self, server_id: looked.append(server_id) or
                       check(server_id))
         self.listener.mirror.compare_all()
@@ -418,7 +418,7 @@ class ServersTest(VerifyTestCase):
 
 
 class BooksTest(VerifyTestCase):
-    """The rest is in the unit tests of blazar_core.audit."""
+    """The rest is in the unit tests of blazar_core.lifecycle.audit."""
 
     def test_an_end_that_will_not_come(self):
         server_id = self.active('runs')
@@ -454,7 +454,7 @@ class TrustsTest(VerifyTestCase):
                 ('delegate', lambda _self, *_args: self.delegate()),
                 ('held', lambda _self: set(self.trusts)),
                 ('revoke', lambda _self, trust: self.trusts.discard(trust))):
-            self.stub_out(f'blazar_nova.credentials.Credentials.{name}',
+            self.stub_out(f'blazar_nova.parts.credentials.Credentials.{name}',
                           stand_in)
 
     def delegate(self) -> str:
@@ -510,10 +510,10 @@ class TrustsTest(VerifyTestCase):
 
     def test_a_trust_of_a_lease_that_is_over(self):
         server_id = self.hold('waits')['id']
-        self.stub_out('blazar_nova.credentials.Credentials.revoke',
+        self.stub_out('blazar_nova.parts.credentials.Credentials.revoke',
                       mock.Mock(side_effect=ValueError('away')))
         self.alice.delete_server(server_id)
-        self.stub_out('blazar_nova.credentials.Credentials.revoke',
+        self.stub_out('blazar_nova.parts.credentials.Credentials.revoke',
                       lambda _self, trust: self.trusts.discard(trust))
         lease_id = self.lease('waits')['id']
         self.assert_mended(f'Lease {lease_id} is over, and the trust of its '
@@ -522,7 +522,7 @@ class TrustsTest(VerifyTestCase):
 
     def test_a_keystone_that_does_not_answer(self):
         self.hold('waits')
-        self.stub_out('blazar_nova.credentials.Credentials.held',
+        self.stub_out('blazar_nova.parts.credentials.Credentials.held',
                       mock.Mock(side_effect=ValueError('away')))
         report = self.compare()
         self.assertEqual(
@@ -562,7 +562,7 @@ class MomentsTest(VerifyTestCase):
 
     def test_a_mend_that_fails_is_left_and_told(self):
         self.start_compute('host3')
-        with mock.patch('blazar_core.books.report',
+        with mock.patch('blazar_core.books.ledger.report',
                         side_effect=ValueError('no')):
             report = self.compare(fix=True)
         self.assertEqual((1, 0), (len(report.left), len(report.mended)))

@@ -37,9 +37,9 @@ import requests
 import sqlalchemy as sa
 import testtools
 
+from blazar_core.common import opts
 from blazar_core.db import api
-from blazar_core import opts
-from blazar_core import views
+from blazar_core.leases import views
 from tests import stack
 from tests.stack import cloud as accounts
 from tests.stack import configuration

@@ -23,20 +23,20 @@ import runpy
 import signal
 import sys
 
-from blazar_core import lifecycle
+from blazar_core.lifecycle import steps
 
 
 def main() -> int:
     name, ending, what, *arguments = sys.argv[1:]
-    wanted = [lifecycle.Step[name]]
+    wanted = [steps.Step[name]]
 
-    def reached(step: lifecycle.Step, _what: str) -> None:
+    def reached(step: steps.Step, _what: str) -> None:
         if step in wanted:
             wanted.clear()
             print(f'{ending} at {name}', flush=True)
             os.kill(os.getpid(), signal.Signals[ending])
 
-    lifecycle.reached = reached
+    steps.reached = reached
     sys.argv[1:] = arguments
     if what == 'listener':
         from blazar_nova.cmd import listener

@@ -27,7 +27,7 @@ import time
 
 import requests
 
-from blazar_core import lifecycle
+from blazar_core.lifecycle import steps
 from tests.integration import base
 from tests.stack import processes
 
@@ -49,7 +49,7 @@ PATIENCE = 90
 #: 80, and with the next comparison.
 LOST = 240
 
-Step = lifecycle.Step
+Step = steps.Step
 
 
 def steps(prefix):

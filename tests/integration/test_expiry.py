@@ -20,7 +20,7 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core import vault
+from blazar_core.db import vault
 from tests.integration import base
 from tests import stack
 

@@ -24,7 +24,7 @@ import uuid
 import requests
 
 from blazar_core.db import api
-from blazar_core import views
+from blazar_core.leases import views
 from blazar_nova.api import rest
 from tests.integration import base
 

@@ -19,14 +19,15 @@ import signal
 import sys
 import time
 
-from blazar_core import lifecycle
+from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import steps
 from tests.integration import test_crash
 from tests.stack import stack
 
 #: Seconds in which what got lost is found (lost_build_seconds, 22) and built.
 FOUND = 120
 
-Step = lifecycle.Step
+Step = steps.Step
 
 
 class StandingStillTest(test_crash.CrashTestCase):

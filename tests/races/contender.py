@@ -32,16 +32,18 @@ from unittest import mock
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core import admission
-from blazar_core import books
-from blazar_core import clock as clocks
+from blazar_core.books import admission
+from blazar_core.books import ledger
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import lifecycle
-from blazar_core import model
-from blazar_core import params
+from blazar_core.leases import leases
+from blazar_core.leases import requests
+from blazar_core.lifecycle import lifecycle
 from tests import databases
 from tests.unit.blazar_core import racer
 
@@ -77,7 +79,7 @@ class Contender:
         self.search = admission.Admission(self.database, self.clock)
         self.leases = leases.Leases(self.database, self.clock, self.search)
         self.lifecycle = lifecycle.Lifecycle(
-            self.database, self.clock, ty.cast(lifecycle.Cloud, None), str,
+            self.database, self.clock, ty.cast(clouds.Cloud, None), str,
             lambda event, lease: None, 0, 120)
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.disturbed: collections.Counter[str] = collections.Counter()
@@ -167,9 +169,9 @@ class Contender:
             self.leases.rebind(lease.id, seen, {
                 one: self.dice.choice([*self.host_ids, None])
                 for one in ids}, 'reason')
-        except books.Full as full:
-            raise errors.Refused(model.Refusal(
-                model.Reason.NO_ROOM, len(ids), 0, None)) from full
+        except ledger.Full as full:
+            raise errors.Refused(refusals.Refusal(
+                refusals.Reason.NO_ROOM, len(ids), 0, None)) from full
 
     def release(self) -> None:
         """Its bookings go with it."""
@@ -186,7 +188,7 @@ class Contender:
                 .where(models.Reservation.lease_id == lease.id))
         if server is not None:
             self.lifecycle.observe(
-                server, lifecycle.Seen(lifecycle.ServerState.GONE))
+                server, clouds.Seen(clouds.ServerState.GONE))
 
     def report(self) -> None:
         """A host changes in what does not matter for its bookings."""
@@ -194,7 +196,7 @@ class Contender:
             with self.database.writer() as session:
                 row = session.get_one(
                     models.Host, self.dice.choice(self.host_ids))
-                books.report(session, self.clock.now(), model.HostFacts(
+                ledger.report(session, self.clock.now(), model.HostFacts(
                     row.uuid, row.name, row.service_host, row.capacity,
                     {'colour': self.dice.randrange(10)}), {}, row.generation)
 
@@ -206,8 +208,8 @@ class Contender:
         return {'VCPU': self.dice.randint(1, 4),
                 'MEMORY_MB': self.dice.choice([512, 2048, 4096])}
 
-    def _request(self, window: model.Window) -> params.LeaseRequest:
-        return params.LeaseRequest(
+    def _request(self, window: model.Window) -> requests.LeaseRequest:
+        return requests.LeaseRequest(
             name='race', window=window, before_end=None, events=(),
             on_end='delete', starts_now=False)
 

@@ -27,11 +27,11 @@ import typing as ty
 
 from oslo_utils import uuidutils
 
-from blazar_core import admission
-from blazar_core import books
-from blazar_core import clock as clocks
+from blazar_core.books import admission
+from blazar_core.books import ledger
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
 from blazar_core.db import api
-from blazar_core import model
 from tests import databases
 from tests.races import checker
 from tests.races import contender
@@ -91,7 +91,7 @@ class Contest:
         database = api.Database(databases.configuration(url))
         with database.writer() as session:
             for number in range(count):
-                books.report(session, int(time.time()), model.HostFacts(
+                ledger.report(session, int(time.time()), model.HostFacts(
                     uuidutils.generate_uuid(), f'host{number}',
                     f'host{number}', CAPACITY), {'somebody': {'VCPU': 2}})
         database.engine.dispose()

@@ -22,7 +22,7 @@ import sys
 import typing as ty
 import uuid
 
-from blazar_core import vault
+from blazar_core.db import vault
 
 from tests import paste
 

@@ -21,17 +21,18 @@ from oslo_utils import uuidutils
 from oslotest import base
 import sqlalchemy as sa
 
-from blazar_core import admission
-from blazar_core import books
-from blazar_core import clock as clocks
+from blazar_core.books import admission
+from blazar_core.books import ledger
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core import engine
-from blazar_core import leases
-from blazar_core import lifecycle
-from blazar_core import model
-from blazar_core import params
-from blazar_core import vault
-from blazar_core import views
+from blazar_core.db import vault
+from blazar_core.leases import leases
+from blazar_core.leases import requests
+from blazar_core.leases import views
+from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import lifecycle
 from tests import databases
 
 __all__ = ['DatabaseTestCase', 'FakeCloud', 'LeaseTestCase', 'NOW',
@@ -43,7 +44,7 @@ NOW = 1_800_000_000
 #: Seconds after which a build is lost.
 LOST_AFTER = 120
 
-State = lifecycle.ServerState
+State = clouds.ServerState
 
 
 class TestCase(base.BaseTestCase):
@@ -90,24 +91,24 @@ class FakeCloud:
     """
 
     def __init__(self) -> None:
-        self.servers: dict[str, lifecycle.Seen] = {}
+        self.servers: dict[str, clouds.Seen] = {}
         self.sent: list[tuple[str, list[str]]] = []
         self.sent_with: list[str | None] = []
         self.given: set[str] = set()
         self.revoked: list[str] = []
-        self.stranded: dict[str, lifecycle.Trace] = {}
+        self.stranded: dict[str, clouds.Trace] = {}
         self.abandoned: list[str] = []
         self.admits: int | None = None
         self.deleted: list[str] = []
         self.deleted_with: list[str | None] = []
         self.forgotten: list[str] = []
         self.held: list[str] = []
-        self.opened: dict[str, lifecycle.Opening] = {}
+        self.opened: dict[str, clouds.Opening] = {}
         self.stubborn: set[str] = set()
         self.broken: dict[str, Exception] = {}
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
+             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
         self._break('send')
         self.sent_with.append(credential)
         chosen = list(server_ids)[:self.admits]
@@ -115,7 +116,7 @@ class FakeCloud:
         if deadline is not None and not deadline.passed():
             self.sent.append((call, chosen))
             for server_id in chosen:
-                self.servers[server_id] = lifecycle.Seen(State.BUILDING)
+                self.servers[server_id] = clouds.Seen(State.BUILDING)
         return ('' if len(chosen) == len(server_ids) else
                 f'The quota admits {self.admits}.')
 
@@ -123,7 +124,7 @@ class FakeCloud:
         self._break('hold')
         self.held += server_ids
 
-    def open(self, reservation: lifecycle.Opening) -> None:
+    def open(self, reservation: clouds.Opening) -> None:
         self._break('open')
         self.opened[reservation.reservation_id] = reservation
 
@@ -140,7 +141,7 @@ class FakeCloud:
         return set(self.given)
 
     def traces(self, server_ids: ty.Collection[str],
-               ) -> dict[str, lifecycle.Trace]:
+               ) -> dict[str, clouds.Trace]:
         self._break('traces')
         return {server_id: self.stranded[server_id]
                 for server_id in server_ids if server_id in self.stranded}
@@ -149,12 +150,12 @@ class FakeCloud:
         self._break('abandon')
         self.abandoned.append(server_id)
         self.stranded.pop(server_id, None)
-        self.servers[server_id] = lifecycle.Seen(
+        self.servers[server_id] = clouds.Seen(
             State.ERROR, fault='It stood still.')
 
-    def look(self, server_id: str) -> lifecycle.Seen:
+    def look(self, server_id: str) -> clouds.Seen:
         self._break('look')
-        return self.servers.get(server_id, lifecycle.Seen(State.GONE))
+        return self.servers.get(server_id, clouds.Seen(State.GONE))
 
     def delete(self, server_id: str, credential: str | None) -> None:
         self._break('delete')
@@ -203,9 +204,9 @@ class DatabaseTestCase(TestCase):
                capacity: model.Resources) -> None:
         """Write down what a host has, as the comparison with Nova does."""
         with self.database.writer() as session:
-            books.report(session, NOW, model.HostFacts(
+            ledger.report(session, NOW, model.HostFacts(
                 uuid, name, name, capacity), {'somebody': usage or {}},
-                books.generations(session, [uuid]).get(uuid))
+                ledger.generations(session, [uuid]).get(uuid))
 
     def scalars(self, column: ty.Any, *where: ty.Any) -> list[ty.Any]:
         """The values of a column."""
@@ -265,9 +266,9 @@ class LeaseTestCase(DatabaseTestCase):
                              self.clock, self.lifecycle, name)
 
     def request(self, start: int = 0, end: int = 100, **values: ty.Any,
-                ) -> params.LeaseRequest:
+                ) -> requests.LeaseRequest:
         """What a boot asks for; times are seconds from NOW."""
-        return params.LeaseRequest(**{
+        return requests.LeaseRequest(**{
             'name': 'lease', 'window': model.Window(NOW + start, NOW + end),
             'before_end': None, 'events': (), 'on_end': 'delete',
             'starts_now': start == 0, **values})
@@ -298,7 +299,7 @@ class LeaseTestCase(DatabaseTestCase):
         """A lease whose servers run where they are booked."""
         lease = self.lease(start, end, **wanted)
         for server_id in servers_of(lease):
-            self.cloud.servers[server_id] = lifecycle.Seen(
+            self.cloud.servers[server_id] = clouds.Seen(
                 State.RUNNING, self.uuid_of(self.host_of(server_id)))
             self.lifecycle.check(server_id)
         return lease
@@ -337,7 +338,7 @@ class LeaseTestCase(DatabaseTestCase):
         self.leases.occupy(lease['reservations'][number]['id'],
                            lease['project_id'], server_ids)
         for server_id in server_ids:
-            self.cloud.servers[server_id] = lifecycle.Seen(State.BUILDING)
+            self.cloud.servers[server_id] = clouds.Seen(State.BUILDING)
         return server_ids
 
     def everything(self) -> dict[str, list[ty.Any]]:

@@ -20,6 +20,14 @@ import typing as ty
 import fixtures
 from oslotest import base
 
+#: What stands at the top of each package; who is named later knows who is
+#: named before, and not the other way round.
+ROOMS = {
+    'blazar_core': ('common', 'db', 'cloud', 'books', 'leases', 'lifecycle'),
+    'blazar_nova': ('compat', 'parts', 'resources', 'scheduler', 'listener',
+                    'api', 'cmd', 'osc'),
+}
+
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
 
@@ -62,9 +70,79 @@ def name_of(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else ''
 
 
+def room(path: str) -> str:
+    """Where a file of a package is."""
+    return path.split('/')[1].removesuffix('.py')
+
+
 def is_in(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(f'{package}.')
                for package in packages)
+
+
+def arrows(package: str) -> dict[str, set[str]]:
+    """By file, which others of its package it imports."""
+    paths = [path for path in sources(package) if '/alembic/' not in path]
+    modules = {path.removesuffix('.py').removesuffix('/__init__').replace(
+        '/', '.'): path for path in paths}
+    return {path: {modules[name] for name in imported_modules(path, modules)}
+            for path in paths}
+
+
+def imported_modules(path: str, known: ty.Collection[str],
+                     ) -> ty.Iterator[str]:
+    for name in imports(path):
+        while name and name not in known:
+            name = name.rpartition('.')[0]
+        if name:
+            yield name
+
+
+def circle(arrows: ty.Mapping[str, ty.Collection[str]]) -> list[str]:
+    """Some that lead to each other; none when there are none."""
+    done: set[str] = set()
+
+    def walk(way: list[str]) -> list[str]:
+        for one in sorted(arrows[way[-1]]):
+            if one in way:
+                return [*way[way.index(one):], one]
+            if one not in done and (found := walk([*way, one])):
+                return found
+        done.add(way[-1])
+        return []
+
+    return next(filter(None, (
+        walk([one]) for one in sorted(arrows) if one not in done)), [])
+
+
+class TestRooms(base.BaseTestCase):
+
+    def test_a_package_has_few_of_them(self):
+        for package, rooms in ROOMS.items():
+            self.assertLessEqual(len(rooms), 8)
+            self.assertEqual({'__init__', *rooms},
+                             {room(path) for path in sources(package)})
+
+    def test_arrows_lead_down(self):
+        for package, rooms in ROOMS.items():
+            found = {(path, other)
+                     for path, others in arrows(package).items()
+                     for other in others}
+            self.assertGreater(len(found), 50)
+            self.assertEqual([], sorted(
+                f'{path} imports {other}' for path, other in found
+                if other.count('/') and other != f'{package}/__init__.py' and
+                rooms.index(room(path)) < rooms.index(room(other))))
+
+    def test_no_files_know_each_other(self):
+        for package in ROOMS:
+            self.assertEqual([], circle(arrows(package)))
+
+    def test_a_circle_is_seen(self):
+        known = {'a': {'b', 'c'}, 'b': set(), 'c': {'d'}, 'd': {'c', 'b'}}
+        self.assertEqual(['c', 'd', 'c'], circle(known))
+        known['d'] = {'b'}
+        self.assertEqual([], circle(known))
 
 
 class TestLayers(base.BaseTestCase):
@@ -119,7 +197,7 @@ class TestLayers(base.BaseTestCase):
 
     def test_the_core_takes_the_time_from_the_clock_that_it_is_given(self):
         for path in sources('blazar_core'):
-            if path != 'blazar_core/clock.py':
+            if path != 'blazar_core/common/clock.py':
                 self.assertNotIn('time', set(imports(path)), path)
 
     def test_no_test_sleeps(self):

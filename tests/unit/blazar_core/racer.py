@@ -35,19 +35,20 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.orm import exc as orm_exc
 
-from blazar_core import admission
-from blazar_core import books
-from blazar_core import claims
-from blazar_core import clock as clocks
+from blazar_core.books import admission
+from blazar_core.books import claims
+from blazar_core.books import ledger
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core import engine
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import lifecycle
-from blazar_core import limits
-from blazar_core import model
-from blazar_core import params
+from blazar_core.leases import leases
+from blazar_core.leases import limits
+from blazar_core.leases import requests
+from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import lifecycle
 from tests import databases
 
 
@@ -99,7 +100,7 @@ def late_lock(session: orm.Session, lease_id: str) -> models.Lease:
     return lease
 
 
-_claim = books.claim
+_claim = ledger.claim
 
 
 def claim_unguarded(connection: sa.Connection, now: int, host: model.Host,
@@ -116,15 +117,15 @@ def claim_unguarded(connection: sa.Connection, now: int, host: model.Host,
 
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
-    'generation': ('blazar_core.books._take', take_unguarded),
-    'comparison': ('blazar_core.books._take',
+    'generation': ('blazar_core.books.ledger._take', take_unguarded),
+    'comparison': ('blazar_core.books.ledger._take',
                    functools.partial(take_unguarded, move=True)),
-    'judged': ('blazar_core.books.claim', claim_unguarded),
-    'gate': ('blazar_core.lifecycle.Lifecycle._take',
+    'judged': ('blazar_core.books.ledger.claim', claim_unguarded),
+    'gate': ('blazar_core.lifecycle.lifecycle.Lifecycle._take',
              lambda self, *_lease: []),
     'lock': ('blazar_core.db.api.locked', late_lock),
-    'claim': ('blazar_core.engine.Engine._claim', seize),
-    'confirm': ('blazar_core.limits.Granted.confirm',
+    'claim': ('blazar_core.lifecycle.engine.Engine._claim', seize),
+    'confirm': ('blazar_core.leases.limits.Granted.confirm',
                 lambda self, connection: None),
 }
 
@@ -138,7 +139,7 @@ class FileCloud:
         self._path = path
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: lifecycle.Gate) -> str:
+             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
         if gate(server_ids) is not None:
             self.write(call)
         return ''
@@ -146,7 +147,7 @@ class FileCloud:
     def hold(self, server_ids: ty.Collection[str]) -> None:
         pass
 
-    def open(self, reservation: lifecycle.Opening) -> None:
+    def open(self, reservation: clouds.Opening) -> None:
         self.write(f'open {reservation.reservation_id}')
 
     def close(self, reservation_id: str) -> None:
@@ -159,8 +160,8 @@ class FileCloud:
         return set()
 
     def traces(self, server_ids: ty.Collection[str],
-               ) -> dict[str, lifecycle.Trace]:
-        return dict.fromkeys(server_ids, lifecycle.Trace.NONE)
+               ) -> dict[str, clouds.Trace]:
+        return dict.fromkeys(server_ids, clouds.Trace.NONE)
 
     def abandon(self, server_id: str) -> None:
         self.write(f'abandon {server_id}')
@@ -169,8 +170,8 @@ class FileCloud:
         with open(self._path, 'a') as file:
             file.write(f'{line}\n')
 
-    def look(self, server_id: str) -> lifecycle.Seen:
-        return lifecycle.Seen(lifecycle.ServerState.BUILDING)
+    def look(self, server_id: str) -> clouds.Seen:
+        return clouds.Seen(clouds.ServerState.BUILDING)
 
     def delete(self, server_id: str, _credential: str | None) -> None:
         self.write(f'delete {server_id}')
@@ -205,7 +206,7 @@ class Racer:
     def _create(self, server_ids: list[str], start: int, end: int,
                 resources: dict[str, int], affinity: str = 'none',
                 withdraw: bool = False, later: bool = False) -> Answer:
-        request = params.LeaseRequest(
+        request = requests.LeaseRequest(
             name='race', window=model.Window(start, end), before_end=None,
             events=(), on_end='delete', starts_now=True)
         demand = model.Demand(

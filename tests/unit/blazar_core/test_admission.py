@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 import sqlalchemy as sa
 import testscenarios
 
-from blazar_core import admission
-from blazar_core import books
-from blazar_core import clock as clocks
+from blazar_core.books import admission
+from blazar_core.books import ledger
+from blazar_core.books import timeline
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import properties
+from blazar_core.common import refusals
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import model
-from blazar_core import properties
-from blazar_core import timeline
 from tests.unit import base
 from tests.unit.blazar_core import oracle
 from tests.unit.blazar_core import worlds
@@ -56,8 +57,8 @@ class AgainstBruteForce(worlds.BooksTestCase):
                 with admitting.index.fresh():
                     pass
                 with self.database.writer() as session:
-                    books.amend(session, world.now, [
-                        books.Edit(None, row.new()) for row in world.rows],
+                    ledger.amend(session, world.now, [
+                        ledger.Edit(None, row.new()) for row in world.rows],
                         force=True)
             return work(admitting)
         finally:
@@ -98,7 +99,7 @@ class TestPickAgainstBruteForce(AgainstBruteForce):
 
         self.for_all(check, worlds.questions(), st.booleans())
         # No answer is a rarity that the examples hardly reach.
-        for answer in ('admitted', *model.Reason):
+        for answer in ('admitted', *refusals.Reason):
             self.assertGreaterEqual(
                 answers[answer], self.examples // 50, answers)
 
@@ -110,12 +111,12 @@ class TestPickAgainstBruteForce(AgainstBruteForce):
         self.assertLess(fits, demand.count)
         next_start = oracle.earliest(
             world.hosts, bookings, asked, window.start, window.end)
-        reason = model.Reason.NO_ROOM
+        reason = refusals.Reason.NO_ROOM
         if next_start is None:
-            reason = (model.Reason.TOO_BIG if asked.allowed else
-                      model.Reason.NO_HOST)
+            reason = (refusals.Reason.TOO_BIG if asked.allowed else
+                      refusals.Reason.NO_HOST)
         self.assertEqual(
-            model.Refusal(reason, demand.count, fits, next_start), refusal)
+            refusals.Refusal(reason, demand.count, fits, next_start), refusal)
 
     def test_in_exchange_for_bookings_it_is_as_if_they_were_not_there(self):
         def check(question, given):
@@ -230,7 +231,7 @@ class AdmissionTestCase(worlds.BooksTestCase):
 class TestPick(AdmissionTestCase):
 
     def test_without_any_host_there_is_none(self):
-        self.assertEqual(model.Refusal(model.Reason.NO_HOST, 2, 0, None),
+        self.assertEqual(refusals.Refusal(refusals.Reason.NO_HOST, 2, 0, None),
                          self.refusal(0, 10, 2))
 
     def test_windows_that_only_touch_share_a_host(self):
@@ -252,7 +253,7 @@ class TestPick(AdmissionTestCase):
         self.assertEqual(['one'], self.pick(0, 10))
         refusal = self.refusal(0, 10, 2)
         self.assertEqual(
-            model.Refusal(model.Reason.TOO_BIG, 2, 1, None), refusal)
+            refusals.Refusal(refusals.Reason.TOO_BIG, 2, 1, None), refusal)
 
     def test_the_earliest_start_is_when_enough_bookings_have_ended(self):
         self.host('one', VCPU=4)
@@ -261,7 +262,7 @@ class TestPick(AdmissionTestCase):
         self.book('one', 0, 10, VCPU=1)
         refusal = self.refusal(0, 100, 3)
         self.assertEqual(
-            model.Refusal(model.Reason.NO_ROOM, 3, 1, NOW + 20), refusal)
+            refusals.Refusal(refusals.Reason.NO_ROOM, 3, 1, NOW + 20), refusal)
 
     def test_the_earliest_start_passes_over_gaps_that_are_too_short(self):
         self.host('one', VCPU=1)
@@ -318,7 +319,7 @@ class TestPick(AdmissionTestCase):
                        {'hosts': frozenset(['unheard of'])},
                        {'properties': properties.parse('["=", "$a", "b"]')}):
             self.assertEqual(
-                model.Refusal(model.Reason.NO_HOST, 1, 0, None),
+                refusals.Refusal(refusals.Reason.NO_HOST, 1, 0, None),
                 self.refusal(0, 10, **limits))
 
     def test_a_server_that_overstays_keeps_its_room_for_a_minute(self):
@@ -433,7 +434,7 @@ class TestSeveralDemands(AdmissionTestCase):
         refused = self.assertRaises(
             errors.Refused, self.pick_all, model.Demand({'VCPU': 1}, 3),
             model.Demand({'VCPU': 2}))
-        self.assertEqual(model.Refusal(model.Reason.TOO_BIG, 4, 3, None),
+        self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 4, 3, None),
                          refused.refusal)
         # What was tried has left no trace.
         self.assertEqual(['one'] * 4, self.pick(0, 10, 4))
@@ -452,7 +453,7 @@ class TestSeveralDemands(AdmissionTestCase):
         demands = [model.Demand({'VCPU': 1})] * 2
         refusal = self.assertRaises(
             errors.Refused, self.pick_all, *demands).refusal
-        self.assertEqual((model.Reason.NO_ROOM, 2, 1), (
+        self.assertEqual((refusals.Reason.NO_ROOM, 2, 1), (
             refusal.reason, refusal.wanted, refusal.fits_now))
         start = refusal.next_start - NOW
         self.assertGreaterEqual(start, 50)
@@ -477,7 +478,7 @@ class TestSeveralDemands(AdmissionTestCase):
                 one, more, apart, one)])
         refused = self.assertRaises(
             errors.Refused, self.pick_all, more, one, more, one)
-        self.assertEqual(model.Refusal(model.Reason.TOO_BIG, 6, 5, None),
+        self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 6, 5, None),
                          refused.refusal)
 
     def test_what_stays_is_beside_what_comes(self):
@@ -495,12 +496,12 @@ class TestSeveralDemands(AdmissionTestCase):
         self.assertEqual(['two'], pick(1, (1, 1, 2), (2, 1, 0)))
         refused = self.assertRaises(
             errors.Refused, pick, 2, (1, 1, 2), (2, 1, 0))
-        self.assertEqual(model.Refusal(model.Reason.TOO_BIG, 6, 5, None),
+        self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 6, 5, None),
                          refused.refusal)
         self.book('one', 0, 5, VCPU=1)
         refused = self.assertRaises(
             errors.Refused, pick, 1, (1, 1, 2), (2, 1, 0))
-        self.assertEqual(model.Refusal(model.Reason.NO_ROOM, 5, 3, None),
+        self.assertEqual(refusals.Refusal(refusals.Reason.NO_ROOM, 5, 3, None),
                          refused.refusal)
         self.assertEqual(['two'], pick(1, (1, 1, 2), (2, 1, 0), start=5))
 
@@ -536,7 +537,7 @@ class TestPatience(AdmissionTestCase):
             return search(*args, **kwargs)
 
         self.useFixture(fixtures.MonkeyPatch(
-            f'blazar_core.timeline.Timeline.{name}', noted))
+            f'blazar_core.books.timeline.Timeline.{name}', noted))
 
     def kinds(self, number):
         """Demands that differ; each fits where there is a VCPU."""
@@ -568,7 +569,7 @@ class TestPatience(AdmissionTestCase):
         self.note('rooms')
         self.note('earliest')
         refusal = self.quote(self.kinds(3))
-        self.assertEqual(model.Refusal(model.Reason.TOO_BIG, 3, 1, None),
+        self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 3, 1, None),
                          refusal)
         # Now, and when all is over.
         self.assertLessEqual(len(self.searches), 2 * (2 * 3))
@@ -589,13 +590,13 @@ class TestPatience(AdmissionTestCase):
         self.book('one', 0, 50, VCPU=1)
         self.book('one', 0, 10 ** 8, VCPU=1)
         self.assertEqual(
-            (model.Reason.NO_ROOM, None), (
+            (refusals.Reason.NO_ROOM, None), (
                 self.quote(self.kinds(2)).reason,
                 self.quote(self.kinds(2)).next_start_after))
         self.note('earliest', cost=0.4)
         refusal = self.quote(self.kinds(2))
-        self.assertEqual(model.Refusal(
-            model.Reason.NO_ROOM, 2, 0, None, NOW + 50), refusal)
+        self.assertEqual(refusals.Refusal(
+            refusals.Reason.NO_ROOM, 2, 0, None, NOW + 50), refusal)
         self.assertEqual(3, len(self.searches))
         self.assertIn('next_start: none before 2027-01-15T08:00:50.000000; '
                       'whether there is a later one takes longer',
@@ -694,7 +695,7 @@ class TestQuote(AdmissionTestCase):
             self.assertIsNone(self.admission.quote(
                 model.Demand({'VCPU': 1}), window))
             self.assertEqual(
-                model.Refusal(model.Reason.TOO_BIG, 1, 0, None),
+                refusals.Refusal(refusals.Reason.TOO_BIG, 1, 0, None),
                 self.admission.quote(model.Demand({'VCPU': 2}), window))
         self.assertEqual((before, generation), (
             self.count_rows(), self.generation('one')))
@@ -707,7 +708,7 @@ class TestProperties(AdmissionTestCase):
         for name, found in (('plain', {}), ('old', {'gpu': 'v100'}),
                             ('new', {'gpu': 'a100', 'rack': 7})):
             with self.database.writer() as session:
-                books.report(session, NOW, model.HostFacts(
+                ledger.report(session, NOW, model.HostFacts(
                     name, name, name, {'VCPU': 4}, found), {})
 
     def with_properties(self, text):
@@ -727,11 +728,11 @@ class TestProperties(AdmissionTestCase):
     def test_a_refusal_is_about_the_hosts_that_match(self):
         self.book('old', 0, 50, VCPU=3)
         self.assertEqual(
-            model.Refusal(model.Reason.NO_ROOM, 3, 1, NOW + 50),
+            refusals.Refusal(refusals.Reason.NO_ROOM, 3, 1, NOW + 50),
             self.refusal(0, 10, 3, **self.with_properties(
                 '["=", "$gpu", "v100"]')))
         self.assertEqual(
-            model.Refusal(model.Reason.TOO_BIG, 5, 1, None),
+            refusals.Refusal(refusals.Reason.TOO_BIG, 5, 1, None),
             self.refusal(0, 10, 5, **self.with_properties(
                 '["=", "$gpu", "v100"]')))
 
@@ -741,16 +742,16 @@ class TestProperties(AdmissionTestCase):
             0, 10, avoid=frozenset(['old']), **gpus))
         self.assertEqual(['old'], self.pick(
             0, 10, hosts=frozenset(['old', 'plain']), **gpus))
-        self.assertEqual(model.Reason.NO_HOST, self.refusal(
+        self.assertEqual(refusals.Reason.NO_HOST, self.refusal(
             0, 10, hosts=frozenset(['plain']), **gpus).reason)
 
     def test_a_property_that_changes_is_followed(self):
         rare = self.with_properties('["=", "$gpu", "h100"]')
         self.refusal(0, 10, **rare)
         with self.database.writer() as session:
-            books.report(session, NOW, model.HostFacts(
+            ledger.report(session, NOW, model.HostFacts(
                 'plain', 'plain', 'plain', {'VCPU': 4}, {'gpu': 'h100'}), {},
-                books.generations(session, ['plain'])['plain'])
+                ledger.generations(session, ['plain'])['plain'])
         self.assertEqual(['plain'], self.pick(0, 10, **rare))
 
 
@@ -961,7 +962,7 @@ class TestInTheWay(AdmissionTestCase):
                       name, VCPU=1)
         with self.database.reader() as session:
             find = functools.partial(
-                books.in_the_way, session, model.Window(NOW + 5, NOW + 30))
+                ledger.in_the_way, session, model.Window(NOW + 5, NOW + 30))
             self.assertEqual(['soon', 'late'], find())
             self.assertEqual(['soon'], find(1))
 

@@ -16,8 +16,8 @@ from unittest import mock
 import sqlalchemy as sa
 import testscenarios
 
-from blazar_core import audit
 from blazar_core.db import models
+from blazar_core.lifecycle import audit
 from tests import databases
 from tests.unit import base
 

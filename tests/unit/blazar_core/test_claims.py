@@ -17,21 +17,22 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 import testscenarios
 
-from blazar_core import admission
-from blazar_core import books
-from blazar_core import claims
+from blazar_core.books import admission
+from blazar_core.books import claims
+from blazar_core.books import follower as indexes
+from blazar_core.books import ledger
+from blazar_core import cloud as clouds
+from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core import index as indexes
-from blazar_core import leases
-from blazar_core import lifecycle
-from blazar_core import model
+from blazar_core.leases import leases
+from blazar_core.lifecycle import lifecycle
 from tests.unit import base
 from tests.unit.blazar_core import racer
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
 NOW = base.NOW
-State = lifecycle.ServerState
+State = clouds.ServerState
 
 
 class ClaimTestCase(base.LeaseTestCase):
@@ -73,16 +74,16 @@ class ClaimTestCase(base.LeaseTestCase):
     def tell(self, server_id, host='one', **takes):
         """The cloud says that a server has come, or that it has left."""
         with self.database.begin() as connection:
-            return books.tell(connection, self.clock.now(), host, host,
-                              server_id, takes or None)
+            return ledger.tell(connection, self.clock.now(), host, host,
+                               server_id, takes or None)
 
     def asked(self, host='one', at=None, **servers):
         """The cloud says what runs on a host."""
         with self.database.writer() as session:
             uuid = self.uuid_of(host)
-            books.report_usage(
+            ledger.report_usage(
                 session, self.clock.now() if at is None else at, uuid,
-                servers, books.generations(session, [uuid])[uuid])
+                servers, ledger.generations(session, [uuid])[uuid])
 
 
 class TestClaim(ClaimTestCase):
@@ -154,7 +155,7 @@ class TestClaim(ClaimTestCase):
     def test_without_the_guard_he_would_not(self):
         self.be_slower()
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.claim', racer.claim_unguarded))
+            'blazar_core.books.ledger.claim', racer.claim_unguarded))
         self.claim('slower', 'one')
         self.assertEqual({'VCPU': 2}, self.row('one').usage)
 
@@ -183,9 +184,9 @@ class TestPending(ClaimTestCase):
         self.claim('a', 'one')
 
     def test_it_is_kept_until_the_cloud_must_have_it(self):
-        self.assertEqual(NOW + books.CLAIM_SECONDS + 1,
+        self.assertEqual(NOW + ledger.CLAIM_SECONDS + 1,
                          self.row('one').recheck_at)
-        self.clock.advance(books.CLAIM_SECONDS)
+        self.clock.advance(ledger.CLAIM_SECONDS)
         self.asked()
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
         self.clock.advance(1)
@@ -194,7 +195,7 @@ class TestPending(ClaimTestCase):
         self.assertIsNone(self.row('one').recheck_at)
 
     def test_what_the_cloud_has_stays(self):
-        self.clock.advance(books.CLAIM_SECONDS + 1)
+        self.clock.advance(ledger.CLAIM_SECONDS + 1)
         self.asked(a={'VCPU': 1})
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
         self.assertIsNone(self.row('one').recheck_at)
@@ -296,8 +297,8 @@ class TestLeased(ClaimTestCase):
         server_id, = self.servers(0, 100)
         with self.database.writer() as session:
             booking = session.get(models.Booking, self.booking(server_id).id)
-            books.amend(session, NOW, [books.Edit(
-                booking, books.new_of(booking, host_id=None))])
+            ledger.amend(session, NOW, [ledger.Edit(
+                booking, ledger.new_of(booking, host_id=None))])
         self.claim(server_id, 'one')
         self.assertEqual('one', self.host_of(server_id))
         self.assertEqual(NOW, self.booking(server_id).placed_at)
@@ -322,7 +323,7 @@ class TestLeased(ClaimTestCase):
         self.assertEqual({}, self.row('two').usage)
         self.assertIsNone(self.booking(server_id).moving_to)
         self.claim(server_id, 'two')
-        self.lifecycle.observe(server_id, lifecycle.Seen(
+        self.lifecycle.observe(server_id, clouds.Seen(
             State.RUNNING, uuid))
         self.asked('two')
         self.assertEqual({}, self.row('two').usage)
@@ -354,7 +355,7 @@ class TestLeased(ClaimTestCase):
         own_of = admission.own_of
 
         def meanwhile(*args):
-            self.lifecycle.observe(server_id, lifecycle.Seen(State.GONE))
+            self.lifecycle.observe(server_id, clouds.Seen(State.GONE))
             admission.own_of = own_of
             return own_of(*args)
 
@@ -409,11 +410,11 @@ class TestPlaces(ClaimTestCase):
         """Returns what is booked while a server is there."""
         server_id, = self.occupy(self.lease_)
         self.claim(server_id, 'one', **takes)
-        self.lifecycle.observe(server_id, lifecycle.Seen(
+        self.lifecycle.observe(server_id, clouds.Seen(
             State.RUNNING, self.uuid_of('one')))
         self.asked(**{server_id: takes})
         booked = self.booked()
-        self.lifecycle.observe(server_id, lifecycle.Seen(State.GONE))
+        self.lifecycle.observe(server_id, clouds.Seen(State.GONE))
         return booked
 
     def test_one_without_a_disk_of_its_own_leaves_it_to_the_next(self):
@@ -440,7 +441,7 @@ class TestSiblings(ClaimTestCase):
                              active=True)
         servers = self.occupy(lease, count)
         for server_id in servers:
-            self.lifecycle.observe(server_id, lifecycle.Seen(
+            self.lifecycle.observe(server_id, clouds.Seen(
                 State.RUNNING, self.uuid_of(self.host_of(server_id))))
         return servers
 
@@ -462,7 +463,7 @@ class TestSiblings(ClaimTestCase):
         self.claim(first, there)
         self.asked(there)
         self.assertFalse(self.fits(there, second))
-        self.clock.advance(books.CLAIM_SECONDS)
+        self.clock.advance(ledger.CLAIM_SECONDS)
         self.asked(there, **{first: {'VCPU': 1}})
         self.assertFalse(self.fits(there, second))
         self.clock.advance(1)
@@ -477,7 +478,7 @@ class TestSiblings(ClaimTestCase):
     def test_those_that_stay_together_follow_the_first(self):
         first, second = self.running(affinity=True)
         there, elsewhere = {'one', 'two', 'three'} - {self.host_of(first)}
-        self.lifecycle.observe(first, lifecycle.Seen(
+        self.lifecycle.observe(first, clouds.Seen(
             State.RUNNING, self.uuid_of(there)))
         self.assertFalse(self.fits(elsewhere, second))
         self.assertTrue(self.fits(there, second))
@@ -530,11 +531,11 @@ class TestBuilding(ClaimTestCase):
         self.overstay()
         self.assertFalse(self.is_free())
         self.assertFalse(self.fits('one', VCPU=1))
-        self.lifecycle.observe(self.server_id, lifecycle.Seen(State.GONE))
+        self.lifecycle.observe(self.server_id, clouds.Seen(State.GONE))
         self.assertTrue(self.is_free())
 
     def test_one_that_is_being_built_overstays(self):
-        self.lifecycle.observe(self.server_id, lifecycle.Seen(
+        self.lifecycle.observe(self.server_id, clouds.Seen(
             State.BUILDING, self.uuid_of('one')))
         self.overstay()
         self.assertFalse(self.is_free())
@@ -544,9 +545,9 @@ class TestBuilding(ClaimTestCase):
         self.overstay()
         with self.database.writer() as session:
             reservation, = self.scalars(models.Reservation.id)
-            self.assertRaises(books.Full, books.amend, session,
-                              self.clock.now(), [books.Edit(
-                                  None, books.NewBooking(
+            self.assertRaises(ledger.Full, ledger.amend, session,
+                              self.clock.now(), [ledger.Edit(
+                                  None, ledger.NewBooking(
                                       reservation, self.row('one').id, None,
                                       self.request(101, 200).window,
                                       {'VCPU': 1}))])
@@ -557,7 +558,7 @@ class TestBuilding(ClaimTestCase):
         self.clock.advance(100)
         self.assertIsInstance(
             self.lifecycle.start(later['id']), lifecycle.Later)
-        self.lifecycle.observe(self.server_id, lifecycle.Seen(State.GONE))
+        self.lifecycle.observe(self.server_id, clouds.Seen(State.GONE))
         self.assertIsNone(self.lifecycle.start(later['id']))
 
     def test_one_that_was_not_built_anywhere_does_not(self):
@@ -566,4 +567,4 @@ class TestBuilding(ClaimTestCase):
 
     def test_where_one_failed_the_cloud_is_asked(self):
         self.assertEqual(['one'], self.lifecycle.observe(
-            self.server_id, lifecycle.Seen(State.ERROR)))
+            self.server_id, clouds.Seen(State.ERROR)))

@@ -15,7 +15,7 @@ import time
 
 import fixtures
 
-from blazar_core import clock
+from blazar_core.common import clock
 from tests.unit import base
 
 NOW = base.NOW

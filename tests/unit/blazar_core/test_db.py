@@ -20,10 +20,10 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 import testscenarios
 
+from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
-from blazar_core import errors
 from tests import databases
 from tests.unit import base
 
@@ -31,6 +31,13 @@ load_tests = testscenarios.load_tests_apply_scenarios
 
 
 class TestMigration(base.DatabaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        # What is compiled once takes the tables of the first database for
+        # those of all others.
+        self.database = api.Database(self.books.conf)
+        self.addCleanup(self.database.engine.dispose)
 
     def empty(self):
         """Take everything out of the database."""

@@ -18,11 +18,11 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 import testscenarios
 
-from blazar_core import clock as clocks
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core import engine
-from blazar_core import errors
-from blazar_core import lifecycle
+from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import lifecycle
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios

@@ -15,8 +15,8 @@ import re
 
 from oslotest import base
 
-from blazar_core import errors
-from blazar_core import model
+from blazar_core.common import errors
+from blazar_core.common import refusals
 
 
 class TestErrors(base.BaseTestCase):
@@ -36,7 +36,7 @@ class TestErrors(base.BaseTestCase):
         self.assertEqual(sorted(errors.__all__), sorted(drawn))
 
     def test_a_refused_one_carries_why_and_says_it(self):
-        refusal = model.Refusal(model.Reason.NO_HOST, 2, 0, None)
+        refusal = refusals.Refusal(refusals.Reason.NO_HOST, 2, 0, None)
         refused = errors.Refused(refusal)
         self.assertEqual(refusal.sentence(), str(refused))
         self.assertIs(refusal, refused.refusal)

@@ -17,16 +17,17 @@ import fixtures
 import sqlalchemy as sa
 import testscenarios
 
-from blazar_core import admission
-from blazar_core import books
+from blazar_core.books import admission
+from blazar_core.books import ledger
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import model
-from blazar_core import params
-from blazar_core import vault
-from blazar_core import views
+from blazar_core.db import vault
+from blazar_core.leases import leases
+from blazar_core.leases import requests
+from blazar_core.leases import views
 from tests import databases
 from tests.unit import base
 
@@ -86,8 +87,8 @@ class TestCreate(base.LeaseTestCase):
         self.host('one', VCPU=1)
         self.lease(request=self.request(
             50, 100, before_end=NOW + 90,
-            events=(params.EventRequest('mine', NOW + 60),
-                    params.EventRequest('mine', NOW + 70))))
+            events=(requests.EventRequest('mine', NOW + 60),
+                    requests.EventRequest('mine', NOW + 70))))
         rows = self.scalars(models.Event)
         self.assertEqual(
             [('before_end_lease', NOW + 90), ('end_lease', NOW + 100),
@@ -140,7 +141,7 @@ class TestCreate(base.LeaseTestCase):
         refused = self.assertRaises(
             errors.Refused, self.lease, 50, 100, count=2)
         self.assertEqual(
-            model.Refusal(model.Reason.NO_ROOM, 2, 1, NOW + 100),
+            refusals.Refusal(refusals.Reason.NO_ROOM, 2, 1, NOW + 100),
             refused.refusal)
         self.assertEqual(before, self.count_rows('changes'))
         self.assertEqual(generation, self.generation('one'))
@@ -187,7 +188,7 @@ class TestCreate(base.LeaseTestCase):
             self):
         """The first search may be old by so little; a refusal may not."""
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.admission.LAG', 3600))
+            'blazar_core.books.admission.LAG', 3600))
         self.host('one', VCPU=1)
         first = self.lease(0, 100)
         self.assertRaises(errors.Refused, self.lease, 0, 100)
@@ -201,7 +202,7 @@ class TestCreate(base.LeaseTestCase):
 
     def lose_first_race(self):
         """Whoever decides first finds that somebody was faster."""
-        take = books._take
+        take = ledger._take
         lost = []
 
         def racing(session, now, hosts, changes):
@@ -231,7 +232,8 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
     def patch_take(self, take):
-        self.useFixture(fixtures.MonkeyPatch('blazar_core.books._take', take))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.ledger._take', take))
 
 
 class TestUpdate(base.LeaseTestCase):
@@ -260,14 +262,14 @@ class TestUpdate(base.LeaseTestCase):
         def late(*args):
             try:
                 return rewrite(*args)
-            except books.Full:
+            except ledger.Full:
                 with self.database.writer() as session:
                     session.execute(sa.delete(models.Booking).where(
                         models.Booking.server_id.in_(base.servers_of(lease))))
                 raise
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.Leases._rewrite', late))
+            'blazar_core.leases.leases.Leases._rewrite', late))
         self.update(lease, start=30, end=40)
         row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
         self.assertEqual((NOW + 30, NOW + 40), (row.start_date, row.end_date))
@@ -311,8 +313,9 @@ class TestUpdate(base.LeaseTestCase):
         self.lease(200, 300)
         refused = self.assertRaises(errors.Refused, self.update, lease,
                                     start=150, end=250)
-        self.assertEqual(model.Refusal(model.Reason.NO_ROOM, 1, 0, NOW + 300),
-                         refused.refusal)
+        self.assertEqual(
+            refusals.Refusal(refusals.Reason.NO_ROOM, 1, 0, NOW + 300),
+            refused.refusal)
 
     def test_an_end_that_was_announced_is_announced_again_if_it_moves(self):
         self.host('one', VCPU=1)
@@ -357,7 +360,7 @@ class TestUpdate(base.LeaseTestCase):
         self.host('one', VCPU=1)
         lease = self.lease(50, request=self.request(
             50, 100, before_end=NOW + 90,
-            events=(params.EventRequest('mine', NOW + 60),)))
+            events=(requests.EventRequest('mine', NOW + 60),)))
         self.update(lease, start=70, end=150)
         self.assertEqual({'start_lease': 70, 'before_end_lease': 140,
                           'end_lease': 150, 'mine': 60}, self.times(lease))
@@ -505,8 +508,8 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
                 work()
             plain(*args)
 
-        plain = books._check
-        self.useFixture(fixtures.MonkeyPatch('blazar_core.books._check',
+        plain = ledger._check
+        self.useFixture(fixtures.MonkeyPatch('blazar_core.books.ledger._check',
                                              check))
         return done
 
@@ -889,11 +892,11 @@ class TestUpdateOfTimes(PlacesTestCase):
     def with_events(self, start=50, end=100, before_end=90, *mine, **more):
         return self.reserve(start, end, request=self.request(
             start, end, before_end=NOW + before_end, events=[
-                params.EventRequest('mine', NOW + time) for time in mine]),
+                requests.EventRequest('mine', NOW + time) for time in mine]),
             **more)
 
     def events(self, *times, event_type='mine'):
-        return tuple(params.EventRequest(event_type, NOW + time)
+        return tuple(requests.EventRequest(event_type, NOW + time)
                      for time in times)
 
     def test_a_name_changes_and_nothing_else(self):
@@ -936,7 +939,7 @@ class TestUpdateOfTimes(PlacesTestCase):
             self.clock.advance(1)
             engine.run_due()
         self.update(lease, events=())
-        self.assertEqual(params.MAX_EVENTS, len(self.times(lease, 'DONE')))
+        self.assertEqual(requests.MAX_EVENTS, len(self.times(lease, 'DONE')))
         self.assertIn(('mine', 39), self.times(lease, 'DONE'))
 
     def test_the_end_is_announced_once_for_each_time_it_is_put_off(self):
@@ -1014,12 +1017,12 @@ class TestUpdateOfTimes(PlacesTestCase):
         for active in (False, True):
             lease = self.with_events(0, 100, 90, 60, active=active)
             with fixtures.MonkeyPatch(
-                    'blazar_core.leases._resize', self.fall):
+                    'blazar_core.leases.leases._resize', self.fall):
                 self.assert_refused(
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))
             with fixtures.MonkeyPatch(
-                    'blazar_core.views.describe', self.fall):
+                    'blazar_core.leases.views.describe', self.fall):
                 self.assert_refused(
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))
@@ -1201,7 +1204,7 @@ class TestRebind(base.LeaseTestCase):
     def test_they_stay_where_they_are_if_there_is_none(self):
         self.host('three', VCPU=1)
         self.ids = {host.name: host.id for host in self.scalars(models.Host)}
-        self.assertRaises(books.Full, self.rebind, 'three', 'three')
+        self.assertRaises(ledger.Full, self.rebind, 'three', 'three')
         self.assertEqual(['one', 'one'], self.booked())
         self.assertIs(False, self.get()['degraded'])
 
@@ -1305,7 +1308,7 @@ class TestOffers(OfferTestCase):
     def test_where_there_is_no_room_nothing_is_offered(self):
         self.lease(50, 60)
         self.assertEqual(
-            model.Refusal(model.Reason.NO_ROOM, 2, 1, NOW + 60),
+            refusals.Refusal(refusals.Reason.NO_ROOM, 2, 1, NOW + 60),
             self.assertRaises(errors.Refused, self.offer, count=2).refusal)
 
     def test_an_offer_for_servers_that_are_named_expires_too(self):
@@ -1326,7 +1329,7 @@ class TestOffers(OfferTestCase):
     def test_an_offer_that_is_accepted_is_a_lease_with_its_events(self):
         offer = self.offer(request=self.request(
             50, 100, before_end=NOW + 90, events=(
-                params.EventRequest('mine', NOW + 60),)))
+                requests.EventRequest('mine', NOW + 60),)))
         self.clock.advance(10)
         answer = self.leases.accept(offer['id'])
         self.assertEqual(answer, views.get(self.database, offer['id']))

@@ -17,20 +17,22 @@ import fixtures
 import sqlalchemy as sa
 import testscenarios
 
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import lifecycle
-from blazar_core import model
-from blazar_core import views
+from blazar_core.leases import leases
+from blazar_core.leases import views
+from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import steps
 from tests import databases
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
 NOW = base.NOW
-Seen = lifecycle.Seen
+Seen = clouds.Seen
 State = base.State
 
 
@@ -139,17 +141,17 @@ class TestStart(LifecycleTestCase):
         stop = [lifecycle.SEND_SECONDS + 1]
 
         def reached(step, _what):
-            if step is lifecycle.Step.START_TAKEN and stop:
+            if step is steps.Step.START_TAKEN and stop:
                 self.clock.advance(stop.pop())
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.lifecycle.reached', reached))
+            'blazar_core.lifecycle.steps.reached', reached))
         self.lifecycle.start(lease['id'])
         self.assertEqual(([], 'STARTING'),
                          (self.cloud.sent, self.status(lease)))
         # As what got lost.
         self.cloud.stranded = dict.fromkeys(
-            base.servers_of(lease), lifecycle.Trace.NONE)
+            base.servers_of(lease), clouds.Trace.NONE)
         self.lifecycle.send_lost()
         self.clock.advance(base.LOST_AFTER)
         self.lifecycle.send_lost()
@@ -157,12 +159,12 @@ class TestStart(LifecycleTestCase):
 
     def test_one_of_two_clocks_is_enough_to_be_too_late(self):
         for name in ('now', 'elapsed'):
-            deadline = lifecycle.Deadline(self.clock, 10)
+            deadline = clouds.Deadline(self.clock, 10)
             self.clock.advance(10)
             self.assertFalse(deadline.passed())
             late = getattr(self.clock, name)() + 1
             with fixtures.MonkeyPatch(
-                    f'blazar_core.clock.ManualClock.{name}',
+                    f'blazar_core.common.clock.ManualClock.{name}',
                     lambda _clock, late=late: late):
                 self.assertTrue(deadline.passed())
 
@@ -882,7 +884,7 @@ class TestLostBuilds(LifecycleTestCase):
         self.miss(lease)
         return lease
 
-    def miss(self, lease, trace=lifecycle.Trace.NONE):
+    def miss(self, lease, trace=clouds.Trace.NONE):
         self.cloud.stranded = dict.fromkeys(base.servers_of(lease), trace)
 
     def look_after(self, *pauses):
@@ -960,7 +962,7 @@ class TestLostBuilds(LifecycleTestCase):
     def test_what_stands_still_is_abandoned_and_never_sent_again(self):
         lease = self.sent()
         server_id, = base.servers_of(lease)
-        self.miss(lease, lifecycle.Trace.CAUGHT)
+        self.miss(lease, clouds.Trace.CAUGHT)
         self.look_after(0, 119)
         self.assertEqual([], self.cloud.abandoned)
         self.assertEqual(1, self.look_after(1, 300, 300))
@@ -971,7 +973,7 @@ class TestLostBuilds(LifecycleTestCase):
     def test_what_was_caught_late_is_given_its_time_from_then_on(self):
         lease = self.sent()
         self.look_after(0, 119)
-        self.miss(lease, lifecycle.Trace.CAUGHT)
+        self.miss(lease, clouds.Trace.CAUGHT)
         self.assertEqual(1, self.look_after(1, 119))
         self.assertEqual([], self.cloud.abandoned)
         self.look_after(1)
@@ -1113,7 +1115,7 @@ class TestEnd(LifecycleTestCase):
         self.lifecycle.end(lease['id'])
         refused = self.assertRaises(errors.Refused, self.lease, 200, 300)
         self.assertEqual(
-            model.Refusal(model.Reason.NO_ROOM, 1, 0, NOW + 260),
+            refusals.Refusal(refusals.Reason.NO_ROOM, 1, 0, NOW + 260),
             refused.refusal)
 
 
@@ -1194,10 +1196,10 @@ class TestPlaces(LifecycleTestCase):
         self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
         first, second = lease['reservations']
         self.assertEqual([
-            lifecycle.Opening(first['id'], 'project', 'user', {'vcpus': 1},
-                              False),
-            lifecycle.Opening(second['id'], 'project', 'user', {'vcpus': 1},
-                              None)], list(self.cloud.opened.values()))
+            clouds.Opening(first['id'], 'project', 'user', {'vcpus': 1},
+                           False),
+            clouds.Opening(second['id'], 'project', 'user', {'vcpus': 1},
+                           None)], list(self.cloud.opened.values()))
         self.assertEqual(('ACTIVE', ['active'] * 2), self.states(lease))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
         self.clock.advance(50)

@@ -17,11 +17,11 @@ from unittest import mock
 import sqlalchemy as sa
 import testscenarios
 
+from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import limits
-from blazar_core import model
+from blazar_core.leases import leases
+from blazar_core.leases import limits
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios

@@ -13,7 +13,7 @@
 from oslo_config import cfg
 from oslotest import base
 
-from blazar_core import opts
+from blazar_core.common import opts
 
 
 class TestOpts(base.BaseTestCase):

@@ -22,14 +22,14 @@ from unittest import mock
 import fixtures
 import sqlalchemy as sa
 
-from blazar_core import admission
-from blazar_core import claims
-from blazar_core import clock as clocks
+from blazar_core.books import admission
+from blazar_core.books import claims
+from blazar_core.books import follower as indexes
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import presence
-from blazar_core import errors
-from blazar_core import index as indexes
 from tests import databases
 from tests.unit import base
 

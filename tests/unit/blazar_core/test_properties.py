@@ -20,8 +20,8 @@ import hypothesis
 from hypothesis import strategies as st
 import testtools
 
-from blazar_core import errors
-from blazar_core import properties
+from blazar_core.common import errors
+from blazar_core.common import properties
 
 HOST = {'vcpus': 9, 'memory_mb': '16384', 'gpu': 'True', 'arch': 'x86_64',
         'load': 0.5, 'ssd': True}

@@ -30,9 +30,9 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 import testscenarios
 
-from blazar_core import admission
+from blazar_core.books import admission
 from blazar_core.db import models
-from blazar_core import leases
+from blazar_core.leases import leases
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import oracle

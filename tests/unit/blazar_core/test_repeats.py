@@ -18,11 +18,11 @@ import threading
 
 import testscenarios
 
-from blazar_core import admission
+from blazar_core.books import admission
+from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import repeats
+from blazar_core.leases import leases
+from blazar_core.leases import repeats
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import testscenarios
 
 from blazar_core.db import models
-from blazar_core import settings
+from blazar_core.db import settings
 from tests import databases
 from tests.unit import base
 

@@ -12,9 +12,9 @@
 
 from oslotest import base
 
+from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import states
 
 MACHINES = (states.LEASE, states.RESERVATION, states.EVENT)
 

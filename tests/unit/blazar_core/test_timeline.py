@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 import numpy as np
 from oslotest import base
 
-from blazar_core import model
-from blazar_core import timeline
-from blazar_core.timeline import offers
-from blazar_core.timeline import rows
-from blazar_core.timeline import search
-from blazar_core.timeline import steps
+from blazar_core.books import timeline
+from blazar_core.books.timeline import offers
+from blazar_core.books.timeline import rows
+from blazar_core.books.timeline import search
+from blazar_core.books.timeline import steps
+from blazar_core.common import model
 
 CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU', 'CUSTOM_HOST')
 #: Bookings end before this second, or never: later ones are all like it.

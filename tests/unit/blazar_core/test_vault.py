@@ -13,8 +13,8 @@
 from cryptography import fernet
 from oslotest import base
 
-from blazar_core import errors
-from blazar_core import vault
+from blazar_core.common import errors
+from blazar_core.db import vault
 
 SECRET = 'admin_pass=hunter2 ünïcode \U0001f511'
 

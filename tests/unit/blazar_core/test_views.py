@@ -18,11 +18,11 @@ import fixtures
 import sqlalchemy as sa
 import testscenarios
 
+from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import params
-from blazar_core import views
+from blazar_core.leases import leases
+from blazar_core.leases import requests
+from blazar_core.leases import views
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -222,8 +222,10 @@ class TestOrder(ViewsTestCase):
             self.assertEqual(every[3:], self.page(marker=every[number]['id']))
 
     def test_a_page_of_large_leases_is_shorter(self):
-        self.useFixture(fixtures.MonkeyPatch('blazar_core.views._AT_ONCE', 2))
-        self.useFixture(fixtures.MonkeyPatch('blazar_core.views._PARTS', 8))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.views._AT_ONCE', 2))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.views._PARTS', 8))
         every = [lease['id'] for lease in views.listed(self.database)]
         together, marker, sizes = [], None, []
         more = True
@@ -260,7 +262,8 @@ class TestStatements(ViewsTestCase):
                 sort=(('name', True), ('end_date', False))))))
 
     def test_a_list_of_very_many_takes_some_more(self):
-        self.useFixture(fixtures.MonkeyPatch('blazar_core.views._AT_ONCE', 2))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.views._AT_ONCE', 2))
         made = [self.reserve(50 + number, 100, self.places(1))
                 for number in range(5)]
         self.assertEqual(made, self.page())
@@ -278,7 +281,7 @@ class TestDescribe(ViewsTestCase):
     def test_a_lease_by_the_api_is_described_in_full(self):
         lease = self.reserve(50, 100, self.places(2, 3), request=self.request(
             50, 100, before_end=NOW + 90, events=(
-                params.EventRequest('remind', NOW + 60),)))
+                requests.EventRequest('remind', NOW + 60),)))
         self.clock.advance(5)
         self.assert_same_everywhere(lease)
         reservation, = lease['reservations']

@@ -16,17 +16,18 @@ import fixtures
 import sqlalchemy as sa
 import testscenarios
 
-from blazar_core import admission
-from blazar_core import books
-from blazar_core import claims
+from blazar_core.books import admission
+from blazar_core.books import claims
+from blazar_core.books import ledger
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core import errors
-from blazar_core import leases
-from blazar_core import lifecycle
-from blazar_core import model
-from blazar_core import views
-from blazar_core import watch
+from blazar_core.leases import leases
+from blazar_core.leases import views
+from blazar_core.lifecycle import watch
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -172,7 +173,7 @@ class TestElsewhere(WatchTestCase):
         lease = self.lease(50, 100, count=2)
         self.with_host('two', VCPU=2)
         with self.database.writer() as session:
-            books.retain(session, [self.uuids['two']], NOW)
+            ledger.retain(session, [self.uuids['two']], NOW)
         self.watch.look()
         self.assertEqual(['two', 'two'], self.hosts_of(lease))
 
@@ -238,8 +239,8 @@ class TestElsewhere(WatchTestCase):
             self.with_host(name, VCPU=1)
         lease = self.reserve(0, 1000, self.places(2), active=True)
         server_id, = self.occupy(lease)
-        self.lifecycle.observe(server_id, lifecycle.Seen(
-            lifecycle.ServerState.RUNNING,
+        self.lifecycle.observe(server_id, clouds.Seen(
+            clouds.ServerState.RUNNING,
             self.uuids[self.host_of(server_id)]))
         there, = {'one', 'two'} - {self.host_of(server_id)}
         claims.Claims(self.database, self.clock, self.admission.index).claim(
@@ -251,9 +252,9 @@ class TestElsewhere(WatchTestCase):
         self.clock.advance(watch.AGAIN + 1)
         with self.database.writer() as session:
             uuid = self.uuids[there]
-            books.report_usage(
+            ledger.report_usage(
                 session, self.clock.now(), uuid, {'other': {'VCPU': 1}},
-                books.generations(session, [uuid])[uuid])
+                ledger.generations(session, [uuid])[uuid])
         self.watch.look()
         self.assertIn(None, self.hosts_of(lease))
 
@@ -437,8 +438,8 @@ class TestMissing(WatchTestCase):
     def test_a_lease_that_may_use_no_host_says_so(self):
         lease = self.lease(50, 100)
         self.with_host('two', VCPU=2)
-        self.wanted['project'] = errors.Refused(model.Refusal(
-            model.Reason.NO_HOST, 0, 0, None))
+        self.wanted['project'] = errors.Refused(refusals.Refusal(
+            refusals.Reason.NO_HOST, 0, 0, None))
         self.crowd()
         self.watch.look()
         self.assertEqual([None], self.hosts_of(lease))

@@ -25,9 +25,9 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core import books
+from blazar_core.books import ledger
+from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core import model
 from tests.unit import base
 from tests.unit.blazar_core import oracle
 
@@ -77,9 +77,9 @@ class Row:
             end = now + OVERDUE
         return oracle.Booking(self.host, self.start, end, self.resources)
 
-    def new(self) -> books.NewBooking:
+    def new(self) -> ledger.NewBooking:
         """As the books are told of it."""
-        return books.NewBooking(
+        return ledger.NewBooking(
             self.reservation, None if self.host is None else 1000 + self.host,
             self.server_id, model.Window(self.start, self.end),
             self.resources, self.running, placed_at=self.placed_at)
@@ -208,7 +208,7 @@ class BooksTestCase(base.DatabaseTestCase):
                 examples: int | None = None) -> None:
         """Check many examples, the same ones in every run."""
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.OVERDUE', OVERDUE))
+            'blazar_core.ledger.OVERDUE', OVERDUE))
         hypothesis.settings(
             derandomize=True, deadline=None, database=None,
             max_examples=examples or self.examples)(
@@ -238,11 +238,11 @@ class BooksTestCase(base.DatabaseTestCase):
         """Write a booking down, whether it fits or not; returns its server.
         """
         server_id = uuidutils.generate_uuid()
-        new = books.NewBooking(
+        new = ledger.NewBooking(
             reservation, self.host_id(host), server_id,
             model.Window(NOW + start, NOW + end), resources, running,
             placed_at=NOW + start if running else None)
         with self.database.writer() as session:
-            books.amend(session, self.clock.now(),
-                        [books.Edit(None, new)], force=True)
+            ledger.amend(session, self.clock.now(),
+                         [ledger.Edit(None, new)], force=True)
         return server_id

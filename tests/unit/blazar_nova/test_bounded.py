@@ -23,7 +23,7 @@ from nova import objects
 from oslo_db import exception as db_exception
 from oslo_utils import uuidutils
 
-from blazar_core import errors
+from blazar_core.common import errors
 from blazar_nova.compat import bounded
 from tests.unit import base
 

@@ -16,7 +16,7 @@ import fixtures
 from nova.scheduler import manager
 from nova.scheduler import utils
 
-from blazar_core import claims as core_claims
+from blazar_core.books import claims as core_claims
 from blazar_nova.compat import claims
 from tests.unit import base
 

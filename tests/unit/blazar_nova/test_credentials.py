@@ -21,8 +21,8 @@ from oslo_config import cfg
 import requests
 from requests_mock.contrib import fixture as requests_fixture
 
-from blazar_core import errors
-from blazar_nova import credentials
+from blazar_core.common import errors
+from blazar_nova.parts import credentials
 from tests.unit import base
 
 URL = 'http://keystone.test/v3'

@@ -18,11 +18,11 @@ import threading
 import fixtures
 from oslo_config import cfg
 
-from blazar_core import errors
-from blazar_core import limits
-from blazar_core import model
-from blazar_core import opts
-from blazar_nova import external
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import opts
+from blazar_core.leases import limits
+from blazar_nova.parts import external
 from tests.unit import base
 
 LEASE = {'name': 'lease', 'start_date': '2027-01-15T08:00:00.000000',

@@ -19,15 +19,15 @@ import os
 from cryptography import fernet
 import fixtures
 
-from blazar_core import admission
-from blazar_core import clock as clocks
+from blazar_core.books import admission
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
-from blazar_core import leases
-from blazar_core import model
-from blazar_core import params
-from blazar_core import vault
+from blazar_core.db import vault
+from blazar_core.leases import leases
+from blazar_core.leases import requests
 from blazar_nova.cmd import manage
 
 from tests import databases
@@ -69,7 +69,7 @@ class ManageTest(base.TestCase):
                 uuid='host', name='host', service_host='host',
                 capacity={'VCPU': 1}, usage={}, generation=0,
                 updated_at=NOW))
-        request = params.LeaseRequest(
+        request = requests.LeaseRequest(
             name='lease1', window=model.Window(NOW + 10, NOW + 20),
             before_end=None, events=(), on_end='delete', starts_now=False)
         return leases.Leases(

@@ -18,9 +18,9 @@ import fixtures
 from oslo_utils import uuidutils
 import testscenarios
 
-from blazar_core import books
+from blazar_core.books import ledger
+from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core import errors
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import mirror
 from tests.unit import base
@@ -130,9 +130,9 @@ class TestTwoListeners(base.DatabaseTestCase):
             if len(asked) > 1:
                 return {}
             with self.database.writer() as session:
-                books.report_usage(
+                ledger.report_usage(
                     session, self.clock.now(), uuid, {},
-                    books.generations(session, [uuid])[uuid])
+                    ledger.generations(session, [uuid])[uuid])
             return {'somebody': {'VCPU': 1}, 'another': {'VCPU': 1}}
 
         self.useFixture(fixtures.MonkeyPatch(

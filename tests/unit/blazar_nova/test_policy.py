@@ -23,8 +23,8 @@ from oslo_config import cfg
 from oslo_policy import generator
 import stevedore.extension
 
-from blazar_core import errors
-from blazar_nova import policy
+from blazar_core.common import errors
+from blazar_nova.api import policy
 from tests.unit import base
 from tests.unit import test_layers
 
@@ -266,7 +266,7 @@ class TestSample(base.TestCase):
         for group, function in (('policies', policy.list_rules),
                                 ('enforcer', policy.get_enforcer)):
             self.assertEqual(
-                f'blazar_nova = blazar_nova.policy:{function.__name__}',
+                f'blazar_nova = blazar_nova.api.policy:{function.__name__}',
                 parser['entry_points'][f'oslo.policy.{group}'].strip())
 
     def test_the_enforcer_of_the_tools_knows_the_rules(self):

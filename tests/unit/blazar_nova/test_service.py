@@ -21,9 +21,9 @@ from oslo_config import cfg
 import oslo_messaging
 from oslo_messaging._drivers import amqpdriver
 
-from blazar_core import errors
+from blazar_core.common import errors
 from blazar_nova.compat import service
-from blazar_nova import wiring
+from blazar_nova.parts import wiring
 from tests.unit import base
 
 
@@ -67,7 +67,7 @@ class TestNotify(base.TestCase):
             self.useFixture(fixtures.MonkeyPatch(
                 'nova.rpc.NOTIFIER', notifier))
             log = self.useFixture(fixtures.FakeLogger())
-            with mock.patch('blazar_core.views.payload', dict):
+            with mock.patch('blazar_core.leases.views.payload', dict):
                 service.notify('lease.create', {'lease_id': 'a-lease'})
                 service.flush(60)
         self.assertIn('Could not send notification to news', log.output)
@@ -127,7 +127,7 @@ class TestOutbox(base.TestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.service._outbox._send', self.send))
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.views.payload', lambda lease: lease))
+            'blazar_core.leases.views.payload', lambda lease: lease))
         service.notify('of the parent', {'lease_id': 'a-lease'})
         self.wait_for(lambda: not service._outbox._waiting, 'the first event')
         service.notify('of the parent too', {'lease_id': 'a-lease'})

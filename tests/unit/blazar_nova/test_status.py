@@ -22,8 +22,8 @@ import fixtures
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
-from blazar_core import settings
-from blazar_core import vault
+from blazar_core.db import settings
+from blazar_core.db import vault
 from tests import databases
 from tests import paste
 from tests.unit import base

@@ -1,0 +1,270 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Claims: what a scheduler lets in counts at once.
+
+Between the moment at which a scheduler has chosen a host and the moment at
+which the cloud tells of the server there are seconds, in which every other
+scheduler would see the same room. So whoever lets a server in writes it into
+the books first: of two who decide in one instant, one has to look again.
+"""
+
+import contextlib
+import functools
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import admission
+from blazar_core.books import follower as indexes
+from blazar_core.books import ledger
+from blazar_core.books import timeline as timelines
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Claims', 'Denied', 'Undo']
+
+LOG = logging.getLogger(__name__)
+
+#: Takes a claim back: the server did not get there after all.
+Undo: ty.TypeAlias = ty.Callable[[], None]
+
+
+class Denied(Exception):
+    """A server may not go to a host; says why."""
+
+
+class Claims:
+    """Lets servers onto hosts.
+
+    :param index: in which room is looked for
+    :param alone: whether to go on without the database while it is away
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 index: indexes.Index, alone: bool = True) -> None:
+        self._database = database
+        self._clock = clock
+        self._index = index
+        self._alone = alone
+
+    def claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
+              forced: bool = False) -> Undo:
+        """Let a server onto a host if that breaks no promise.
+
+        A leased server that is to be built takes its booking with it; any
+        other one counts on the host until the cloud says that it is there.
+        While the database is away nobody can tell them apart: all are judged
+        as those without a lease, by what is in memory.
+
+        :param takes: what it takes of each provider of the host, by uuid
+        :param forced: it goes there whatever is promised
+        :returns: what takes the claim back
+        :raises Denied: when it may not
+        """
+        # What was found a moment ago to have room is not read again.
+        lags = itertools.chain([admission.LAG], itertools.repeat(0))
+        try:
+            return self._database.retried(
+                self._claim, server_id, takes, forced, lags)
+        except errors.BooksBusy as exc:
+            raise Denied('too many others decide about it just now') from exc
+        except errors.BooksUnavailable as exc:
+            if not self._alone:
+                raise Denied('the database of the leases does not answer'
+                             ) from exc
+            return self._claim_alone(takes, forced)
+
+    def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
+                     forced: bool) -> Undo:
+        """The same as far as this process knows the books."""
+        with self._index.remembered() as timeline:
+            host, amounts = self._known(takes)
+            if timeline is None or host is None:
+                return _nothing
+            if not forced and not self._fits(
+                    timeline, host, amounts, model.Window(
+                        self._clock.now(), model.FOREVER)):
+                raise Denied('it is promised to leases, as far as is known '
+                             'without their database')
+            return self._index.let_in(host.id, amounts)
+
+    def _claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
+               forced: bool, lags: ty.Iterator[float]) -> Undo:
+        with self._index.fresh(next(lags)) as timeline:
+            host, amounts = self._known(takes)
+            if host is None:
+                return _nothing
+            fits = forced or self._fits(timeline, host, amounts, model.Window(
+                self._clock.now(), model.FOREVER))
+        try:
+            with self._database.begin() as connection:
+                claimed = ledger.claim(connection, self._clock.now(), host,
+                                       server_id, amounts, fits)
+            self._index.written()
+        except ledger.Full as exc:
+            raise Denied('it is promised to leases') from exc
+        except ledger.Leased:
+            return self._claim_leased(server_id, host.id, amounts, forced)
+        return self._undo(self._release, claimed)
+
+    def _claim_leased(self, server_id: str, host_id: int,
+                      takes: model.Resources, forced: bool) -> Undo:
+        """The same of a server with a booking: that says for how long."""
+        now = self._clock.now()
+        with self._database.connection() as connection, \
+                self._index.fresh(connection=connection) as timeline:
+            host = self._index.hosts[host_id]
+            mine, own = admission.own_of(connection, server_id)
+            if mine is None:
+                # Its lease has just ended.
+                raise api.LostRace(host_id)
+            fits = forced or self._fits(timeline, host, takes, model.Window(
+                now, max(mine.end_date, now + ledger.OVERDUE)),
+                [one for one in own if one.id != mine.id])
+        try:
+            with self._locked(mine.lease_id, host_id) as session:
+                booking = session.get(models.Booking, mine.id)
+                if booking is None or booking.server_id != server_id or (
+                        booking.running != mine.running):
+                    raise api.LostRace(host_id)
+                if not booking.running:
+                    return self._place(session, now, booking, host_id, forced)
+                if _is_back(booking, host_id, takes):
+                    return _nothing
+                if not forced:
+                    _mind_siblings(booking, host_id)
+                booking.moving_to = host_id
+                claimed = ledger.claim(session.connection(), now, host,
+                                       server_id, takes, fits, leased=True)
+        except ledger.Full as exc:
+            raise Denied('it is promised to other leases') from exc
+        return self._undo(self._stay, mine.lease_id, mine.id, claimed)
+
+    @contextlib.contextmanager
+    def _locked(self, lease_id: str, host_id: int,
+                ) -> ty.Iterator[orm.Session]:
+        with self._database.writer() as session:
+            try:
+                api.locked(session, lease_id)
+            except errors.NotFound:
+                raise api.LostRace(host_id) from None
+            yield session
+
+    def _place(self, session: orm.Session, now: int, booking: models.Booking,
+               host_id: int, forced: bool) -> Undo:
+        """A server is to be built on a host: its booking is there then."""
+        if booking.host_id != host_id:
+            ledger.amend(session, now, ledger.follow(booking, host_id), forced)
+        booking.placed_at = now
+        return self._undo(self._unplace, booking.reservation.lease_id,
+                          booking.id, host_id)
+
+    # -- taking it back ------------------------------------------------------
+
+    def _undo(self, work: ty.Callable[..., None], *args: ty.Any) -> Undo:
+        return functools.partial(self._database.retried, work, *args)
+
+    def _release(self, claimed: ledger.Claimed | None) -> None:
+        if claimed is not None:
+            with self._database.begin() as connection:
+                ledger.release(connection, self._clock.now(), claimed)
+
+    def _stay(self, lease_id: str, booking_id: int,
+              claimed: ledger.Claimed | None) -> None:
+        """A server does not move there."""
+        with contextlib.suppress(errors.NotFound), \
+                self._database.writer() as session:
+            api.locked(session, lease_id)
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.id == booking_id).values(moving_to=None))
+        self._release(claimed)
+
+    def _unplace(self, lease_id: str, booking_id: int, host_id: int) -> None:
+        """A server is not built there."""
+        with contextlib.suppress(errors.NotFound), \
+                self._database.writer() as session:
+            api.locked(session, lease_id)
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.id == booking_id,
+                models.Booking.host_id == host_id,
+                sa.not_(models.Booking.running)).values(placed_at=None))
+
+    # -- judging -----------------------------------------------------------
+
+    def _known(self, takes: ty.Mapping[str, model.Resources],
+               ) -> tuple[model.Host | None, dict[str, int]]:
+        """The host, and what is taken of it in all of its providers.
+
+        Of classes that it does not offer itself, shared storage perhaps,
+        the books know nothing.
+        """
+        ids = self._index.ids_by_uuid
+        host = next((self._index.hosts[ids[uuid]] for uuid in takes
+                     if uuid in ids), None)
+        amounts: dict[str, int] = {}
+        if host is None:
+            return None, amounts
+        for resources in takes.values():
+            for rc, amount in resources.items():
+                if amount and rc in host.capacity:
+                    amounts[rc] = amounts.get(rc, 0) + amount
+        return (host if amounts else None), amounts
+
+    def _fits(self, timeline: timelines.Timeline, host: model.Host,
+              amounts: model.Resources, window: model.Window,
+              own: ty.Sequence[ty.Any] = ()) -> bool:
+        """Whether there is no promise of somebody else, or room beside it."""
+        with self._index.without(own):
+            if not any(timeline.peak(host.id, window).values()):
+                return True
+            rooms = timeline.rooms(model.Demand(amounts), window, [host.id])
+            return bool(rooms[timeline.index(host.id)])
+
+
+def _nothing() -> None:
+    """Nothing was claimed."""
+
+
+def _is_back(booking: models.Booking, host_id: int, takes: model.Resources,
+             ) -> bool:
+    """Whether a server comes back to the room that is booked for it.
+
+    It was shelved meanwhile. One that is resized in its place takes another
+    amount, and both for a while.
+    """
+    return booking.host_id == host_id and all(
+        booking.resources.get(rc, 0) == amount
+        for rc, amount in takes.items())
+
+
+def _mind_siblings(booking: models.Booking, host_id: int) -> None:
+    """A server that moves stays with, or apart from, those of its
+    reservation.
+
+    The filter has asked the same, but two may have been asked at once.
+
+    :raises Denied: when that is not so on this host
+    """
+    reservation = booking.reservation
+    only, avoid = admission.bound(
+        (reservation.params or {}).get('affinity'), booking,
+        [one for one in reservation.bookings if one.id != booking.id])
+    if host_id in avoid or only and host_id not in only:
+        raise Denied('the other servers of its reservation, from which it is '
+                     'to be apart or with which together, are elsewhere')

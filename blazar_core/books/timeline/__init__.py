@@ -1,0 +1,34 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What is booked on every host at every instant, kept in memory.
+
+Think of a wall calendar with one line for each host. A line does not show
+the bookings but how full the host is: a level that goes up where a booking
+begins and down where it ends. Whoever asks for room reads levels; whoever
+books raises the level over a stretch of a line, and whoever gives back
+lowers it again. So a booking leaves no object behind, and bookings may be
+added and taken away in any order.
+
+* :mod:`~blazar_core.books.timeline.index` is the calendar: hosts, resource
+  classes by their names, and the questions;
+* :mod:`~blazar_core.books.timeline.rows` keeps the levels, in arrays that
+  :mod:`~blazar_core.books.timeline.steps` explains;
+* :mod:`~blazar_core.books.timeline.search` finds room and the earliest start,
+  by :mod:`~blazar_core.books.timeline.offers`.
+"""
+
+from blazar_core.books.timeline.index import Beside
+from blazar_core.books.timeline.index import Timeline
+from blazar_core.books.timeline.index import Utilisation
+
+__all__ = ['Beside', 'Timeline', 'Utilisation']

@@ -1,0 +1,491 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The calendar of all hosts: bookings go in, questions are answered.
+
+H is the number of hosts, S that of steps (at most two for each booking).
+"""
+
+import dataclasses
+import typing as ty
+
+import numpy as np
+import numpy.typing as npt
+
+from blazar_core.books.timeline import rows
+from blazar_core.books.timeline import search
+from blazar_core.books.timeline import steps
+from blazar_core.books.timeline.steps import Ints
+from blazar_core.books.timeline.steps import NEVER
+from blazar_core.common import model
+
+__all__ = ['Beside', 'Hosts', 'Timeline', 'Utilisation']
+
+#: Ids of hosts, or a truth value for each host in the order of
+#: :attr:`Timeline.ids`; None for all of them.
+Hosts: ty.TypeAlias = npt.NDArray[np.bool_] | ty.Collection[int] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Utilisation:
+    """How much of some hosts is taken, over time.
+
+    :ivar edges: where the buckets of time begin, and where the last one ends
+    :ivar booked: by class, what is booked in each bucket, in amounts times
+        seconds (so that it is exact)
+    :ivar usage: by class, the open-ended usage of the hosts now
+    :ivar capacity: by class, the capacity of the hosts now
+    """
+
+    edges: Ints
+    booked: ty.Mapping[str, Ints]
+    usage: ty.Mapping[str, int]
+    capacity: ty.Mapping[str, int]
+
+    def fraction(self, rc: str) -> npt.NDArray[np.float64]:
+        """The part of a class that is taken in each bucket; 0 of nothing."""
+        seconds = np.diff(self.edges)
+        capacity = self.capacity[rc]
+        if not capacity:
+            return np.zeros(len(seconds))
+        taken: npt.NDArray[np.float64] = (
+            self.booked[rc] / seconds + self.usage[rc]) / capacity
+        return taken
+
+
+class Beside:
+    """What is to be booked over all of one window, and is not yet.
+
+    For who looks for room for several things that come together: the levels
+    of the calendar stay as they are.
+
+    :ivar servers: how many there are on each host, in the order of
+        :attr:`Timeline.ids`
+    :ivar amounts: by class, what they take of each
+    """
+
+    def __init__(self, hosts: int) -> None:
+        self.servers: Ints = np.zeros(hosts, np.int64)
+        self.amounts: dict[str, Ints] = {}
+
+    def add(self, servers: Ints, resources: model.Resources) -> None:
+        """Add so many servers on each host, of so much each."""
+        self.servers = self.servers + servers
+        for rc, amount in resources.items():
+            self.amounts[rc] = self.amounts.get(rc, 0) + amount * servers
+
+
+@dataclasses.dataclass
+class _Class:
+    """A resource class: what each host has of it, by number of the host."""
+
+    capacity: Ints
+    usage: Ints
+    free: Ints
+
+
+class Timeline:
+    """What is booked on every host, at every instant.
+
+    Bookings are not remembered one by one: whoever takes one away says again
+    what it was. Times from :data:`model.FOREVER` on are all the same: what is
+    booked until then is booked for ever. Not safe against threads that
+    change it meanwhile: the caller holds a lock, or a copy.
+
+    :param shared: classes that a host may offer through a shared provider: a
+        host that reports none of its own is not judged by them
+    """
+
+    def __init__(self, shared: ty.Collection[str] = ('DISK_GB',), *,
+                 slack: int = 8, spare: int = 1024,
+                 piece: int = search.PIECE) -> None:
+        self._shared = frozenset(shared)
+        self._rows = rows.Rows(slack, spare)
+        self._piece = piece
+        self._index: dict[int, int] = {}
+        self._ids: list[int] = []
+        self._classes: dict[str, _Class] = {}
+        self._columns: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the hosts, in the order of the answers. Not a copy."""
+        return self._ids
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The resource classes that a host has reported or had booked."""
+        return tuple(self._classes)
+
+    @property
+    def steps(self) -> int:
+        """S, how often the levels of all hosts change. Costs O(H)."""
+        return self._rows.total
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of its arrays, in bytes."""
+        return self._rows.nbytes + sum(
+            one.capacity.nbytes + one.usage.nbytes + one.free.nbytes
+            for one in self._classes.values())
+
+    def index(self, host_id: int) -> int:
+        """The place of a host in the answers.
+
+        :raises KeyError: when it is not known
+        """
+        return self._index[host_id]
+
+    def mask(self, host_ids: ty.Iterable[int]) -> npt.NDArray[np.bool_]:
+        """A truth value for each host; those that are not known are left out.
+
+        Worth keeping where the same hosts are asked about again.
+        """
+        mask = np.zeros(len(self), bool)
+        mask[[self._index[one] for one in host_ids if one in self._index]] = (
+            True)
+        return mask
+
+    def set_host(self, host_id: int, capacity: model.Resources,
+                 usage: model.Resources) -> None:
+        """Say what a host has, and what of it is used without an end.
+
+        A host that is not known yet is added (with nothing booked); one that
+        is gone is given no capacity. Costs O(classes).
+        """
+        place = self._place(host_id)
+        for rc in (*capacity, *usage):
+            self._class(rc)
+        for rc, one in self._classes.items():
+            total, used = capacity.get(rc, 0), usage.get(rc, 0)
+            one.capacity[place], one.usage[place] = total, used
+            one.free[place] = (
+                total - used if rc in capacity else self._missing(rc))
+
+    def _missing(self, rc: str) -> int:
+        """What is free of a class that a host does not report."""
+        return search.HUGE if rc in self._shared else -search.HUGE
+
+    def _place(self, host_id: int) -> int:
+        if host_id in self._index:
+            return self._index[host_id]
+        place = self._rows.add_row()
+        self._index[host_id] = place
+        self._ids.append(host_id)
+        for rc, one in self._classes.items():
+            if place == len(one.free):
+                more = max(16, place // 2)
+                for name in ('capacity', 'usage', 'free'):
+                    array = getattr(one, name)
+                    setattr(one, name, np.concatenate([
+                        array, np.zeros(more, np.int64)]))
+            one.free[place] = self._missing(rc)
+        return place
+
+    def _class(self, rc: str) -> int:
+        """The column of a class."""
+        if rc not in self._columns:
+            size = max(16, len(self))
+            self._classes[rc] = _Class(
+                np.zeros(size, np.int64), np.zeros(size, np.int64),
+                np.full(size, self._missing(rc)))
+            self._columns[rc] = self._rows.add_column()
+        return self._columns[rc]
+
+    def apply(self, host_id: int, window: model.Window,
+              resources: model.Resources, sign: int) -> None:
+        """Add a booking (``sign`` 1) or take one away (-1).
+
+        Changes may be applied in any order, a removal even before what it
+        removes. Costs some 10 us, and now and then (about once in 10,000
+        times) a new layout of everything. A host that is not known yet is
+        added, without capacity.
+
+        :raises ValueError: when ``sign`` is neither
+        """
+        if sign not in (1, -1):
+            raise ValueError(f'The sign must be 1 or -1: {sign}')
+        place = self._place(host_id)
+        amounts = [(self._class(rc), sign * amount)
+                   for rc, amount in resources.items() if amount]
+        if amounts:
+            self._rows.add(place, window.start, _end(window), amounts)
+
+    def load(self, host_ids: npt.ArrayLike, starts: npt.ArrayLike,
+             ends: npt.ArrayLike, amounts: ty.Mapping[str, npt.ArrayLike],
+             ) -> None:
+        """Add many bookings at once: one value of each array for each.
+
+        Costs a sort of all steps, old and new: better once with many.
+
+        :raises ValueError: when the arrays differ in length, or a booking
+            does not end after it starts; nothing was added then
+        """
+        hosts, begin, end = (np.asarray(one, np.int64)
+                             for one in (host_ids, starts, ends))
+        columns = {rc: np.asarray(one, np.int64)
+                   for rc, one in amounts.items()}
+        if len({len(one) for one in (hosts, begin, end, *columns.values())}
+               ) != 1:
+            raise ValueError('The arrays must have the same length')
+        if (end <= begin).any():
+            raise ValueError('A booking must end after it starts')
+        known, number = np.unique(hosts, return_inverse=True)
+        places = np.array([self._place(int(one)) for one in known], np.int64)
+        for rc in columns:
+            self._class(rc)
+        none = np.zeros(len(hosts), np.int64)
+        self._rows.load(
+            places[number], begin,
+            np.where(end >= model.FOREVER, NEVER, end),
+            [columns.get(rc, none) for rc in self._columns])
+
+    def forget(self, before: int) -> None:
+        """Drop what is over by an instant; that makes room in memory.
+
+        From then on, what was before it is answered as if it had been like
+        it was at that instant. Costs O(S), about 100 ms with 2,000,000.
+        """
+        self._rows.forget(before)
+
+    def peaks(self, window: model.Window) -> list[Ints]:
+        """The most that is booked on each host at any instant of a window.
+
+        For who has several questions about one window: the levels are looked
+        at only once. Costs O(H + steps in the window).
+
+        :returns: for each class in their order, by host in that of :attr:`ids`
+        """
+        if _end(window) == NEVER:
+            return self._rows.rest(window.start)
+        every = self._which(None)
+        first = self._rows.at(every, window.start)
+        last = self._rows.at(every, _end(window) - 1)
+        return [*self._rows.peaks(first, last, self._columns.values())
+                ] if len(self) else []
+
+    def rooms(self, demand: model.Demand, window: model.Window,
+              hosts: Hosts = None, beside: Beside | None = None,
+              peaks: ty.Sequence[Ints] | None = None) -> Ints:
+        """How many servers of a demand fit on each host over all of a window.
+
+        For every host in the order of :attr:`ids`; never more than
+        :meth:`model.Demand.most_per_host`, and 0 for those not asked about.
+        The demand's own choice of hosts is not looked at. A host that does
+        not report a class that is needed has no room, except of the shared
+        classes, by which it is not judged then.
+
+        Costs O(H + steps in the window); O(H) with ``peaks``.
+
+        :param beside: what is there too, over all of the window
+        :param peaks: what :meth:`peaks` says of the window, if that is known
+        """
+        which = self._which(hosts)
+        rooms = np.zeros(len(self), np.int64)
+        scan = self._scan(
+            demand.resources, demand.most_per_host(), which, beside)
+        if scan is None:
+            return rooms
+        if peaks is None and _end(window) == NEVER:
+            peaks = self.peaks(window)
+        rooms[which] = scan.room(window.start, _end(window)) if (
+            peaks is None) else scan.room_over(peaks)
+        return rooms
+
+    def earliest(self, demand: model.Demand, duration: int, not_before: int,
+                 hosts: Hosts = None) -> int | None:
+        """The first start at which all of a demand fits for so many seconds.
+
+        For a demand without an end, the duration is :data:`model.FOREVER`.
+        The demand's own choice of hosts is not looked at. None when it never
+        fits.
+
+        Costs as much as :meth:`rooms` of some hosts where it fits at once;
+        otherwise O(S).
+
+        :raises ValueError: when the duration is not positive
+        """
+        if duration <= 0:
+            raise ValueError(f'The duration must be positive: {duration}')
+        if not_before + duration >= model.FOREVER:
+            duration = search.HUGE
+        resources, most, wanted = (
+            demand.resources, demand.most_per_host(), demand.count)
+        if demand.affinity is model.Affinity.SAME:
+            # All of them on one host are one server of their size.
+            resources = {rc: amount * wanted
+                         for rc, amount in resources.items()}
+            most = wanted = 1
+        scan = self._scan(resources, most, self._which(hosts))
+        if scan is None:
+            return None
+        return scan.earliest(duration, not_before, wanted)
+
+    def peak(self, host_id: int, window: model.Window) -> dict[str, int]:
+        """The most that is booked on a host at any instant, by class.
+
+        :raises KeyError: when the host is not known
+        """
+        place = np.array([self._index[host_id]])
+        first = int(self._rows.at(place, window.start)[0])
+        last = int(self._rows.at(place, _end(window) - 1)[0])
+        return {rc: int(self._rows.levels[column][first:last + 1].max())
+                for rc, column in self._columns.items()}
+
+    def overfull(self, since: int) -> list[int]:
+        """The ids of hosts on which more is booked than is free.
+
+        At any instant from ``since`` on, of any class. A host on which
+        nothing is booked is none of them, whatever is used of it.
+
+        Costs O(S).
+        """
+        if not len(self):
+            return []
+        over = np.zeros(len(self), bool)
+        first = self._rows.at(self._which(None), since)
+        last = self._rows.start + self._rows.length - 1
+        for one, peak in zip(self._classes.values(), self._rows.peaks(
+                first, last, self._columns.values()), strict=True):
+            over |= peak > np.maximum(one.free[:len(self)], 0)
+        return [self._ids[place] for place in np.flatnonzero(over)]
+
+    def instants(self, window: model.Window, duration: int) -> Ints:
+        """The starts in a window at which the room for so long may change.
+
+        It grows where a step leads down, and shrinks where one that leads up
+        would come in the way; not always as much as to be seen. In no order,
+        and some more than once: to sort them takes most of the time, and
+        nobody has to wait for that. Costs O(steps), some ten ms for a
+        million.
+
+        :param duration: seconds
+        """
+        rows, late = self._rows, duration - 1
+        times = rows.time[1:]
+        # Between two rows there is no step, and one too many does no harm.
+        near = np.flatnonzero(
+            (times > window.start) & (times < window.end + late))
+        times = times[near]
+        ups, downs = np.zeros(len(near), bool), np.zeros(len(near), bool)
+        for level in rows.levels:
+            before, after = level[near], level[near + 1]
+            ups |= after > before
+            downs |= after < before
+        grows = times[downs & (times < window.end)]
+        shrinks = times[ups & (times > window.start + late)] - late
+        return np.concatenate((grows, shrinks))
+
+    def settled(self) -> int:
+        """The instant from which on nothing changes any more: what is booked
+        then is booked for ever. 0 when nothing ever changes. Costs O(H).
+        """
+        last = self._rows.start + self._rows.length - 1
+        return max(0, int(self._rows.time[last].max(initial=0)))
+
+    def busy(self, peaks: ty.Iterable[Ints]) -> npt.NDArray[np.bool_]:
+        """Whether anything is booked on a host at any instant of a window.
+
+        :param peaks: what :meth:`peaks` says of it
+        """
+        busy = np.zeros(len(self), bool)
+        for peak in peaks:
+            busy |= peak > 0
+        return busy
+
+    def busy_until(self) -> Ints:
+        """When the last booking on each host ends.
+
+        0 where none is, :data:`model.FOREVER` where something is used or
+        booked without an end. Costs O(H).
+        """
+        last = self._rows.start + self._rows.length - 1
+        until = self._rows.time[last]
+        for level in self._rows.levels:
+            until[level[last] > 0] = model.FOREVER
+        for one in self._classes.values():
+            until[one.usage[:len(self)] > 0] = model.FOREVER
+        return np.asarray(np.clip(until, 0, model.FOREVER), np.int64)
+
+    def utilisation(self, window: model.Window, step: int,
+                    hosts: Hosts = None) -> Utilisation:
+        """How much of some hosts is taken, in buckets of ``step`` seconds.
+
+        The last bucket may be shorter. Costs O(H + steps in the window +
+        buckets).
+
+        :raises ValueError: when ``step`` is not positive
+        """
+        if step <= 0:
+            raise ValueError(f'The step must be positive: {step}')
+        which = self._which(hosts)
+        edges = np.append(np.arange(window.start, window.end, step),
+                          window.end)
+        first = self._rows.at(which, window.start)
+        last = self._rows.at(which, _end(window) - 1)
+        places, heads = steps.spans(first, last)
+        times = np.maximum(self._rows.time[places], window.start)
+        return Utilisation(
+            edges, {rc: _areas(self._rows.levels[column][places], heads,
+                               times, edges, step)
+                    for rc, column in self._columns.items()},
+            {rc: int(one.usage[which].sum())
+             for rc, one in self._classes.items()},
+            {rc: int(one.capacity[which].sum())
+             for rc, one in self._classes.items()})
+
+    def _which(self, hosts: Hosts) -> Ints:
+        """The numbers of the hosts asked about."""
+        if hosts is None:
+            return np.arange(len(self))
+        if not isinstance(hosts, np.ndarray):
+            hosts = self.mask(hosts)
+        return np.flatnonzero(hosts)
+
+    def _scan(self, resources: model.Resources, most: int, which: Ints,
+              beside: Beside | None = None) -> search.Scan | None:
+        """A question about hosts; None when some class is nowhere."""
+        needs = []
+        for rc, amount in resources.items():
+            if amount and rc in self._classes:
+                free = self._classes[rc].free[:len(self)]
+                if beside is not None and rc in beside.amounts:
+                    free = free - beside.amounts[rc]
+                needs.append(search.Need(self._columns[rc], amount, free))
+            elif amount and rc not in self._shared:
+                return None
+        return search.Scan(self._rows, needs, most, which, self._piece)
+
+
+def _end(window: model.Window) -> int:
+    return NEVER if window.end >= model.FOREVER else window.end
+
+
+def _areas(level: npt.NDArray[ty.Any], heads: Ints, times: Ints, edges: Ints,
+           step: int) -> Ints:
+    """The sum of levels times seconds in each bucket, over all rows.
+
+    Each step adds what it changes, from its instant until the end of its
+    bucket; the buckets after that get it as a whole.
+    """
+    level = level.astype(np.int64)
+    change = np.diff(level, prepend=0)
+    change[heads] = level[heads]
+    bucket = (times - edges[0]) // step
+    area = np.zeros(len(edges), np.int64)
+    rest = np.zeros(len(edges), np.int64)
+    np.add.at(area, bucket, change * (edges[bucket + 1] - times))
+    np.add.at(rest, bucket + 1, change)
+    return area[:-1] + np.cumsum(rest)[:-1] * np.diff(edges)

@@ -1,0 +1,340 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Room over windows, and the earliest start, on the levels of many rows.
+
+A *scan* asks how many servers of one demand fit. It looks at the wanted
+start first, at a few rows at a time, because a small demand mostly fits at
+once. If it does not fit, everything in some stretch of time is looked at, and
+then all the rest, by turning levels into offers (see
+:mod:`~blazar_core.books.timeline.offers`).
+"""
+
+import dataclasses
+import typing as ty
+
+import numpy as np
+import numpy.typing as npt
+
+from blazar_core.books.timeline import offers
+from blazar_core.books.timeline.offers import Offers
+from blazar_core.books.timeline import rows as rows_
+from blazar_core.books.timeline import steps
+from blazar_core.books.timeline.steps import Ints
+from blazar_core.books.timeline.steps import Levels
+from blazar_core.books.timeline.steps import NEVER
+
+__all__ = ['HUGE', 'Need', 'Scan']
+
+#: More than any amount, and yet far from an overflow.
+HUGE = 2 ** 60
+#: How many steps are worked at together: what stays in a CPU's cache.
+PIECE = 2 ** 16
+#: How many rows are asked first whether a demand fits at once, at least.
+FIRST = 256
+#: With how many servers more than were seen one may reckon in the other rows.
+DOUBT = 3
+
+
+class Need(ty.NamedTuple):
+    """What one server needs of a column, and what each row has of it.
+
+    ``free`` is what no open-ended usage takes, ``HUGE`` for rows that are not
+    judged by it, ``-HUGE`` for those that have none.
+    """
+
+    column: int
+    amount: int
+    free: Ints
+
+
+class _Piece(ty.NamedTuple):
+    """Steps of some rows; those of a row are followed by an empty place."""
+
+    begin: Ints
+    end: Ints
+    levels: list[Levels]
+    row: Ints
+    width: Ints
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scan:
+    """A demand, put to some rows.
+
+    :ivar needs: what one server needs; not empty
+    :ivar most: how many of them may stand in one row
+    :ivar which: the rows that may be used
+    :ivar piece: how many steps are worked at together
+    """
+
+    rows: rows_.Rows
+    needs: list[Need]
+    most: int
+    which: Ints
+    piece: int = PIECE
+
+    def bare(self) -> Ints:
+        """The most room there may ever be in each row: with nothing booked.
+
+        (Or less than nothing, when a removal came before its booking.)
+        """
+        room = np.full(len(self.which), self.most)
+        self._lower(room, self.which, [
+            np.array([self.rows.lowest[need.column]]) for need in self.needs])
+        return room
+
+    def room_over(self, peaks: ty.Sequence[Ints]) -> Ints:
+        """The room in each row, given the highest level of all rows in each
+        column.
+        """
+        room = np.full(len(self.which), self.most)
+        self._lower(room, self.which, (
+            peaks[need.column][self.which] for need in self.needs))
+        return room
+
+    def room(self, begin: int, end: int, which: Ints | None = None) -> Ints:
+        """The room in each row over a whole window.
+
+        Rows that have none where it begins or ends are not looked at again.
+        """
+        which = self.which if which is None else which
+        room = np.full(len(which), self.most)
+        first = self.rows.at(which, begin)
+        self._lower(room, which, (self._level(need, first)
+                                  for need in self.needs))
+        rest = np.flatnonzero((room > 0) & (self.rows.time[first + 1] < end))
+        first, which, some = first[rest], which[rest], room[rest]
+        last = self.rows.at(which, end - 1)
+        self._lower(some, which, (self._level(need, last)
+                                  for need in self.needs))
+        room[rest] = some
+        more = np.flatnonzero((some > 0) & (last > first + 1))
+        rest = rest[more]
+        room[rest] = self._between(some[more], first[more] + 1,
+                                   last[more] - 1, which[more])
+        return room
+
+    def _level(self, need: Need, place: Ints) -> Levels:
+        return self.rows.levels[need.column][place]
+
+    def _between(self, room: Ints, first: Ints, last: Ints, which: Ints,
+                 ) -> Ints:
+        """The least room in rows between places.
+
+        When most of them turn out to have none, the other columns are looked
+        at only in the rest.
+        """
+        done = 0
+        for peak in self.rows.peaks(first, last, [
+                need.column for need in self.needs]):
+            self._lower(room, which, [peak], done)
+            done += 1
+            left = np.flatnonzero(room)
+            if done < len(self.needs) and len(left) * 2 < len(room):
+                other = dataclasses.replace(self, needs=self.needs[done:])
+                room[left] = other._between(
+                    room[left], first[left], last[left], which[left])
+                break
+        return room
+
+    def _lower(self, room: Ints, which: Ints, levels: ty.Iterable[Levels],
+               done: int = 0) -> None:
+        """Lower the room to what levels leave, one array for each need."""
+        for need, level in zip(self.needs[done:], levels):
+            np.minimum(room, (need.free[which] - level) // need.amount,
+                       out=room)
+        np.maximum(room, 0, out=room)
+
+    def earliest(self, duration: int, since: int, wanted: int) -> int | None:
+        """The first start at which so many fit for so long."""
+        if self._fits_at_once(since, min(since + duration, NEVER),
+                              wanted):
+            return since
+        bare = self.bare()
+        if int(bare.sum()) < wanted:
+            return None
+        able = dataclasses.replace(
+            self, which=self.which[bare > 0], most=int(bare.max()))
+        if able._is_lone():
+            return offers.opening(able._single(duration, since), wanted)
+        quarter = self.rows.later(since, 4)
+        if quarter == NEVER:
+            return offers.opening(able._near(duration, since, quarter), wanted)
+        until = self.rows.later(since, 32)
+        if until + duration < quarter:
+            start = offers.opening(
+                able._near(duration, since, until), wanted, until)
+            if start is not None:
+                return start
+        return offers.opening(able._all(duration, since), wanted)
+
+    def _fits_at_once(self, begin: int, end: int, wanted: int) -> bool:
+        """Whether so many fit, when that is soon seen.
+
+        Looks at more and more rows, until there are enough, or until it does
+        not look as if there will be: that is worth no more work, because what
+        comes next sees it too.
+        """
+        found, done, size = 0, 0, max(FIRST, 4 * wanted)
+        while done < len(self.which):
+            found += int(self.room(
+                begin, end, self.which[done:done + size]).sum())
+            done += size
+            size *= 4
+            if found >= wanted:
+                return True
+            if (found + DOUBT) * len(self.which) < wanted * done:
+                return False
+        return False
+
+    def _is_lone(self) -> bool:
+        """Whether steps that fit never follow each other.
+
+        So it is with whole hosts, where nothing but the lowest level fits:
+        the next step has another one, if there is no other column.
+        """
+        return (self.most == 1 and self.rows.columns == 1 and
+                self._limit() <= self.rows.lowest[0])
+
+    def _limit(self) -> int:
+        """The highest level at which a server fits anywhere."""
+        need = self.needs[0]
+        return int(need.free[self.which].max()) - need.amount
+
+    def _single(self, duration: int, since: int) -> Offers:
+        """All offers where each is one step, looking at long ones only."""
+        rows, limit = self.rows, self._limit()
+        size, levels = steps.size_of(duration) - 1, rows.levels[0]
+        begins, ends, places = [], [], []
+        for done in range(0, len(rows.time) - 1, 4 * self.piece):
+            part = slice(done, done + 4 * self.piece)
+            found = np.flatnonzero(
+                (rows.size[part] >= size) & (levels[part] <= limit))
+            begin = np.maximum(rows.time[part][found], since)
+            end = rows.time[done + 1:][found]
+            kept = np.flatnonzero(end - begin >= duration)
+            begins.append(begin[kept])
+            ends.append(end[kept])
+            places.append(found[kept] + done)
+        single = Offers(np.concatenate(begins),
+                        np.concatenate(ends) - duration, None)
+        if len(self.which) == rows.count:
+            return single
+        order = rows.in_place()
+        allowed = np.zeros(rows.count, bool)
+        allowed[self.which] = True
+        kept = np.flatnonzero(allowed[order[np.searchsorted(
+            rows.start[order], np.concatenate(places), 'right') - 1]])
+        return Offers(single.first[kept], single.last[kept], None)
+
+    def _near(self, duration: int, since: int, until: int) -> Offers:
+        """The offers from one instant until another."""
+        first = self.rows.at(self.which, since)
+        # With an empty place behind the steps of each row.
+        last = self.rows.at(self.which, until + duration) + 1
+        empty = (self.rows.start + self.rows.length)[self.which]
+        return offers.joined(
+            self._offers(self._collected(
+                self.which[part], first[part], last[part], empty[part]),
+                duration, since)
+            for part in _parts(last - first + 1, self.piece))
+
+    def _collected(self, which: Ints, first: Ints, last: Ints, empty: Ints,
+                   ) -> _Piece:
+        places, offsets = steps.spans(first, last)
+        ends = self.rows.time[places + 1]
+        places[offsets + (last - first)] = empty
+        return _Piece(
+            self.rows.time[places], ends,
+            [self.rows.levels[need.column][places] for need in self.needs],
+            which, last - first + 1)
+
+    def _all(self, duration: int, since: int) -> Offers:
+        """All offers, looked at in the order in which rows are in memory."""
+        rows, order = self.rows, self.rows.in_place()
+        start = rows.start[order]
+        width = np.diff(start, append=len(rows.time) - 1)
+        allowed = np.zeros(rows.count, bool)
+        allowed[self.which] = True
+        able = dataclasses.replace(self, needs=[need._replace(
+            free=np.where(allowed, need.free, -HUGE)) for need in self.needs])
+        return offers.joined(
+            able._offers(_Piece(
+                rows.time[part_of], rows.time[
+                    part_of.start + 1:part_of.stop + 1],
+                [rows.levels[need.column][part_of] for need in self.needs],
+                order[part], width[part]), duration, since)
+            for part in _parts(width, self.piece)
+            for part_of in [slice(
+                int(start[part.start]),
+                int(start[part.stop - 1] + width[part.stop - 1]))])
+
+    def _offers(self, piece: _Piece, duration: int, since: int) -> Offers:
+        if self.most == 1:
+            return self._runs(piece, duration, since)
+        return offers.profile(
+            self._rooms(piece), piece.begin, piece.end, duration, since)
+
+    def _runs(self, piece: _Piece, duration: int, since: int) -> Offers:
+        """Where one fits: runs of steps, one after the other, that do."""
+        fit = np.ones(len(piece.begin), bool)
+        for need, level in zip(self.needs, piece.levels):
+            fit &= level <= _fitted(need.free[piece.row] - need.amount,
+                                    piece.width, level.dtype)
+        inner = fit[1:] & fit[:-1]
+        if not inner.any():
+            # Every run is one step: look at its length before anything is
+            # collected.
+            fit &= piece.end - piece.begin >= duration
+            chosen = np.flatnonzero(fit)
+            begin, end = piece.begin[chosen], piece.end[chosen]
+        else:
+            opens, closes = fit.copy(), fit
+            opens[1:] &= ~inner
+            closes[:-1] &= ~inner
+            begin, end = piece.begin[opens], piece.end[closes]
+        return offers.kept(np.maximum(begin, since), end - duration, None)
+
+    def _rooms(self, piece: _Piece) -> Ints:
+        """The room at each step, none at the empty places."""
+        room = np.full(len(piece.begin), self.most)
+        for need, level in zip(self.needs, piece.levels):
+            free = np.repeat(need.free[piece.row], piece.width)
+            free -= level
+            free //= need.amount
+            np.minimum(room, free, out=room)
+            room[level == steps.empty(level.dtype)] = 0
+        np.maximum(room, 0, out=room)
+        return room
+
+
+def _fitted(limit: Ints, width: Ints, dtype: npt.DTypeLike,
+            ) -> Levels | int:
+    """Limits of rows as limits of their steps, comparable with levels."""
+    if len(limit) and np.dtype(dtype) == np.int32:
+        limit = np.clip(limit, -steps.NARROW, steps.NARROW)
+        if limit.min() == limit.max():
+            return int(limit[0])
+        return np.repeat(limit.astype(np.int32), width)
+    return np.repeat(limit, width)
+
+
+def _parts(widths: Ints, size: int) -> ty.Iterator[slice]:
+    """Cut a sequence of widths into parts of about a size."""
+    ends = np.cumsum(widths)
+    done = 0
+    while done < len(widths):
+        total = size + (int(ends[done - 1]) if done else 0)
+        stop = max(done + 1, int(np.searchsorted(ends, total, 'right')))
+        yield slice(done, stop)
+        done = stop

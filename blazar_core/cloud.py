@@ -1,0 +1,182 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the core needs of a cloud, and the words in which it is told.
+
+The other way round, a cloud tells what it sees of servers to
+:class:`blazar_core.lifecycle.lifecycle.Lifecycle`.
+"""
+
+import dataclasses
+import enum
+import typing as ty
+
+from blazar_core.common import clock as clocks
+
+__all__ = ['Cloud', 'Deadline', 'Gate', 'Opening', 'Seen', 'ServerState',
+           'Trace']
+
+
+class ServerState(enum.Enum):
+    """What a cloud can say of a server.
+
+    LEAVING is one that is deleted while what it took is not free yet.
+    """
+
+    HELD = 'held'
+    BUILDING = 'building'
+    RUNNING = 'running'
+    ERROR = 'error'
+    LEAVING = 'leaving'
+    GONE = 'gone'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of a server: its state, its host's uuid, its fault.
+
+    :ivar unplaced: it failed because there was no host for it, or no quota;
+        sent again, it may be built
+    """
+
+    state: ServerState
+    host: str | None = None
+    fault: str = ''
+    unplaced: bool = False
+
+
+class Trace(enum.Enum):
+    """What there is of a build that was sent and has not arrived.
+
+    NONE: nothing at all. CAUGHT: some of it (room that was claimed, records
+    in a cell), as if somebody was at it.
+    """
+
+    NONE = 'none'
+    CAUGHT = 'caught'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opening:
+    """A reservation whose servers come later, and whose time has come.
+
+    :ivar affinity: True: its servers share one host; False: no two do
+    """
+
+    reservation_id: str
+    project_id: str
+    user_id: str
+    flavor: ty.Mapping[str, ty.Any]
+    affinity: bool | None
+
+
+class Deadline:
+    """Until when something may be done that was allowed a moment ago.
+
+    By two clocks: one shows that the process stood still, the other that the
+    machine did.
+    """
+
+    def __init__(self, clock: clocks.Clock, seconds: int) -> None:
+        self._clock = clock
+        self._date = clock.now() + seconds
+        self._elapsed = clock.elapsed() + seconds
+
+    def passed(self) -> bool:
+        """Whether it is too late."""
+        return (self._clock.now() > self._date or
+                self._clock.elapsed() > self._elapsed)
+
+
+#: Asked for the right to send the builds of these servers; None: no.
+Gate: ty.TypeAlias = ty.Callable[[ty.Collection[str]], Deadline | None]
+
+
+class Cloud(ty.Protocol):
+    """What the core needs of a cloud."""
+
+    def send(self, call: str, credential: str | None,
+             server_ids: ty.Collection[str], gate: Gate) -> str:
+        """Build those servers of a held call that still exist.
+
+        Everything before the build itself may be done twice: those that the
+        cloud could not place before are made to wait for their build again.
+        The build is asked for only if ``gate()``, called last for those that
+        the quota admits, returns a deadline, and before that has passed.
+
+        :param credential: what lets us act for the user
+        :returns: why some were left out; empty when none was
+        :raises NotDelegated: when it does not, and will not again
+        :raises CloudUnavailable: when something that a build needs does not
+            answer; the gate was not asked
+        """
+        ...
+
+    def hold(self, server_ids: ty.Collection[str]) -> None:
+        """Show servers as held whose build was put off at the last moment.
+        """
+        ...
+
+    def revoke(self, credential: str) -> None:
+        """Give back what let us act for a user; nothing when it is gone."""
+        ...
+
+    def credentials(self) -> set[str]:
+        """All that was ever given to us and is not revoked."""
+        ...
+
+    def traces(self, server_ids: ty.Collection[str]) -> dict[str, Trace]:
+        """What there is of the builds that were sent and have not arrived.
+
+        Without those that have, or are gone. The cloud has looked at
+        everything that was sent before this question, though it may not be
+        done with it.
+
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        ...
+
+    def abandon(self, server_id: str) -> None:
+        """Make a server one that has failed, whose build stood still.
+
+        What it took is free then. Safe to repeat; nothing when its build
+        goes on after all.
+        """
+        ...
+
+    def look(self, server_id: str) -> Seen:
+        """What is true of a server at this moment."""
+        ...
+
+    def delete(self, server_id: str, credential: str | None) -> None:
+        """Ask for the end of a server; nothing when it is gone.
+
+        :param credential: what lets us act for the owner of its lease. Where
+            that does not do, it is deleted without.
+        :raises CloudUnavailable: when it is worth trying with it once more
+        """
+        ...
+
+    def forget(self, server_id: str) -> None:
+        """Remove what is left of a server that is gone.
+
+        For one whose build was never sent; safe to repeat.
+        """
+        ...
+
+    def open(self, reservation: Opening) -> None:
+        """Let a project boot servers with a reservation; safe to repeat."""
+        ...
+
+    def close(self, reservation_id: str) -> None:
+        """Let nobody boot with a reservation any more; safe to repeat."""
+        ...

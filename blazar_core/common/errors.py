@@ -1,0 +1,115 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Everything that can go wrong in the core, as one tree.
+
+    BlazarError
+    +-- InvalidLeaseParams    the request cannot be understood
+    +-- Refused               understood, but there is no room (carries why)
+    +-- Forbidden             the policy does not let this user do it
+    +-- LimitExceeded         more than the operator lets the project have
+    +-- NotFound              no such lease, reservation, host ...
+    +-- Conflict              it is not in a state in which that can be done
+    +-- InvalidTransition     a state machine was asked for a forbidden step
+    +-- BooksBusy             the retries of a transaction are used up
+    +-- BooksUnavailable      the database of the books does not answer
+    +-- NotDelegated          one may not act for the user at all, or no more
+    +-- CloudUnavailable      the cloud does not answer at the moment
+    +-- VaultError            a sealed text does not open with the keys given
+    +-- ConfigurationError    the service must not start like this
+
+Messages are whole sentences: they reach users (4xx) and logs as they are.
+"""
+
+from blazar_core.common import refusals
+
+__all__ = [
+    'BlazarError',
+    'BooksBusy',
+    'BooksUnavailable',
+    'CloudUnavailable',
+    'ConfigurationError',
+    'Conflict',
+    'Forbidden',
+    'InvalidLeaseParams',
+    'InvalidTransition',
+    'LimitExceeded',
+    'NotDelegated',
+    'NotFound',
+    'Refused',
+    'VaultError',
+]
+
+
+class BlazarError(Exception):
+    """Root of the errors of this project."""
+
+
+class InvalidLeaseParams(BlazarError):
+    """A request says something that cannot be understood or not be done."""
+
+
+class Refused(BlazarError):
+    """There is no room for a demand; ``refusal`` says why and when."""
+
+    def __init__(self, refusal: refusals.Refusal) -> None:
+        super().__init__(refusal.sentence())
+        self.refusal = refusal
+
+
+class Forbidden(BlazarError):
+    """The policy does not let this user do this."""
+
+
+class LimitExceeded(BlazarError):
+    """The operator does not let the project have that much."""
+
+
+class NotFound(BlazarError):
+    """The named thing is not in the books."""
+
+
+class Conflict(BlazarError):
+    """Understood, but not possible with a thing as it is now."""
+
+
+class InvalidTransition(BlazarError):
+    """A state machine does not allow this step."""
+
+
+class BooksBusy(BlazarError):
+    """So many others booked at once that the retries are used up."""
+
+
+class BooksUnavailable(BlazarError):
+    """The database of the books does not answer; its log says why."""
+
+    def __init__(self) -> None:
+        super().__init__('The database of the leases does not answer. Try '
+                         'again later.')
+
+
+class NotDelegated(BlazarError):
+    """The user has not given, or not any more, what it takes to act for him.
+    """
+
+
+class CloudUnavailable(BlazarError):
+    """The cloud does not answer; later it may."""
+
+
+class VaultError(BlazarError):
+    """A sealed text does not open with the configured keys."""
+
+
+class ConfigurationError(BlazarError):
+    """The configuration is wrong; the message names the line to write."""

@@ -1,0 +1,148 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The words of the books.
+
+Think of a hotel that also takes guests without a booking. A **host** is a
+house with a number of beds of several kinds (its *capacity*). A guest who
+has not said when he leaves is *open-ended usage*: his bed is gone for ever,
+as far as anyone can tell. A **booking** is so many beds of one house from one
+day until another, the day of departure not included: that stretch of time is
+a **window**. A **demand** is what somebody asks for: so many guests, so many
+beds each, all under one roof or each under another. The desk either writes
+bookings or gives a **refusal** (:mod:`blazar_core.common.refusals`), which
+says why, and from when it could be.
+
+Amounts of resources are plain dicts from resource class to a whole number,
+as in placement: ``{'VCPU': 2, 'MEMORY_MB': 2048, 'DISK_GB': 20}``.
+All times are whole seconds since the epoch, UTC.
+"""
+
+import dataclasses
+import enum
+import typing as ty
+
+from blazar_core.common import properties as properties_
+
+__all__ = [
+    'Affinity',
+    'Demand',
+    'FOREVER',
+    'Host',
+    'HostFacts',
+    'Resources',
+    'Window',
+]
+
+Resources: ty.TypeAlias = ty.Mapping[str, int]
+
+#: The end of a window that has no end (9999-12-31 23:59:59 UTC).
+FOREVER = 253402300799
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """Half-open stretch of time: ``start`` belongs to it, ``end`` does not.
+
+    :raises ValueError: when it would be empty
+    """
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if self.end <= self.start:
+            raise ValueError(
+                f'A window must end after it starts: {self.start}, {self.end}')
+
+
+class Affinity(enum.Enum):
+    """How the servers of one demand may share hosts.
+
+    The soft ones are wishes: they say which of the hosts that have room are
+    taken, and nothing is refused for them.
+    """
+
+    NONE = 'none'
+    SAME = 'affinity'
+    DIFFERENT = 'anti-affinity'
+    SOFT_SAME = 'soft-affinity'
+    SOFT_DIFFERENT = 'soft-anti-affinity'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demand:
+    """``count`` servers that need ``resources`` each.
+
+    ``hosts`` limits the choice to these host ids (None: any); ``avoid`` are
+    hosts on which none of them may stand; ``per_host`` is how many of them may
+    share a host under :attr:`Affinity.DIFFERENT`; ``properties`` is what a
+    host must be like (:mod:`blazar_core.common.properties`). ``members`` is
+    how many servers of their group stand on a host already, by host id, for
+    the soft affinities.
+    """
+
+    resources: Resources
+    count: int = 1
+    affinity: Affinity = Affinity.NONE
+    per_host: int = 1
+    hosts: frozenset[str] | None = None
+    avoid: frozenset[str] = frozenset()
+    properties: properties_.Expression | None = None
+    members: ty.Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def kind(self) -> ty.Hashable:
+        """The same for demands that differ in nothing but their count."""
+        return (frozenset(self.resources.items()), self.affinity,
+                self.per_host, self.hosts, self.avoid, self.properties,
+                frozenset(self.members.items()))
+
+    def most_per_host(self) -> int:
+        """How many of its servers may stand on one host."""
+        if self.affinity is Affinity.DIFFERENT:
+            return self.per_host
+        return self.count
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Host:
+    """One compute node, as the books know it.
+
+    ``usage`` is its open-ended usage: what runs there without a lease.
+    ``generation`` changes with everything that is decided about the host.
+    """
+
+    id: int
+    uuid: str
+    name: str
+    service_host: str
+    capacity: Resources
+    usage: Resources
+    generation: int
+    properties: ty.Mapping[str, ty.Any] = dataclasses.field(
+        default_factory=dict)
+
+    def at(self, generation: int, usage: Resources) -> 'Host':
+        """The same host, at another generation."""
+        return dataclasses.replace(self, generation=generation, usage=usage)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What a cloud says of a host, but for what runs there."""
+
+    uuid: str
+    name: str
+    service_host: str
+    capacity: Resources
+    properties: ty.Mapping[str, ty.Any] = dataclasses.field(
+        default_factory=dict)

@@ -1,0 +1,68 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Why somebody cannot have what is asked for, and when it could be had."""
+
+import dataclasses
+import enum
+
+from blazar_core.common import clock
+
+__all__ = ['Reason', 'Refusal']
+
+
+class Reason(enum.Enum):
+    """Why a demand was refused. The values are stable: clients see them."""
+
+    NO_ROOM = 'no_room'
+    NO_HOST = 'no_host'
+    TOO_BIG = 'too_big'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why not, how many would fit, and the earliest start that would do.
+
+    ``next_start`` is None when no start would do (see :class:`Reason`), or
+    when none was found in the time that there is for a request: then
+    ``next_start_after`` is the instant before which there is none.
+    """
+
+    reason: Reason
+    wanted: int
+    fits_now: int
+    next_start: int | None
+    next_start_after: int | None = None
+
+    def sentence(self) -> str:
+        """What the user reads."""
+        return ' '.join([_WHY[self.reason], self._when()])
+
+    def _when(self) -> str:
+        fits = f'fits_now: {self.fits_now} of {self.wanted}.'
+        if self.next_start_after is not None:
+            return (f'next_start: none before '
+                    f'{clock.iso(self.next_start_after)}; whether there is a '
+                    f'later one takes longer to find out than there is time. '
+                    f'Ask for fewer kinds of servers in one lease. {fits}')
+        if self.next_start is None:
+            return f'next_start: none. {fits}'
+        return (f'next_start: {clock.iso(self.next_start)} (write "start": '
+                f'"{clock.minute(self.next_start)}"). {fits}')
+
+
+_WHY = {
+    Reason.NO_ROOM: 'There is no room for this lease in its time.',
+    Reason.NO_HOST: 'There is no host that this lease may use.',
+    Reason.TOO_BIG: 'This lease is larger than the hosts that it may use, '
+                    'less what runs there without an end.',
+}

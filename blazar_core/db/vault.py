@@ -1,0 +1,81 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Secrets at rest.
+
+What is kept of a boot until its lease starts contains the admin password,
+injected files, so the database only ever sees it sealed (Fernet: AES-128-CBC
+with an HMAC-SHA256 and a time stamp). So is what lets us act for the user.
+"""
+
+import typing as ty
+
+from cryptography import fernet
+
+from blazar_core.common import errors
+
+__all__ = ['Vault', 'new_key']
+
+
+def new_key() -> str:
+    """A fresh key, as ``[blazar] encryption_keys`` takes it."""
+    return fernet.Fernet.generate_key().decode()
+
+
+class Vault:
+    """Seals with the first key, opens with any.
+
+    :raises ConfigurationError: when there is no key or one is malformed
+    """
+
+    def __init__(self, keys: ty.Sequence[str]) -> None:
+        if not keys:
+            raise errors.ConfigurationError(
+                '[blazar] encryption_keys is not set. Write a key that '
+                '"blazar-nova-manage key create" prints, the same one in '
+                'every nova.conf: encryption_keys = KEY')
+        try:
+            self._fernet = fernet.MultiFernet(
+                [fernet.Fernet(key.strip()) for key in keys])
+        except ValueError as exc:
+            raise errors.ConfigurationError(
+                '[blazar] encryption_keys holds something that is no Fernet '
+                'key. "blazar-nova-manage key create" prints one.') from exc
+
+    def seal(self, text: str) -> str:
+        """Encrypt and sign."""
+        return self._fernet.encrypt(text.encode()).decode()
+
+    def open(self, sealed: str) -> str:
+        """Check and decrypt.
+
+        :raises VaultError: when none of the keys fits
+        """
+        try:
+            return self._fernet.decrypt(sealed.encode()).decode()
+        except fernet.InvalidToken as exc:
+            raise errors.VaultError(_NO_KEY_FITS) from exc
+
+    def reseal(self, sealed: str) -> str:
+        """Seal again with the first key.
+
+        :raises VaultError: when none of the keys fits
+        """
+        try:
+            return self._fernet.rotate(sealed.encode()).decode()
+        except fernet.InvalidToken as exc:
+            raise errors.VaultError(_NO_KEY_FITS) from exc
+
+
+_NO_KEY_FITS = (
+    'What is kept of a lease does not open with any key of [blazar] '
+    'encryption_keys. Put the key back that it was sealed with.')

@@ -1,0 +1,489 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How much of leases a project may have, as the operator says.
+
+The limits are the options of ``[enforcement]``, and the cloud's own quota. Of
+servers and resources it is the peak that counts: what the leases of a project
+hold at the same instant. Leases whose windows do not meet do not add up.
+
+What a project has is counted in the books before the lease is made. In the
+transaction that makes it, it is counted again if another lease of the project
+was made or changed meanwhile: see :class:`Granted`. What the cloud has beside
+leases is counted only before. The room on the hosts is not decided here.
+"""
+
+import collections
+import dataclasses
+import json
+import typing as ty
+
+from oslo_config import cfg
+import sqlalchemy as sa
+
+from blazar_core.books import ledger
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import opts
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Asked', 'Check', 'Granted', 'Limits', 'Quota', 'Room', 'Server']
+
+#: Amounts by the option that limits them, or by the cloud's name for them.
+_Amounts: ty.TypeAlias = collections.Counter[str]
+
+_DURATION = 'max_lease_duration'
+_AHEAD = 'max_lease_ahead'
+_LEASES = 'max_leases_per_project'
+_HELD = 'max_held_servers_per_project'
+#: What is added up for each limit. A dedicated CPU is a CPU.
+_CLASSES = {
+    'max_reserved_vcpus_per_project': ('VCPU', 'PCPU'),
+    'max_reserved_ram_mb_per_project': ('MEMORY_MB',),
+    'max_reserved_disk_gb_per_project': ('DISK_GB',),
+}
+#: What takes no look into the books, unless a lease is changed.
+_DATES = frozenset({_DURATION, _AHEAD})
+_LIMITS = (_DURATION, _AHEAD, _LEASES, _HELD, *_CLASSES)
+
+_PROJECTS = models.Project.__table__
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A lease that somebody wants to make or change, as it would be then.
+
+    :ivar project_id: whose lease it is, whoever asks; so is ``user_id``
+    :ivar servers: how many servers are in it
+    :ivar resources: of all of its servers together
+    :ivar lease_id: the lease that would be changed; None: a new one
+    :ivar resized: whether it would have other servers than before
+    :ivar described: the lease as the API describes it
+    :ivar current: the lease as it is, so described; None: a new one
+    :ivar held: whether its servers exist before it starts, and wait for it.
+        Those of a lease that starts now do not, nor do those that are booted
+        into a lease when it has started.
+    :ivar server_ids: those of its servers that the cloud has already
+    """
+
+    project_id: str
+    user_id: str
+    window: model.Window
+    servers: int
+    resources: model.Resources
+    lease_id: str | None = None
+    resized: bool = True
+    described: dict[str, ty.Any] = dataclasses.field(default_factory=dict)
+    current: dict[str, ty.Any] | None = None
+    held: bool = True
+    server_ids: tuple[str, ...] = ()
+
+
+#: Somebody else who is asked, and raises when he says no.
+Check: ty.TypeAlias = ty.Callable[[Asked], None]
+
+
+class Server(ty.NamedTuple):
+    """A server of a lease that the cloud may count already.
+
+    :ivar placed: whether a scheduler has let it onto a host
+    """
+
+    id: str
+    placed: bool
+    resources: model.Resources
+
+
+class Room(ty.NamedTuple):
+    """What the cloud lets leases have of something.
+
+    :ivar limit: what all together may have
+    :ivar used: what of it is in use beside leases; below zero where more of
+        their servers is taken off than the cloud has counted
+    """
+
+    limit: int
+    used: int
+
+
+class Quota(ty.Protocol):
+    """The cloud's own limits."""
+
+    def amounts(self, servers: int, resources: model.Resources,
+                ) -> ty.Mapping[str, int]:
+        """What servers take of it, all together, by its own names."""
+        ...
+
+    def rooms(self, project_id: str, user_id: str | None,
+              names: ty.Collection[str], servers: ty.Sequence[Server],
+              ) -> ty.Mapping[str, Room]:
+        """What leases may have, with all else that a project has in the cloud.
+
+        :param user_id: whose leases these are, for a quota of his own; None:
+            those of the whole project
+        :param names: of what; some at least
+        :param servers: those of leases that the cloud may count already, which
+            are not to count twice
+        :returns: by name; without those that are not limited
+        :raises CloudUnavailable: when that cannot be found out
+        """
+        ...
+
+
+class _Use(ty.NamedTuple):
+    """What a lease holds over a window."""
+
+    window: model.Window
+    amounts: ty.Mapping[str, int]
+    own: bool
+    user_id: str
+
+
+@dataclasses.dataclass
+class _Books:
+    """What a project has in its leases."""
+
+    others: _Amounts = dataclasses.field(default_factory=collections.Counter)
+    own: _Amounts = dataclasses.field(default_factory=collections.Counter)
+    #: Of the one in question, its dates and how many of what it has.
+    lease: set[tuple[ty.Any, ...]] = dataclasses.field(default_factory=set)
+    uses: list[_Use] = dataclasses.field(default_factory=list)
+    #: With the users in whose leases they are.
+    servers: list[tuple[str, Server]] = dataclasses.field(
+        default_factory=list)
+
+
+#: What leases may have of the cloud: by user (None: of the project), by name.
+_Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, Room]]
+
+
+class Granted:
+    """A lease that is within the limits, by what the books had to say.
+
+    Both steps belong to the transaction that makes it or changes it.
+    """
+
+    def __init__(self, project_id: str, seen: int,
+                 again: ty.Callable[[sa.Connection], None]) -> None:
+        self._project_id = project_id
+        self._seen = seen
+        self._again = again
+
+    def lock(self, connection: sa.Connection) -> None:
+        """Keep all others from deciding about leases of the project.
+
+        The first statement of the transaction, for the reason that
+        :func:`blazar_core.db.api.locked` has.
+        """
+        if not connection.execute(
+                sa.update(_PROJECTS).where(_PROJECTS.c.id == self._project_id)
+                .values(generation=_PROJECTS.c.generation + 1)).rowcount:
+            connection.execute(_PROJECTS.insert().values(
+                id=self._project_id, generation=1))
+
+    def confirm(self, connection: sa.Connection) -> None:
+        """Look again if others have decided meanwhile; after the lock, and
+        before anything is written.
+
+        :raises LimitExceeded: when they have taken what this one needs
+        :raises Conflict: when they have changed the lease itself
+        """
+        if _generation(connection, self._project_id) != self._seen + 1:
+            self._again(connection)
+
+
+class Limits:
+    """The limits of the operator, and those of the cloud.
+
+    :param quota: the cloud's; None: it has none
+    :param checks: asked when no limit is exceeded, one after the other
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
+                 clock: clocks.Clock, quota: Quota | None = None,
+                 checks: ty.Sequence[Check] = ()) -> None:
+        opts.register_opts(conf)
+        self._conf = conf
+        self._database = database
+        self._clock = clock
+        self._quota = quota
+        self._checks = checks
+
+    def check(self, asked: Asked) -> Granted | None:
+        """Make sure that a project may have a lease.
+
+        A change is let through where it takes no more than the lease has
+        already, whatever has become of the limit since.
+
+        :returns: what makes sure of it again when the lease is written; None
+            when there is nothing to make sure of
+        :raises LimitExceeded: when it may not; names the limit
+        :raises CloudUnavailable: when somebody who must be asked is silent
+        """
+        granted = self._grant(asked)
+        for check in self._checks:
+            check(asked)
+        return granted
+
+    def _grant(self, asked: Asked) -> Granted | None:
+        limits = self._limits(asked)
+        wanted = self._wanted(asked)
+        if not asked.lease_id:
+            # A look into the books does not change that.
+            _refuse(limits, wanted, wanted, _DATES)
+        if not self._quota and not any(
+                wanted[name] for name in limits.keys() - _DATES) and not (
+                asked.lease_id):
+            return None
+        with self._database.reader() as session:
+            connection = session.connection()
+            seen = _generation(connection, asked.project_id)
+            found = self._in_use(connection, asked)
+        self._compare(asked, found, limits)
+        rooms = self._rooms(asked, found)
+        self._compare_rooms(asked, found, rooms)
+
+        def again(connection: sa.Connection) -> None:
+            now_found = self._in_use(connection, asked)
+            if now_found.lease != found.lease:
+                # What was asked about was another change.
+                raise errors.Conflict(
+                    f'Lease {asked.lease_id} was changed by somebody else at '
+                    f'this moment. Look at it, and try again.')
+            self._compare(asked, now_found, limits)
+            self._compare_rooms(asked, now_found, rooms)
+
+        return Granted(asked.project_id, seen, again)
+
+    def _wanted(self, asked: Asked, found: '_Books | None' = None,
+                ) -> _Amounts:
+        """What a lease would have."""
+        amounts = self._amounts(asked.servers, asked.resources)
+        if found is not None and not asked.resized:
+            # Of what it was made of, some may have gone.
+            amounts = _Amounts({name: found.own[name] for name in amounts})
+        return _Amounts({
+            _DURATION: asked.window.end - asked.window.start,
+            _AHEAD: asked.window.start - self._clock.now(), _LEASES: 1,
+            _HELD: asked.servers if asked.held else 0, **amounts})
+
+    def _compare(self, asked: Asked, found: '_Books',
+                 limits: ty.Mapping[str, int]) -> None:
+        """Make sure of the operator's limits."""
+        wanted = self._wanted(asked, found)
+        peak = _peaks(found.uses, _Use(
+            asked.window, wanted, True, asked.user_id))
+        totals = _Amounts({
+            name: peak.get(name, 0) if name in _CLASSES
+            else found.others[name] + wanted[name] for name in limits})
+        more = {name: limit for name, limit in limits.items()
+                if wanted[name] > found.own[name] or name in _CLASSES}
+        _refuse(more, wanted, totals)
+
+    def _peaks_of_quota(self, asked: Asked, found: '_Books',
+                        ) -> dict[str | None, dict[str, int]]:
+        """What the project's leases would have of the cloud's quota, at most
+        at the same time, and the user's: of what this one has more of.
+        """
+        if self._quota is None:
+            return {}
+        wanted = self._wanted(asked, found)
+        names = self._quota.amounts(asked.servers, asked.resources).keys()
+        return {user_id: {
+            name: amount for name, amount in _peaks([
+                one for one in found.uses if user_id in (None, one.user_id)],
+                _Use(asked.window, wanted, True, asked.user_id)).items()
+            if name in names} for user_id in (None, asked.user_id)}
+
+    def _rooms(self, asked: Asked, found: '_Books') -> _Rooms:
+        """What the cloud lets leases have of what this one has more of."""
+        return {user_id: self._quota.rooms(
+            asked.project_id, user_id,
+            self._quota.amounts(asked.servers, asked.resources).keys(),
+            [server for owner, server in found.servers
+             if user_id in (None, owner)] +
+            [Server(one, False, {}) for one in asked.server_ids])
+            for user_id, peak in self._peaks_of_quota(asked, found).items()
+            if peak and self._quota is not None}
+
+    def _compare_rooms(self, asked: Asked, found: '_Books', rooms: _Rooms,
+                       ) -> None:
+        """Make sure of the cloud's limits."""
+        wanted = self._wanted(asked, found)
+        for user_id, peak in self._peaks_of_quota(asked, found).items():
+            for name, amount in peak.items():
+                room = rooms[user_id].get(name)
+                total = 0 if room is None else max(0, room.used + amount)
+                if room is not None and total > room.limit:
+                    raise errors.LimitExceeded(
+                        f'Quota exceeded for {name}: this lease asks for '
+                        f'{wanted[name]}, and of the {room.limit} that the '
+                        f'{"user" if user_id else "project"} may have '
+                        f'{total - wanted[name]} are in use in its time, by '
+                        f'other leases and by servers without a lease.')
+
+    def _amounts(self, servers: int, resources: model.Resources) -> _Amounts:
+        """What servers take, by all names."""
+        return _Amounts(_reserved(resources)) + _Amounts(
+            {} if self._quota is None else
+            dict(self._quota.amounts(servers, resources)))
+
+    def _limits(self, asked: Asked) -> dict[str, int]:
+        """The limits that there are for a project."""
+        group = self._conf.enforcement
+        if asked.project_id in group.exempt_project_ids:
+            return {}
+        limits = {name: group[name] for name in _LIMITS if group[name] >= 0}
+        if asked.project_id in group.max_lease_duration_exempt_project_ids:
+            limits.pop(_DURATION, None)
+        return limits
+
+    def _in_use(self, connection: sa.Connection, asked: Asked) -> _Books:
+        """What the project's leases have, and what the one has in question.
+        """
+        found, now = _Books(), self._clock.now()
+        for row in connection.execute(
+                _books_of(asked.project_id, asked.lease_id)).all():
+            sums = found.own if row.own else found.others
+            if row.held:
+                sums[_HELD] += row.servers
+            each = json.loads(row.kind) if row.kind else {}
+            amounts = self._amounts(row.servers, {
+                rc: row.servers * amount for rc, amount in each.items()})
+            if row.own:
+                found.own.update(amounts)
+                found.own[_LEASES] = 1
+                found.own[_DURATION] = row.last_date - row.first_date
+                found.own[_AHEAD] = row.first_date - now
+                found.lease.add((row.first_date, row.last_date, row.kind,
+                                 row.start_date, row.end_date, row.server_id,
+                                 row.servers))
+            # With this one, which matters to nobody: it does not get more.
+            found.others[_LEASES] = row.leases
+            if row.servers:
+                found.uses.append(_Use(
+                    ledger.stay(row.start_date, row.end_date, row.placed_at,
+                                now), amounts, bool(row.own), row.user_id))
+            if row.server_id is not None:
+                found.servers.append((row.user_id, Server(
+                    row.server_id, row.placed_at is not None, each)))
+        return found
+
+
+def _generation(connection: sa.Connection, project_id: str) -> int:
+    """It has grown whenever somebody may have taken more."""
+    return connection.scalar(sa.select(_PROJECTS.c.generation).where(
+        _PROJECTS.c.id == project_id)) or 0
+
+
+def _books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
+    """A row for each server that a project has in its leases, and one for all
+    places of a kind.
+
+    Of what was deleted or could not be built, nothing is held any more.
+    """
+    not_over = sa.and_(models.Lease.project_id == project_id,
+                       models.Lease.status.not_in(states.LEASE.final()))
+    each = (
+        (models.Lease.id == lease_id).label('own'),
+        sa.and_(models.Lease.status.in_(('PENDING', 'STARTING')),
+                models.Booking.server_id.is_not(None),
+                models.Booking.sent_at.is_(None)).label('held'),
+        # As text: PostgreSQL does not compare JSON.
+        sa.cast(models.Booking.resources, sa.Text).label('kind'),
+        models.Lease.user_id, models.Lease.start_date.label('first_date'),
+        models.Lease.end_date.label('last_date'), models.Booking.start_date,
+        models.Booking.end_date, models.Booking.placed_at,
+        models.Booking.server_id)
+    return sa.select(
+        *each, sa.func.count(models.Booking.id).label('servers'),
+        sa.select(sa.func.count()).select_from(models.Lease).where(
+            not_over).correlate(None).scalar_subquery().label('leases'),
+    ).select_from(models.Lease).outerjoin(
+        models.Reservation, models.Reservation.lease_id == models.Lease.id,
+    ).outerjoin(
+        models.Booking, sa.and_(
+            models.Booking.reservation_id == models.Reservation.id,
+            models.Booking.failed_at.is_(None)),
+    ).where(not_over).group_by(*(
+        one.name if isinstance(one, sa.Label) and one.name in (
+            'own', 'held', 'kind') else one for one in each))
+
+
+def _peaks(uses: ty.Iterable[_Use], new: _Use) -> dict[str, int]:
+    """What leases hold together, at the worst instant at which the new one
+    holds more than it did; by name, of what it holds more of at all.
+    """
+    steps: dict[int, list[tuple[_Use, int]]] = collections.defaultdict(list)
+    for use in (*uses, new):
+        steps[use.window.start].append((use, 1))
+        steps[use.window.end].append((use, -1))
+    together, gain = _Amounts(), _Amounts()
+    peaks: dict[str, int] = {}
+    for when in sorted(steps):
+        for use, sign in steps[when]:
+            for name, amount in use.amounts.items():
+                if use is new:
+                    gain[name] += sign * amount
+                elif use.own:
+                    gain[name] -= sign * amount
+                if use is new or not use.own:
+                    together[name] += sign * amount
+        if new.window.start <= when < new.window.end:
+            for name in new.amounts:
+                if gain[name] > 0:
+                    peaks[name] = max(peaks.get(name, 0), together[name])
+    return peaks
+
+
+def _reserved(resources: model.Resources) -> dict[str, int]:
+    """Amounts of resources, by the option that limits them."""
+    return {name: sum(resources.get(rc, 0) for rc in classes)
+            for name, classes in _CLASSES.items()}
+
+
+def _refuse(limits: ty.Mapping[str, int], wanted: _Amounts,
+            totals: _Amounts, names: ty.Collection[str] = _LIMITS) -> None:
+    """Nothing, or an error that names the limit.
+
+    :param totals: what there would be, all together
+    """
+    for name, limit in limits.items():
+        if name in names and wanted[name] > 0 and totals[name] > limit:
+            raise errors.LimitExceeded(_sentence(
+                name, limit, totals[name] - wanted[name], wanted[name]))
+
+
+def _sentence(name: str, limit: int, in_use: int, wanted: int) -> str:
+    if name == _DURATION:
+        return (f'A lease may last {limit} seconds at most ({name}), and '
+                f'this one would last {wanted}. Write an earlier end.')
+    if name == _AHEAD:
+        return (f'A lease may start {limit} seconds from now at the latest '
+                f'({name}), and this one would start in {wanted}. Write an '
+                f'earlier start.')
+    then = ' at the same time' if name in _CLASSES else ''
+    return (f'A project may have {limit} {_WHAT[name]} at most ({name}): its '
+            f'other leases have {in_use}{then}, and this one asks for '
+            f'{wanted}.')
+
+
+_WHAT = {
+    _LEASES: 'leases',
+    _HELD: 'servers that wait for their lease',
+    'max_reserved_vcpus_per_project': 'CPUs in leases',
+    'max_reserved_ram_mb_per_project': 'MiB of memory in leases',
+    'max_reserved_disk_gb_per_project': 'GiB of disk in leases',
+}

@@ -1,0 +1,341 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases: how they are found and told to others."""
+
+import collections
+import dataclasses
+import math
+import types
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['DELETING', 'FIELDS', 'Query', 'describe', 'get', 'listed',
+           'owner_of_deleted', 'page', 'payload', 'status']
+
+#: What users see of a lease whose deletion is under way.
+DELETING = 'DELETING'
+
+
+#: What :func:`describe` says of a lease.
+FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
+          'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
+          'created_at', 'updated_at', 'reservations', 'events')
+
+#: Of how many leases the parts are asked for by one statement.
+_AT_ONCE = 200
+#: A page ends after the statement with which it has so many parts:
+#: reservations, events and servers.
+_PARTS = 20_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Query:
+    """Which leases, in which order; None: any.
+
+    :ivar status: None leaves out those that are over, unless ``ended``
+    :ivar start: those that end after this, and begin before ``end``
+    :ivar sort: columns, and whether they descend
+    :ivar marker: only those that come after this one
+    """
+
+    project_id: str | None = None
+    name: str | None = None
+    status: str | None = None
+    resource_type: str | None = None
+    start: int | None = None
+    end: int | None = None
+    sort: tuple[tuple[str, bool], ...] = (('start_date', False),)
+    marker: str | None = None
+    ended: bool = False
+    limit: int = 1000
+
+
+def get(database: api.Database, lease_id: str) -> dict[str, ty.Any]:
+    """One lease.
+
+    :raises NotFound: when there is none of that id, or it was deleted
+    """
+    with database.reader() as session:
+        lease = session.get(models.Lease, lease_id)
+        if lease is None or (lease.deleted_at is not None and
+                             lease.status == 'TERMINATED'):
+            raise errors.NotFound(f'Lease {lease_id} could not be found.')
+        return describe(lease)
+
+
+def owner_of_deleted(database: api.Database, lease_id: str) -> str | None:
+    """The project of a lease that was deleted and is gone; None otherwise."""
+    with database.reader() as session:
+        return session.scalar(sa.select(models.Lease.project_id).where(
+            models.Lease.id == lease_id,
+            models.Lease.deleted_at.is_not(None)))
+
+
+def page(database: api.Database, query: Query,
+         ) -> tuple[list[dict[str, ty.Any]], bool]:
+    """The leases that a query is for, and whether there are more.
+
+    Two statements, or some more for several hundred leases. A page of very
+    large leases is shorter than the limit.
+
+    :raises InvalidLeaseParams: when the marker is no lease that may be seen
+    """
+    with database.reader() as session:
+        found = session.execute(_statement(query)).all()
+        if not found and query.marker is not None and session.execute(
+                _marked(sa.select(models.Lease.id), query)).first() is None:
+            raise errors.InvalidLeaseParams(
+                f'The marker {query.marker} is none of these leases. Write '
+                f'the id of the last lease of the page before.')
+        described = _described(session, found[:query.limit], _PARTS)
+        return described, len(described) < len(found)
+
+
+def listed(database: api.Database) -> list[dict[str, ty.Any]]:
+    """All leases by start, oldest first, those that were deleted too."""
+    with database.reader() as session:
+        return _described(session, session.execute(
+            sa.select(models.Lease.__table__).order_by(
+                models.Lease.start_date, models.Lease.id)).all())
+
+
+def _statement(query: Query) -> sa.Select[ty.Any]:
+    lease = models.Lease
+    chosen = sa.select(lease.__table__).where(*_conditions(query))
+    # An id makes every order one without equals.
+    order = [*query.sort, ('id', query.sort[-1][1])]
+    if query.marker is not None:
+        chosen = chosen.where(_after(order, query))
+    return chosen.order_by(*(
+        sa.desc(getattr(lease, key)) if descending else getattr(lease, key)
+        for key, descending in order)).limit(query.limit + 1)
+
+
+def _marked(chosen: sa.Select[ty.Any], query: Query,
+            lease: type[models.Lease] = models.Lease) -> sa.Select[ty.Any]:
+    """Of the marker of a query. It may have ended since it was shown."""
+    chosen = chosen.where(lease.id == query.marker)
+    return chosen if query.project_id is None else chosen.where(
+        lease.project_id == query.project_id)
+
+
+def _after(order: ty.Sequence[tuple[str, bool]], query: Query,
+           ) -> sa.ColumnElement[bool]:
+    """What comes after the marker in an order; nothing if it is not there.
+    """
+    (key, descending), *rest = order
+    marker = orm.aliased(models.Lease)
+    column, value = getattr(models.Lease, key), _marked(
+        sa.select(getattr(marker, key)), query, marker).scalar_subquery()
+    beyond = column < value if descending else column > value
+    if not rest:
+        return ty.cast('sa.ColumnElement[bool]', beyond)
+    return sa.or_(beyond, sa.and_(column == value, _after(rest, query)))
+
+
+def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
+    lease, over = models.Lease, states.LEASE.final()
+    conditions: list[sa.ColumnElement[bool]] = []
+    if query.ended or query.status in over:
+        conditions.append(sa.or_(lease.deleted_at.is_(None),
+                                 lease.status.not_in(over)))
+    else:
+        # By their names, so that an index finds them.
+        conditions.append(lease.status.in_(
+            [state for state in states.LEASE.steps if state not in over]))
+    if query.project_id is not None:
+        conditions.append(lease.project_id == query.project_id)
+    if query.name is not None:
+        conditions.append(lease.name == query.name)
+    if query.status == DELETING:
+        conditions.append(lease.deleted_at.is_not(None))
+    elif query.status is not None:
+        conditions += [lease.status == query.status,
+                       lease.deleted_at.is_(None)]
+    if query.start is not None:
+        conditions.append(lease.end_date > query.start)
+    if query.end is not None:
+        conditions.append(lease.start_date < query.end)
+    if query.resource_type is not None:
+        conditions.append(lease.id.in_(
+            sa.select(models.Reservation.lease_id).where(
+                models.Reservation.resource_type == query.resource_type)))
+    return conditions
+
+
+def _described(session: orm.Session, found: ty.Sequence[ty.Any],
+               most: float = math.inf) -> list[dict[str, ty.Any]]:
+    """Leases as :func:`describe` has them, with the parts of many at once.
+
+    :param most: only the first ones, with about so many parts
+    """
+    done = 0
+    parts: list[ty.Any] = []
+    while done < len(found) and len(parts) < most:
+        parts += _parts(session, [
+            row.id for row in found[done:done + _AT_ONCE]])
+        done += _AT_ONCE
+    parts.sort(key=_position)
+    bookings = collections.defaultdict(list)
+    reservations = collections.defaultdict(list)
+    events = collections.defaultdict(list)
+    for part in parts:
+        if part.kind == 'b':
+            bookings[part.owner].append(types.SimpleNamespace(
+                server_id=part.name, host_id=part.number))
+    for part in parts:
+        if part.kind == 'r':
+            reservations[part.owner].append(types.SimpleNamespace(
+                id=part.id, lease_id=part.owner, resource_type=part.name,
+                status=part.status, amount=part.number,
+                resources=part.resources, params=part.params,
+                flavor=part.flavor, moved_at=part.moved_at,
+                created_at=part.created_at,
+                updated_at=part.updated_at, bookings=bookings[part.id]))
+        elif part.kind == 'e':
+            events[part.owner].append(types.SimpleNamespace(
+                id=part.id, lease_id=part.owner, event_type=part.name,
+                status=part.status, time=part.number,
+                created_at=part.created_at, updated_at=part.updated_at))
+    return [describe(types.SimpleNamespace(
+        **row._mapping, reservations=reservations[row.id],
+        events=events[row.id])) for row in found[:done]]
+
+
+def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
+           ) -> ty.Sequence[ty.Any]:
+    """Reservations, events and what is told of bookings, by one statement.
+
+    A place with a host and no server yet is not spoken of.
+    """
+    reservation, event, booking = (
+        models.Reservation, models.Event, models.Booking)
+
+    def part(kind: str, *columns: ty.Any) -> sa.Select[ty.Any]:
+        names = ('id', 'owner', 'name', 'status', 'number', 'created_at',
+                 'updated_at', 'resources', 'params', 'flavor', 'moved_at')
+        return sa.select(sa.literal_column(f"'{kind}'").label('kind'), *(
+            column.label(name)
+            for name, column in zip(names, columns, strict=True)))
+
+    # The first of the three says what the columns are.
+    text, times = [sa.null()] * 4, [sa.null()] * 2
+    return session.execute(sa.union_all(
+        part('r', reservation.id, reservation.lease_id,
+             reservation.resource_type, reservation.status,
+             sa.cast(reservation.amount, sa.BigInteger),
+             reservation.created_at, reservation.updated_at,
+             reservation.resources, reservation.params, reservation.flavor,
+             reservation.moved_at)
+        .where(reservation.lease_id.in_(lease_ids)),
+        part('e', event.id, event.lease_id, event.event_type, event.status,
+             event.time, event.created_at, event.updated_at, *text)
+        .where(event.lease_id.in_(lease_ids)),
+        part('b', sa.cast(booking.id, sa.String(36)), booking.reservation_id,
+             booking.server_id, sa.literal_column("''"), booking.host_id,
+             *times, *text)
+        .join(booking.reservation).where(
+            reservation.lease_id.in_(lease_ids),
+            sa.or_(booking.server_id.is_not(None),
+                   booking.host_id.is_(None))),
+    )).all()
+
+
+def _position(part: ty.Any) -> tuple[ty.Any, ...]:
+    """Where a part stands: among its like as the tables' relationships say.
+    """
+    if part.kind == 'b':
+        return part.kind, int(part.id)
+    return part.kind, part.number if part.kind == 'e' else 0, part.id
+
+
+def status(lease: ty.Any) -> str:
+    """The status of a lease that users see."""
+    if lease.deleted_at is not None and lease.status != 'TERMINATED':
+        return DELETING
+    return str(lease.status)
+
+
+def describe(lease: ty.Any) -> dict[str, ty.Any]:
+    """A row of a lease in the API's words; no secrets in it."""
+    reservations = [_describe_reservation(one) for one in lease.reservations]
+    return {
+        'id': lease.id, 'name': lease.name, 'status': status(lease),
+        'status_reason': lease.status_reason,
+        'degraded': any(one['missing_resources'] or one['resources_changed']
+                        for one in reservations),
+        'project_id': lease.project_id, 'user_id': lease.user_id,
+        # A secret of ours; clients expect the key.
+        'trust_id': None,
+        'start_date': clocks.iso(lease.start_date),
+        'end_date': clocks.iso(lease.end_date),
+        'before_end_date': _iso(lease.before_end_date),
+        'created_at': clocks.iso(lease.created_at),
+        'updated_at': clocks.iso(lease.updated_at),
+        'reservations': reservations,
+        'events': [{'id': event.id, 'lease_id': lease.id,
+                    'event_type': event.event_type,
+                    'time': clocks.iso(event.time), 'status': event.status,
+                    'created_at': _iso(event.created_at),
+                    'updated_at': _iso(event.updated_at)}
+                   for event in lease.events],
+    }
+
+
+def payload(lease: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
+    """What a notification says of a lease.
+
+    ``version`` is that of this form: its second number changes with what is
+    added, its first with what is not there any more or means something else.
+
+    :param lease: as :func:`describe` has it
+    """
+    told = {key: value for key, value in lease.items() if key != 'trust_id'}
+    return {'version': '1.0', 'lease_id': lease['id'], **told, 'events': [
+        {**event, 'event_date': event['time']} for event in lease['events']]}
+
+
+def _iso(seconds: int | None) -> str | None:
+    return None if seconds is None else clocks.iso(seconds)
+
+
+def _describe_reservation(reservation: ty.Any) -> dict[str, ty.Any]:
+    described = {
+        'id': reservation.id, 'lease_id': reservation.lease_id,
+        'resource_id': reservation.id,
+        'resource_type': reservation.resource_type,
+        'status': reservation.status, 'amount': reservation.amount,
+        'resources': dict(reservation.resources),
+        'missing_resources': any(booking.host_id is None
+                                 for booking in reservation.bookings),
+        'resources_changed': reservation.moved_at is not None,
+        'created_at': clocks.iso(reservation.created_at),
+        'updated_at': clocks.iso(reservation.updated_at),
+        'servers': [booking.server_id for booking in reservation.bookings
+                    if booking.server_id is not None],
+    }
+    if reservation.flavor is not None:
+        affine = reservation.params.get('affinity') is not None
+        described |= {
+            **reservation.params, 'flavor_id': reservation.id,
+            'server_group_id': reservation.id if affine else None,
+            'aggregate_id': None}
+    return described

@@ -1,0 +1,54 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The points of a lease's life at which a process may die."""
+
+import enum
+
+from oslo_log import log as logging
+
+__all__ = ['Step', 'reached']
+
+LOG = logging.getLogger(__name__)
+
+
+class Step(enum.Enum):
+    """Points at which a process may die, and nothing is lost or done twice.
+    """
+
+    # Making a lease that starts later, in the process that was asked.
+    CREATE_MARKED = 'create: the servers are marked'
+    CREATE_DELEGATED = 'create: there is a credential'
+    CREATE_BOOKED = 'create: the lease is in the books'
+    # Its start.
+    START_CLAIMED = 'start: the event is claimed'
+    START_READ = 'start: the call was read'
+    START_READY = 'start: all but the build is done'
+    START_TAKEN = 'start: the call is taken, and not sent yet'
+    START_SENT = 'start: the call is sent'
+    START_CARRIED_OUT = 'start: all is done, and not written down yet'
+    # Its end.
+    END_CLAIMED = 'end: the event is claimed'
+    END_BEGUN = 'end: nothing of it can start any more'
+    END_DELETED = 'end: the deletion of a server was asked for'
+    END_GONE = 'end: a server is gone, its room is back'
+    END_OVER = 'end: the lease is over'
+    END_REVOKED = 'end: the credential is revoked'
+    END_CARRIED_OUT = 'end: all is done, and not written down yet'
+
+
+def reached(step: Step, what: str) -> None:
+    """A process has come so far. For tests, which kill it just there.
+
+    :param what: the lease, or the servers of one that is to be
+    """
+    LOG.debug('%s: %s', what, step.value)

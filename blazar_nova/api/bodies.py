@@ -1,0 +1,247 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""From the JSON of an API request to what is wanted of leases.
+
+The names and formats are those that clients of reservations in OpenStack send.
+Dates are as in lease_params (:mod:`blazar_nova.api.lease_params`); null stands
+for what is left out; whole numbers and booleans may come as text.
+"""
+
+import collections.abc
+import dataclasses
+import typing as ty
+
+from blazar_core.common import clock
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.leases import leases
+from blazar_core.leases import requests
+from blazar_core.leases import views
+from blazar_nova.api import lease_params
+
+__all__ = ['ChangeRequest', 'CreateRequest', 'MAX_LIMIT', 'MAX_RESERVATIONS',
+           'change', 'check_total', 'create', 'query']
+
+#: No lease is for more reservations, or more servers in all of them together.
+MAX_RESERVATIONS = 20
+#: Seconds that an offer may stand.
+OFFER = (60, 86400)
+
+
+_CREATE_KEYS = {
+    'name': '"lease1"',
+    'start_date': '"2026-12-01 16:07" or "now"',
+    'end_date': '"2026-12-02 16:07"',
+    'before_end_date': '"2026-12-02 15:07"',
+    'reservations': '[{"resource_type": "virtual:instance", ...}]',
+    'events': '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]',
+    'offer_seconds': '600',
+}
+_CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
+    'name', 'start_date', 'end_date', 'before_end_date', 'reservations',
+    'events')}
+
+#: What a list may be sorted by.
+_SORT_KEYS = ('start_date', 'end_date', 'created_at', 'updated_at', 'name',
+              'status', 'id')
+_QUERY_KEYS = {
+    'status': 'ACTIVE', 'name': 'lease1', 'project_id': 'an id',
+    'resource_type': 'virtual:instance', 'start_date': '2026-12-01 16:07',
+    'end_date': '2026-12-02 16:07', 'sort': 'created_at:desc,name',
+    'limit': '100', 'marker': 'the id of a lease', 'fields': 'id,name',
+    'ended': 'true',
+}
+#: No page of a list is longer; so are those of who does not say how long.
+MAX_LIMIT = 1000
+
+_Object: ty.TypeAlias = dict[str, object]
+Reservations: ty.TypeAlias = tuple[_Object, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """A lease that is asked for; its reservations as they were written."""
+
+    lease: requests.LeaseRequest
+    reservations: Reservations
+    offer_seconds: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    """What is to become of a lease; its reservations as they were written.
+    """
+
+    change: leases.Change
+    reservations: Reservations
+
+
+def check_total(amounts: ty.Iterable[int], before: int = 0) -> None:
+    """Make sure that a lease is not for too many servers.
+
+    :param before: how many it has already
+    :raises InvalidLeaseParams: when it is
+    """
+    total = sum(amounts)
+    if total > max(requests.MAX_AMOUNT, before):
+        raise errors.InvalidLeaseParams(
+            f'The reservations of one lease ask for {total} servers '
+            f'together. Write amounts of at most {requests.MAX_AMOUNT} in '
+            f'all, or make several leases.')
+
+
+def create(body: object, now: int, defaults: lease_params.Defaults,
+           ) -> CreateRequest:
+    """Read the body of ``POST /leases``.
+
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    values = inputs.json_object(body, 'The body of the request')
+    inputs.check_keys(values, _CREATE_KEYS, 'the lease')
+    start = lease_params.start_of(
+        _text(values, 'start_date', defaults.start), now)
+    end = lease_params.parse_date(_text(values, 'end_date'), now)
+    window = lease_params.window_of(start, end, now)
+    offer = values.get('offer_seconds')
+    return CreateRequest(
+        requests.LeaseRequest(
+            name=lease_params.name_of(_text(values, 'name'))
+            if 'name' in values else None,
+            window=window,
+            before_end=_before_end(values, window, now, defaults),
+            events=lease_params.events_of(
+                values.get('events', []), window, now),
+            on_end=lease_params.ON_END[0], starts_now=start == now),
+        _reservations(values),
+        None if offer is None else inputs.integer(
+            offer, 'offer_seconds', *OFFER))
+
+
+def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
+           ) -> ChangeRequest:
+    """Read the body of ``PUT /leases/{id}``.
+
+    Dates without seconds compare at the minute: one that says the minute at
+    which the lease begins or ends anyway changes nothing.
+
+    :param lease: as it is, in the API's words
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    values = inputs.json_object(body, 'The body of the request')
+    inputs.check_keys(values, _CHANGE_KEYS, 'a change of a lease')
+    start = _new_date(values, 'start_date', lease, now)
+    end = _new_date(values, 'end_date', lease, now)
+    before_end = _new_date(values, 'before_end_date', lease, now)
+    if before_end is None and end is not None and 'before_end_date' in values:
+        # What is not said moves with the end; this is to stay.
+        before_end = clock.parse_iso(lease['before_end_date'])
+    window = model.Window(0, lease_params.LATEST)
+    return ChangeRequest(
+        leases.Change(
+            start=start, end=end,
+            name=lease_params.name_of(_text(values, 'name'))
+            if 'name' in values else None,
+            before_end=before_end,
+            events=lease_params.events_of(values['events'], window, now)
+            if 'events' in values else None),
+        _reservations(values))
+
+
+def query(values: collections.abc.Mapping[str, str], now: int,
+          ) -> tuple[views.Query, list[str] | None]:
+    """Read the parameters of ``GET /leases``.
+
+    :returns: the query, and the fields that are wanted (None: all)
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    inputs.check_keys(dict(values), _QUERY_KEYS, 'the query of leases')
+    dates = {key: lease_params.parse_date(values[key + '_date'], now)
+             for key in ('start', 'end') if key + '_date' in values}
+    return views.Query(
+        project_id=values.get('project_id'), name=values.get('name'),
+        status=values.get('status', '').upper() or None,
+        resource_type=values.get('resource_type'),
+        start=dates.get('start'), end=dates.get('end'),
+        sort=_sort(values.get('sort', 'start_date')),
+        marker=values.get('marker'),
+        ended=inputs.boolean(values.get('ended', 'false'), 'ended'),
+        limit=inputs.integer(
+            values.get('limit', MAX_LIMIT), 'limit', 1, MAX_LIMIT),
+    ), _fields(values['fields']) if 'fields' in values else None
+
+
+def _fields(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(',')]
+    for name in names:
+        if name not in views.FIELDS:
+            raise errors.InvalidLeaseParams(
+                f'"{inputs.shown(name)}" is no field of a lease. Write some '
+                f'of {", ".join(views.FIELDS)}.')
+    return names
+
+
+def _sort(text: str) -> tuple[tuple[str, bool], ...]:
+    keys = []
+    for part in text.split(','):
+        key, _colon, direction = part.strip().partition(':')
+        if key not in _SORT_KEYS or direction not in ('', 'asc', 'desc'):
+            raise errors.InvalidLeaseParams(
+                f'"{inputs.shown(part)}" cannot be sorted by. Write one or '
+                f'more of {", ".join(_SORT_KEYS)}, each with ":asc" or '
+                f'":desc", such as "sort=created_at:desc,name".')
+        keys.append((key, direction == 'desc'))
+    return tuple(dict(keys).items())
+
+
+def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
+              now: int) -> int | None:
+    if key not in values:
+        return None
+    text = _text(values, key)
+    time, old = lease_params.parse_date(text, now), lease[key]
+    same = 16 if lease_params.is_whole_minute(text) else None
+    if old is not None and old[:same] == clock.iso(time)[:same]:
+        return None
+    return time
+
+
+def _before_end(values: _Object, window: model.Window, now: int,
+                defaults: lease_params.Defaults) -> int | None:
+    if 'before_end_date' in values:
+        return lease_params.inside(
+            lease_params.parse_date(_text(values, 'before_end_date'), now),
+            window, 'before_end_date')
+    return lease_params.default_before_end(window, defaults)
+
+
+def _text(values: _Object, key: str, default: str | None = None) -> str:
+    value = values.get(key, default)
+    if value is None:
+        raise errors.InvalidLeaseParams(
+            f'Missing parameter {key}. Write for example "{key}": '
+            f'{_CREATE_KEYS[key]}.')
+    if not isinstance(value, str):
+        raise errors.InvalidLeaseParams(
+            f'"{key}" is {inputs.kind_of(value)}. Write a string, such as '
+            f'"{key}": {_CREATE_KEYS[key]}.')
+    return value
+
+
+def _reservations(values: _Object) -> Reservations:
+    found = values.get('reservations', [])
+    if not isinstance(found, list) or len(found) > MAX_RESERVATIONS:
+        raise errors.InvalidLeaseParams(
+            f'"reservations" must be a list of at most {MAX_RESERVATIONS} '
+            f'objects, such as {_CREATE_KEYS["reservations"]}.')
+    return tuple(inputs.json_object(one, 'An entry of "reservations"')
+                 for one in found)

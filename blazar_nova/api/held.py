@@ -1,0 +1,159 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""At the held call: a lease is admitted and its build kept, or refused."""
+
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import excutils
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.leases import leases
+from blazar_core.leases import requests
+from blazar_core.lifecycle import steps
+from blazar_nova.api import boot as boots
+from blazar_nova.api import faults
+from blazar_nova.api import trusts
+from blazar_nova.compat import calls
+from blazar_nova.compat import demand as demands
+from blazar_nova.compat import flavors
+from blazar_nova.compat import router
+from blazar_nova.compat import service
+from blazar_nova.parts import wiring
+from blazar_nova.resources import groups
+
+__all__ = ['Admission']
+
+LOG = logging.getLogger(__name__)
+
+
+class Admission:
+    """Takes the place of the cast of a build (:mod:`compat.hold`)."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._leases = parts.leases
+        self._vault = parts.vault
+        self._trusts = parts.trusts
+        self._limits = parts.limits
+
+    def __call__(self, call: calls.BuildCall,
+                 send: ty.Callable[[], None]) -> None:
+        boot = boots.current()
+        reservation_id = flavors.reservation_of(call.request_spec[0].flavor)
+        if boot is None and reservation_id is None:
+            send()
+            return
+        try:
+            if reservation_id is not None:
+                self._take_places(reservation_id, boot, call, send)
+            elif boot is not None:
+                self._admit(boot.request, call, send)
+        except Exception as exc:
+            if boot is not None and isinstance(exc, errors.Refused):
+                boot.refused = exc
+            call.undo()
+            code, _name = faults.code_of(exc)
+            if code == 500:
+                raise
+            raise router.error(code, str(exc)) from exc
+
+    def _take_places(self, reservation_id: str, boot: boots.Boot | None,
+                     call: calls.BuildCall, send: ty.Callable[[], None],
+                     ) -> None:
+        """The servers are part of a lease that has begun."""
+        if boot is not None:
+            raise errors.InvalidLeaseParams(
+                f'The flavor is that of reservation {reservation_id}: its '
+                f'servers are in a lease already. Leave the hint reserved '
+                f'out.')
+        try:
+            self._leases.occupy(
+                reservation_id, call.context.project_id, call.server_ids)
+        except errors.NotFound as exc:
+            # It is not the URL that there is nothing at.
+            raise errors.Conflict(str(exc)) from exc
+        try:
+            send()
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._leases.vacate(call.server_ids)
+
+    def _admit(self, request: requests.LeaseRequest, call: calls.BuildCall,
+               send: ty.Callable[[], None]) -> None:
+        demand = self._demand(call)
+        new = leases.NewLease(
+            project_id=call.context.project_id, user_id=call.context.user_id,
+            request=request, reservations=(
+                leases.NewReservation(demand, call.server_ids),))
+        new = dataclasses.replace(new, granted=self._limits.check(
+            wiring.asked_of(new, held=not request.starts_now)))
+        if request.starts_now:
+            self._start(new, call, send)
+        else:
+            self._hold(new, call)
+
+    def _start(self, new: leases.NewLease, call: calls.BuildCall,
+               send: ty.Callable[[], None]) -> None:
+        """The lease starts now: the build goes straight on.
+
+        It does not wait for keystone, which is only needed for the end.
+        """
+        lease = self._leases.create(new, sealed=None)
+        try:
+            send()
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._leases.withdraw(lease['id'])
+        trusts.entrust(self._parts, call.context, lease)
+        service.notify('lease.create', lease)
+        service.notify('lease.event.start_lease', lease)
+
+    def _hold(self, new: leases.NewLease, call: calls.BuildCall) -> None:
+        """The lease starts later: the build is kept until then.
+
+        The servers are marked first: those of a process that dies on the way
+        are found by that. Once the lease is in the books they may be started
+        at any moment, and must not be marked again.
+        """
+        servers = ', '.join(call.server_ids)
+        call.mark_reserved()
+        steps.reached(steps.Step.CREATE_MARKED, servers)
+        # Keystone is not asked for what will not be.
+        self._leases.check(new)
+        sealed = self._vault.seal(call.dump())
+        trust = self._trusts.delegate(call.context, new.request.window.end)
+        steps.reached(steps.Step.CREATE_DELEGATED, servers)
+        try:
+            lease = self._leases.create(new if trust is None else (
+                dataclasses.replace(
+                    new, credential=self._vault.seal(trust))), sealed)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                trusts.take_back(self._parts, trust)
+        steps.reached(steps.Step.CREATE_BOOKED, servers)
+        service.notify('lease.create', lease)
+
+    def _demand(self, call: calls.BuildCall) -> model.Demand:
+        try:
+            demand = demands.demand_of(call.context, call.request_spec)
+        except demands.NoSuchHost as exc:
+            LOG.info('Boot of %s: no host may be used: %s',
+                     ', '.join(call.server_ids), exc)
+            raise errors.Refused(refusals.Refusal(
+                refusals.Reason.NO_HOST, len(call.request_spec), 0, None),
+            ) from exc
+        return groups.in_group(demand, call, self._leases)

@@ -1,0 +1,509 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""From the scheduler hints of a boot to a lease request.
+
+A user writes ``--hint reserved=True --hint lease_params='{...}'``; this file
+says what that means, or which sentence answers it. What was decided:
+
+* ``reserved`` alone asks for a lease of the default start and length.
+  ``reserved=False`` is an ordinary boot: ``lease_params`` is not even read.
+* ``lease_params`` is a string that holds a JSON object. Its keys are
+  ``name``, ``start``, ``end`` or ``duration``, ``before_end``, ``events``
+  and ``on_end``; none may be null, one that is not wanted is left out.
+* Hints whose names begin with "blazar" are marks that the service makes.
+* Blanks around a name are cut, as Nova does for servers.
+* A date is "now", ``YYYY-MM-DD HH:MM`` in UTC (month, day and hour may have
+  one digit) or ISO 8601 with a ``T``; either may have seconds, whose fraction
+  is cut, and end in ``Z`` or an offset (``+02``, ``+0200``, ``+02:00``).
+* Dates without seconds compare at the minute: such a date inside the current
+  minute is now, so that "start at 16:07" does not fail at 16:07:20. A start
+  with seconds may lie up to a minute in the past, and is now as well.
+* A duration is whole numbers with units, the largest first: ``1d12h``.
+"""
+
+import collections.abc
+import dataclasses
+import datetime
+import json
+import re
+import typing as ty
+import unicodedata
+
+from oslo_utils import strutils
+
+from blazar_core.common import clock
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.leases import requests
+
+__all__ = ['Defaults', 'LATEST', 'LEASE_PARAMS', 'check_defaults',
+           'default_before_end', 'defaults', 'events_of', 'inside',
+           'is_whole_minute', 'lease_request', 'name_of', 'parse_date',
+           'parse_duration', 'start_of', 'window_of']
+
+RESERVED = 'reserved'
+LEASE_PARAMS = 'lease_params'
+SERVICE_PREFIX = 'blazar'
+
+MAX_BYTES = 16 * 1024
+MAX_NAME = 255
+
+#: Every lease ends before this: 9999-01-01 00:00 UTC. The year that is left
+#: lets others add to a date without leaving what a datetime can hold.
+LATEST = 253370764800
+
+#: A start so many seconds ago is now: a request needs time to arrive, and
+#: clocks differ.
+LATE = 60
+
+#: What the service can do with a server at the end of its lease.
+ON_END = ('delete',)
+
+_EXAMPLE = '{"start": "now", "duration": "2h"}'
+
+#: The known keys of lease_params, each with an example of its value.
+_KEYS = {
+    'name': '"lease1"',
+    'start': '"now"',
+    'end': '"2026-12-01 16:07"',
+    'duration': '"2h"',
+    'before_end': '"2026-12-01 15:07"',
+    'events': '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]',
+    'on_end': '"delete"',
+}
+_EVENT_KEYS = {
+    'event_type': '"remind"',
+    'event_date': '"2026-12-01 12:00"',
+}
+#: Events that every lease has by itself, and what sets their time.
+_OWN_EVENTS = {
+    'start_lease': 'the start of the lease',
+    'end_lease': 'its end or duration',
+    'before_end_lease': 'its before_end',
+    'expire_offer': 'the seconds of the offer',
+}
+
+_EVENT_TYPE = re.compile(r'[A-Za-z0-9_.-]{1,64}')
+_DATE = re.compile(
+    r'([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})[ T]([0-9]{1,2}):([0-9]{2})'
+    r'(?::([0-9]{2})(?:\.[0-9]+)?)?'
+    r'(Z|([+-])([0-9]{2})(?::?([0-9]{2}))?)?')
+_DURATION = re.compile(''.join(
+    f'(?:([0-9]{{1,10}}){unit})?' for unit in 'wdhms'))
+_UNIT_SECONDS = (7 * 86400, 86400, 3600, 60, 1)
+_EPOCH = datetime.datetime(1970, 1, 1)
+
+_Object: ty.TypeAlias = dict[str, object]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Defaults:
+    """The operator's choice for what a request leaves out.
+
+    ``start`` is a date as in lease_params, ``length`` is in seconds;
+    ``minutes_before_end`` of 0 means no before_end event.
+    """
+
+    start: str
+    length: int
+    minutes_before_end: int
+
+
+def defaults(conf: ty.Any) -> Defaults:
+    """What a request for a lease leaves out, from the configuration."""
+    group = conf.blazar
+    return Defaults(
+        start=group.reservation_start_date,
+        length=60 * (group.reservation_length_minutes + 60 * (
+            group.reservation_length_hours +
+            24 * group.reservation_length_days)),
+        minutes_before_end=group.minutes_before_end_lease)
+
+
+def check_defaults(made: Defaults, now: int) -> None:
+    """Make sure that ``reserved=True`` alone asks for a lease.
+
+    :raises ConfigurationError: when it does not
+    """
+    try:
+        lease_request({'reserved': True}, now, made)
+    except errors.InvalidLeaseParams as exc:
+        raise errors.ConfigurationError(
+            f'[blazar] reservation_start_date and reservation_length_days, '
+            f'_hours and _minutes make no lease: {exc}') from exc
+
+
+def lease_request(
+        hints: collections.abc.Mapping[str, object], now: int,
+        defaults: Defaults) -> requests.LeaseRequest | None:
+    """Read the hints of a boot; None when they ask for no lease.
+
+    :param hints: the scheduler hints as they stand in the request's body
+    :param now: seconds since the epoch, UTC
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    _refuse_service_hints(hints)
+    if not _is_reserved(hints):
+        return None
+    if LEASE_PARAMS not in hints:
+        start = parse_date(defaults.start, now)
+        return _request({}, start, start + defaults.length, now, defaults)
+    params = _load(_scalar(hints[LEASE_PARAMS]))
+    start = start_of(_text(params, 'start', defaults.start), now)
+    return _request(params, start, _end(params, start, now), now, defaults)
+
+
+def parse_date(text: str, now: int) -> int:
+    """The instant that a date names, in seconds since the epoch, UTC.
+
+    :raises InvalidLeaseParams: for all but the documented forms, and for
+        years before 1970 and after 9998
+    """
+    text = text.strip()
+    if text.lower() == 'now':
+        return now
+    match = _DATE.fullmatch(text)
+    seconds = None if match is None else _seconds(match)
+    if match is None or seconds is None or not 0 <= seconds < LATEST:
+        raise errors.InvalidLeaseParams(
+            f'{inputs.shown(text)} is an invalid date. Required format: '
+            '%Y-%m-%d %H:%M in UTC, such as "2026-12-01 16:07", with a year '
+            'from 1970 to 9998; "now", seconds and ISO 8601 such as '
+            '"2026-12-01T16:07:00+02:00" are accepted too.')
+    whole_minute = match[6] is None
+    return now if whole_minute and seconds == now - now % 60 else seconds
+
+
+def start_of(text: str, now: int) -> int:
+    """The start that a date names; one of a moment ago is now.
+
+    :raises InvalidLeaseParams: when it is no date
+    """
+    start = parse_date(text, now)
+    return now if now - LATE < start < now else start
+
+
+def is_whole_minute(text: str) -> bool:
+    """Whether a date is written without seconds."""
+    match = _DATE.fullmatch(text.strip())
+    return match is not None and match[6] is None
+
+
+def parse_duration(text: str) -> int:
+    """The seconds of a duration such as "2h" or "1d12h"; never 0.
+
+    :raises InvalidLeaseParams: for anything else
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not any(match.groups()):
+        raise errors.InvalidLeaseParams(
+            f'"{inputs.shown(text)}" is an invalid duration. Write whole '
+            'numbers of at most 10 digits with the units w, d, h, m, s, the '
+            'largest first, such as "2h", "90m" or "1d12h".')
+    seconds = sum(int(number or 0) * unit for number, unit in
+                  zip(match.groups(), _UNIT_SECONDS, strict=True))
+    if seconds == 0:
+        raise errors.InvalidLeaseParams(
+            f'The duration "{inputs.shown(text)}" is zero. Write one that is '
+            'longer, such as "2h".')
+    return seconds
+
+
+# The hints
+
+def _refuse_service_hints(
+        hints: collections.abc.Mapping[str, object]) -> None:
+    for name in hints:
+        if name.lower().startswith(SERVICE_PREFIX):
+            raise errors.InvalidLeaseParams(
+                f'The hint "{inputs.shown(name)}" is one that only the '
+                'service may set, as are all that begin with "blazar". Leave '
+                'it out; a lease is asked for with --hint reserved=True.')
+
+
+def _is_reserved(hints: collections.abc.Mapping[str, object]) -> bool:
+    if RESERVED in hints:
+        return _boolean(_scalar(hints[RESERVED]))
+    if LEASE_PARAMS in hints:
+        raise errors.InvalidLeaseParams(
+            'The hint lease_params is given without the hint reserved. Add '
+            '--hint reserved=True, or leave lease_params out for a server '
+            'without a lease.')
+    return False
+
+
+def _scalar(value: object) -> object:
+    """Undo the list of one that some clients make of every hint."""
+    if isinstance(value, list) and len(value) == 1:
+        return ty.cast(object, value[0])
+    return value
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    try:
+        if isinstance(value, str):
+            return bool(strutils.bool_from_string(value, strict=True))
+    except ValueError:
+        pass
+    given = (f'"{inputs.shown(value)}"' if isinstance(value, str)
+             else inputs.kind_of(value))
+    raise errors.InvalidLeaseParams(
+        f'The hint reserved is {given}, which is neither true nor false. '
+        'Write --hint reserved=True for a server with a lease, once, or leave '
+        'it out.')
+
+
+# The JSON of lease_params
+
+def _load(text: object) -> _Object:
+    """The object in the string, with known keys only and no nulls."""
+    if not isinstance(text, str):
+        raise errors.InvalidLeaseParams(
+            f'The hint lease_params is {inputs.kind_of(text)}. Send it once, '
+            f'as a string that holds a JSON object, such as \'{_EXAMPLE}\'.')
+    # A JSON body may hold lone surrogates, which have no strict UTF-8.
+    size = len(text.encode('utf-8', 'surrogatepass'))
+    if size > MAX_BYTES:
+        raise errors.InvalidLeaseParams(
+            f'The hint lease_params has {size} bytes. Write at most '
+            f'{MAX_BYTES}.')
+    params = _decode(text)
+    if not isinstance(params, dict):
+        raise errors.InvalidLeaseParams(
+            f'The hint lease_params holds {inputs.kind_of(params)}. Write a '
+            f'JSON object instead, such as \'{_EXAMPLE}\'.')
+    inputs.check_keys(params, _KEYS, 'lease_params')
+    return params
+
+
+def _decode(text: str) -> object:
+    try:
+        return ty.cast(object, json.loads(
+            text, object_pairs_hook=_pairs, parse_constant=_constant))
+    except json.JSONDecodeError as e:
+        why = f'{e.msg} at line {e.lineno}, column {e.colno}'
+    except RecursionError:
+        why = 'it is nested too deeply'
+    except ValueError:
+        # Python does not convert integers of several thousand digits.
+        why = 'a number in it is too long'
+    raise errors.InvalidLeaseParams(
+        f'The hint lease_params is not JSON that can be read: {why}. Write it '
+        f'like this: \'{_EXAMPLE}\'.')
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> _Object:
+    result: _Object = {}
+    for key, value in pairs:
+        if key in result:
+            raise errors.InvalidLeaseParams(
+                f'The key "{inputs.shown(key)}" is given twice in '
+                'lease_params. Write it once.')
+        result[key] = value
+    return result
+
+
+def _constant(name: str) -> ty.NoReturn:
+    raise errors.InvalidLeaseParams(
+        f'The hint lease_params holds {name}, which is not JSON. Write dates '
+        f'and durations as strings, such as \'{_EXAMPLE}\'.')
+
+
+def _text(params: _Object, key: str, default: str) -> str:
+    """The string at a key of lease_params."""
+    return _string(params.get(key, default), key, _KEYS)
+
+
+def _string(value: object, key: str, known: dict[str, str]) -> str:
+    if not isinstance(value, str):
+        raise errors.InvalidLeaseParams(
+            f'"{key}" is {inputs.kind_of(value)}. Write a string, such as '
+            f'"{key}": {known[key]}.')
+    return value
+
+
+# The lease
+
+def _request(params: _Object, start: int, end: int, now: int,
+             defaults: Defaults) -> requests.LeaseRequest:
+    window = window_of(start, end, now)
+    return requests.LeaseRequest(
+        name=_name(params),
+        window=window,
+        before_end=_before_end(params, window, now, defaults),
+        events=events_of(params.get('events', []), window, now),
+        on_end=_on_end(params),
+        starts_now=start == now)
+
+
+def _end(params: _Object, start: int, now: int) -> int:
+    if 'end' in params and 'duration' in params:
+        raise errors.InvalidLeaseParams(
+            'lease_params has both "end" and "duration". Write only one of '
+            'them.')
+    if 'end' in params:
+        return parse_date(_text(params, 'end', ''), now)
+    if 'duration' in params:
+        return start + parse_duration(_text(params, 'duration', ''))
+    raise errors.InvalidLeaseParams(
+        'lease_params needs "end" or "duration". Write for example "end": '
+        f'{_KEYS["end"]} or "duration": {_KEYS["duration"]}.')
+
+
+def window_of(start: int, end: int, now: int) -> model.Window:
+    """The window of a new lease.
+
+    :raises InvalidLeaseParams: when it cannot be one
+    """
+    if start < now:
+        raise errors.InvalidLeaseParams(
+            f'The start {clock.minute(start)} is in the past: it is '
+            f'{clock.minute(now)} UTC. Write "now" to start at once, or a '
+            'later date.')
+    if end <= start:
+        raise errors.InvalidLeaseParams(
+            'End date must be later than start date. The start is '
+            f'{clock.minute(start)}, the end is {clock.minute(end)} UTC: '
+            'write a later end, or a duration such as "2h".')
+    if end >= LATEST:
+        raise errors.InvalidLeaseParams(
+            f'The lease would not end before {clock.minute(LATEST)} UTC. '
+            'Write an earlier one.')
+    return model.Window(start, end)
+
+
+def _name(params: _Object) -> str | None:
+    return name_of(_text(params, 'name', '')) if 'name' in params else None
+
+
+def name_of(text: str) -> str:
+    """The name of a lease, as a user wrote it.
+
+    :raises InvalidLeaseParams: when it is none
+    """
+    # Before the blanks are cut: a line break is no blank to be forgiven.
+    if any(unicodedata.category(char) in ('Cc', 'Cs') for char in text):
+        raise errors.InvalidLeaseParams(
+            f'The name "{inputs.shown(text)}" has control characters or '
+            'halves of characters in it. Write one without them.')
+    name = text.strip()
+    if not 1 <= len(name) <= MAX_NAME:
+        raise errors.InvalidLeaseParams(
+            f'The name has {len(name)} characters, blanks around it not '
+            f'counted. Write 1 to {MAX_NAME}, or leave it out.')
+    return name
+
+
+def _before_end(params: _Object, window: model.Window, now: int,
+                defaults: Defaults) -> int | None:
+    if 'before_end' in params:
+        time = parse_date(_text(params, 'before_end', ''), now)
+        return inside(time, window, 'before_end')
+    return default_before_end(window, defaults)
+
+
+def default_before_end(window: model.Window, defaults: Defaults,
+                       ) -> int | None:
+    """When a lease nears its end, if the request does not say so."""
+    if defaults.minutes_before_end <= 0:
+        return None
+    return max(window.start, window.end - 60 * defaults.minutes_before_end)
+
+
+def inside(time: int, window: model.Window, key: str) -> int:
+    """The time, if it is in the window or at its very end."""
+    if not window.start <= time <= window.end:
+        raise errors.InvalidLeaseParams(
+            f'The {key} {clock.minute(time)} is not within the lease. Write a '
+            f'date from {clock.minute(window.start)} to '
+            f'{clock.minute(window.end)} UTC.')
+    return time
+
+
+def events_of(events: object, window: model.Window, now: int,
+              ) -> tuple[requests.EventRequest, ...]:
+    """Events of the user's own, from JSON.
+
+    :raises InvalidLeaseParams: when they are none, or not within the window
+    """
+    if not isinstance(events, list):
+        raise errors.InvalidLeaseParams(
+            f'"events" is {inputs.kind_of(events)}. Write a list of objects, '
+            f'such as "events": {_KEYS["events"]}.')
+    if len(events) > requests.MAX_EVENTS:
+        raise errors.InvalidLeaseParams(
+            f'"events" has {len(events)} entries. Write at most '
+            f'{requests.MAX_EVENTS}.')
+    return tuple(_event(event, window, now) for event in events)
+
+
+def _event(event: object, window: model.Window, now: int,
+           ) -> requests.EventRequest:
+    if not isinstance(event, dict):
+        raise errors.InvalidLeaseParams(
+            f'An entry of "events" is {inputs.kind_of(event)}. Write an '
+            f'object, as in "events": {_KEYS["events"]}.')
+    inputs.check_keys(event, _EVENT_KEYS, 'an entry of "events"')
+    for key, example in _EVENT_KEYS.items():
+        if key not in event:
+            raise errors.InvalidLeaseParams(
+                f'An entry of "events" has no "{key}". Add it, such as '
+                f'"{key}": {example}.')
+    date = _string(event['event_date'], 'event_date', _EVENT_KEYS)
+    return requests.EventRequest(
+        _event_type(_string(event['event_type'], 'event_type', _EVENT_KEYS)),
+        inside(parse_date(date, now), window, 'event_date'))
+
+
+def _event_type(text: str) -> str:
+    if text.lower() in _OWN_EVENTS:
+        raise errors.InvalidLeaseParams(
+            f'The event "{text}" belongs to every lease. Set its time with '
+            f'{_OWN_EVENTS[text.lower()]} instead.')
+    if not _EVENT_TYPE.fullmatch(text):
+        raise errors.InvalidLeaseParams(
+            f'The event_type "{inputs.shown(text)}" is not a name. Write 1 to '
+            '64 letters (A to Z), digits, "_", "." and "-", such as "remind".')
+    return text
+
+
+def _on_end(params: _Object) -> str:
+    value = _text(params, 'on_end', ON_END[0])
+    if value not in ON_END:
+        raise errors.InvalidLeaseParams(
+            f'"on_end": "{inputs.shown(value)}" is not available. What is '
+            'available at the end of a lease: '
+            f'{", ".join(ON_END)}. Write "on_end": "{ON_END[0]}" or leave it '
+            'out.')
+    return value
+
+
+# Small things
+
+def _seconds(date: re.Match[str]) -> int | None:
+    """What a date that has the right form means; None for a 30 February."""
+    year, month, day, hour, minute, second = (
+        int(part or 0) for part in date.groups()[:6])
+    sign, hours, minutes = date[8], int(date[9] or 0), int(date[10] or 0)
+    if hours > 23 or minutes > 59:
+        return None
+    try:
+        when = datetime.datetime(year, month, day, hour, minute, second)
+    except ValueError:
+        return None
+    # In integers, because a datetime overflows at the ends of the calendar.
+    offset = (hours * 60 + minutes) * (-60 if sign == '-' else 60)
+    return (when - _EPOCH) // datetime.timedelta(seconds=1) - offset

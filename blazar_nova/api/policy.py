@@ -1,0 +1,135 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Who may do what with leases.
+
+The rules are read from the same file as Nova's, by an enforcer of their own.
+The roles mean what they mean in Nova, by rules of our own names, so that an
+operator may change one without changing the other.
+"""
+
+import typing as ty
+
+from oslo_config import cfg
+from oslo_policy import policy
+
+from blazar_core.common import errors
+
+__all__ = ['Policy', 'get_enforcer', 'list_rules']
+
+ADMIN = 'rule:blazar_admin'
+PROJECT_MEMBER_OR_ADMIN = 'rule:blazar_project_member_or_admin'
+PROJECT_READER_OR_ADMIN = 'rule:blazar_project_reader_or_admin'
+
+_LEASE = '/v1/leases/{lease_id}'
+
+
+def _persona(name: str, check: str, description: str) -> policy.RuleDefault:
+    return policy.RuleDefault(f'blazar_{name}', check, description)
+
+
+def _rule(name: str, check: str, description: str, *operations: str,
+          ) -> policy.DocumentedRuleDefault:
+    """A rule, for operations such as ``GET /v1/leases``."""
+    return policy.DocumentedRuleDefault(
+        name=f'blazar:{name}', check_str=check, description=description,
+        operations=[{'method': method, 'path': path} for method, path in (
+            operation.split() for operation in operations)],
+        scope_types=['project'])
+
+
+#: Those that no rule uses are for an operator's rules.
+_PERSONAS = [
+    _persona('admin', 'role:admin', 'Who may do everything everywhere.'),
+    _persona('service', 'role:service', 'Another service of the cloud.'),
+    *(_persona(f'project_{role}',
+               f'role:{role} and project_id:%(project_id)s',
+               f'Who has the role {role} on the project of the lease.')
+      for role in ('reader', 'member', 'manager')),
+    _persona('service_or_admin', 'rule:blazar_service or rule:blazar_admin',
+             'Another service of the cloud, or an admin.'),
+    *(_persona(f'project_{role}_or_admin',
+               f'rule:blazar_project_{role} or rule:blazar_admin',
+               f'Who has the role {role} on the project, or an admin.')
+      for role in ('reader', 'member', 'manager')),
+]
+
+_RULES = [
+    _rule('leases:get', PROJECT_READER_OR_ADMIN,
+          'List the leases of a project, show one.',
+          'GET /v1/leases', f'GET {_LEASE}'),
+    _rule('leases:get_all_projects', ADMIN,
+          'List the leases of all projects, or of another one.',
+          'GET /v1/leases'),
+    _rule('leases:post', PROJECT_MEMBER_OR_ADMIN,
+          'Make a lease, or ask what would become of it (dry_run).',
+          'POST /v1/leases'),
+    _rule('leases:offer', PROJECT_MEMBER_OR_ADMIN,
+          'Have room held for a lease for some time (offer_seconds), and '
+          'accept that.', 'POST /v1/leases', f'POST {_LEASE}/accept'),
+    _rule('leases:put', PROJECT_MEMBER_OR_ADMIN, 'Change a lease.',
+          f'PUT {_LEASE}'),
+    _rule('leases:delete', PROJECT_MEMBER_OR_ADMIN,
+          'Delete a lease, and its servers with it.', f'DELETE {_LEASE}'),
+    _rule('availability:get', PROJECT_READER_OR_ADMIN,
+          'Ask how many servers of a kind could be had when.',
+          'GET /v1/availability'),
+]
+
+
+def list_rules() -> list[policy.RuleDefault]:
+    """For oslopolicy-sample-generator and its like."""
+    return [*_PERSONAS, *_RULES]
+
+
+def get_enforcer() -> policy.Enforcer:
+    """For the tools of oslo.policy that compare the file with the rules."""
+    cfg.CONF([], project='nova')
+    return _enforcer(cfg.CONF)
+
+
+def _enforcer(conf: cfg.ConfigOpts) -> policy.Enforcer:
+    enforcer = policy.Enforcer(conf)
+    # Nova's rules stand in the same file and speak of others of Nova's.
+    enforcer.skip_undefined_check = True
+    enforcer.register_defaults(list_rules())
+    return enforcer
+
+
+class Policy:
+    """The rules, as ``[oslo_policy] policy_file`` has changed them."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._enforcer = _enforcer(conf)
+        # By one thread, before there are several.
+        self._enforcer.load_rules()
+
+    def authorize(self, context: ty.Any, rule: str,
+                  target: ty.Mapping[str, ty.Any]) -> None:
+        """Make sure that somebody may do something.
+
+        :param context: who, as oslo.context's RequestContext
+        :param rule: what, e.g. ``blazar:leases:get``
+        :param target: on what: its ``project_id``
+        :raises Forbidden: when he may not
+        """
+        if not self.allows(context, rule, target):
+            raise errors.Forbidden(
+                f'The policy does not let you do this ({rule}).')
+
+    def allows(self, context: ty.Any, rule: str,
+               target: ty.Mapping[str, ty.Any]) -> bool:
+        """Whether somebody may do something; see :meth:`authorize`.
+
+        A token that is not for a project may do nothing.
+        """
+        return bool(self._enforcer.authorize(rule, dict(target), context))

@@ -1,0 +1,183 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""blazar-listener: notifications in, due events out.
+
+Side by side, the notifications of Nova become hints for the :mod:`mirror
+<blazar_nova.listener.mirror>`, the :mod:`engine
+<blazar_core.lifecycle.engine>` carries out due events, the :mod:`watch
+<blazar_core.lifecycle.watch>` looks after what is promised, hosts are looked
+at again on which something was under way, and from time to time the books are
+compared with Nova in full. Any number of listeners may run.
+"""
+
+import os
+import socket
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import watch
+from blazar_nova.compat import checks
+from blazar_nova.compat import service
+from blazar_nova.listener import mirror
+from blazar_nova.parts import wiring
+from blazar_nova.resources import promises
+
+__all__ = ['Listener']
+
+LOG = logging.getLogger(__name__)
+
+#: Events that say nothing of where servers are and what they take. When a
+#: build starts, Nova does not tell the host; when a deletion does, all is
+#: still there.
+_IGNORED = ('instance.update', 'instance.exists', 'instance.create.start',
+            'instance.delete.start', 'instance.shutdown.', 'compute.',
+            'scheduler.', 'libvirt.', 'metrics.', 'keypair.', 'flavor.',
+            'server_group.')
+#: Of these, what runs where it came from and where it goes is told before it
+#: is so.
+_MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
+          'instance.resize', 'instance.shelve_offload', 'instance.unshelve')
+
+#: Seconds between two looks for hosts at which to look again, and after one
+#: that failed altogether.
+_TICK = 1
+_PAUSE = 10
+
+
+class Listener:
+    """The daemon.
+
+    :raises ConfigurationError: when Nova or its configuration is not as it
+        has to be; it says which line to write
+    """
+
+    def __init__(self, conf: ty.Any, clock: clocks.Clock | None = None,
+                 ) -> None:
+        self.parts = wiring.assemble(conf, clock)
+        checks.refuse('blazar-listener', checks.nova_objects() +
+                      checks.notifications(conf))
+        wiring.compare_settings('blazar-listener', conf, self.parts.database,
+                                self.parts.clock)
+        self.engine = engine.Engine(
+            conf, self.parts.database, self.parts.clock,
+            self.parts.lifecycle, _name())
+        self.mirror = mirror.Mirror(self.parts, self.engine.hasten)
+        self.watch = watch.Watch(
+            self.parts.database, self.parts.clock, self.parts.admission,
+            self.parts.leases, self.parts.vault.open,
+            promises.Promises(self.parts.leases).demand_of, service.notify,
+            conf.blazar.start_patience)
+        self._interval = conf.blazar.comparison_interval
+        self._messages = service.notification_listener(
+            conf.blazar.notification_topic, self.handle)
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (('mirror', self.mirror.run),
+                                 ('comparison', self._compare),
+                                 ('recheck', self._recheck),
+                                 ('watch', self._watch),
+                                 ('engine', self.engine.run))]
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        LOG.info('Started')
+        # A hint is noted at once, and every thread that waits for another
+        # one wakes each second.
+        self._messages.start(override_pool_size=1)
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Take up nothing new."""
+        self._stopping.set()
+        self._messages.stop()
+        self.mirror.stop()
+        self.engine.stop()
+
+    def wait(self) -> None:
+        """Return when what was under way is done."""
+        self._messages.wait()
+        for thread in self._threads:
+            thread.join()
+        service.flush()
+
+    def handle(self, event_type: str, payload: dict[str, ty.Any],
+               publisher_id: str = '') -> None:
+        """A notification has come."""
+        if event_type.startswith('lease.'):
+            self.engine.wake()
+        elif not event_type.startswith(_IGNORED):
+            told = service.told(event_type, payload)
+            if told is not None:
+                self.mirror.tell(told)
+                return
+            data = payload.get('nova_object.data', {})
+            kind = 'usage' if event_type.startswith('instance.') else 'host'
+            self.mirror.hint(data.get('uuid') or data.get('instance_uuid'),
+                             **{kind: data.get('host')})
+            if event_type.startswith(_MOVES):
+                # 'nova-compute:' and its host
+                self.mirror.watch(data.get('host'),
+                                  publisher_id.partition(':')[2])
+
+    def _recheck(self) -> None:
+        clock = self.parts.clock
+        while not self._stopping.is_set():
+            pause = _TICK
+            try:
+                self.mirror.recheck()
+            except errors.BooksUnavailable:
+                pause = _PAUSE
+            except Exception:
+                LOG.exception('Which hosts are to be looked at again could '
+                              'not be found out; again in %s s', _PAUSE)
+                pause = _PAUSE
+            clock.wait(self._stopping, clock.now() + pause)
+
+    def _compare(self) -> None:
+        clock, life = self.parts.clock, self.parts.lifecycle
+        while not self._stopping.is_set():
+            pause = self._interval
+            self.mirror.missed.clear()
+            for part in (self.mirror.compare_all, life.settle_begun,
+                         life.send_lost, life.revoke_over):
+                try:
+                    part()
+                except errors.BooksUnavailable:
+                    # What happened meanwhile is to be found soon after.
+                    pause = min(_PAUSE, pause)
+                    break
+                except Exception:
+                    LOG.exception('The comparison with Nova failed; again in '
+                                  '%s s', self._interval)
+            self.engine.wake()
+            until = clock.now() + pause
+            clock.wait(self._stopping, min(until, clock.now() + _PAUSE))
+            # What was told while the database was away is not told again.
+            clock.wait(self.mirror.missed, until)
+
+    def _watch(self) -> None:
+        self.watch.run(self._stopping)
+
+
+def _name() -> str:
+    """Unique among all listeners, and told apart by people."""
+    return f'{socket.gethostname()}:{os.getpid()}:' + (
+        uuidutils.generate_uuid()[:8])

@@ -1,0 +1,239 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Acting for the user when his token has long expired.
+
+A lease that starts later is built in the name of the user who asked for it,
+and servers are deleted in his name when their lease ends. When it is admitted,
+his token makes a trust: it gives his roles on the project to our service user,
+until the lease has ended. The service user takes a fresh token by it each time
+that it needs one. The id of a trust is as good as a secret, and
+never leaves the services.
+"""
+
+import copy
+import datetime
+import functools
+import random
+import typing as ty
+
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+
+__all__ = ['Credentials', 'GROUP', 'list_opts']
+
+LOG = logging.getLogger(__name__)
+
+#: The section of nova.conf.
+GROUP = 'blazar_keystone'
+
+_TRUSTS = '/OS-TRUST/trusts'
+
+#: Seconds that a trust lives on when its lease has ended, for retries.
+_SLACK = 3600
+
+#: How often a second for a trust to expire in is looked for, each time among
+#: twice as many as before.
+_TRIES = 10
+
+#: How keystone writes a date.
+_DATE = '%Y-%m-%dT%H:%M:%S.%fZ'
+
+#: A trust takes the place of what else a token could be for.
+_UNSCOPED = dict.fromkeys((
+    'project_id', 'project_name', 'project_domain_id', 'project_domain_name',
+    'domain_id', 'domain_name', 'system_scope', 'default_domain_id',
+    'default_domain_name'))
+
+_NO_TRUST = (
+    'This lease starts later, and its servers are then built in your name, '
+    'which takes a trust that your token may not make: {why} Tokens of '
+    'application credentials, restricted or not, and tokens of a trust '
+    'cannot. Ask again with a token that you got by your password, or let '
+    'the lease start now.')
+
+
+def _options() -> list[ty.Any]:
+    """Where the service user stands: by default where Nova has its own."""
+    common = copy.deepcopy(loading.get_auth_common_conf_options())
+    for option in common:
+        if option.dest == 'auth_section':
+            option.default = 'keystone_authtoken'
+            option.help = (
+                'The section with the service user whom the users of leases '
+                'trust, and with auth_type. By default Nova\'s own, which '
+                'nova.conf has anyway; blazar_keystone if it shall be '
+                'another one, whose lines then stand in this section.')
+    session = copy.deepcopy(loading.get_session_conf_options())
+    for option in session:
+        if option.dest == 'timeout':
+            option.default = 30
+    return common + session + loading.get_adapter_conf_options(
+        include_deprecated=False)
+
+
+def list_opts() -> list[tuple[str, ty.Sequence[ty.Any]]]:
+    """For oslo-config-generator and the documentation."""
+    return [(GROUP, _options())]
+
+
+class Credentials:
+    """Trusts from users to the service user of ``[blazar_keystone]``.
+
+    Connects when it is first used: WSGI servers fork before that.
+    """
+
+    def __init__(self, conf: ty.Any) -> None:
+        self._conf = conf
+        conf.register_opts(_options(), group=GROUP)
+        loading.register_auth_conf_options(
+            conf, conf[GROUP].auth_section or GROUP)
+
+    def is_configured(self) -> bool:
+        """Whether there is a keystone at all."""
+        return self._session is not None
+
+    def place(self) -> dict[str, str | None]:
+        """Where keystone is, for others who want to ask it something."""
+        auth = self._session.auth if self.is_configured() else None
+        return {'auth_url': getattr(auth, 'auth_url', None),
+                'region_name': self._conf[GROUP].region_name}
+
+    @functools.cached_property
+    def _session(self) -> ty.Any:
+        """As the service user; None where there is no keystone."""
+        auth = loading.load_auth_from_conf_options(self._conf, GROUP)
+        return auth and loading.load_session_from_conf_options(
+            self._conf, GROUP, auth=auth)
+
+    def _keystone(self, session: ty.Any) -> ty.Any:
+        adapter = loading.load_adapter_from_conf_options(
+            self._conf, GROUP, session=session)
+        adapter.service_type = adapter.service_type or 'identity'
+        adapter.interface = adapter.interface or ('internal', 'public')
+        adapter.version = adapter.version or '3'
+        return adapter
+
+    def _by_trust(self, trust_id: str) -> ty.Any:
+        """A session in the name of who gave the trust."""
+        return loading.load_session_from_conf_options(
+            self._conf, GROUP, auth=loading.load_auth_from_conf_options(
+                self._conf, GROUP, trust_id=trust_id, **_UNSCOPED))
+
+    def delegate(self, context: ty.Any, until: int) -> str | None:
+        """Make a trust with the token of a request.
+
+        :param until: when the lease ends, seconds since the epoch
+        :returns: its id; None where there is no keystone
+        :raises NotDelegated: when the token may not; says what to do
+        :raises CloudUnavailable: when keystone does not answer
+        """
+        if not self.is_configured():
+            return None
+        try:
+            return self._make(context, until)
+        except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
+            raise errors.NotDelegated(
+                _NO_TRUST.format(why=exc.message)) from exc
+        except exceptions.ClientException as exc:
+            LOG.exception('A trust of user %s could not be made',
+                          context.user_id)
+            raise errors.CloudUnavailable(
+                'The identity service could not make the trust that a lease '
+                'which starts later needs; try again in a minute, or let the '
+                'lease start now.') from exc
+
+    def _make(self, context: ty.Any, until: int) -> str:
+        """Make a trust that lives a little longer than a lease: some hours.
+
+        Keystone has no two trusts of a user on a project, not even deleted
+        ones, that expire in the same second; many leases end in the same
+        one.
+        """
+        trust = {'trustor_user_id': context.user_id,
+                 'trustee_user_id': self._session.get_user_id(),
+                 'project_id': context.project_id, 'impersonation': True,
+                 'roles': [{'name': name} for name in context.roles]}
+        taken: Exception | None = None
+        for number in range(_TRIES):
+            expires = datetime.datetime.fromtimestamp(
+                until + _SLACK + random.randrange(_SLACK << number),
+                datetime.timezone.utc)
+            trust['expires_at'] = expires.strftime(_DATE)
+            try:
+                answer = self._keystone(self._session).post(
+                    _TRUSTS, json={'trust': trust}, authenticated=False,
+                    headers={'X-Auth-Token': context.auth_token})
+            except exceptions.Conflict as exc:
+                taken = exc
+            else:
+                return ty.cast(str, answer.json()['trust']['id'])
+        assert taken is not None
+        raise taken
+
+    def access(self, trust_id: str) -> ty.Any:
+        """A fresh token by a trust, and what it is good for.
+
+        :returns: keystoneauth1's AccessInfo
+        :raises NotDelegated: when the user may not any more what he could
+        :raises CloudUnavailable: when keystone does not answer, or does not
+            let the service user log in
+        """
+        try:
+            return self._access(trust_id)
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone gives no token: {exc}') from exc
+
+    def _access(self, trust_id: str) -> ty.Any:
+        session = self._by_trust(trust_id)
+        try:
+            return session.auth.get_access(session)
+        except (exceptions.Unauthorized, exceptions.Forbidden,
+                exceptions.NotFound) as exc:
+            # Not because the service user itself cannot log in.
+            self._session.auth.invalidate()
+            self._session.auth.get_access(self._session)
+            raise errors.NotDelegated(
+                f'Nothing can be done in the name of the user any more: he '
+                f'was disabled or deleted, or has lost a role on the project '
+                f'({exc.message})') from exc
+
+    def revoke(self, trust_id: str) -> None:
+        """Delete a trust; nothing when it is gone."""
+        if not self.is_configured():
+            return
+        try:
+            # He who gave it may delete it, in whose name we are by it.
+            self._keystone(self._by_trust(trust_id)).delete(
+                f'{_TRUSTS}/{trust_id}')
+        except (exceptions.Unauthorized, exceptions.Forbidden,
+                exceptions.NotFound):
+            # He is disabled, or it is gone.
+            try:
+                self._keystone(self._session).delete(f'{_TRUSTS}/{trust_id}')
+            except exceptions.NotFound:
+                pass
+
+    def held(self) -> set[str]:
+        """The trusts that were given to the service user and still hold."""
+        if not self.is_configured():
+            return set()
+        answer = self._keystone(self._session).get(_TRUSTS, params={
+            'trustee_user_id': self._session.get_user_id()})
+        # Keystone goes on listing those that have expired.
+        now = datetime.datetime.now(datetime.timezone.utc).strftime(_DATE)
+        return {trust['id'] for trust in answer.json()['trusts']
+                if trust['expires_at'] is None or trust['expires_at'] > now}

@@ -1,0 +1,154 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A service of the operator's that is asked about leases.
+
+It speaks as the one that Blazar asks (``external_service_*``): it gets a POST
+with the lease in JSON, and answers 204 for yes and 403 for no, then with a
+``message`` for the user. Who cannot be asked has not said yes.
+"""
+
+import typing as ty
+import urllib.parse
+
+from oslo_log import log as logging
+import requests
+
+from blazar_core.common import errors
+from blazar_core.common import opts
+from blazar_core.leases import limits
+
+__all__ = ['External']
+
+LOG = logging.getLogger(__name__)
+
+_DENIED = 'The operator of this cloud does not allow this lease.'
+
+
+class External:
+    """The service of ``[enforcement] external_service_*``, if there is one.
+
+    :param place: says the ``auth_url`` and ``region_name`` of this cloud, for
+        a service that wants to ask it something
+    :raises ConfigurationError: when a URL is none
+    """
+
+    def __init__(self, conf: ty.Any,
+                 place: ty.Callable[[], dict[str, str | None]]) -> None:
+        opts.register_opts(conf)
+        group = conf.enforcement
+        self._create = _url(group, 'check-create')
+        self._update = _url(group, 'check-update')
+        self._end = _url(group, 'on-end')
+        self._headers = {'X-Auth-Token': group.external_service_token} if (
+            group.external_service_token) else {}
+        self._timeout = group.external_service_timeout
+        self._place = place
+
+    def check(self, asked: limits.Asked) -> None:
+        """Ask whether a lease may be made, or changed.
+
+        :raises LimitExceeded: when it may not; says what the service said
+        :raises CloudUnavailable: when the service gives no answer
+        """
+        body = {'lease': _lease(asked.described)}
+        if asked.lease_id is not None:
+            body['current_lease'] = _lease(asked.current or {})
+        self._ask(self._create if asked.lease_id is None else self._update,
+                  asked.user_id, asked.project_id, body)
+
+    def on_end(self, described: ty.Mapping[str, ty.Any]) -> None:
+        """Tell that a lease is over; that it could not be told is logged.
+
+        :param described: the lease as the API describes it
+        """
+        try:
+            self._ask(self._end, described['user_id'],
+                      described['project_id'], {'lease': _lease(described)})
+        except (errors.LimitExceeded, errors.CloudUnavailable) as exc:
+            LOG.warning('The external service was not told that lease %s is '
+                        'over: %s', described['id'], exc)
+
+    def _ask(self, url: str | None, user_id: str, project_id: str,
+             body: dict[str, ty.Any]) -> None:
+        if url is None:
+            return
+        context = {'user_id': user_id, 'project_id': project_id,
+                   **self._place()}
+        try:
+            # Who is sent elsewhere would ask by GET, and show the token.
+            answer = requests.post(
+                url, json={'context': context, **body},
+                headers=self._headers, timeout=self._timeout,
+                allow_redirects=False)
+        except requests.RequestException as exc:
+            LOG.warning('The external service does not answer at %s: %s',
+                        url, exc)
+            raise _silent() from exc
+        if answer.status_code == 403:
+            raise errors.LimitExceeded(_message(url, answer))
+        if answer.status_code != 204:
+            # What it says is for the operator: it may be anything.
+            LOG.warning('The external service answered %s at %s, which is '
+                        'neither 204 (yes) nor 403 (no): %.1000s',
+                        answer.status_code, url, answer.text)
+            raise _silent()
+
+
+def _url(group: ty.Any, method: str) -> str | None:
+    """Where a method is called; None: it is not.
+
+    :raises ConfigurationError: when that is no URL
+    """
+    base = 'external_service_base_endpoint'
+    own = f'external_service_{method.replace("-", "_")}_endpoint'
+    for option in (own, base):
+        if not group[option]:
+            continue
+        parts = urllib.parse.urlsplit(group[option])
+        if parts.scheme not in ('http', 'https') or not parts.netloc:
+            raise errors.ConfigurationError(
+                f'[enforcement] {option} is no URL: {group[option]}. Write '
+                f'one such as http://controller:8088/')
+        return ty.cast(str, group[option]) if option == own else (
+            urllib.parse.urljoin(group[option], method))
+    return None
+
+
+def _lease(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
+    """A lease as Blazar sends it: with the hosts of each reservation.
+
+    Before it is made there are none, and later Nova may move its servers:
+    the list is there for who reads it, and empty unless somebody fills it.
+    """
+    return {**described, 'reservations': [
+        {'allocations': [], **reservation}
+        for reservation in described.get('reservations', ())]}
+
+
+def _message(url: str, answer: requests.Response) -> str:
+    """What the service wants the user to be told."""
+    try:
+        message = answer.json()['message']
+        if isinstance(message, str) and message:
+            return message
+    except (ValueError, KeyError, TypeError):
+        pass
+    LOG.warning('The external service said no at %s without a message: '
+                '%.1000s', url, answer.text)
+    return _DENIED
+
+
+def _silent() -> errors.CloudUnavailable:
+    return errors.CloudUnavailable(
+        'The service that has to allow each lease gives no answer; try again '
+        'in a minute.')

@@ -1,0 +1,196 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How the parts are put together, from a configuration."""
+
+import dataclasses
+import functools
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.books import admission as admissions
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import opts
+from blazar_core.db import api
+from blazar_core.db import migration
+from blazar_core.db import settings
+from blazar_core.db import vault
+from blazar_core.leases import leases
+from blazar_core.leases import limits
+from blazar_core.lifecycle import lifecycle
+from blazar_nova.compat import demand
+from blazar_nova.compat import quota
+from blazar_nova.compat import servers
+from blazar_nova.compat import service
+from blazar_nova.parts import credentials
+from blazar_nova.parts import external
+
+__all__ = ['Parts', 'admission', 'asked_of', 'assemble', 'compare_settings',
+           'database', 'lost_after', 'shared']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds that a nova-conductor may need beside its longest call.
+_MARGIN = 60
+
+#: What is told of a lease that has gone out of the books.
+_OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a process of ours works with."""
+
+    conf: ty.Any
+    database: api.Database
+    clock: clocks.Clock
+    vault: vault.Vault
+    trusts: credentials.Credentials
+    admission: admissions.Admission
+    leases: leases.Leases
+    cloud: servers.NovaCloud
+    lifecycle: lifecycle.Lifecycle
+    limits: limits.Limits
+
+
+def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
+    """Build the parts.
+
+    :raises ConfigurationError: when a line is missing or wrong
+    """
+    clock = clock or clocks.SystemClock()
+    service.bound_waiting()
+    books = database(conf)
+    secrets = vault.Vault(conf.blazar.encryption_keys)
+    trusts = credentials.Credentials(conf)
+    cloud = servers.NovaCloud(trusts)
+    outside = external.External(conf, trusts.place)
+
+    def tell(event_type: str, lease: dict[str, ty.Any]) -> None:
+        service.notify(event_type, lease)
+        if event_type in _OVER:
+            outside.on_end(lease)
+
+    search = admission(conf, books, clock)
+    return Parts(
+        conf, books, clock, secrets, trusts, search,
+        leases.Leases(books, clock, search), cloud,
+        lifecycle.Lifecycle(books, clock, cloud, secrets.open,
+                            tell, conf.blazar.start_patience,
+                            lost_after(conf)),
+        limits.Limits(conf, books, clock, quota.NovaQuota(),
+                      [outside.check]))
+
+
+def asked_of(new: leases.NewLease, held: bool) -> limits.Asked:
+    """What a new lease takes of the limits."""
+    request = new.request
+    return limits.Asked(
+        new.project_id, new.user_id, request.window,
+        sum(one.count for one in new.demands), leases.total(new.demands),
+        held=held, server_ids=tuple(new.server_ids), described={
+            'name': request.name, 'project_id': new.project_id,
+            'user_id': new.user_id,
+            'start_date': clocks.iso(request.window.start),
+            'end_date': clocks.iso(request.window.end),
+            'reservations': [
+                {'resource_type': one.resource_type,
+                 'amount': one.demand.count,
+                 'resources': dict(one.demand.resources),
+                 **(one.params or {})} for one in new.reservations]})
+
+
+@functools.cache
+def shared() -> Parts:
+    """The parts of this process, which all its applications have together.
+
+    Paste makes several, and each would have the books in its memory.
+
+    :raises ConfigurationError: when a line is missing or wrong
+    """
+    parts = assemble(service.CONF)
+    compare_settings('nova-api', parts.conf, parts.database, parts.clock)
+    return parts
+
+
+def database(conf: ty.Any) -> api.Database:
+    """The books, if their schema is the one that this code wants.
+
+    A database that does not answer now keeps nothing from starting: its
+    schema is looked at before it is used.
+
+    :raises ConfigurationError: when it is another schema
+    """
+    opts.register_opts(conf)
+    books = api.Database(conf)
+    books.presence.before(lambda: _check_schema(books))
+    return books
+
+
+def _check_schema(books: api.Database) -> None:
+    found, wanted = migration.version(books), migration.head()
+    # WSGI servers fork after this: no connection may be shared.
+    books.engine.dispose()
+    if found != wanted:
+        raise errors.ConfigurationError(
+            f'The database of [blazar_database] connection has the schema '
+            f'{found or "of an empty database"}, and {wanted} is wanted. '
+            f'Run: blazar-nova-manage db sync')
+
+
+def lost_after(conf: ty.Any) -> int:
+    """Seconds after which nobody is at work on a build any more.
+
+    :raises ConfigurationError: when somebody may still be
+    """
+    seconds, longest = conf.blazar.lost_build_seconds, conf.long_rpc_timeout
+    if seconds is None:
+        return int(longest + _MARGIN)
+    if seconds <= longest:
+        raise errors.ConfigurationError(
+            f'[blazar] lost_build_seconds is {seconds}, and nova-conductor '
+            f'may wait for a scheduler for as long as [DEFAULT] '
+            f'long_rpc_timeout, {longest} seconds: a build could be sent '
+            f'twice. Write a larger number, or leave lost_build_seconds out.')
+    return int(seconds)
+
+
+def compare_settings(process: str, conf: ty.Any, books: api.Database,
+                     clock: clocks.Clock) -> None:
+    """Tell with what a process judges demands, and log where others judge
+    otherwise. That is no reason not to start: they may be restarted next.
+    """
+    books.presence.before(lambda: _compare_settings(
+        process, demand.settings_of(conf), books, clock))
+
+
+def _compare_settings(process: str, mine: settings.Settings,
+                      books: api.Database, clock: clocks.Clock) -> None:
+    try:
+        settings.write(books, clock.now(), process, mine)
+    except Exception as exc:
+        LOG.warning('The settings of %s are not written down, so that no '
+                    'other process can compare them: %s', process, exc)
+    for sentence in settings.differences(books, {process: mine}):
+        LOG.error('%s', sentence)
+    # WSGI servers fork after this.
+    books.engine.dispose()
+
+
+def admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
+              ) -> admissions.Admission:
+    """What finds room, by the strategy that is configured."""
+    return admissions.Admission(
+        books, clock, admissions.spread
+        if conf.blazar.randomize_host_selection else admissions.pack)

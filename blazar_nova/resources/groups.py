@@ -1,0 +1,60 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a server group adds to what a build asks for."""
+
+import collections
+import dataclasses
+
+from blazar_core.common import model
+from blazar_core.leases import leases
+from blazar_nova.compat import calls
+from blazar_nova.compat import demand as demands
+
+__all__ = ['in_group']
+
+
+def in_group(demand: model.Demand, call: calls.BuildCall,
+             booked: leases.Leases) -> model.Demand:
+    """A demand with what the server group of the boot adds to it."""
+    group = demands.group_of(call.context, call.request_spec[0])
+    if group is None or group.policy is None:
+        return demand
+    affinity = model.Affinity(group.policy)
+    members = _members(group, set(call.server_ids), booked)
+    taken = frozenset(members)
+    if affinity is model.Affinity.SAME:
+        hosts = demand.hosts
+        if taken:
+            hosts = taken if hosts is None else hosts & taken
+        return dataclasses.replace(demand, affinity=affinity, hosts=hosts)
+    if affinity is model.Affinity.DIFFERENT:
+        return dataclasses.replace(
+            demand, affinity=affinity, per_host=group.per_host,
+            # With several to a host, Nova counts those that are there.
+            avoid=taken if group.per_host == 1 else frozenset())
+    return dataclasses.replace(demand, affinity=affinity, members=members)
+
+
+def _members(group: demands.Group, new: set[str], leased: leases.Leases,
+             ) -> collections.Counter[str]:
+    """How many of a group are on each host, but for those that come.
+
+    On the host of its booking, and where it runs if that is another.
+    """
+    booked = leased.booked_hosts(set(group.members) - new)
+    services = leased.hosts_of_services(set(group.running.values()))
+    places = set(booked.items()) | {
+        (server_id, uuid) for server_id, service_host in
+        group.running.items() for uuid, runs in services.items()
+        if runs == service_host}
+    return collections.Counter(uuid for _server_id, uuid in places)

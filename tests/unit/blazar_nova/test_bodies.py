@@ -1,0 +1,464 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import hypothesis
+from hypothesis import strategies as st
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.leases import leases
+from blazar_core.leases import requests
+from blazar_core.leases import views
+from blazar_nova.api import bodies
+from blazar_nova.api import lease_params
+from tests.unit import base
+
+#: 2027-01-15 08:00:20 UTC.
+NOW = base.NOW + 20
+HOUR = 3600
+
+DEFAULTS = lease_params.Defaults(
+    start='now', length=HOUR, minutes_before_end=0)
+
+#: A whole request, as python-blazarclient 4.6.0 sends it.
+CREATE = {
+    'name': 'lease1', 'start_date': '2027-01-15 09:00',
+    'end_date': '2027-01-15 10:00', 'before_end_date': None,
+    'reservations': [{
+        'resource_type': 'virtual:instance', 'amount': 2, 'vcpus': 2,
+        'memory_mb': 1024, 'disk_gb': 10, 'affinity': 'None',
+        'resource_properties': ''}],
+    'events': [],
+}
+
+
+class BodiesTestCase(base.TestCase):
+
+    def assert_refused(self, parts, work, *args):
+        """It says why, in sentences."""
+        refused = str(self.assertRaises(
+            errors.InvalidLeaseParams, work, *args))
+        for part in (parts,) if isinstance(parts, str) else parts:
+            self.assertIn(part, refused)
+        self.assertTrue(refused.endswith('.'), refused)
+
+
+class TestJsonObject(BodiesTestCase):
+
+    def test_what_is_null_is_left_out(self):
+        self.assertEqual({'a': 0, 'b': False, 'c': ''}, inputs.json_object(
+            {'a': 0, 'b': False, 'c': '', 'd': None}, 'It'))
+        self.assertEqual({}, inputs.json_object({}, 'It'))
+
+    def test_anything_else_is_refused_and_named(self):
+        for value, kind in ((None, 'null'), ([], 'a list'), ('{}', 'a string'),
+                            (1, 'a number'), (1.5, 'a number'),
+                            (True, 'a boolean')):
+            self.assert_refused(f'It is {kind}. Write a JSON object.',
+                                inputs.json_object, value, 'It')
+
+
+class TestInteger(BodiesTestCase):
+
+    def test_whole_numbers_may_be_text(self):
+        for value, number in ((1, 1), ('1', 1), (' 7 ', 7), ('+3', 3),
+                              ('007', 7), (10, 10), ('10', 10)):
+            self.assertEqual(number, inputs.integer(value, 'amount', 1, 10))
+        self.assertEqual(-2, inputs.integer('-2', 'amount', -5))
+
+    def test_anything_else_is_refused_with_what_was_given(self):
+        for value, given in (
+                (0, '0'), (11, '11'), ('0', '0'), ('11', '11'),
+                (-1, '-1'), (True, 'a boolean'), (1.0, 'a number'),
+                (None, 'null'), ([1], 'a list'), ({}, 'an object'),
+                ('', ''), ('one', 'one'), ('1.0', '1.0'), ('1e0', '1e0'),
+                ('0x1', '0x1'), ('1_0', '1_0'), ('1 0', '1 0'),
+                ('+-1', '+-1'), ('--1', '--1'), ('+', '+'), ('1+', '1+'),
+                ('\u0661', '\u0661'), ('\xb2', '\xb2'),
+                ('9' * 30, '9' * 30), (10 ** 30, '1' + 30 * '0'),
+                ('x' * 100, 'x' * 61 + '...')):
+            self.assert_refused(
+                f'"amount" is {given}. Write a whole number from 1 to 10.',
+                inputs.integer, value, 'amount', 1, 10)
+
+    def test_without_a_bound_it_is_what_a_column_holds(self):
+        most = 2 ** 31 - 1
+        self.assertEqual(most, inputs.integer(most, 'vcpus', 1))
+        self.assert_refused(f'from 1 to {most}', inputs.integer, most + 1,
+                            'vcpus', 1)
+
+
+class TestAffinity(BodiesTestCase):
+
+    def test_the_three_as_clients_write_them(self):
+        for affinity, values in (
+                (True, (True, 'True', 'true', ' TRUE ', '1', 1, 'yes')),
+                (False, (False, 'False', 'false', '0', 0, 'no')),
+                (None, (None, 'None', 'none', ' NONE ', 'null', ''))):
+            for value in values:
+                self.assertIs(affinity, inputs.affinity_of(value), value)
+
+    def test_anything_else_is_refused(self):
+        for value, kind in ((2, 'a number'), ('maybe', 'a string'),
+                            (1.0, 'a number'), ([], 'a list'),
+                            ({}, 'an object')):
+            self.assert_refused(
+                (f'"affinity" is {kind} that is neither true nor false.',
+                 'True for all servers on one host, False for each on '
+                 'another one, or None.'), inputs.affinity_of, value)
+
+
+class TestCreate(BodiesTestCase):
+
+    def create(self, defaults=DEFAULTS, without=(), **values):
+        body = {key: value for key, value in {**CREATE, **values}.items()
+                if key not in without}
+        return bodies.create(body, NOW, defaults)
+
+    def assert_create_refused(self, parts, **values):
+        self.assert_refused(parts, lambda: self.create(**values))
+
+    def test_what_the_client_sends_is_understood(self):
+        begin = base.NOW + HOUR
+        self.assertEqual(bodies.CreateRequest(
+            requests.LeaseRequest(
+                'lease1', model.Window(begin, begin + HOUR), None, (),
+                'delete', False),
+            (CREATE['reservations'][0],), None), self.create())
+
+    def test_all_but_the_end_may_be_left_out(self):
+        for body in ({'end_date': '2027-01-15 10:00'},
+                     {**dict.fromkeys(CREATE), 'offer_seconds': None,
+                      'end_date': '2027-01-15 10:00'}):
+            self.assertEqual(bodies.CreateRequest(
+                requests.LeaseRequest(
+                    None, model.Window(NOW, base.NOW + 2 * HOUR), None, (),
+                    'delete', True), (), None),
+                bodies.create(body, NOW, DEFAULTS))
+
+    def test_the_operator_says_what_is_not_said(self):
+        defaults = lease_params.Defaults(
+            start='2027-01-15 09:30', length=1, minutes_before_end=10)
+        lease = self.create(defaults, without=['start_date']).lease
+        self.assertEqual(
+            (base.NOW + HOUR + HOUR // 2, base.NOW + 2 * HOUR - 600),
+            (lease.window.start, lease.before_end))
+
+    def test_a_start_that_is_nearly_now_is_now(self):
+        for start in ('now', '2027-01-15 08:00', '2027-01-15 08:00:20',
+                      '2027-01-15 07:59:21', '2027-01-15T08:00:00.000000'):
+            lease = self.create(start_date=start).lease
+            self.assertEqual((NOW, True), (
+                lease.window.start, lease.starts_now), start)
+        for start in ('2027-01-15 07:59:20', '2027-01-15 07:59'):
+            self.assert_create_refused('is in the past', start_date=start)
+        self.assertFalse(self.create(start_date='2027-01-15 08:00:21')
+                         .lease.starts_now)
+
+    def test_a_window_that_cannot_be_is_refused(self):
+        self.assert_create_refused(
+            'End date must be later than start date.',
+            end_date='2027-01-15 09:00')
+        self.assert_create_refused(
+            'is an invalid date', end_date='9999-01-01 00:00')
+        self.assert_create_refused(
+            'soon is an invalid date', start_date='soon')
+
+    def test_a_missing_end_is_asked_for(self):
+        for values in ({'without': ['end_date']}, {'end_date': None}):
+            self.assert_create_refused(
+                'Missing parameter end_date. Write for example "end_date": '
+                '"2026-12-02 16:07".', **values)
+
+    def test_texts_are_texts(self):
+        for key in ('name', 'start_date', 'end_date', 'before_end_date'):
+            self.assert_create_refused(
+                f'"{key}" is a number. Write a string, such as "{key}": "',
+                **{key: 5})
+
+    def test_a_key_that_is_not_known_is_refused(self):
+        self.assert_create_refused(
+            ('The key "end" is not known in the lease.',
+             'Did you mean "end_date"?'), end='2027-01-15 10:00')
+
+    def test_names(self):
+        self.assertEqual('a b', self.create(name='  a b ').lease.name)
+        self.assertIsNone(self.create(name=None).lease.name)
+        self.assertIsNone(self.create(without=['name']).lease.name)
+        self.assert_create_refused('The name has 0 characters', name=' ')
+        self.assert_create_refused('control characters', name='a\nb')
+        self.assert_create_refused('Write 1 to 255', name='x' * 256)
+
+    def test_a_date_before_the_end_is_within_the_lease(self):
+        for date, seconds in (('2027-01-15 09:00', 0),
+                              ('2027-01-15 09:50', 3000),
+                              ('2027-01-15 10:00', HOUR)):
+            self.assertEqual(base.NOW + HOUR + seconds, self.create(
+                before_end_date=date).lease.before_end)
+        for date in ('2027-01-15 08:59', '2027-01-15 10:01'):
+            self.assert_create_refused(
+                'is not within the lease', before_end_date=date)
+
+    def test_events_of_the_users_own(self):
+        event = {'event_type': 'remind', 'event_date': '2027-01-15 09:30'}
+        self.assertEqual(
+            (requests.EventRequest('remind', base.NOW + 3 * HOUR // 2),),
+            self.create(events=[event]).lease.events)
+        for events, part in (
+                ('remind', '"events" is a string'),
+                ([5], 'An entry of "events" is a number'),
+                ([{**event, 'event_type': None}], '"event_type" is null'),
+                ([{'event_type': 'remind'}], 'has no "event_date"'),
+                ([{**event, 'event_type': 'expire_offer'}],
+                 'belongs to every lease'),
+                ([{**event, 'event_date': '2027-01-15 10:01'}],
+                 'is not within the lease'),
+                ([event] * 101, 'has 101 entries')):
+            self.assert_create_refused(part, events=events)
+
+    def test_reservations_stay_as_they_were_written_but_for_nulls(self):
+        one, two = {'resource_type': 'a', 'amount': '2', 'b': None}, {'c': [5]}
+        self.assertEqual(
+            ({'resource_type': 'a', 'amount': '2'}, {'c': [5]}),
+            self.create(reservations=[one, two]).reservations)
+        self.assertEqual((), self.create(reservations=[]).reservations)
+        self.assertEqual(20, len(self.create(
+            reservations=[one] * 20).reservations))
+
+    def test_reservations_are_a_list_of_objects(self):
+        for reservations in ({}, 'virtual:instance', 5, [{}] * 21):
+            self.assert_create_refused(
+                '"reservations" must be a list of at most 20 objects, such '
+                'as [{"resource_type": "virtual:instance", ...}].',
+                reservations=reservations)
+        self.assert_create_refused(
+            'An entry of "reservations" is a string. Write a JSON object.',
+            reservations=[{}, 'one'])
+        self.assert_create_refused(
+            'An entry of "reservations" is null.', reservations=[None])
+
+    def test_a_lease_is_for_so_many_servers_in_all(self):
+        bodies.check_total([1000])
+        bodies.check_total([500, 500])
+        # One that was larger before may shrink.
+        bodies.check_total([1500, 10], before=2000)
+        for amounts, before in (([1001], 0), ([1000, 1], 0),
+                                ([600, 500], 1000), ([2001], 2000)):
+            self.assert_refused(
+                f'The reservations of one lease ask for {sum(amounts)} '
+                f'servers together. Write amounts of at most 1000 in all',
+                bodies.check_total, amounts, before)
+
+    def test_an_offer_stands_for_so_many_seconds(self):
+        for value in (60, '60', 86400):
+            self.assertEqual(int(value), self.create(
+                offer_seconds=value).offer_seconds)
+        for value in (59, 86401, 'soon', True):
+            self.assert_create_refused(
+                '"offer_seconds" is', offer_seconds=value)
+
+    def test_the_body_is_an_object(self):
+        for body in (None, [], 'x', 5):
+            self.assert_refused(
+                'The body of the request is', bodies.create, body, NOW,
+                DEFAULTS)
+
+
+class TestChange(BodiesTestCase):
+
+    #: From 09:00 to 10:00:30, the same day.
+    lease = {'start_date': clocks.iso(base.NOW + HOUR),
+             'end_date': clocks.iso(base.NOW + 2 * HOUR + 30),
+             'before_end_date': None}
+
+    def change(self, now=NOW, lease=None, **values):
+        return bodies.change(values, now, lease or self.lease)
+
+    def test_what_is_left_out_or_null_stays(self):
+        for values in ({}, dict.fromkeys((
+                'name', 'start_date', 'end_date', 'before_end_date',
+                'reservations', 'events'))):
+            self.assertEqual(
+                bodies.ChangeRequest(leases.Change(), ()),
+                self.change(**values))
+
+    def test_each_thing_may_be_changed(self):
+        change = self.change(
+            name=' new ', start_date='2027-01-15 09:01',
+            end_date='2027-01-15 11:00', before_end_date='2027-01-15 10:30',
+            events=[{'event_type': 'remind',
+                     'event_date': '2027-01-15 09:30'}],
+            reservations=[{'id': 'one', 'amount': '3', 'vcpus': None}])
+        self.assertEqual(bodies.ChangeRequest(
+            leases.Change(
+                name='new', start=base.NOW + HOUR + 60,
+                end=base.NOW + 3 * HOUR,
+                before_end=base.NOW + 2 * HOUR + HOUR // 2,
+                events=(requests.EventRequest(
+                    'remind', base.NOW + HOUR + HOUR // 2),)),
+            ({'id': 'one', 'amount': '3'},)), change)
+
+    def test_no_events_are_other_than_none_said(self):
+        self.assertEqual((), self.change(events=[]).change.events)
+        self.assertIsNone(self.change().change.events)
+
+    def test_the_minute_at_which_it_ends_anyway_changes_nothing(self):
+        """Clients show and send minutes only."""
+        for date in ('2027-01-15 10:00', '2027-01-15 10:00:30',
+                     '2027-01-15T10:00:30.000000'):
+            self.assertIsNone(self.change(end_date=date).change.end, date)
+        self.assertIsNone(
+            self.change(start_date='2027-01-15 09:00').change.start)
+
+    def test_a_date_with_seconds_is_meant(self):
+        for date, seconds in (('2027-01-15 10:00:00', 0),
+                              ('2027-01-15 10:00:31', 31),
+                              ('2027-01-15T10:00:59.000000', 59),
+                              ('2027-01-15T10:00:10+00:00', 10)):
+            self.assertEqual(base.NOW + 2 * HOUR + seconds, self.change(
+                end_date=date).change.end, date)
+
+    def test_now_is_meant_within_the_last_minute_too(self):
+        now = base.NOW + 2 * HOUR + 10
+        self.assertEqual(now, self.change(now, end_date='now').change.end)
+        self.assertIsNone(self.change(
+            now, end_date='2027-01-15 10:00').change.end)
+
+    def test_a_date_before_the_end_that_there_was_none_of_is_new(self):
+        date = '2027-01-15 09:50'
+        time = base.NOW + HOUR + 3000
+        self.assertEqual(time, self.change(
+            before_end_date=date).change.before_end)
+        lease = {**self.lease, 'before_end_date': clocks.iso(time)}
+        self.assertIsNone(self.change(
+            lease=lease, before_end_date=date).change.before_end)
+
+    def test_one_that_is_to_stay_while_the_end_moves_is_said(self):
+        """It would move with the end, if it were not."""
+        time = base.NOW + HOUR + 3000
+        lease = {**self.lease, 'before_end_date': clocks.iso(time)}
+        self.assertEqual(time, self.change(
+            lease=lease, before_end_date='2027-01-15 09:50',
+            end_date='2027-01-15 12:00').change.before_end)
+
+    def test_what_cannot_be_is_refused(self):
+        for part, values in (
+                ('The key "offer_seconds" is not known in a change of a '
+                 'lease.', {'offer_seconds': 60}),
+                ('"end_date" is a number. Write a string, such as '
+                 '"end_date": "2026-12-02 16:07".', {'end_date': 5}),
+                ('soon is an invalid date', {'start_date': 'soon'}),
+                ('The name has 0 characters', {'name': ''}),
+                ('"name" is a list.', {'name': []}),
+                ('"events" is an object', {'events': {}}),
+                ('must be a list of at most 20', {'reservations': 'x'})):
+            self.assert_refused(part, lambda: self.change(**values))
+        self.assert_refused('The body of the request is a list',
+                            bodies.change, [], NOW, self.lease)
+
+
+class TestQuery(BodiesTestCase):
+
+    def query(self, **values):
+        return bodies.query(values, NOW)
+
+    def test_nothing_said_is_a_page_of_what_is_not_over(self):
+        self.assertEqual((views.Query(ended=False, limit=1000), None),
+                         self.query())
+
+    def test_what_is_over_is_asked_for(self):
+        for text, ended in (('true', True), ('1', True), ('False', False)):
+            self.assertEqual(ended, self.query(ended=text)[0].ended)
+        self.assert_refused('"ended" is yes. Write true or false.',
+                            lambda: self.query(ended='yes'))
+
+    def test_each_filter(self):
+        self.assertEqual((views.Query(
+            project_id='p', name='lease1', status='ACTIVE',
+            resource_type='virtual:instance', start=base.NOW + HOUR,
+            end=NOW, sort=(('created_at', True), ('name', False)),
+            marker='m', limit=10), ['id', 'name']), self.query(
+                project_id='p', name='lease1', status='active',
+                resource_type='virtual:instance',
+                start_date='2027-01-15 09:00', end_date='now',
+                sort='created_at:desc, name:asc', marker='m', limit='10',
+                fields='id, name'))
+
+    def test_each_key_may_be_sorted_by(self):
+        for key in ('start_date', 'end_date', 'created_at', 'updated_at',
+                    'name', 'status', 'id'):
+            for text, descending in ((key, False), (key + ':asc', False),
+                                     (key + ':desc', True)):
+                self.assertEqual(((key, descending),),
+                                 self.query(sort=text)[0].sort)
+
+    def test_what_cannot_be_is_refused(self):
+        for part, values in (
+                ('"size" cannot be sorted by. Write one or more of '
+                 'start_date, end_date,', {'sort': 'size'}),
+                ('"name:up" cannot be sorted by', {'sort': 'name:up'}),
+                ('"" cannot be sorted by', {'sort': ''}),
+                ('"" cannot be sorted by', {'sort': 'name,'}),
+                ('"limit" is 0. Write a whole number from 1 to 1000.',
+                 {'limit': '0'}),
+                ('"limit" is 1001.', {'limit': '1001'}),
+                ('"limit" is all.', {'limit': 'all'}),
+                ('soon is an invalid date', {'start_date': 'soon'}),
+                ('The key "colour" is not known in the query of leases.',
+                 {'colour': 'red'})):
+            self.assert_refused(part, lambda: self.query(**values))
+
+
+class TestAnything(BodiesTestCase):
+    """Whatever is sent is understood or refused with a sentence."""
+
+    values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() |
+        st.text(max_size=12) | st.sampled_from((
+            'now', '2027-01-15 09:00', '+-5', '-0', '99999-01-01 00:00')),
+        lambda some: st.lists(some, max_size=3) | st.dictionaries(
+            st.sampled_from(('event_type', 'event_date', 'id', 'x')), some,
+            max_size=3), max_leaves=5)
+
+    def check_all(self, keys, work):
+        outcomes = set()
+
+        def check(body):
+            try:
+                work(body)
+                outcomes.add('understood')
+            except errors.InvalidLeaseParams:
+                outcomes.add('refused')
+
+        hypothesis.settings(derandomize=True, deadline=None, database=None,
+                            max_examples=400)(hypothesis.given(
+                                st.dictionaries(
+                                    st.sampled_from(keys), self.values,
+                                    max_size=4) | self.values)(check))()
+        return outcomes
+
+    def test_a_body_that_makes_or_changes_a_lease(self):
+        keys = (*CREATE, 'offer_seconds')
+        self.check_all(keys, lambda body: bodies.create(
+            {**body, 'end_date': '2027-01-15 10:00'} if isinstance(
+                body, dict) else body, NOW, DEFAULTS))
+        self.assertEqual(
+            {'understood', 'refused'}, self.check_all(
+                keys, lambda body: bodies.change(
+                    body, NOW, TestChange.lease)))
+
+    def test_a_number_or_an_affinity(self):
+        for work in (lambda value: inputs.integer(value, 'amount', 0),
+                     inputs.affinity_of):
+            self.assertIn('refused', self.check_all(('x',), work))

@@ -348,7 +348,7 @@ class WakeTest(leased.LeasedTestCase):
 
     def test_who_stood_still_after_the_gate_does_not_send(self):
         self.clock.advance(HOUR)
-        with self.stubbed('blazar_core.lifecycle.clouds.Deadline.passed',
+        with self.stubbed('blazar_core.cloud.Deadline.passed',
                           lambda _deadline: True):
             self.run_due()
         self.assertEqual([], self.casts)

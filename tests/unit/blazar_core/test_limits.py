@@ -508,7 +508,7 @@ class TestReserved(LimitsTestCase):
         lease = self.have(0, 100, count=2)
         self.limit(**{VCPUS: 4})
         self.refused(VCPUS, 4, 4, 2)
-        self.cloud.servers[base.servers_of(lease)[0]] = base.lifecycle.Seen(
+        self.cloud.servers[base.servers_of(lease)[0]] = base.clouds.Seen(
             base.State.ERROR)
         self.lifecycle.check(base.servers_of(lease)[0])
         self.assertEqual('STARTING', self.status(lease))

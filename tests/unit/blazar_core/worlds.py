@@ -208,7 +208,7 @@ class BooksTestCase(base.DatabaseTestCase):
                 examples: int | None = None) -> None:
         """Check many examples, the same ones in every run."""
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.ledger.OVERDUE', OVERDUE))
+            'blazar_core.books.ledger.OVERDUE', OVERDUE))
         hypothesis.settings(
             derandomize=True, deadline=None, database=None,
             max_examples=examples or self.examples)(

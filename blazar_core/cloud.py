@@ -13,7 +13,7 @@
 """What the core needs of a cloud, and the words in which it is told.
 
 The other way round, a cloud tells what it sees of servers to
-:class:`blazar_core.lifecycle.lifecycle.Lifecycle`.
+:class:`blazar_core.lifecycle.observing.Observing`.
 """
 
 import dataclasses

@@ -178,8 +178,8 @@ class Audit:
             ('empty', lease.row.id),
             f'{lease.title} is {lease.row.status}, and has no booking.',
             '--fix ends it',
-            functools.partial(self._life.expire if offered else
-                              self._life.end, lease.row.id))
+            functools.partial(self._life.ending.expire if offered else
+                              self._life.ending.end, lease.row.id))
 
     def _unbuilt(self, lease: _Lease) -> ty.Iterator[Difference]:
         """What is to start has its build and nothing that was sent; what
@@ -215,7 +215,7 @@ class Audit:
                 continue
             if event_type == states.EventType.EXPIRE:
                 mend: Mend = functools.partial(
-                    self._life.expire, lease.row.id)
+                    self._life.ending.expire, lease.row.id)
                 remedy = '--fix ends it'
             else:
                 mend = functools.partial(
@@ -432,7 +432,7 @@ class Audit:
             ('unrevoked', row.lease_id),
             f'Lease {row.lease_id} is over, and the trust of its owner is '
             f'still kept.', '--fix revokes and forgets it',
-            functools.partial(self._life.revoke_of, row.lease_id))
+            functools.partial(self._life.closing.revoke_of, row.lease_id))
 
     def _open(self, sealed: str) -> str | None:
         try:

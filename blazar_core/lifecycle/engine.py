@@ -42,7 +42,8 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.lifecycle import lifecycle as life
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import steps
 
 __all__ = ['Engine']
@@ -93,7 +94,7 @@ class Engine:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
-                 clock: clocks.Clock, lifecycle: life.Lifecycle,
+                 clock: clocks.Clock, lifecycle: lifecycle.Lifecycle,
                  name: str) -> None:
         self._database = database
         self._clock = clock
@@ -322,7 +323,7 @@ class Engine:
         except errors.BooksUnavailable as exc:
             # That is no attempt that failed.
             settle = functools.partial(
-                self._settled, claim, life.Later(_AFTER_FAILURE, str(exc)))
+                self._settled, claim, facts.Later(_AFTER_FAILURE, str(exc)))
         except Exception:
             LOG.exception('Lease %s: %s failed', claim.lease_id,
                           claim.event_type)
@@ -343,19 +344,20 @@ class Engine:
                 self._running.pop(claim.event_id, None)
             self.wake()
 
-    def _action(self, claim: _Claim) -> ty.Callable[[], life.Outcome]:
+    def _action(self, claim: _Claim) -> ty.Callable[[], facts.Outcome]:
+        starting, ending = self._lifecycle.starting, self._lifecycle.ending
         if claim.event_type == states.EventType.START:
-            return functools.partial(self._lifecycle.start, claim.lease_id,
-                                     when_due=True)
+            return functools.partial(
+                starting.start, claim.lease_id, when_due=True)
         if claim.event_type == states.EventType.END:
-            return functools.partial(self._lifecycle.end, claim.lease_id,
-                                     when_due=True)
+            return functools.partial(
+                ending.end, claim.lease_id, when_due=True)
         if claim.event_type == states.EventType.EXPIRE:
-            return functools.partial(self._lifecycle.expire, claim.lease_id)
-        return functools.partial(self._lifecycle.announce, claim.lease_id,
-                                 claim.event_type)
+            return functools.partial(ending.expire, claim.lease_id)
+        return functools.partial(
+            ending.announce, claim.lease_id, claim.event_type)
 
-    def _settled(self, claim: _Claim, outcome: life.Outcome) -> None:
+    def _settled(self, claim: _Claim, outcome: facts.Outcome) -> None:
         if outcome is None:
             self._write(claim, status='DONE')
             return
@@ -378,7 +380,7 @@ class Engine:
         attempts = claim.attempts + 1
         if attempts > self._max_retries and claim.event_type not in (
                 states.EventType.END, states.EventType.EXPIRE):
-            self._lifecycle.give_up(
+            self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
                     self._update, claim, status='ERROR', attempts=attempts))
             return

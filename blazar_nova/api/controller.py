@@ -302,7 +302,7 @@ class Leases:
                     {'project_id': owner}):
                 raise
             return 204, None
-        self._parts.lifecycle.delete(lease_id)
+        self._parts.lifecycle.ending.delete(lease_id)
         return 204, None
 
     # -- asking what would fit ---------------------------------------------

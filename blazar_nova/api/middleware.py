@@ -178,7 +178,7 @@ class LeaseMiddleware:
         if response.status_int == 204:
             try:
                 if self._parts.leases.is_leased(server_id):
-                    self._parts.lifecycle.check(server_id)
+                    self._parts.lifecycle.observing.check(server_id)
             except errors.BooksUnavailable as exc:
                 LOG.info('Server %s was deleted; whether it had a lease is '
                          'seen to later: %s', server_id, exc)

@@ -546,7 +546,7 @@ class Verifier:
                 f'{audit.named(row.lease_id, row.name)} is ACTIVE, and '
                 f'nobody can boot with its reservation {reservation_id}: it '
                 f'has no flavor.', '--fix makes it', functools.partial(
-                    self._parts.lifecycle.open, row.lease_id))
+                    self._parts.lifecycle.starting.open, row.lease_id))
 
     # -- trusts --------------------------------------------------------------
 
@@ -572,7 +572,7 @@ class Verifier:
                     f'its servers are built.',
                     'delete its servers; their owner has to boot them anew')
         self._strays = None
-        for trust_id in sorted(self._parts.lifecycle.strays()):
+        for trust_id in sorted(self._parts.lifecycle.closing.strays()):
             yield Difference(
                 ('trust', trust_id),
                 f'Trust {trust_id[:8]}... was given to our service user, and '
@@ -587,7 +587,7 @@ class Verifier:
     def _revoke(self, trust_id: str) -> None:
         if self._strays is None:
             # Leases have been made since the trusts were looked at.
-            self._strays = self._parts.lifecycle.strays()
+            self._strays = self._parts.lifecycle.closing.strays()
         if trust_id in self._strays:
             self._parts.trusts.revoke(trust_id)
 

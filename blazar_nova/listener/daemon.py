@@ -156,8 +156,8 @@ class Listener:
         while not self._stopping.is_set():
             pause = self._interval
             self.mirror.missed.clear()
-            for part in (self.mirror.compare_all, life.settle_begun,
-                         life.send_lost, life.revoke_over):
+            for part in (self.mirror.compare_all, life.observing.settle_begun,
+                         life.lost.send, life.closing.revoke_over):
                 try:
                     part()
                 except errors.BooksUnavailable:

@@ -185,7 +185,7 @@ class Mirror:
         booked = self._parts.leases.booked(server_id)
         if booked is None:
             return
-        seen, stale = self._parts.lifecycle.check(server_id)
+        seen, stale = self._parts.lifecycle.observing.check(server_id)
         for service_host in stale:
             self.hint(usage=service_host)
         if seen.state is clouds.ServerState.GONE:
@@ -222,7 +222,7 @@ class Mirror:
 
     def _compare_servers(self) -> None:
         nova = survey.Survey(self._parts.cloud)
-        books = self._parts.lifecycle.unfinished()
+        books = self._parts.lifecycle.observing.unfinished()
         for number, batch in enumerate(survey.batches(books), 1):
             self._apart(f'Some of the servers {", ".join(batch)}',
                         self._compare_batch, nova, books, batch)

@@ -290,13 +290,13 @@ class NothingLeftTest(DeletionTestCase):
 
     def test_when_its_lease_ends(self):
         server_id = self.hold_in_group()
-        self.listener.parts.lifecycle.delete(self.lease('vm1')['id'])
+        self.listener.parts.lifecycle.ending.delete(self.lease('vm1')['id'])
         self.run_due()
         self.assert_nothing_left(server_id)
 
     def test_when_nova_api_died_meanwhile(self):
         server_id = self.hold_in_group()
-        with mock.patch('blazar_core.lifecycle.lifecycle.Lifecycle.check',
+        with mock.patch('blazar_core.lifecycle.observing.Observing.check',
                         side_effect=RuntimeError('died')):
             self.alice.delete_server(server_id)
         self.assertEqual('PENDING', self.lease('vm1')['status'])

@@ -26,7 +26,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import views
-from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import facts
 from blazar_nova.compat import servers
 
 from tests.functional import base
@@ -277,7 +277,7 @@ class LifeTest(leased.LeasedTestCase):
             server_id)['status'])
         self.assertEqual('PENDING', self.lease('vm1')['status'])
         self.assertEqual(0, self.run_due())
-        self.clock.advance(lifecycle.LONGEST_WAIT)
+        self.clock.advance(facts.LONGEST_WAIT)
 
     def test_events_are_told_at_their_times(self):
         recorder = self.record()
@@ -326,7 +326,7 @@ class WakeTest(leased.LeasedTestCase):
             return woken
 
         self.stub_out('blazar_nova.compat.reserved.unmark', together)
-        threads = [threading.Thread(target=one.parts.lifecycle.start,
+        threads = [threading.Thread(target=one.parts.lifecycle.starting.start,
                                     args=(lease_id,)) for one in listeners]
         for thread in threads:
             thread.start()
@@ -341,7 +341,7 @@ class WakeTest(leased.LeasedTestCase):
 
     def test_without_the_gate_they_would_send_it_twice(self):
         """The test above can fail."""
-        self.stub_out('blazar_core.lifecycle.lifecycle.Lifecycle._take',
+        self.stub_out('blazar_core.lifecycle.sending.Sending._take',
                       lambda *_lease: [])
         self.wake_from(2)
         self.assertEqual([(self.server_id,)] * 2, self.casts)
@@ -360,7 +360,7 @@ class WakeTest(leased.LeasedTestCase):
 
         self.clock.advance(HOUR)
         with self.stubbed(
-                'blazar_core.lifecycle.lifecycle.Lifecycle._take', die):
+                'blazar_core.lifecycle.sending.Sending._take', die):
             self.assertRaises(SystemExit, self.run_due)
         self.assertEqual([], self.casts)
         self.assertEqual('PENDING', self.lease('vm1')['status'])
@@ -419,7 +419,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.wait_for(lambda: deleted, what=f'{name} was reached')
 
     def test_a_moment_before(self):
-        self.delete_at('blazar_core.lifecycle.lifecycle.Lifecycle.start')
+        self.delete_at('blazar_core.lifecycle.starting.Starting.start')
         self.assert_nothing_is_left()
 
     def test_before_it_is_shown_as_building(self):
@@ -427,7 +427,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.assert_nothing_is_left()
 
     def test_between_that_and_the_gate(self):
-        self.delete_at('blazar_core.lifecycle.lifecycle.Lifecycle._take')
+        self.delete_at('blazar_core.lifecycle.sending.Sending._take')
         self.assert_nothing_is_left()
 
     def test_between_the_gate_and_the_cast(self):

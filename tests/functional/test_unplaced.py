@@ -161,7 +161,8 @@ class NoHostTest(UnplacedTestCase):
         def slow(instance, hard_delete=False):
             if hard_delete and not others:
                 others.append(True)
-                self.listener.parts.lifecycle.start(lease_id, when_due=True)
+                self.listener.parts.lifecycle.starting.start(
+                    lease_id, when_due=True)
             return destroy(instance, hard_delete=hard_delete)
 
         with fixtures.MonkeyPatch('nova.objects.Instance.destroy', slow):
@@ -181,7 +182,8 @@ class NoHostTest(UnplacedTestCase):
         def slow(*args):
             if not started:
                 started.append(True)
-                self.listener.parts.lifecycle.start(lease_id, when_due=True)
+                self.listener.parts.lifecycle.starting.start(
+                    lease_id, when_due=True)
             return look(*args)
 
         with fixtures.MonkeyPatch(
@@ -204,7 +206,7 @@ class NoHostTest(UnplacedTestCase):
         lease_id = self.unplaced()
         with fixtures.MonkeyPatch('blazar_nova.compat.again._unmap', die):
             self.assertRaises(Died, self.run_due)
-        self.listener.parts.lifecycle.delete(lease_id)
+        self.listener.parts.lifecycle.ending.delete(lease_id)
         for _time in range(3):
             self.clock.advance(300)
             self.run_due()

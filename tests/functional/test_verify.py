@@ -314,8 +314,8 @@ class ServersTest(VerifyTestCase):
         self.hold('held')
         other = self.boot_active('runs', hints=self.lease_hints('runs'))
         self.listener.mirror.compare_all()
-        check, looked = self.listener.parts.lifecycle.check, []
-        self.stub_out('blazar_core.lifecycle.lifecycle.Lifecycle.check',
+        check, looked = self.listener.parts.lifecycle.observing.check, []
+        self.stub_out('blazar_core.lifecycle.observing.Observing.check',
                       lambda _self, server_id: looked.append(server_id) or
                       check(server_id))
         self.listener.mirror.compare_all()
@@ -736,7 +736,7 @@ class FlavorsTest(VerifyTestCase, test_api.ApiTestCase):
     def test_a_flavor_that_is_left_is_removed(self):
         lease = self.make(start_in=HOUR)
         reservation_id = lease['reservations'][0]['id']
-        self.listener.parts.lifecycle.open(lease['id'])
+        self.listener.parts.lifecycle.starting.open(lease['id'])
         self.assert_left(f'a flavor for reservation {reservation_id}')
         self.assert_mended(f'a flavor for reservation {reservation_id}')
         self.assertIsNone(self.flavor(reservation_id))

@@ -187,7 +187,7 @@ class Contender:
                 sa.select(models.Booking.server_id).join(models.Reservation)
                 .where(models.Reservation.lease_id == lease.id))
         if server is not None:
-            self.lifecycle.observe(
+            self.lifecycle.observing.observe(
                 server, clouds.Seen(clouds.ServerState.GONE))
 
     def report(self) -> None:

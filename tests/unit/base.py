@@ -301,7 +301,7 @@ class LeaseTestCase(DatabaseTestCase):
         for server_id in servers_of(lease):
             self.cloud.servers[server_id] = clouds.Seen(
                 State.RUNNING, self.uuid_of(self.host_of(server_id)))
-            self.lifecycle.check(server_id)
+            self.lifecycle.observing.check(server_id)
         return lease
 
     def places(self, amount: int = 1, vcpus: int = 1,
@@ -327,7 +327,7 @@ class LeaseTestCase(DatabaseTestCase):
             project, 'user', request or self.request(start, end),
             reserved or (self.places(),)), None)
         if active:
-            self.lifecycle.start(lease['id'])
+            self.lifecycle.starting.start(lease['id'])
             lease = views.get(self.database, lease['id'])
         return lease
 

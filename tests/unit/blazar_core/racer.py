@@ -121,7 +121,7 @@ GUARDS = {
     'comparison': ('blazar_core.books.ledger._take',
                    functools.partial(take_unguarded, move=True)),
     'judged': ('blazar_core.books.ledger.claim', claim_unguarded),
-    'gate': ('blazar_core.lifecycle.lifecycle.Lifecycle._take',
+    'gate': ('blazar_core.lifecycle.sending.Sending._take',
              lambda self, *_lease: []),
     'lock': ('blazar_core.db.api.locked', late_lock),
     'claim': ('blazar_core.lifecycle.engine.Engine._claim', seize),
@@ -299,11 +299,11 @@ class Racer:
 
     def update_and_delete(self) -> list[Answer]:
         answers = self.update()
-        self._lifecycle().delete(self.task['lease_id'])
+        self._lifecycle().ending.delete(self.task['lease_id'])
         return [*answers, {'deleted': True}]
 
     def start(self) -> None:
-        self._lifecycle().start(self.task['lease_id'])
+        self._lifecycle().starting.start(self.task['lease_id'])
 
     def carry_out(self) -> int:
         return engine.Engine(

@@ -70,7 +70,7 @@ class AuditTestCase(base.LeaseTestCase):
     def over(self, **kwargs):
         """A lease that is over."""
         lease = self.lease(50, 100, **kwargs)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
         return lease
 
@@ -86,10 +86,10 @@ class TestWhatIsRight(AuditTestCase):
         self.over()
         self.leases.offer(self.new_lease(50, 100), 60)
         failed = self.lease(50, 100)
-        self.lifecycle.give_up(failed['id'], 'start_lease')
+        self.lifecycle.starting.give_up(failed['id'], 'start_lease')
         going = self.running_lease(0, 100)
         self.cloud.stubborn.update(base.servers_of(going))
-        self.lifecycle.end(going['id'])
+        self.lifecycle.ending.end(going['id'])
         self.assertEqual(
             ['ACTIVE', 'ERROR', 'OFFERED', 'PENDING', 'STARTING',
              'TERMINATED', 'TERMINATING'],
@@ -176,7 +176,7 @@ class TestLeases(AuditTestCase):
         first.mend()
         self.assertEqual(1, len(self.scalars(
             models.Event, models.Event.event_type == 'end_lease')))
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         first.mend()
         self.assertEqual({'DONE'}, set(self.events_of(lease).values()))
 
@@ -223,7 +223,7 @@ class TestLeases(AuditTestCase):
     def test_servers_that_do_not_go(self):
         lease = self.running_lease(0, 1000)
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.clock.advance(audit.STUCK)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
@@ -278,7 +278,7 @@ class TestWhatIsLeftBehind(AuditTestCase):
     def test_what_was_given_by_the_owner_of_a_lease_that_is_over(self):
         lease = self.lease(50, 100, credential='trust')
         self.cloud.broken['revoke'] = RuntimeError('keystone is away')
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.cloud.broken.clear()
         self.assertEqual({'trust': (lease['id'], 'lease', 'TERMINATED')},
                          self.audit.credentials())
@@ -397,7 +397,7 @@ class TestSealed(AuditTestCase):
     def test_what_is_not_needed_any_more(self):
         lease = self.lease(50, 100)
         self.change(models.HeldBuild, sealed='x')
-        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
         self.assertEqual([], self.texts())
 
     def test_all_of_many_are_opened(self):

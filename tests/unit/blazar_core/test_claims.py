@@ -25,7 +25,7 @@ from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.leases import leases
-from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import facts
 from tests.unit import base
 from tests.unit.blazar_core import racer
 
@@ -323,7 +323,7 @@ class TestLeased(ClaimTestCase):
         self.assertEqual({}, self.row('two').usage)
         self.assertIsNone(self.booking(server_id).moving_to)
         self.claim(server_id, 'two')
-        self.lifecycle.observe(server_id, clouds.Seen(
+        self.lifecycle.observing.observe(server_id, clouds.Seen(
             State.RUNNING, uuid))
         self.asked('two')
         self.assertEqual({}, self.row('two').usage)
@@ -355,7 +355,8 @@ class TestLeased(ClaimTestCase):
         own_of = admission.own_of
 
         def meanwhile(*args):
-            self.lifecycle.observe(server_id, clouds.Seen(State.GONE))
+            self.lifecycle.observing.observe(
+                server_id, clouds.Seen(State.GONE))
             admission.own_of = own_of
             return own_of(*args)
 
@@ -410,11 +411,11 @@ class TestPlaces(ClaimTestCase):
         """Returns what is booked while a server is there."""
         server_id, = self.occupy(self.lease_)
         self.claim(server_id, 'one', **takes)
-        self.lifecycle.observe(server_id, clouds.Seen(
+        self.lifecycle.observing.observe(server_id, clouds.Seen(
             State.RUNNING, self.uuid_of('one')))
         self.asked(**{server_id: takes})
         booked = self.booked()
-        self.lifecycle.observe(server_id, clouds.Seen(State.GONE))
+        self.lifecycle.observing.observe(server_id, clouds.Seen(State.GONE))
         return booked
 
     def test_one_without_a_disk_of_its_own_leaves_it_to_the_next(self):
@@ -441,7 +442,7 @@ class TestSiblings(ClaimTestCase):
                              active=True)
         servers = self.occupy(lease, count)
         for server_id in servers:
-            self.lifecycle.observe(server_id, clouds.Seen(
+            self.lifecycle.observing.observe(server_id, clouds.Seen(
                 State.RUNNING, self.uuid_of(self.host_of(server_id))))
         return servers
 
@@ -478,7 +479,7 @@ class TestSiblings(ClaimTestCase):
     def test_those_that_stay_together_follow_the_first(self):
         first, second = self.running(affinity=True)
         there, elsewhere = {'one', 'two', 'three'} - {self.host_of(first)}
-        self.lifecycle.observe(first, clouds.Seen(
+        self.lifecycle.observing.observe(first, clouds.Seen(
             State.RUNNING, self.uuid_of(there)))
         self.assertFalse(self.fits(elsewhere, second))
         self.assertTrue(self.fits(there, second))
@@ -531,11 +532,12 @@ class TestBuilding(ClaimTestCase):
         self.overstay()
         self.assertFalse(self.is_free())
         self.assertFalse(self.fits('one', VCPU=1))
-        self.lifecycle.observe(self.server_id, clouds.Seen(State.GONE))
+        self.lifecycle.observing.observe(
+            self.server_id, clouds.Seen(State.GONE))
         self.assertTrue(self.is_free())
 
     def test_one_that_is_being_built_overstays(self):
-        self.lifecycle.observe(self.server_id, clouds.Seen(
+        self.lifecycle.observing.observe(self.server_id, clouds.Seen(
             State.BUILDING, self.uuid_of('one')))
         self.overstay()
         self.assertFalse(self.is_free())
@@ -557,14 +559,15 @@ class TestBuilding(ClaimTestCase):
         later = self.lease(100, 200)
         self.clock.advance(100)
         self.assertIsInstance(
-            self.lifecycle.start(later['id']), lifecycle.Later)
-        self.lifecycle.observe(self.server_id, clouds.Seen(State.GONE))
-        self.assertIsNone(self.lifecycle.start(later['id']))
+            self.lifecycle.starting.start(later['id']), facts.Later)
+        self.lifecycle.observing.observe(
+            self.server_id, clouds.Seen(State.GONE))
+        self.assertIsNone(self.lifecycle.starting.start(later['id']))
 
     def test_one_that_was_not_built_anywhere_does_not(self):
         self.overstay()
         self.assertTrue(self.is_free())
 
     def test_where_one_failed_the_cloud_is_asked(self):
-        self.assertEqual(['one'], self.lifecycle.observe(
+        self.assertEqual(['one'], self.lifecycle.observing.observe(
             self.server_id, clouds.Seen(State.ERROR)))

@@ -22,7 +22,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.lifecycle import engine
-from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import facts
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -40,6 +40,7 @@ class Actions:
     """
 
     def __init__(self, database):
+        self.starting = self.ending = self
         self.done = []
         self.database = database
         self.begun = collections.Counter()
@@ -201,7 +202,7 @@ class TestRunDue(EngineTestCase):
 
     def test_what_is_put_off_is_done_again_after_that_time(self):
         event_id = self.event('a')
-        self.actions.answers['a'] = [lifecycle.Later(7, 'not yet')]
+        self.actions.answers['a'] = [facts.Later(7, 'not yet')]
         worker = self.engine()
         self.assertEqual(1, worker.run_due())
         row = self.row(event_id)
@@ -238,21 +239,21 @@ class TestPauses(EngineTestCase):
 
     def test_they_grow_to_a_bound(self):
         event_id = self.event('a', 0, 'end_lease')
-        self.actions.answers['a'] = [lifecycle.Later(2, '', 300)] * 10
+        self.actions.answers['a'] = [facts.Later(2, '', 300)] * 10
         self.assertEqual(
             [2, 4, 8, 16, 32, 64, 128, 256, 300, 300],
             self.pauses(self.engine(), event_id, 10))
 
     def test_where_no_bound_is_named_they_stay_as_they_are(self):
         event_id = self.event('a')
-        self.actions.answers['a'] = [lifecycle.Later(7, '')] * 3
+        self.actions.answers['a'] = [facts.Later(7, '')] * 3
         self.assertEqual([7, 7, 7], self.pauses(self.engine(), event_id, 3))
 
     def test_they_begin_anew_when_a_server_of_the_lease_has_gone(self):
         event_id, other = (self.event(name, 0, 'end_lease')
                            for name in ('a', 'b'))
         for name in ('a', 'b'):
-            self.actions.answers[name] = [lifecycle.Later(2, '', 300)] * 9
+            self.actions.answers[name] = [facts.Later(2, '', 300)] * 9
         worker = self.engine()
         for _time in range(5):
             worker.run_due()
@@ -266,7 +267,7 @@ class TestPauses(EngineTestCase):
     def test_so_they_do_when_that_is_told_while_it_is_tried(self):
         """The action may have looked before the server had gone."""
         event_id = self.event('a', 0, 'end_lease')
-        self.actions.answers['a'] = [lifecycle.Later(2, '', 300)] * 9
+        self.actions.answers['a'] = [facts.Later(2, '', 300)] * 9
         worker = self.engine()
         self.pauses(worker, event_id, 5)
         door = self.shut('a')
@@ -494,7 +495,7 @@ class TestFailures(EngineTestCase):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a', 0, 'start_lease')
         self.actions.answers['a'] = 3 * [
-            RuntimeError(), lifecycle.Later(5, 'the quota is used up')]
+            RuntimeError(), facts.Later(5, 'the quota is used up')]
         worker = self.engine()
         for _time in range(6):
             self.assertEqual(1, worker.run_due())
@@ -552,7 +553,7 @@ class TestClaims(EngineTestCase):
 
     def test_a_stale_worker_does_not_overwrite_who_came_after(self):
         """It was given up for dead, and comes back with an outcome."""
-        for outcome in (None, lifecycle.Later(5, ''), RuntimeError()):
+        for outcome in (None, facts.Later(5, ''), RuntimeError()):
             event_id = self.event('a')
             stale = self.engine('stale', claim_seconds=60)
             claim, = stale._claim_due(1)
@@ -574,7 +575,7 @@ class TestClaims(EngineTestCase):
         claim, = stale._claim_due(1)
         self.clock.advance(60)
         self.engine('alive').run_due()
-        self.actions.answers['a'] = [lifecycle.Later(5, '')]
+        self.actions.answers['a'] = [facts.Later(5, '')]
         stale._carry_out(claim)
         self.assertEqual('DONE', self.row(event_id).status)
 

@@ -451,7 +451,7 @@ class TestUpdate(base.LeaseTestCase):
         server_id, = base.servers_of(lease)
         self.cloud.stubborn.add(server_id)
         for status in ('TERMINATING', 'TERMINATED'):
-            self.lifecycle.end(lease['id'])
+            self.lifecycle.ending.end(lease['id'])
             self.assertEqual(status, self.status(lease))
             self.assert_refused(errors.InvalidLeaseParams, status, lease,
                                 end=200)
@@ -566,7 +566,8 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
         return found
 
     def test_one_that_has_started_is_not_moved(self):
-        found = self.meanwhile(lambda: self.lifecycle.start(self.mine['id']))
+        found = self.meanwhile(
+            lambda: self.lifecycle.starting.start(self.mine['id']))
         refused = self.assertRaises(
             errors.InvalidLeaseParams, self.resize)
         self.assertIn('has started', str(refused))
@@ -576,7 +577,7 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
                          self.scalars(models.Booking.resources))
 
     def test_one_that_has_ended_is_not_moved(self):
-        self.meanwhile(lambda: self.lifecycle.end(self.mine['id']))
+        self.meanwhile(lambda: self.lifecycle.ending.end(self.mine['id']))
         refused = self.assertRaises(errors.InvalidLeaseParams, self.resize)
         self.assertIn('TERMINATED', str(refused))
         self.assertEqual([], self.scalars(models.Booking))
@@ -673,10 +674,10 @@ class TestSeveralReservations(PlacesTestCase):
         self.assertEqual(0, self.generation('one') - 1)
         lease = self.update(lease, start=60, end=200, name='other')
         self.assertEqual('other', lease['name'])
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual('ACTIVE', self.status(lease))
         self.update(lease, end=150)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_one_that_starts_now_waits_for_its_start_too(self):
@@ -746,7 +747,7 @@ class TestResize(PlacesTestCase):
                          self.scalars(models.Booking.resources))
         self.assertEqual([{'vcpus': 4}],
                          self.scalars(models.Reservation.flavor))
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         opening, = self.cloud.opened.values()
         self.assertEqual(({'vcpus': 4}, True),
                          (opening.flavor, opening.affinity))
@@ -1109,7 +1110,7 @@ class TestOccupy(PlacesTestCase):
         self.assert_conflict('which is PENDING: boot with it from 2027-01-15 '
                              '08:00:50 to 2027-01-15 08:01:40 UTC', lease)
         self.clock.advance(50)
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         server_id, = self.occupy(lease)
         self.clock.advance(49)
         self.occupy(lease)
@@ -1117,7 +1118,7 @@ class TestOccupy(PlacesTestCase):
         self.clock.advance(1)
         self.assert_conflict('boot with it from', lease)
         self.cloud.stubborn.update(self.cloud.servers)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assert_conflict('which is TERMINATING', lease)
 
     def test_a_place_that_was_given_back_may_be_taken_again(self):
@@ -1252,7 +1253,7 @@ class TestRebind(base.LeaseTestCase):
         self.assertIsNotNone(self.rebind('two', 'two'))
 
     def test_nothing_is_done_about_a_lease_on_its_way_out(self):
-        self.lifecycle.delete(self.made['id'])
+        self.lifecycle.ending.delete(self.made['id'])
         self.assertIsNone(self.rebind('two', 'two'))
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(
@@ -1315,13 +1316,13 @@ class TestOffers(OfferTestCase):
         self.host('one', VCPU=1)
         offer = self.leases.offer(self.new_lease(200, 210), 30)
         self.assertEqual([], base.servers_of(offer))
-        self.lifecycle.expire(offer['id'])
+        self.lifecycle.ending.expire(offer['id'])
         self.assertEqual('TERMINATED', self.status(offer))
 
     def test_an_accepted_offer_begins_at_its_time(self):
         offer = self.offer()
         self.leases.accept(offer['id'])
-        self.lifecycle.start(offer['id'])
+        self.lifecycle.starting.start(offer['id'])
         self.assertEqual('ACTIVE', self.status(offer))
         self.assertEqual('active', views.get(
             self.database, offer['id'])['reservations'][0]['status'])
@@ -1380,7 +1381,7 @@ class TestOffers(OfferTestCase):
         self.leases.accept(offer['id'])
         self.clock.advance(30)
         self.assertEqual(0, self.new_engine().run_due())
-        self.assertIsNone(self.lifecycle.expire(offer['id']))
+        self.assertIsNone(self.lifecycle.ending.expire(offer['id']))
         self.assertEqual('PENDING', self.status(offer))
 
 
@@ -1400,7 +1401,7 @@ class TestOffersMeanwhile(OfferTestCase):
             return retried(*args, **kwargs)
 
         self.database.retried = late
-        self.lifecycle.expire(offer['id'])
+        self.lifecycle.ending.expire(offer['id'])
         self.assertEqual(1, len(accepted))
         self.assertEqual('PENDING', self.status(offer))
         self.assertEqual(1, len(self.scalars(models.Booking)))
@@ -1451,7 +1452,7 @@ class TestQuestions(base.LeaseTestCase):
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertIsNone(self.leases.held_by(server_id))
         later = self.lease(50, 100)
-        self.lifecycle.start(later['id'])
+        self.lifecycle.starting.start(later['id'])
         self.assertIsNone(self.leases.held_by(*base.servers_of(later)))
 
     def test_a_server_without_a_lease_is_not_held(self):
@@ -1461,7 +1462,7 @@ class TestQuestions(base.LeaseTestCase):
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertTrue(self.leases.is_leased(server_id))
         self.assertFalse(self.leases.is_leased('unheard of'))
-        self.lifecycle.check(server_id)
+        self.lifecycle.observing.check(server_id)
         self.assertFalse(self.leases.is_leased(server_id))
 
     def test_a_reservation_is_known_to_its_own_project_only(self):
@@ -1474,7 +1475,7 @@ class TestQuestions(base.LeaseTestCase):
 
     def test_a_reservation_that_is_over_is_known_no_more(self):
         lease = self.lease(0, 100, project='mine')
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertIsNone(self.leases.reservation(
             lease['reservations'][0]['id'], 'mine'))
 
@@ -1550,7 +1551,7 @@ class TestReseal(base.LeaseTestCase):
                 other, = {lease['id'] for lease in
                           views.listed(self.database)} - {
                     lease_id}
-                self.lifecycle.end(other)
+                self.lifecycle.ending.end(other)
             return retried(work, table, lease_id)
 
         another = self.books.connect()

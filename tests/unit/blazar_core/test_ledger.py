@@ -791,7 +791,7 @@ class TestRebinding(base.LeaseTestCase):
         lease = self.running_lease(0, 100)
         other = self.host('two', VCPU=1)
         server_id, = base.servers_of(lease)
-        self.lifecycle.observe(server_id, clouds.Seen(
+        self.lifecycle.observing.observe(server_id, clouds.Seen(
             base.State.RUNNING, other))
         self.assertEqual('two', self.host_of(server_id))
         self.assertEqual((3, 2), (
@@ -819,7 +819,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         def late(session, now, edits, *args):
             if not moved:
                 moved.extend(edits)
-                elsewhere.observe(server_id, clouds.Seen(
+                elsewhere.observing.observe(server_id, clouds.Seen(
                     base.State.RUNNING, other))
             amend(session, now, edits, *args)
 

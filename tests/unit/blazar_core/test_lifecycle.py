@@ -24,8 +24,11 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import leases
 from blazar_core.leases import views
+from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import transitions
 from tests import databases
 from tests.unit import base
 
@@ -44,7 +47,8 @@ class LifecycleTestCase(base.LeaseTestCase):
 
     def see(self, server_id, state, host=None, fault=''):
         """Something is seen of a server in the cloud."""
-        return self.lifecycle.observe(server_id, Seen(state, host, fault))
+        return self.lifecycle.observing.observe(
+            server_id, Seen(state, host, fault))
 
     def events_told(self):
         return [event for event, _lease_id in self.notified]
@@ -70,7 +74,7 @@ class TestStart(LifecycleTestCase):
     def test_the_held_call_is_sent_opened_with_its_servers(self):
         lease = self.lease(50, 100, count=2, call='the call')
         self.clock.advance(50)
-        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         (call, server_ids), = self.cloud.sent
         self.assertEqual('the call', call)
         self.assertEqual(sorted(base.servers_of(lease)), sorted(server_ids))
@@ -82,7 +86,7 @@ class TestStart(LifecycleTestCase):
     def test_it_is_sent_once_however_often_it_is_started(self):
         lease = self.lease(50, 100)
         for _time in range(3):
-            self.assertIsNone(self.lifecycle.start(lease['id']))
+            self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual(1, len(self.notified))
 
@@ -90,8 +94,8 @@ class TestStart(LifecycleTestCase):
         """Both have found it held; the gate lets one of them through."""
         lease = self.lease(50, 100)
         servers, gates = base.servers_of(lease), self.gates()
-        self.lifecycle.start(lease['id'])
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual([True, False, False], [
             gates[number](servers) is not None for number in (0, 1, 0)])
 
@@ -99,8 +103,8 @@ class TestStart(LifecycleTestCase):
         lease = self.lease(50, 100, count=2)
         first, second = base.servers_of(lease)
         gates = self.gates()
-        self.lifecycle.start(lease['id'])
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertIsNotNone(gates[0]([first]))
         self.see(first, State.RUNNING, self.one)
         self.assertIsNone(gates[1]([first, second]))
@@ -131,14 +135,14 @@ class TestStart(LifecycleTestCase):
             return send(call, credential, servers, watched)
 
         self.cloud.send = sent
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual([], told_before)
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
 
     def test_who_stood_still_after_the_gate_does_not_send(self):
         lease = self.lease(50, 1000)
-        stop = [lifecycle.SEND_SECONDS + 1]
+        stop = [sending.SEND_SECONDS + 1]
 
         def reached(step, _what):
             if step is steps.Step.START_TAKEN and stop:
@@ -146,15 +150,15 @@ class TestStart(LifecycleTestCase):
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.lifecycle.steps.reached', reached))
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual(([], 'STARTING'),
                          (self.cloud.sent, self.status(lease)))
         # As what got lost.
         self.cloud.stranded = dict.fromkeys(
             base.servers_of(lease), clouds.Trace.NONE)
-        self.lifecycle.send_lost()
+        self.lifecycle.lost.send()
         self.clock.advance(base.LOST_AFTER)
-        self.lifecycle.send_lost()
+        self.lifecycle.lost.send()
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_one_of_two_clocks_is_enough_to_be_too_late(self):
@@ -179,22 +183,24 @@ class TestStart(LifecycleTestCase):
             return send(*args)
 
         self.cloud.send = late
-        self.assertEqual(10, self.lifecycle.start(
+        self.assertEqual(10, self.lifecycle.starting.start(
             lease['id'], when_due=True).seconds)
         self.assertEqual(([], 'PENDING', base.servers_of(lease)), (
             self.cloud.sent, self.status(lease), self.cloud.held))
         self.cloud.send = send
         self.clock.advance(10)
-        self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
+        self.assertIsNone(
+            self.lifecycle.starting.start(lease['id'], when_due=True))
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_a_worker_that_died_before_the_gate_has_sent_nothing(self):
         lease = self.lease(50, 100)
         self.cloud.broken['send'] = RuntimeError('died')
-        self.assertRaises(RuntimeError, self.lifecycle.start, lease['id'])
+        self.assertRaises(
+            RuntimeError, self.lifecycle.starting.start, lease['id'])
         self.assertEqual('PENDING', self.status(lease))
         self.cloud.broken.clear()
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_a_cloud_that_is_away_is_waited_for(self):
@@ -204,55 +210,55 @@ class TestStart(LifecycleTestCase):
         self.cloud.broken['send'] = errors.CloudUnavailable('It is away.')
         for _time in range(3):
             self.assertEqual(
-                lifecycle.Later(lifecycle.AWAY, 'It is away.',
-                                lifecycle.LONGEST_WAIT),
-                self.lifecycle.start(lease['id'], when_due=True))
+                facts.Later(facts.AWAY, 'It is away.', facts.LONGEST_WAIT),
+                self.lifecycle.starting.start(lease['id'], when_due=True))
         self.assertEqual(('PENDING', []), (
             self.status(lease), self.notified))
         self.assertIn(f'Lease {lease["id"]} cannot start yet: It is away.',
                       log.output)
         self.assertIn('It is away.', self.reason(lease))
         self.cloud.broken.clear()
-        self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
+        self.assertIsNone(
+            self.lifecycle.starting.start(lease['id'], when_due=True))
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual('', self.reason(lease))
 
     def test_the_gate_is_closed_once_the_lease_was_ended(self):
         lease = self.lease(50, 100)
         gates = self.gates()
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.cloud.stubborn.update(base.servers_of(lease))
         self.cloud.servers = dict.fromkeys(
             base.servers_of(lease), Seen(State.HELD))
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertIsNone(gates[0](base.servers_of(lease)))
         self.assertEqual('TERMINATING', self.status(lease))
 
     def test_the_gate_is_closed_once_the_lease_was_given_up(self):
         lease = self.lease(50, 100)
         gates = self.gates()
-        self.lifecycle.start(lease['id'])
-        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
         self.assertIsNone(gates[0](base.servers_of(lease)))
         self.assertEqual('ERROR', self.status(lease))
 
     def test_a_lease_that_was_ended_is_not_started(self):
         lease = self.lease(50, 100)
-        self.lifecycle.end(lease['id'])
-        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.lifecycle.ending.end(lease['id'])
+        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         self.assertEqual([], self.cloud.sent)
 
     def test_a_lease_whose_time_is_over_is_not_started_any_more(self):
         lease = self.lease(50, 100)
         self.clock.advance(100)
-        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         self.assertEqual([], self.cloud.sent)
 
     def test_servers_that_the_user_deleted_are_not_sent(self):
         lease = self.lease(50, 100, count=2)
         deleted, kept = base.servers_of(lease)
         self.see(deleted, State.GONE)
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual([('call', [kept])], self.cloud.sent)
 
 
@@ -268,7 +274,7 @@ class TestWaitingForTheHost(LifecycleTestCase):
 
     def assert_put_off(self):
         self.assertIsInstance(
-            self.lifecycle.start(self.after['id']), lifecycle.Later)
+            self.lifecycle.starting.start(self.after['id']), facts.Later)
         self.assertEqual([], self.cloud.sent)
 
     def test_a_start_is_put_off_while_its_host_is_not_empty(self):
@@ -277,14 +283,14 @@ class TestWaitingForTheHost(LifecycleTestCase):
         self.see(first, State.GONE)
         self.assert_put_off()
         self.see(second, State.GONE)
-        self.assertIsNone(self.lifecycle.start(self.after['id']))
+        self.assertIsNone(self.lifecycle.starting.start(self.after['id']))
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_its_patience_ends(self):
         self.clock.advance(29)
         self.assert_put_off()
         self.clock.advance(1)
-        self.assertIsNone(self.lifecycle.start(self.after['id']))
+        self.assertIsNone(self.lifecycle.starting.start(self.after['id']))
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_a_full_host_of_others_is_not_waited_for(self):
@@ -293,13 +299,13 @@ class TestWaitingForTheHost(LifecycleTestCase):
         self.assertEqual('two', self.host_of(*base.servers_of(elsewhere)))
         later = self.lease(50, 100)
         self.assertEqual('two', self.host_of(*base.servers_of(later)))
-        self.assertIsNone(self.lifecycle.start(later['id']))
+        self.assertIsNone(self.lifecycle.starting.start(later['id']))
 
     def test_servers_whose_time_is_not_over_are_not_waited_for(self):
         for server_id in base.servers_of(self.before):
             self.see(server_id, State.GONE)
         self.running_lease(0, 300)
-        self.assertIsNone(self.lifecycle.start(self.after['id']))
+        self.assertIsNone(self.lifecycle.starting.start(self.after['id']))
 
 
 class TestObserve(LifecycleTestCase):
@@ -412,7 +418,7 @@ class TestObserve(LifecycleTestCase):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         seen = self.cloud.servers[server_id] = Seen(State.RUNNING, self.one)
-        self.assertEqual((seen, []), self.lifecycle.check(server_id))
+        self.assertEqual((seen, []), self.lifecycle.observing.check(server_id))
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_the_servers_of_leases_that_are_not_over_are_unfinished(self):
@@ -424,7 +430,7 @@ class TestObserve(LifecycleTestCase):
             **dict.fromkeys(base.servers_of(running),
                             Seen(State.RUNNING, self.uuid_of('one'))),
             **dict.fromkeys(base.servers_of(held), Seen(State.HELD))},
-            self.lifecycle.unfinished())
+            self.lifecycle.observing.unfinished())
 
 
 class TestFailure(LifecycleTestCase):
@@ -482,38 +488,38 @@ class TestFailure(LifecycleTestCase):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = Seen(State.ERROR)
-        self.lifecycle.check(server_id)
-        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.lifecycle.observing.check(server_id)
+        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([server_id], self.cloud.deleted)
 
     def test_a_lease_that_could_not_be_sent_fails_and_gives_back_room(self):
         lease = self.lease(50, 100, count=2)
         self.assertEqual(0, self.room())
-        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
         described = views.get(self.database, lease['id'])
         self.assertEqual('ERROR', described['status'])
         self.assertIn('could not be sent', described['status_reason'])
         self.assertEqual('error', described['reservations'][0]['status'])
         self.assertEqual(2, self.room())
         self.assertEqual([('lease.update', lease['id'])], self.notified)
-        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
         self.assertEqual(1, len(self.notified))
 
     def test_a_lease_that_was_given_up_is_not_sent_any_more(self):
         lease = self.lease(50, 100)
-        self.lifecycle.give_up(lease['id'], 'start_lease')
-        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         self.assertEqual([], self.cloud.sent)
 
     def test_a_lease_that_has_started_cannot_be_given_up(self):
         lease = self.running_lease()
-        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_an_announcement_that_failed_does_not_fail_its_lease(self):
         lease = self.lease(50, 100)
-        self.lifecycle.give_up(lease['id'], 'before_end_lease')
+        self.lifecycle.starting.give_up(lease['id'], 'before_end_lease')
         self.assertEqual('PENDING', self.status(lease))
 
 
@@ -527,11 +533,11 @@ class TestNotPlaced(LifecycleTestCase):
         return lease
 
     def start(self, lease):
-        return self.lifecycle.start(lease['id'], when_due=True)
+        return self.lifecycle.starting.start(lease['id'], when_due=True)
 
     def fail(self, *servers):
         for server_id in servers:
-            self.lifecycle.observe(server_id, Seen(
+            self.lifecycle.observing.observe(server_id, Seen(
                 State.ERROR, fault='No valid host', unplaced=True))
 
     def start_event(self, lease):
@@ -542,7 +548,7 @@ class TestNotPlaced(LifecycleTestCase):
 
     def test_it_keeps_its_room_and_is_sent_again_within_its_time(self):
         lease = self.sent()
-        self.lifecycle._database.retried(self.done, lease)
+        self.database.retried(self.done, lease)
         server_id, = base.servers_of(lease)
         self.fail(server_id)
         self.assertEqual(('STARTING', 'one'),
@@ -550,11 +556,11 @@ class TestNotPlaced(LifecycleTestCase):
         for part in (server_id, 'No valid host'):
             self.assertIn(part, self.reason(lease))
         event = self.start_event(lease)
-        self.assertEqual(('UNDONE', NOW + 50 + lifecycle.AWAY),
+        self.assertEqual(('UNDONE', NOW + 50 + facts.AWAY),
                          (event.status, event.due))
         # Seen once more, it is nothing new.
         self.fail(server_id)
-        self.clock.advance(lifecycle.AWAY)
+        self.clock.advance(facts.AWAY)
         self.start(lease)
         self.assertEqual(2, len(self.cloud.sent))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
@@ -578,7 +584,7 @@ class TestNotPlaced(LifecycleTestCase):
             self.clock.advance(pauses[-1])
             self.start(lease)
         self.assertEqual(sorted(pauses), pauses)
-        self.assertEqual((lifecycle.AWAY, lifecycle.LONGEST_PAUSE),
+        self.assertEqual((facts.AWAY, facts.LONGEST_PAUSE),
                          (pauses[0], pauses[-1]))
         self.assertEqual(41, len(self.cloud.sent))
 
@@ -586,7 +592,7 @@ class TestNotPlaced(LifecycleTestCase):
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
         self.fail(first)
-        self.assertIsInstance(self.start(lease), lifecycle.Later)
+        self.assertIsInstance(self.start(lease), facts.Later)
         self.assertEqual(1, len(self.cloud.sent))
         self.see(second, State.RUNNING, self.one)
         self.assertEqual('STARTING', self.status(lease))
@@ -602,14 +608,14 @@ class TestNotPlaced(LifecycleTestCase):
 
         def look(_server_id):
             self.fail(server_id)
-            self.clock.advance(lifecycle.AWAY)
+            self.clock.advance(facts.AWAY)
             self.start(lease)
             return failed
 
         with fixtures.MockPatchObject(self.cloud, 'look', look):
-            self.lifecycle.check(server_id)
+            self.lifecycle.observing.check(server_id)
         self.assertEqual(self.clock.now(), self.booking(server_id).sent_at)
-        self.clock.advance(lifecycle.LONGEST_PAUSE)
+        self.clock.advance(facts.LONGEST_PAUSE)
         self.start(lease)
         self.assertEqual(2, len(self.cloud.sent))
 
@@ -619,7 +625,8 @@ class TestNotPlaced(LifecycleTestCase):
         self.fail(server_id)
         self.clock.advance(50)
         self.assertIsNone(self.start(lease))
-        self.assertIsNone(self.lifecycle.end(lease['id'], when_due=True))
+        self.assertIsNone(
+            self.lifecycle.ending.end(lease['id'], when_due=True))
         self.assertEqual([server_id], self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
@@ -661,7 +668,7 @@ class TestNotPlaced(LifecycleTestCase):
         lease = self.lease(50, 100)
         self.clock.advance(50)
         later = self.start(lease)
-        self.assertEqual((lifecycle.AWAY, 'The quota admits 0.'),
+        self.assertEqual((facts.AWAY, 'The quota admits 0.'),
                          (later.seconds, later.why))
         self.assertEqual('PENDING', self.status(lease))
         self.assertIn('The quota admits 0.', self.reason(lease))
@@ -687,14 +694,14 @@ class TestSettledAgain(LifecycleTestCase):
         lease = self.running_lease(0, 100)
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(status='STARTING'))
-        self.lifecycle.settle_begun()
+        self.lifecycle.observing.settle_begun()
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_one_without_servers_is_over(self):
         lease = self.running_lease(0, 100)
         with self.database.writer() as session:
             session.execute(sa.delete(models.Booking))
-        self.lifecycle.settle_begun()
+        self.lifecycle.observing.settle_begun()
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_others_are_left_alone(self):
@@ -702,7 +709,7 @@ class TestSettledAgain(LifecycleTestCase):
         leases = [self.lease(0, 100), self.lease(50, 100),
                   self.reserve(0, 100, active=True)]
         before = list(map(self.status, leases))
-        self.lifecycle.settle_begun()
+        self.lifecycle.observing.settle_begun()
         self.assertEqual(before, list(map(self.status, leases)))
 
 
@@ -715,7 +722,7 @@ class TestSettled(LifecycleTestCase):
     def test_the_sealed_call_is_kept_until_all_servers_run(self):
         lease = self.lease(50, 100, count=2)
         first, second = base.servers_of(lease)
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.see(first, State.RUNNING, self.one)
         self.assertEqual([lease['id']], self.kept())
         self.see(second, State.RUNNING, self.one)
@@ -723,7 +730,7 @@ class TestSettled(LifecycleTestCase):
 
     def test_it_is_not_kept_for_servers_that_failed(self):
         lease = self.lease(50, 100)
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.see(*base.servers_of(lease), State.ERROR)
         self.assertEqual(('ERROR', []), (self.status(lease), self.kept()))
 
@@ -739,7 +746,7 @@ class TestSettled(LifecycleTestCase):
                 ('ACTIVE', 'active') if last is State.RUNNING else
                 ('ERROR', 'error'),
                 (described['status'], described['reservations'][0]['status']))
-            self.lifecycle.end(lease['id'])
+            self.lifecycle.ending.end(lease['id'])
 
     def test_all_that_failed_make_a_lease_one_that_has_failed(self):
         lease = self.lease(0, 100, count=2)
@@ -761,8 +768,8 @@ class TestCredentials(LifecycleTestCase):
 
     def test_a_call_is_sent_with_what_was_given_for_it(self):
         lease, plain = self.held(), self.lease(50, 100)
-        self.lifecycle.start(plain['id'])
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(plain['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual([None, 'trust'], self.cloud.sent_with)
         self.assertEqual([lease['id']], self.kept())
 
@@ -770,7 +777,7 @@ class TestCredentials(LifecycleTestCase):
         self.report(self.uuid_of('one'), 'one', None, {'VCPU': 1})
         lease = self.held()
         self.cloud.broken['send'] = errors.NotDelegated('He was disabled.')
-        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         self.assertEqual('ERROR', self.status(lease))
         self.assertEqual('He was disabled.',
                          views.get(self.database,
@@ -781,42 +788,42 @@ class TestCredentials(LifecycleTestCase):
 
     def test_it_is_given_back_when_the_lease_is_over(self):
         lease = self.held()
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual(['trust'], self.cloud.revoked)
 
     def test_it_is_given_back_later_when_that_fails(self):
         lease = self.held()
         self.cloud.broken['revoke'] = RuntimeError('keystone is away')
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([lease['id']], self.kept())
-        self.lifecycle.revoke_over()
+        self.lifecycle.closing.revoke_over()
         self.assertEqual([lease['id']], self.kept())
         self.cloud.broken.clear()
-        self.lifecycle.revoke_over()
+        self.lifecycle.closing.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
     def test_that_of_a_lease_that_was_withdrawn_is_given_back(self):
         self.leases.withdraw(self.held()['id'])
-        self.lifecycle.revoke_over()
+        self.lifecycle.closing.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
     def test_it_is_kept_while_the_lease_may_need_it(self):
         self.host('two', VCPU=1)
         leases = [self.held(), self.held(), self.held()]
-        self.lifecycle.start(leases[1]['id'])
+        self.lifecycle.starting.start(leases[1]['id'])
         self.cloud.broken['send'] = errors.NotDelegated('no')
-        self.lifecycle.start(leases[2]['id'])
-        self.lifecycle.revoke_over()
+        self.lifecycle.starting.start(leases[2]['id'])
+        self.lifecycle.closing.revoke_over()
         self.assertEqual(([], 3), (self.cloud.revoked, len(self.kept())))
 
     def test_servers_are_deleted_with_it(self):
         lease = self.running_lease(0, 100, credential='trust')
         plain = self.running_lease(0, 100)
         for one in lease, plain:
-            self.lifecycle.end(one['id'])
+            self.lifecycle.ending.end(one['id'])
         self.assertEqual(['trust', None], self.cloud.deleted_with)
         self.assertEqual(['trust'], self.cloud.revoked)
 
@@ -824,7 +831,7 @@ class TestCredentials(LifecycleTestCase):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.stubborn.update(base.servers_of(lease))
         for _time in range(2):
-            self.assertEqual(lifecycle.AGAIN, self.lifecycle.end(
+            self.assertEqual(facts.AGAIN, self.lifecycle.ending.end(
                 lease['id']).seconds)
         self.assertEqual((['trust', 'trust'], []),
                          (self.cloud.deleted_with, self.cloud.revoked))
@@ -832,18 +839,18 @@ class TestCredentials(LifecycleTestCase):
     def test_an_end_is_tried_again_when_it_cannot_be_used_yet(self):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.broken['delete'] = errors.CloudUnavailable('away')
-        self.assertEqual(lifecycle.AGAIN,
-                         self.lifecycle.end(lease['id']).seconds)
+        self.assertEqual(facts.AGAIN,
+                         self.lifecycle.ending.end(lease['id']).seconds)
         self.assertEqual('TERMINATING', self.status(lease))
         self.cloud.broken.clear()
-        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
 
     def test_one_that_does_not_open_any_more_keeps_no_lease_from_its_end(
             self):
         lease = self.running_lease(0, 100, credential='trust')
         with self.database.writer() as session:
             session.get(models.Credential, lease['id']).sealed = 'other key'
-        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([None], self.cloud.deleted_with)
 
@@ -853,25 +860,25 @@ class TestCredentials(LifecycleTestCase):
         self.assertIsNone(self.leases.entrust(lease['id'], first))
         self.assertEqual(first, self.leases.entrust(lease['id'], second))
         self.assertEqual([lease['id']], self.kept())
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual((['second'], ['second']),
                          (self.cloud.deleted_with, self.cloud.revoked))
 
     def test_one_that_comes_when_the_lease_is_over_is_given_back(self):
         lease = self.running_lease(0, 100)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.leases.entrust(lease['id'], self.vault.seal('late'))
-        self.lifecycle.revoke_over()
+        self.lifecycle.closing.revoke_over()
         self.assertEqual((['late'], []), (self.cloud.revoked, self.kept()))
         self.leases.withdraw(lease['id'])
         self.assertRaises(errors.NotFound, self.leases.entrust, lease['id'],
                           self.vault.seal('later'))
 
     def test_what_no_lease_has_is_found(self):
-        self.assertEqual(set(), self.lifecycle.strays())
+        self.assertEqual(set(), self.lifecycle.closing.strays())
         self.held()
         self.cloud.given = {'trust', 'stray'}
-        self.assertEqual({'stray'}, self.lifecycle.strays())
+        self.assertEqual({'stray'}, self.lifecycle.closing.strays())
 
 
 class TestLostBuilds(LifecycleTestCase):
@@ -880,7 +887,7 @@ class TestLostBuilds(LifecycleTestCase):
     def sent(self):
         lease = self.lease(50, 1000)
         self.clock.advance(50)
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.miss(lease)
         return lease
 
@@ -890,7 +897,7 @@ class TestLostBuilds(LifecycleTestCase):
     def look_after(self, *pauses):
         for pause in pauses:
             self.clock.advance(pause)
-            self.lifecycle.send_lost()
+            self.lifecycle.lost.send()
         return len(self.cloud.sent)
 
     def test_it_is_sent_again_when_it_is_missing_for_long_enough(self):
@@ -927,7 +934,7 @@ class TestLostBuilds(LifecycleTestCase):
     def test_a_lease_that_is_over_is_let_be(self):
         lease = self.sent()
         self.look_after(0)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual(1, self.look_after(300))
 
     def test_two_who_miss_it_send_it_once(self):
@@ -943,9 +950,9 @@ class TestLostBuilds(LifecycleTestCase):
         other = lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
             lambda *args: None, 0, base.LOST_AFTER)
-        other.send_lost()
+        other.lost.send()
         self.look_after(120)
-        other.send_lost()
+        other.lost.send()
         self.assertEqual([True, False], [
             gate(base.servers_of(lease)) is not None for gate in gates])
 
@@ -993,7 +1000,7 @@ class TestEnd(LifecycleTestCase):
 
     def test_the_servers_are_deleted_and_the_lease_is_over(self):
         lease = self.running_lease(count=2)
-        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
         self.assertEqual(sorted(base.servers_of(lease)),
                          sorted(self.cloud.deleted))
         described = views.get(self.database, lease['id'])
@@ -1012,31 +1019,31 @@ class TestEnd(LifecycleTestCase):
         first, second = base.servers_of(lease)
         self.cloud.stubborn.update([first, second])
         self.assertIsInstance(
-            self.lifecycle.end(lease['id']), lifecycle.Later)
+            self.lifecycle.ending.end(lease['id']), facts.Later)
         self.assertEqual('TERMINATING', self.status(lease))
         self.assertEqual(0, self.room())
         self.assertEqual([], self.notified)
         self.cloud.stubborn.discard(first)
-        later = self.lifecycle.end(lease['id'])
+        later = self.lifecycle.ending.end(lease['id'])
         self.assertIn(second, later.why)
         self.assertNotIn(first, later.why)
         self.assertEqual(1, self.room())
         self.cloud.stubborn.clear()
-        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual(2, self.room())
 
     def test_an_end_may_come_twice(self):
         lease = self.running_lease()
         for _time in range(2):
-            self.assertIsNone(self.lifecycle.end(lease['id']))
+            self.assertIsNone(self.lifecycle.ending.end(lease['id']))
         self.assertEqual(1, len(self.cloud.deleted))
         self.assertEqual(['lease.event.end_lease'], self.events_told())
 
     def test_the_end_of_a_held_lease_forgets_its_secrets(self):
         lease = self.lease(50, 100)
         self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.HELD)
-        self.assertIsNone(self.lifecycle.end(lease['id']))
+        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
         self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([], self.cloud.sent)
@@ -1046,12 +1053,12 @@ class TestEnd(LifecycleTestCase):
             lease = self.running_lease(0, 10_000, count=2)
             broken = base.servers_of(lease)[number % 2]
             self.cloud.broken = {broken: RuntimeError('its cell is down')}
-            later = self.lifecycle.end(lease['id'])
+            later = self.lifecycle.ending.end(lease['id'])
             self.assertIn(broken, later.why)
             self.assertEqual('TERMINATING', self.status(lease))
             self.assertEqual(1, self.room())
             self.cloud.broken = {}
-            self.assertIsNone(self.lifecycle.end(lease['id']))
+            self.assertIsNone(self.lifecycle.ending.end(lease['id']))
             self.assertEqual('TERMINATED', self.status(lease))
 
     def test_a_lease_ends_with_the_last_server_that_the_user_deletes(self):
@@ -1093,7 +1100,7 @@ class TestEnd(LifecycleTestCase):
             self):
         lease = self.running_lease()
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.see(*base.servers_of(lease), State.RUNNING, self.one)
         self.assertEqual('TERMINATING', self.status(lease))
 
@@ -1102,17 +1109,17 @@ class TestEnd(LifecycleTestCase):
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = Seen(State.ERROR)
         self.cloud.stubborn.add(server_id)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual('TERMINATING', self.status(lease))
         self.cloud.stubborn.clear()
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_an_overstaying_server_keeps_others_from_its_room(self):
         lease = self.running_lease(0, 100, count=2)
         self.cloud.stubborn.update(base.servers_of(lease))
         self.clock.advance(200)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         refused = self.assertRaises(errors.Refused, self.lease, 200, 300)
         self.assertEqual(
             refusals.Refusal(refusals.Reason.NO_ROOM, 1, 0, NOW + 260),
@@ -1125,7 +1132,7 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
     def gone(self, *server_ids):
         for server_id in server_ids:
             self.cloud.servers.pop(server_id, None)
-            self.lifecycle.check(server_id)
+            self.lifecycle.observing.check(server_id)
 
     def test_nothing_is_left_of_held_servers_that_were_deleted(self):
         held, = base.servers_of(self.lease(50, 100))
@@ -1137,13 +1144,13 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
         held = base.servers_of(lease)
         for server_id in held:
             self.cloud.servers[server_id] = Seen(State.HELD)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual(sorted(held), sorted(self.cloud.forgotten))
 
     def test_what_was_sent_is_let_be(self):
         """Whoever builds it may be at it."""
         sent = self.lease(50, 100)
-        self.lifecycle.start(sent['id'])
+        self.lifecycle.starting.start(sent['id'])
         at_once = self.lease(0, 100)
         self.gone(*base.servers_of(sent), *base.servers_of(at_once))
         self.gone(*self.occupy(self.reserve(active=True)))
@@ -1154,9 +1161,9 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
         held, = base.servers_of(lease)
         self.cloud.broken['forget'] = RuntimeError('the database is away')
         self.assertRaises(RuntimeError, self.gone, held)
-        self.assertEqual({held}, self.lifecycle.unfinished().keys())
-        self.assertEqual(lifecycle.AGAIN,
-                         self.lifecycle.end(lease['id']).seconds)
+        self.assertEqual({held}, self.lifecycle.observing.unfinished().keys())
+        self.assertEqual(facts.AGAIN,
+                         self.lifecycle.ending.end(lease['id']).seconds)
         self.cloud.broken.clear()
         self.gone(held)
         self.assertEqual([held], self.cloud.forgotten)
@@ -1175,7 +1182,7 @@ class TestPlaces(LifecycleTestCase):
 
     def runs(self, server_id, host=None):
         self.cloud.servers[server_id] = Seen(State.RUNNING, host or self.one)
-        return self.lifecycle.check(server_id)
+        return self.lifecycle.observing.check(server_id)
 
     def states(self, lease):
         """That of a lease, and those of its reservations."""
@@ -1193,7 +1200,8 @@ class TestPlaces(LifecycleTestCase):
                              self.places(1))
         self.assertEqual({}, self.cloud.opened)
         self.clock.advance(50)
-        self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
+        self.assertIsNone(
+            self.lifecycle.starting.start(lease['id'], when_due=True))
         first, second = lease['reservations']
         self.assertEqual([
             clouds.Opening(first['id'], 'project', 'user', {'vcpus': 1},
@@ -1203,7 +1211,8 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual(('ACTIVE', ['active'] * 2), self.states(lease))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
         self.clock.advance(50)
-        self.assertIsNone(self.lifecycle.end(lease['id'], when_due=True))
+        self.assertIsNone(
+            self.lifecycle.ending.end(lease['id'], when_due=True))
         self.assertEqual({}, self.cloud.opened)
         self.assertEqual(('TERMINATED', ['deleted'] * 2), self.states(lease))
         self.assertEqual(2, self.room())
@@ -1213,7 +1222,7 @@ class TestPlaces(LifecycleTestCase):
         lease = self.reserve(50, 100)
         seen = []
         self.cloud.open = lambda opening: seen.append(self.status(lease))
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertNotIn('ACTIVE', seen)
         self.assertEqual(1, len(seen))
 
@@ -1225,7 +1234,7 @@ class TestPlaces(LifecycleTestCase):
         delete = self.cloud.delete
         self.cloud.delete = lambda *args: (
             opened.append(dict(self.cloud.opened)), delete(*args))
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual([{}], opened)
 
     def test_one_that_cannot_be_closed_keeps_no_server(self):
@@ -1234,14 +1243,15 @@ class TestPlaces(LifecycleTestCase):
         server_id, = self.occupy(lease)
         self.cloud.broken['close'] = RuntimeError('Nova is away')
         self.clock.advance(100)
-        self.assertEqual(lifecycle.AWAY, self.lifecycle.end(
+        self.assertEqual(facts.AWAY, self.lifecycle.ending.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([server_id], self.cloud.deleted)
         # Its room is back, but it is not over as long as it can be used.
         self.assertEqual(2, len(self.cloud.opened))
         self.assertEqual('TERMINATING', self.status(lease))
         self.cloud.broken.clear()
-        self.assertIsNone(self.lifecycle.end(lease['id'], when_due=True))
+        self.assertIsNone(
+            self.lifecycle.ending.end(lease['id'], when_due=True))
         self.assertEqual({}, self.cloud.opened)
         self.assertEqual('TERMINATED', self.status(lease))
 
@@ -1250,25 +1260,26 @@ class TestPlaces(LifecycleTestCase):
         self.cloud.broken['open'] = RuntimeError('the database is away')
         for _time in range(2):
             self.assertRaises(
-                RuntimeError, self.lifecycle.start, lease['id'])
+                RuntimeError, self.lifecycle.starting.start, lease['id'])
             self.assertNotEqual('ACTIVE', self.status(lease))
         self.cloud.broken.clear()
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual(('ACTIVE', ['active']), self.states(lease))
         for _time in range(2):
-            self.lifecycle.start(lease['id'])
+            self.lifecycle.starting.start(lease['id'])
         self.assertEqual(['lease.event.start_lease'], self.events_told())
 
     def test_one_that_cannot_be_opened_fails(self):
         lease = self.reserve(0, 10_000)
         self.cloud.broken['open'] = RuntimeError('no')
-        self.assertRaises(RuntimeError, self.lifecycle.start, lease['id'])
-        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.assertRaises(
+            RuntimeError, self.lifecycle.starting.start, lease['id'])
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
         self.assertEqual(('ERROR', ['error']), self.states(lease))
         self.assertEqual(2, self.room())
         self.assertIs(True, views.get(
             self.database, lease['id'])['degraded'])
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual(('TERMINATED', ['deleted']), self.states(lease))
 
     def test_one_that_is_moved_while_it_starts_does_not_start(self):
@@ -1285,13 +1296,14 @@ class TestPlaces(LifecycleTestCase):
             return retried(*args, **kwargs)
 
         self.database.retried = late
-        self.assertEqual(10, self.lifecycle.start(
+        self.assertEqual(10, self.lifecycle.starting.start(
             lease['id'], when_due=True).seconds)
         self.assertEqual(('PENDING', {}), (
             self.status(lease), self.cloud.opened))
         self.assertEqual([], self.notified)
         self.clock.advance(10)
-        self.assertIsNone(self.lifecycle.start(lease['id'], when_due=True))
+        self.assertIsNone(
+            self.lifecycle.starting.start(lease['id'], when_due=True))
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_what_is_open_is_what_is_booked(self):
@@ -1309,7 +1321,7 @@ class TestPlaces(LifecycleTestCase):
                 change))
 
         self.cloud.open = late
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual(1, len(refused))
         self.assertEqual({'vcpus': 1},
                          self.cloud.opened[reservation_id].flavor)
@@ -1320,20 +1332,20 @@ class TestPlaces(LifecycleTestCase):
             self):
         for before in (False, True):
             lease = self.reserve(50, 100, self.places(), self.places())
-            plain, opened = lifecycle.Lifecycle.delete, []
+            opened = []
             open_ = base.FakeCloud.open
 
             def late(opening, lease=lease, opened=opened, before=before):
                 if before:
                     open_(self.cloud, opening)
                 if not opened:
-                    plain(self.lifecycle, lease['id'])
+                    self.lifecycle.ending.delete(lease['id'])
                 opened.append(opening)
                 if not before:
                     open_(self.cloud, opening)
 
             self.cloud.open = late
-            self.assertIsNone(self.lifecycle.start(lease['id']))
+            self.assertIsNone(self.lifecycle.starting.start(lease['id']))
             self.assertEqual({}, self.cloud.opened)
             self.assertRaises(errors.NotFound, views.get, self.database,
                               lease['id'])
@@ -1343,12 +1355,12 @@ class TestPlaces(LifecycleTestCase):
         lease = self.lease(50, 100)
         with self.database.writer() as session:
             session.query(models.HeldBuild).delete()
-        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         self.assertEqual('PENDING', self.status(lease))
 
     def test_a_boot_that_starts_at_once_does_not_start_again(self):
         lease = self.lease(0, 100)
-        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual([], self.notified)
 
@@ -1368,7 +1380,7 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual(0, self.room())
         third, = self.occupy(lease)
         self.runs(third)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_a_server_that_fails_in_a_place_does_not_fail_its_lease(self):
@@ -1431,10 +1443,10 @@ class TestPlaces(LifecycleTestCase):
         for server_id in (first, second):
             self.runs(server_id)
         self.cloud.stubborn.add(second)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual(1, self.room())
         self.cloud.stubborn.clear()
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual(2, self.room())
 
     def test_places_of_another_reservation_stay_where_they_are(self):
@@ -1457,12 +1469,12 @@ class TestPlaces(LifecycleTestCase):
         before = self.running_lease(0, 50, count=2)
         lease = self.reserve(50, 100)
         self.clock.advance(50)
-        self.assertIsInstance(self.lifecycle.start(lease['id']),
-                              lifecycle.Later)
+        self.assertIsInstance(self.lifecycle.starting.start(lease['id']),
+                              facts.Later)
         self.assertEqual({}, self.cloud.opened)
         for server_id in base.servers_of(before):
             self.see(server_id, State.GONE)
-        self.assertIsNone(self.lifecycle.start(lease['id']))
+        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         self.assertEqual('ACTIVE', self.status(lease))
 
 
@@ -1495,7 +1507,7 @@ class TestDelete(LifecycleTestCase):
         lease = self.reserve(0, 100, active=True)
         server_id, = self.occupy(lease)
         self.cloud.servers[server_id] = Seen(State.RUNNING, self.one)
-        self.lifecycle.check(server_id)
+        self.lifecycle.observing.check(server_id)
         return lease
 
     def with_free_places(self):
@@ -1504,25 +1516,25 @@ class TestDelete(LifecycleTestCase):
     def terminating(self):
         lease = self.running_lease(0, 100)
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.cloud.stubborn.clear()
         return lease
 
     def terminated(self):
         lease = self.running_lease(0, 100)
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         return lease
 
     def failed(self):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = Seen(State.ERROR)
-        self.lifecycle.check(server_id)
+        self.lifecycle.observing.check(server_id)
         return lease
 
     def never_started(self):
         lease = self.reserve(50, 100)
-        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
         return lease
 
     #: What is there, its status, and whether it has servers to delete.
@@ -1553,7 +1565,7 @@ class TestDelete(LifecycleTestCase):
             lease = getattr(self, name)()
             self.assertEqual(status, self.status(lease), name)
             self.notified.clear()
-            self.lifecycle.delete(lease['id'])
+            self.lifecycle.ending.delete(lease['id'])
             told = [] if name == 'terminated' else ['lease.event.end_lease']
             if has_servers:
                 self.assertEqual('DELETING', self.status(lease), name)
@@ -1568,32 +1580,32 @@ class TestDelete(LifecycleTestCase):
             lease = getattr(self, name)()
             self.notified.clear()
             for _time in range(2):
-                self.lifecycle.delete(lease['id'])
+                self.lifecycle.ending.delete(lease['id'])
             self.worker.run_due()
-            self.lifecycle.delete(lease['id'])
+            self.lifecycle.ending.delete(lease['id'])
             self.assertEqual(1, self.events_told().count('lease.delete'),
                              name)
             self.assert_over(lease)
 
     def test_what_is_not_there_is_not_found(self):
         self.assertRaises(
-            errors.NotFound, self.lifecycle.delete, 'unheard-of')
+            errors.NotFound, self.lifecycle.ending.delete, 'unheard-of')
 
     def test_servers_that_stay_are_tried_again(self):
         lease = self.active()
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.delete(lease['id'])
+        self.lifecycle.ending.delete(lease['id'])
         self.worker.run_due()
         self.assertEqual('DELETING', self.status(lease))
         self.cloud.stubborn.clear()
-        self.clock.advance(lifecycle.AGAIN)
+        self.clock.advance(facts.AGAIN)
         self.worker.run_due()
         self.assert_over(lease)
 
     def test_what_cannot_be_closed_yet_is_closed_later(self):
         lease = self.with_free_places()
         self.cloud.broken['close'] = RuntimeError('the database is away')
-        self.lifecycle.delete(lease['id'])
+        self.lifecycle.ending.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))
         self.worker.run_due()
         self.assertEqual('DELETING', self.status(lease))
@@ -1611,7 +1623,7 @@ class TestDelete(LifecycleTestCase):
             # Its end has been carried out, and is to be written down.
             if getattr(work, 'func', None) == self.worker._settled and (
                     not deleted):
-                deleted.append(self.lifecycle.delete(lease['id']))
+                deleted.append(self.lifecycle.ending.delete(lease['id']))
             return retried(work, *args, **kwargs)
 
         self.cloud.stubborn.update(self.cloud.servers)
@@ -1620,7 +1632,7 @@ class TestDelete(LifecycleTestCase):
         self.assertEqual([None], deleted)
         self.cloud.stubborn.clear()
         self.worker.run_due()
-        self.clock.advance(lifecycle.AGAIN)
+        self.clock.advance(facts.AGAIN)
         self.worker.run_due()
         self.assert_over(lease)
 
@@ -1640,15 +1652,15 @@ class TestDelete(LifecycleTestCase):
                 event_type='end_lease').update({
                     'status': 'IN_PROGRESS', 'claimed_by': 'dead',
                     'claimed_until': NOW + 1000})
-        self.lifecycle.delete(lease['id'])
+        self.lifecycle.ending.delete(lease['id'])
         self.assertEqual(1, self.worker.run_due())
         self.assert_over(lease)
 
     def test_it_is_not_announced_any_more(self):
         lease = self.active()
-        self.lifecycle.delete(lease['id'])
+        self.lifecycle.ending.delete(lease['id'])
         self.notified.clear()
-        self.lifecycle.announce(lease['id'], 'before_end_lease')
+        self.lifecycle.ending.announce(lease['id'], 'before_end_lease')
         self.assertEqual([], self.notified)
 
 
@@ -1665,7 +1677,7 @@ class TestAnnounce(LifecycleTestCase):
             if len(told) == 1:
                 self.leases.update(lease['id'], leases.Change(end=NOW + 200))
 
-        self.lifecycle._notify = notify
+        self.lifecycle.ending._notify = notify
         worker = self.new_engine()
         worker.run_due()
         self.clock.advance(99)
@@ -1677,16 +1689,16 @@ class TestAnnounce(LifecycleTestCase):
     def test_the_world_is_told_of_an_event(self):
         lease = self.running_lease()
         self.assertIsNone(
-            self.lifecycle.announce(lease['id'], 'before_end_lease'))
+            self.lifecycle.ending.announce(lease['id'], 'before_end_lease'))
         self.assertEqual([('lease.event.before_end_lease', lease['id'])],
                          self.notified)
 
     def test_of_a_lease_that_is_over_nothing_is_told(self):
         lease = self.running_lease()
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.notified.clear()
         self.assertIsNone(
-            self.lifecycle.announce(lease['id'], 'before_end_lease'))
+            self.lifecycle.ending.announce(lease['id'], 'before_end_lease'))
         self.assertEqual([], self.notified)
 
 
@@ -1727,8 +1739,8 @@ class TestCrashes(LifecycleTestCase):
         while not finished:
             lease = self.running_lease(0, 10_000, count=2)
             finished = self.cut_off(
-                lambda: self.lifecycle.end(lease['id']), cuts)
-            self.lifecycle.end(lease['id'])
+                lambda: self.lifecycle.ending.end(lease['id']), cuts)
+            self.lifecycle.ending.end(lease['id'])
             self.assertEqual('TERMINATED', self.status(lease), cuts)
             self.assertEqual(2, self.room(), cuts)
             cuts += 1
@@ -1741,10 +1753,10 @@ class TestCrashes(LifecycleTestCase):
             lease = self.lease(50, 100)
             self.cloud.sent.clear()
             finished = self.cut_off(
-                lambda: self.lifecycle.start(lease['id']), cuts)
-            self.lifecycle.start(lease['id'])
+                lambda: self.lifecycle.starting.start(lease['id']), cuts)
+            self.lifecycle.starting.start(lease['id'])
             self.assertEqual(1, len(self.cloud.sent), cuts)
-            self.lifecycle.end(lease['id'])
+            self.lifecycle.ending.end(lease['id'])
             cuts += 1
         self.assertGreater(cuts, 1)
 
@@ -1754,7 +1766,7 @@ class TestCrashes(LifecycleTestCase):
         self.assertFalse(self.cut_off(
             lambda: self.see(*base.servers_of(lease), State.GONE), 1))
         self.assertEqual('ACTIVE', self.status(lease))
-        self.lifecycle.end(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
 
@@ -1799,7 +1811,7 @@ class TestStepsThatMeet(LifecycleTestCase):
             row.status = 'TERMINATING'
             ending.flush()
             thread = self.in_thread(
-                lambda: self.lifecycle.start(lease['id']))
+                lambda: self.lifecycle.starting.start(lease['id']))
             self.wait_for(self.is_waited_for, 'a step that waits its turn')
         thread.join(20)
         self.assertEqual([], self.cloud.sent)
@@ -1842,7 +1854,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         self.clock.advance(100)
         ends = []
         thread = self.in_thread(
-            lambda: ends.append(self.lifecycle.end(lease['id'])))
+            lambda: ends.append(self.lifecycle.ending.end(lease['id'])))
         self.wait_for(self.is_waited_for, 'an end that waits its turn')
         go_on()
         thread.join(20)
@@ -1854,8 +1866,9 @@ class TestStepsThatMeet(LifecycleTestCase):
         first, second = base.servers_of(lease)
         other = self.other_lifecycle()
         go_on = self.paused(
-            lambda: other.observe(first, Seen(State.RUNNING, self.one)),
-            lifecycle.Lifecycle, '_settle')
+            lambda: other.observing.observe(
+                first, Seen(State.RUNNING, self.one)),
+            transitions, 'settle')
         thread = self.in_thread(
             lambda: self.see(second, State.RUNNING, self.one))
         self.wait_for(self.is_waited_for, 'a step that waits its turn')

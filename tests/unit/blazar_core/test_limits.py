@@ -340,7 +340,7 @@ class TestLeases(LimitsTestCase):
         self.have(50, 100)
         self.refused(LEASES, 2, 1)
         self.clock.advance(50)
-        self.lifecycle.end(first['id'])
+        self.lifecycle.ending.end(first['id'])
         self.assertEqual('TERMINATED', self.status(first))
         self.allowed()
 
@@ -437,7 +437,7 @@ class TestHeld(LimitsTestCase):
         self.limit(max_held_servers_per_project=3)
         self.refused(HELD)
         self.clock.advance(50)
-        self.lifecycle.start(lease['id'])
+        self.lifecycle.starting.start(lease['id'])
         self.assertEqual('STARTING', self.status(lease))
         self.allowed(servers=3)
 
@@ -479,7 +479,7 @@ class TestReserved(LimitsTestCase):
     def test_one_of_whose_servers_some_have_gone_is_what_is_left(self):
         lease = self.have(50, 100, count=3)
         gone = base.servers_of(lease)[0]
-        self.lifecycle.check(gone)
+        self.lifecycle.observing.check(gone)
         self.have(50, 100, count=1)
         self.limit(**{VCPUS: 6})
         self.allowed(end=150, servers=3, lease_id=lease['id'], resized=False)
@@ -510,7 +510,7 @@ class TestReserved(LimitsTestCase):
         self.refused(VCPUS, 4, 4, 2)
         self.cloud.servers[base.servers_of(lease)[0]] = base.clouds.Seen(
             base.State.ERROR)
-        self.lifecycle.check(base.servers_of(lease)[0])
+        self.lifecycle.observing.check(base.servers_of(lease)[0])
         self.assertEqual('STARTING', self.status(lease))
         self.allowed(servers=1)
 

@@ -80,7 +80,7 @@ class TestRepeats(base.LeaseTestCase):
             repeats.keep(connection, base.NOW, key, lease['id'])
         self.assertEqual(lease['id'], self.made(key)['id'])
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.delete(lease['id'])
+        self.lifecycle.ending.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))
         self.assertRaises(errors.Conflict, self.made, key)
 

@@ -88,16 +88,16 @@ class TestFilters(ViewsTestCase):
         self.assertEqual(['pending'], self.names(status='PENDING'))
         self.assertEqual(['offered'], self.names(status='OFFERED'))
         self.assertEqual([], self.names(status='STARTING'))
-        self.lifecycle.end(active['id'])
+        self.lifecycle.ending.end(active['id'])
         self.assertEqual([], self.names(status='ACTIVE'))
         self.assertEqual(['active'], self.names(status='TERMINATED'))
 
     def test_one_whose_deletion_is_under_way_is_deleting(self):
         going = self.running_lease(count=1)
-        self.lifecycle.delete(going['id'])
+        self.lifecycle.ending.delete(going['id'])
         ending = self.running_lease(count=1)
         self.cloud.stubborn.update(base.servers_of(ending))
-        self.lifecycle.end(ending['id'])
+        self.lifecycle.ending.end(ending['id'])
         for status, lease in (('DELETING', going), ('TERMINATING', ending)):
             found, = self.page(status=status)
             self.assertEqual((lease['id'], status),
@@ -106,7 +106,7 @@ class TestFilters(ViewsTestCase):
 
     def test_one_that_was_deleted_and_is_gone_is_shown_no_more(self):
         kept, deleted = self.named('kept'), self.named('deleted')
-        self.lifecycle.delete(deleted['id'])
+        self.lifecycle.ending.delete(deleted['id'])
         self.assertEqual(['kept'], self.names())
         for status in ('TERMINATED', 'DELETING'):
             self.assertEqual([], self.names(status=status))
@@ -124,8 +124,8 @@ class TestFilters(ViewsTestCase):
     def test_one_that_ended_by_itself_is_shown_to_who_asks_for_it(self):
         over, deleted = self.named('over'), self.named('deleted')
         self.named('to come', 60)
-        self.lifecycle.end(over['id'])
-        self.lifecycle.delete(deleted['id'])
+        self.lifecycle.ending.end(over['id'])
+        self.lifecycle.ending.delete(deleted['id'])
         self.assertEqual('TERMINATED', self.status(over))
         self.assertEqual(['to come'], self.names())
         self.assertEqual(['over', 'to come'], self.names(ended=True))
@@ -138,7 +138,7 @@ class TestFilters(ViewsTestCase):
     def test_one_that_failed_or_is_going_is_not_over(self):
         going, failed = self.running_lease(), self.named('failed')
         self.cloud.stubborn.update(base.servers_of(going))
-        self.lifecycle.end(going['id'])
+        self.lifecycle.ending.end(going['id'])
         with self.database.writer() as session:
             session.get(models.Lease, failed['id']).status = 'ERROR'
         self.assertEqual(['lease', 'failed'], self.names())
@@ -216,8 +216,8 @@ class TestOrder(ViewsTestCase):
 
     def test_what_ends_between_two_pages_ends_no_list(self):
         every = self.page()
-        self.lifecycle.end(every[1]['id'])
-        self.lifecycle.delete(every[2]['id'])
+        self.lifecycle.ending.end(every[1]['id'])
+        self.lifecycle.ending.delete(every[2]['id'])
         for number in (1, 2):
             self.assertEqual(every[3:], self.page(marker=every[number]['id']))
 
@@ -358,7 +358,7 @@ class TestDescribe(ViewsTestCase):
     def test_a_reservation_that_lost_a_host_misses_it(self):
         whole = self.reserve(50, 100, self.places(2))
         lease = self.reserve(50, 100, self.places(2), self.places(1))
-        self.lifecycle.give_up(lease['id'], 'start_lease')
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
         with self.database.writer() as session:
             # One of its reservations has its host.
             session.execute(sa.update(models.Booking).where(

@@ -239,7 +239,7 @@ class TestElsewhere(WatchTestCase):
             self.with_host(name, VCPU=1)
         lease = self.reserve(0, 1000, self.places(2), active=True)
         server_id, = self.occupy(lease)
-        self.lifecycle.observe(server_id, clouds.Seen(
+        self.lifecycle.observing.observe(server_id, clouds.Seen(
             clouds.ServerState.RUNNING,
             self.uuids[self.host_of(server_id)]))
         there, = {'one', 'two'} - {self.host_of(server_id)}
@@ -505,10 +505,10 @@ class TestMissing(WatchTestCase):
     def test_a_lease_that_failed_or_goes_is_left_alone(self):
         failed = self.lease(50, 100)
         gone = self.lease(60, 100)
-        self.lifecycle.give_up(failed['id'], 'start_lease')
+        self.lifecycle.starting.give_up(failed['id'], 'start_lease')
         self.with_host('two', VCPU=2)
         self.crowd()
-        self.lifecycle.delete(gone['id'])
+        self.lifecycle.ending.delete(gone['id'])
         before = self.everything()
         self.watch.look()
         self.assertEqual(before, self.everything())

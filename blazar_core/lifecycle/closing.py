@@ -1,0 +1,147 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A lease is over: nobody can use it, and nothing of it is left."""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import transitions
+
+__all__ = ['Closing']
+
+LOG = logging.getLogger(__name__)
+
+
+class Closing:
+    """What is over is closed.
+
+    :param opens: opens a sealed text
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: clouds.Cloud, opens: ty.Callable[[str], str],
+                 notify: ty.Callable[[str, facts.Lease], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._opens = opens
+        self._notify = notify
+
+    def close(self, lease_id: str) -> bool:
+        """Let nobody use the reservations of a lease; returns whether it is
+        so. One that cannot be closed yet keeps nothing else from ending.
+        """
+        with self._database.reader() as session:
+            openings = facts.openings(api.found(session, lease_id))
+        closed = True
+        for opening in openings:
+            try:
+                self._cloud.close(opening.reservation_id)
+            except Exception:
+                closed = False
+                LOG.exception('Lease %s: reservation %s could not be closed '
+                              'yet', lease_id, opening.reservation_id)
+        return closed
+
+    def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
+        """A lease without servers is over; returns whether it is.
+
+        :param closed: nobody can boot with its reservations any more
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == 'TERMINATED':
+                return True
+            if facts.servers(lease) or (
+                    facts.openings(lease) and not closed) or (
+                    lease.status != 'TERMINATING' and facts.bookings(lease)):
+                return False
+            described = transitions.finish(session, lease, self._clock.now())
+        steps.reached(steps.Step.END_OVER, lease_id)
+        LOG.info('Lease %s is over', lease_id)
+        self._notify('lease.event.end_lease', described)
+        self.revoke_of(lease_id)
+        return True
+
+    def credential(self, lease_id: str) -> str | None:
+        """What lets us act for the owner of a lease, if there is something.
+
+        A key that was lost does not keep a lease from its end.
+        """
+        with self._database.reader() as session:
+            row = session.get(models.Credential, lease_id)
+        try:
+            return None if row is None else self._opens(row.sealed)
+        except errors.VaultError as exc:
+            LOG.warning('Lease %s: its servers are not deleted in the name '
+                        'of its owner: %s', lease_id, exc)
+            return None
+
+    def revoke_of(self, lease_id: str) -> None:
+        """Give back what let us act for the owner of a lease that is over.
+
+        What fails is logged and tried again by :meth:`revoke_over`.
+        """
+        with self._database.reader() as session:
+            row = session.get(models.Credential, lease_id)
+        if row is None:
+            return
+        try:
+            self._cloud.revoke(self._opens(row.sealed))
+        except Exception:
+            LOG.exception('Lease %s is over, but the credential of its owner '
+                          'could not be revoked yet', lease_id)
+            return
+        steps.reached(steps.Step.END_REVOKED, lease_id)
+        self._database.retried(self._forget_credential, lease_id)
+
+    def _forget_credential(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            session.execute(sa.delete(models.Credential).where(
+                models.Credential.lease_id == lease_id))
+
+    def revoke_over(self) -> None:
+        """Give back what is left of leases that are over."""
+        with self._database.reader() as session:
+            over = list(session.scalars(
+                sa.select(models.Credential.lease_id).outerjoin(
+                    models.Lease,
+                    models.Lease.id == models.Credential.lease_id)
+                .where(sa.or_(models.Lease.id.is_(None),
+                              models.Lease.status == 'TERMINATED'))))
+        for lease_id in over:
+            with facts.apart(lease_id):
+                self.revoke_of(lease_id)
+
+    def strays(self) -> set[str]:
+        """The credentials that are in no lease's name, or not yet.
+
+        A process died before it wrote its lease down, or is about to do so.
+        Where several clouds have the same service user, they may be another
+        one's, so that nothing revokes them but an operator. Opens all that
+        are kept: some 20,000 a second.
+        """
+        given = self._cloud.credentials()
+        with self._database.reader() as session:
+            kept = list(session.scalars(sa.select(models.Credential.sealed)))
+        return given - set(map(self._opens, kept)) if given else given

@@ -1,0 +1,184 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The end of a lease, and what is told before it."""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import closing
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import observing
+from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import transitions
+
+__all__ = ['Ending']
+
+LOG = logging.getLogger(__name__)
+
+
+class Ending:
+    """Ends leases.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: clouds.Cloud,
+                 notify: ty.Callable[[str, facts.Lease], None],
+                 observing: observing.Observing, closing: closing.Closing,
+                 ) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._observing = observing
+        self._closing = closing
+
+    def announce(self, lease_id: str, event_type: str) -> facts.Outcome:
+        """Tell the world that an event of a lease has come."""
+        described = self._described(lease_id)
+        if described['status'] not in (*facts.ENDING, views.DELETING):
+            self._notify(f'lease.event.{event_type}', described)
+        return None
+
+    def expire(self, lease_id: str) -> facts.Outcome:
+        """An offer that nobody accepted in time is over."""
+        self._database.retried(self._expire, lease_id)
+        return None
+
+    def _expire(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != 'OFFERED':
+                return
+            described = transitions.finish(session, lease, self._clock.now())
+        LOG.info('Lease %s: nobody accepted the offer', lease_id)
+        self._notify('lease.event.expire_offer', described)
+
+    def delete(self, lease_id: str) -> None:
+        """End a lease that its owner does not want any more.
+
+        It is over at once if it has no servers; else they are deleted by
+        whoever carries out events. Safe to call again at any time.
+
+        :raises NotFound: when there is no such lease
+        """
+        described = self._database.retried(self._delete, lease_id)
+        if described is None:
+            return
+        self._notify('lease.delete', described)
+        if any(one['servers'] for one in described['reservations']):
+            return
+        try:
+            self.end(lease_id)
+        except Exception:
+            LOG.exception('Lease %s is not over yet; its end is tried again '
+                          'by whoever carries out events', lease_id)
+
+    def _delete(self, lease_id: str) -> facts.Lease | None:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.deleted_at is not None:
+                return None
+            lease.deleted_at = lease.updated_at = now
+            if lease.status != 'TERMINATED':
+                transitions.enter(lease, 'TERMINATING', self._clock.now())
+                # Who carries out its end now will find that he does not.
+                session.execute(
+                    sa.update(models.Event)
+                    .where(models.Event.lease_id == lease_id,
+                           models.Event.event_type == states.EventType.END)
+                    .values(status='UNDONE', due=now, waits=0,
+                            claimed_by=None, claimed_until=0,
+                            updated_at=now))
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
+
+    def end(self, lease_id: str, when_due: bool = False) -> facts.Outcome:
+        """Delete the servers of a lease; done when they are gone.
+
+        :param when_due: put it off when the lease was prolonged meanwhile
+        """
+        servers = self._database.retried(self._begin_end, lease_id, when_due)
+        if isinstance(servers, facts.Later):
+            return servers
+        steps.reached(steps.Step.END_BEGUN, lease_id)
+        closed = self._closing.close(lease_id)
+        credential = self._closing.credential(lease_id) if servers else None
+        waiting = [server_id for server_id in servers
+                   if not self._is_gone(lease_id, server_id, credential)]
+        if waiting:
+            return facts.Later(
+                facts.AGAIN, 'not gone yet: ' + ', '.join(waiting),
+                facts.LONGEST_PAUSE)
+        if not closed:
+            return facts.Later(
+                facts.AWAY, 'its reservations could not be closed yet',
+                facts.LONGEST_PAUSE)
+        if not self._database.retried(
+                self._closing.finish_if_empty, lease_id, closed=True):
+            return facts.Later(facts.AGAIN, 'another server has come')
+        return None
+
+    def _is_gone(self, lease_id: str, server_id: str,
+                 credential: str | None) -> bool:
+        """Ask for the end of a server, and look whether it has come.
+
+        One that cannot be deleted does not keep the others of its lease.
+        """
+        try:
+            self._cloud.delete(server_id, credential)
+            steps.reached(steps.Step.END_DELETED, lease_id)
+            seen = self._cloud.look(server_id)
+            self._observing.observe(server_id, seen)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s: server %s is not deleted yet: %s',
+                        lease_id, server_id, exc)
+            return False
+        except Exception:
+            LOG.exception('Lease %s: server %s could not be deleted',
+                          lease_id, server_id)
+            return False
+        return seen.state is clouds.ServerState.GONE
+
+    def _begin_end(self, lease_id: str, when_due: bool,
+                   ) -> list[str] | facts.Later:
+        """No start after this; returns the servers that have to go."""
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == 'TERMINATED':
+                return []
+            if when_due and lease.status != 'TERMINATING' and (
+                    lease.end_date > now):
+                return facts.Later(lease.end_date - now, 'it was prolonged')
+            if lease.status != 'TERMINATING':
+                transitions.enter(lease, 'TERMINATING', self._clock.now())
+            session.execute(sa.delete(models.HeldBuild).where(
+                models.HeldBuild.lease_id == lease_id))
+            return facts.servers(lease)
+
+    def _described(self, lease_id: str) -> facts.Lease:
+        with self._database.reader() as session:
+            return views.describe(api.found(session, lease_id))

@@ -1,0 +1,168 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the rows of a lease say of it, and what comes of that."""
+
+import contextlib
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.db import models
+
+__all__ = ['AGAIN', 'AWAY', 'BEGUN', 'ENDING', 'LONGEST_PAUSE',
+           'LONGEST_WAIT', 'Later', 'Lease', 'Outcome', 'TO_START', 'apart',
+           'booking_of', 'bookings', 'failures', 'is_building',
+           'is_unsettled', 'openings', 'pause', 'put_off',
+           'reservation_status', 'servers', 'waiting']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between two looks at servers that are being deleted, and at a host
+#: that the servers of an ended lease have not left; notifications come
+#: sooner as a rule.
+AGAIN = 2
+
+#: Seconds until a start is tried again for which the cloud was not there.
+AWAY = 5
+
+#: Seconds at most between two tries of an end, and of a start that could not
+#: be placed.
+LONGEST_PAUSE = 300
+
+#: Seconds at most between two tries of a start that waits for something that
+#: may come without anybody telling us.
+LONGEST_WAIT = 60
+
+#: The states of a lease of which something is to start.
+TO_START = ('PENDING', 'STARTING')
+
+#: The states of a lease that has begun.
+BEGUN = ('STARTING', 'ACTIVE')
+
+#: The states of a lease whose servers have to go.
+ENDING = ('TERMINATING', 'TERMINATED')
+
+Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Later:
+    """An action is not finished: do it again in so many seconds.
+
+    :ivar most: each time that nothing has happened to it in between, the
+        pause is twice as long, up to so many seconds; 0: it is always the
+        same
+    """
+
+    seconds: int
+    why: str
+    most: int = 0
+
+    def after(self, waits: int) -> int:
+        """The pause when it was put off so many times before."""
+        return max(self.seconds, min(
+            self.most, self.seconds << min(waits, 16)))
+
+
+Outcome: ty.TypeAlias = Later | None
+
+
+def bookings(lease: models.Lease) -> list[models.Booking]:
+    """All bookings of a lease."""
+    return [booking for reservation in lease.reservations
+            for booking in reservation.bookings]
+
+
+def openings(lease: models.Lease) -> list[clouds.Opening]:
+    """The reservations of a lease that servers come to later."""
+    return [clouds.Opening(
+        one.id, lease.project_id, lease.user_id, one.flavor,
+        (one.params or {}).get('affinity'))
+        for one in lease.reservations if one.flavor is not None]
+
+
+def waiting(lease: models.Lease) -> list[str]:
+    """The servers of a lease whose build is to be sent."""
+    return [booking.server_id for booking in bookings(lease)
+            if booking.server_id is not None and booking.sent_at is None and
+            booking.failed_at is None]
+
+
+def is_unsettled(booking: models.Booking) -> bool:
+    """Whether a server is still to be sent, or is being built."""
+    return booking.failed_at is None and not booking.running
+
+
+def is_building(lease: models.Lease) -> bool:
+    """Whether of the servers that were sent some are not settled yet."""
+    return any(is_unsettled(booking) and booking.sent_at is not None
+               for booking in bookings(lease))
+
+
+def reservation_status(reservation: models.Reservation) -> str:
+    """The state of a boot's reservation follows from its servers too."""
+    if reservation.status != 'pending' or any(
+            map(is_unsettled, reservation.bookings)):
+        return reservation.status
+    return 'active' if any(
+        one.running for one in reservation.bookings) else 'error'
+
+
+def pause(lease: models.Lease, now: int) -> int:
+    """Seconds until servers that could not be placed are tried again.
+
+    The longer it takes, the less often.
+    """
+    return max(AWAY, min(LONGEST_PAUSE, (now - lease.start_date) // 2))
+
+
+def put_off(server_ids: ty.Sequence[str], why: str) -> str:
+    """What a lease says whose servers wait longer than they should."""
+    return (f'Not placed yet, and tried again: {", ".join(server_ids)}. '
+            f'{why}')
+
+
+def failures(lease: models.Lease) -> str:
+    """What a lease says of its servers that failed."""
+    failed = [ty.cast(str, booking.server_id) for booking in bookings(lease)
+              if booking.failed_at is not None]
+    return f'Could not be built: {", ".join(failed)}.' if failed else ''
+
+
+def servers(lease: models.Lease) -> list[str]:
+    """The servers of a lease that have a booking."""
+    return [booking.server_id for booking in bookings(lease)
+            if booking.server_id is not None]
+
+
+def booking_of(session: orm.Session, server_id: str,
+               ) -> models.Booking | None:
+    """The booking of a server, if it has one."""
+    return session.scalars(sa.select(models.Booking).where(
+        models.Booking.server_id == server_id)).one_or_none()
+
+
+@contextlib.contextmanager
+def apart(lease_id: str) -> ty.Iterator[None]:
+    """What fails with a lease keeps no other from its turn."""
+    try:
+        yield
+    except errors.BooksUnavailable:
+        raise
+    except Exception:
+        LOG.exception('Lease %s could not be seen to', lease_id)

@@ -1,0 +1,128 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Builds that were sent and came to nothing."""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import observing
+from blazar_core.lifecycle import sending
+
+__all__ = ['Lost']
+
+LOG = logging.getLogger(__name__)
+
+
+class Lost:
+    """Sees to builds that got lost.
+
+    :param lost_after: seconds that a build has not been on its way after
+        which nobody is at work on it any more
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: clouds.Cloud, lost_after: int,
+                 sending: sending.Sending, observing: observing.Observing,
+                 ) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._lost_after = lost_after
+        self._sending = sending
+        self._observing = observing
+        #: What there was of builds at the last look, and since when.
+        self._unseen: dict[str, tuple[clouds.Trace, int]] = {}
+
+    def send(self) -> None:
+        """See to the builds that were sent and are not on their way.
+
+        A worker died between taking a build and sending it, or the message
+        bus lost it: it has left no trace, and is sent again. Or who built it
+        died over it: that is the end of it, and its server is made one that
+        has failed. Both only when it has been so for long enough to be done,
+        were somebody at it: sent twice, a build would leave a running server
+        that nobody knows.
+        """
+        now = self._clock.now()
+        unseen: dict[str, tuple[clouds.Trace, int]] = {}
+        for lease_id, sent in self._sent().items():
+            try:
+                traces = self._cloud.traces(list(sent))
+            except Exception as exc:
+                # All that was sent may still be waiting for it.
+                LOG.warning('Lease %s: its builds cannot be looked for: %s',
+                            lease_id, exc, exc_info=not isinstance(
+                                exc, errors.CloudUnavailable))
+                continue
+            for server_id, trace in traces.items():
+                before = self._unseen.get(server_id)
+                unseen[server_id] = before if (
+                    before is not None and before[0] is trace) else (
+                        trace, now)
+            late = {server_id: trace for server_id, trace in traces.items()
+                    if now - max(unseen[server_id][1], sent[server_id] or 0)
+                    >= self._lost_after and (
+                        trace is clouds.Trace.CAUGHT or sent[server_id])}
+            if late:
+                self._recover(lease_id, late, sent)
+        # What has arrived since is not missed any more.
+        self._unseen = unseen
+
+    def _sent(self) -> dict[str, dict[str, int | None]]:
+        """By lease, the servers that should run, and when they were sent.
+
+        Those that wait to be sent again are among them: the cloud may stand
+        still where it says that it could not place them. So are those that
+        have failed: who made them so may not have come to the end of it.
+        """
+        sent: dict[str, dict[str, int | None]] = {}
+        with self._database.reader() as session:
+            for row in session.execute(
+                    sa.select(models.Lease.id, models.Booking.server_id,
+                              models.Booking.sent_at)
+                    .join(models.Booking.reservation)
+                    .join(models.Reservation.lease)
+                    .where(models.Lease.status.in_((*facts.BEGUN, 'ERROR')),
+                           models.Booking.server_id.is_not(None),
+                           models.Booking.running.is_(False))):
+                sent.setdefault(row.id, {})[row.server_id] = row.sent_at
+        return sent
+
+    def _recover(self, lease_id: str, late: ty.Mapping[str, clouds.Trace],
+                 sent: ty.Mapping[str, int | None]) -> None:
+        with self._database.reader() as session:
+            held = session.get(models.HeldBuild, lease_id)
+        again = {} if held is None else {
+            server_id: sent[server_id] for server_id, trace in late.items()
+            if trace is clouds.Trace.NONE}
+        try:
+            if held is not None and again:
+                LOG.warning('Lease %s: builds got lost, sending them again: '
+                            '%s', lease_id, ', '.join(again))
+                self._sending.send_again(lease_id, held.sealed, again)
+            for server_id in late.keys() - again.keys():
+                LOG.warning('Lease %s: nobody is at work on server %s any '
+                            'more', lease_id, server_id)
+                self._cloud.abandon(server_id)
+                self._observing.check(server_id)
+        except Exception:
+            LOG.exception('Lease %s: its lost builds could not be seen to '
+                          'yet', lease_id)

@@ -1,0 +1,272 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What is seen of servers, and what it makes of their leases."""
+
+import contextlib
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import ledger
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import closing
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import transitions
+
+__all__ = ['Observing']
+
+LOG = logging.getLogger(__name__)
+
+_HAS_BOOKINGS = sa.exists().where(
+    models.Booking.reservation_id == models.Reservation.id,
+    models.Reservation.lease_id == models.Lease.id)
+#: Leases with a reservation that servers came with, and no others.
+_BEGUN_BY_BOOT = sa.select(models.Lease.id).where(
+    models.Lease.status.in_(facts.BEGUN), sa.exists().where(
+        models.Reservation.lease_id == models.Lease.id,
+        models.Reservation.flavor.is_(None)))
+
+
+class Observing:
+    """Makes the books true for servers.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: clouds.Cloud,
+                 notify: ty.Callable[[str, facts.Lease], None],
+                 closing: closing.Closing) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._closing = closing
+
+    def observe(self, server_id: str, seen: clouds.Seen,
+                sent: tuple[int | None] | None = None) -> list[str]:
+        """Make the books true for a server, given what was seen of it.
+
+        :param sent: when it had been sent before somebody looked; a fault of
+            it is old if it was sent once more since. None: not known
+        :returns: the service hosts whose usage the books may have wrong
+            now, because a booking came or left
+        """
+        try:
+            return self._observe(server_id, seen, sent)
+        except errors.NotFound:
+            # Its lease was withdrawn in between.
+            return []
+
+    def _observe(self, server_id: str, seen: clouds.Seen,
+                 sent: tuple[int | None] | None) -> list[str]:
+        lease_id = self._lease_of(server_id)
+        if lease_id is None:
+            return []
+        if seen.state is clouds.ServerState.RUNNING or (
+                seen.host is not None and
+                seen.state is clouds.ServerState.BUILDING):
+            return self._database.retried(
+                self._stands, lease_id, server_id, seen)
+        if seen.state is clouds.ServerState.GONE:
+            if self._was_never_sent(server_id):
+                # While it has its booking: who dies here is followed by a
+                # comparison that comes by again.
+                self._cloud.forget(server_id)
+            self._database.retried(self._gone, lease_id, server_id)
+        elif seen.state is clouds.ServerState.ERROR:
+            return self._database.retried(
+                self._failed, lease_id, server_id, seen, sent)
+        return []
+
+    def _lease_of(self, server_id: str) -> str | None:
+        """The lease in which a server has its booking."""
+        with self._database.reader() as session:
+            return session.scalar(
+                sa.select(models.Reservation.lease_id)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.server_id == server_id))
+
+    def _was_never_sent(self, server_id: str) -> bool:
+        """Whether nobody has begun to build a server of a lease.
+
+        Asked when it is gone: a build that is sent after this finds that.
+        """
+        with self._database.reader() as session:
+            booking = facts.booking_of(session, server_id)
+            return booking is not None and booking.sent_at is None
+
+    def _gone(self, lease_id: str, server_id: str) -> None:
+        """Give the room back; the last server takes its lease with it.
+
+        What was there before the server stays: another one may take its
+        place, until the lease is ending.
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            booking = facts.booking_of(session, server_id)
+            if booking is None:
+                return
+            left = None
+            if booking.reservation.flavor is not None and (
+                    lease.status not in facts.ENDING):
+                left = ledger.new_of(
+                    booking, server_id=None, running=False, sent_at=None,
+                    placed_at=None, resources=booking.reservation.resources)
+            ledger.amend(session, self._clock.now(),
+                         [ledger.Edit(booking, left)])
+            if left is not None:
+                booking.failed_at = booking.moving_to = None
+            transitions.settle(session, lease, self._clock.now())
+        LOG.info('Lease %s: server %s is gone', lease_id, server_id)
+        steps.reached(steps.Step.END_GONE, lease_id)
+        self._database.retried(self._closing.finish_if_empty, lease_id)
+
+    def _stands(self, lease_id: str, server_id: str, seen: clouds.Seen,
+                ) -> list[str]:
+        """A server has a host: its booking follows it to where it is."""
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            booking = facts.booking_of(session, server_id)
+            if booking is None:
+                return []
+            stale = transitions.follow(
+                session, lease, booking, seen.host, self._clock.now())
+            if booking.placed_at is None:
+                booking.placed_at = self._clock.now()
+            if seen.state is clouds.ServerState.RUNNING:
+                booking.running, booking.failed_at = True, None
+                transitions.settle(session, lease, self._clock.now())
+            return stale
+
+    def _failed(self, lease_id: str, server_id: str, seen: clouds.Seen,
+                sent: tuple[int | None] | None) -> list[str]:
+        """A server could not be built: its room goes back, and the state of
+        its lease follows from the others.
+
+        One for which there was no host waits to be sent again, in its room. A
+        server that ran before has a fault of its own, not of its lease.
+
+        :returns: the service host of the host that was booked, where the
+            cloud may still keep what the server had
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            booking = facts.booking_of(session, server_id)
+            if booking is None or booking.running or (
+                    booking.failed_at is not None or
+                    seen.unplaced and booking.sent_at is None or
+                    sent not in (None, (booking.sent_at,))):
+                return []
+            if booking.reservation.flavor is not None:
+                # The place is the lease's, whatever becomes of a server.
+                return []
+            fault = seen.fault or 'Nova gave no reason'
+            if seen.unplaced and self._wait_again(session, lease, booking,
+                                                  fault):
+                return []
+            stale = list(session.scalars(
+                sa.select(models.Host.service_host)
+                .where(models.Host.id == booking.host_id)))
+            booking.failed_at = self._clock.now()
+            transitions.give_room_back(
+                session, [booking], self._clock.now())
+            if lease.status != 'TERMINATING':
+                lease.status_reason = (
+                    f'Server {server_id} could not be built: {fault}')
+            transitions.settle(session, lease, self._clock.now())
+            described = views.describe(lease)
+        LOG.warning('Lease %s: server %s could not be built: %s',
+                    lease_id, server_id, seen.fault)
+        self._notify('lease.update', described)
+        return stale
+
+    def _wait_again(self, session: orm.Session, lease: models.Lease,
+                    booking: models.Booking, fault: str) -> bool:
+        """Let a server wait in its room to be sent again; says whether.
+
+        This is all that is written: the next start makes the server one in
+        the cloud that waits, as often as it takes.
+        """
+        now = self._clock.now()
+        if lease.status not in facts.TO_START or lease.end_date <= now or (
+                session.get(models.HeldBuild, lease.id) is None):
+            return False
+        booking.sent_at = booking.placed_at = None
+        pause = facts.pause(lease, now)
+        for event in lease.events:
+            if event.event_type == states.EventType.START:
+                # Who is at it has sent what there was: this is not his.
+                event.status, event.due = 'UNDONE', now + pause
+                event.attempts = event.waits = 0
+                event.claimed_by, event.claimed_until = None, 0
+        lease.status_reason = facts.put_off(facts.waiting(lease), fault)
+        lease.updated_at = now
+        LOG.warning('Lease %s: server %s could not be placed yet, again in '
+                    '%s s: %s', lease.id, booking.server_id, pause, fault)
+        return True
+
+    def settle_begun(self) -> None:
+        """Bring leases into the state that follows from what is left of them.
+
+        They are in it already, unless a process died over one of them.
+        """
+        with self._database.reader() as session:
+            begun = list(session.scalars(_BEGUN_BY_BOOT.where(sa.or_(
+                models.Lease.status == 'STARTING', ~_HAS_BOOKINGS))))
+        for lease_id in begun:
+            with facts.apart(lease_id), contextlib.suppress(errors.NotFound):
+                self._database.retried(self._settle_again, lease_id)
+                self._database.retried(self._closing.finish_if_empty, lease_id)
+
+    def _settle_again(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            transitions.settle(session, api.locked(session, lease_id),
+                               self._clock.now())
+
+    def unfinished(self) -> dict[str, clouds.Seen]:
+        """The servers of all leases that are not over, as the books have them.
+
+        Those that do not run yet are HELD or being built; this says HELD.
+        """
+        with self._database.reader() as session:
+            return {row.server_id: clouds.Seen(
+                clouds.ServerState.RUNNING, row.uuid) if row.running else
+                clouds.Seen(clouds.ServerState.HELD)
+                for row in session.execute(
+                    sa.select(models.Booking.server_id,
+                              models.Booking.running, models.Host.uuid)
+                    .outerjoin(models.Host,
+                               models.Host.id == models.Booking.host_id)
+                    .where(models.Booking.server_id.is_not(None))
+                    .order_by(models.Booking.id))}
+
+    def check(self, server_id: str) -> tuple[clouds.Seen, list[str]]:
+        """Look at a server and make the books true for it.
+
+        :returns: what was seen, and what :meth:`observe` returned
+        """
+        with self._database.reader() as session:
+            booking = facts.booking_of(session, server_id)
+        seen = self._cloud.look(server_id)
+        return seen, self.observe(
+            server_id, seen, None if booking is None else (booking.sent_at,))

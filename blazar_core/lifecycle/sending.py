@@ -1,0 +1,206 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The one gate through which builds are sent."""
+
+import functools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import transitions
+
+__all__ = ['Sending']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds that may pass between the right to send a build and the sending.
+SEND_SECONDS = 10
+
+
+class _Closed(Exception):
+    """A build is not to be sent, or somebody else has sent it."""
+
+
+class Sending:
+    """Sends the builds of servers, each once.
+
+    :param opens: opens a sealed call
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: clouds.Cloud, opens: ty.Callable[[str], str],
+                 notify: ty.Callable[[str, facts.Lease], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._opens = opens
+        self._notify = notify
+
+    def send_waiting(self, lease_id: str, sealed: str,
+                     servers: ty.Collection[str], when_due: bool) -> str:
+        """Send the builds of servers that wait for theirs.
+
+        :param when_due: not if the lease was moved meanwhile
+        :returns: why some were left out; empty when none was
+        :raises CloudUnavailable: when something that a build needs does not
+            answer; nothing was sent
+        """
+        begun: list[facts.Lease] = []
+
+        def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
+            steps.reached(steps.Step.START_READY, lease_id)
+            deadline = clouds.Deadline(self._clock, SEND_SECONDS)
+            try:
+                begun.extend(self._database.retried(
+                    self._take, lease_id, server_ids, when_due))
+            except (_Closed, errors.NotFound):
+                return None
+            return self._pass(lease_id, deadline)
+
+        why = self._send(lease_id, sealed, servers, gate)
+        # Only now: it may take its time, and a build that is not sent is
+        # taken to be lost.
+        for described in begun:
+            self._notify('lease.event.start_lease', described)
+        return why
+
+    def _take(self, lease_id: str, server_ids: ty.Collection[str],
+              when_due: bool) -> list[facts.Lease]:
+        """The right to send the builds of servers: one gets it, once.
+
+        It comes right before the cast. A worker that dies before it leaves
+        them unsent, and another one begins again; a worker that was given up
+        for dead and comes back finds the gate closed.
+
+        :returns: the lease, if it has begun with that
+        :raises _Closed: when they are not to be sent, or not by us
+        """
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status not in facts.TO_START or lease.end_date <= now or (
+                    when_due and lease.start_date > now):
+                # It was moved meanwhile, or ended.
+                raise _Closed
+            if facts.is_building(lease):
+                raise _Closed
+            self._mark_sent(session, dict.fromkeys(server_ids), now)
+            begins = lease.status == 'PENDING'
+            transitions.enter(lease, 'STARTING', self._clock.now())
+            lease.status_reason = facts.failures(lease)
+            return [views.describe(lease)] if begins else []
+
+    def send_again(self, lease_id: str, sealed: str,
+                   sent: ty.Mapping[str, int | None]) -> None:
+        """Send builds that got lost.
+
+        :param sent: the servers, with when they were sent before
+        :raises CloudUnavailable: as :meth:`send_waiting`
+        """
+        self._send(lease_id, sealed, list(sent), functools.partial(
+            self._gate_again, lease_id, sent))
+
+    def _gate_again(self, lease_id: str, sent: ty.Mapping[str, int | None],
+                    server_ids: ty.Collection[str],
+                    ) -> clouds.Deadline | None:
+        """The gate of builds that got lost: it opens for one caller only."""
+        deadline = clouds.Deadline(self._clock, SEND_SECONDS)
+        try:
+            self._database.retried(self._take_again, lease_id, {
+                server_id: sent[server_id] for server_id in server_ids})
+        except (_Closed, errors.NotFound):
+            return None
+        return self._pass(lease_id, deadline)
+
+    def _take_again(self, lease_id: str, sent: ty.Mapping[str, int | None],
+                    ) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status not in facts.BEGUN:
+                raise _Closed
+            self._mark_sent(session, sent, self._clock.now())
+
+    def _mark_sent(self, session: orm.Session,
+                   servers: ty.Mapping[str, int | None], now: int) -> None:
+        """Write down that the builds of servers are sent.
+
+        :param servers: with when they were sent before
+        :raises _Closed: when somebody else has sent one of them, or it is
+            gone
+        """
+        for server_id, before in servers.items():
+            taken = session.execute(
+                sa.update(models.Booking)
+                .where(models.Booking.server_id == server_id,
+                       models.Booking.failed_at.is_(None),
+                       models.Booking.sent_at.is_(None) if before is None
+                       else models.Booking.sent_at == before)
+                .values(sent_at=now))
+            if ty.cast('sa.CursorResult[ty.Any]', taken).rowcount != 1:
+                raise _Closed
+        session.expire_all()
+
+    def _pass(self, lease_id: str, deadline: clouds.Deadline,
+              ) -> clouds.Deadline:
+        LOG.info('Lease %s: sending its build', lease_id)
+        steps.reached(steps.Step.START_TAKEN, lease_id)
+        return deadline
+
+    def _send(self, lease_id: str, sealed: str,
+              servers: ty.Collection[str], gate: clouds.Gate) -> str:
+        with self._database.reader() as session:
+            credential = session.get(models.Credential, lease_id)
+        why = ''
+        try:
+            why = self._cloud.send(
+                self._opens(sealed),
+                None if credential is None else self._opens(
+                    credential.sealed), servers, gate)
+        except errors.NotDelegated as exc:
+            self._database.retried(
+                self.never_started, lease_id, str(exc))
+        steps.reached(steps.Step.START_SENT, lease_id)
+        return why
+
+    def never_started(self, lease_id: str, reason: str,
+                      settle: ty.Callable[[orm.Session], bool] = (
+                          lambda _: True),
+                      event_type: str = states.EventType.START) -> None:
+        """Its room goes back; its held servers wait to be deleted.
+
+        :param settle: see :meth:`Starting.give_up
+            <blazar_core.lifecycle.starting.Starting.give_up>`
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if not settle(session) or (
+                    event_type != states.EventType.START or
+                    lease.status not in facts.TO_START):
+                return
+            lease.status_reason = reason
+            transitions.fail_waiting(session, lease, self._clock.now())
+            described = views.describe(lease)
+        LOG.warning('Lease %s could not start: %s', lease_id, reason)
+        self._notify('lease.update', described)

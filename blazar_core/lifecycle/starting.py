@@ -1,0 +1,207 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The start of a lease."""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import closing
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import transitions
+
+__all__ = ['Starting']
+
+LOG = logging.getLogger(__name__)
+
+
+class Starting:
+    """Starts leases.
+
+    :param notify: told of an event type and a lease
+    :param patience: seconds a start waits for its host to be left
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: clouds.Cloud,
+                 notify: ty.Callable[[str, facts.Lease], None], patience: int,
+                 sending: sending.Sending, closing: closing.Closing) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._patience = patience
+        self._sending = sending
+        self._closing = closing
+
+    def start(self, lease_id: str, when_due: bool = False) -> facts.Outcome:
+        """Send the held call of a lease for the servers that wait for it.
+
+        Each server is sent once; one that Nova could not place waits again.
+
+        :param when_due: put it off when the lease was moved meanwhile
+        """
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            held = session.get(models.HeldBuild, lease_id)
+            now = self._clock.now()
+            if lease.status not in facts.TO_START or lease.end_date <= now:
+                return None
+            if when_due and lease.start_date > now:
+                return facts.Later(lease.start_date - now, 'it was moved')
+            waiting = facts.waiting(lease)
+            if facts.servers(lease) and (held is None or not waiting):
+                return None
+            if facts.is_building(lease):
+                return facts.Later(
+                    facts.AWAY, 'its other servers are being built',
+                    facts.LONGEST_WAIT)
+            if self._waits_for_host(session, lease):
+                return facts.Later(
+                    facts.AGAIN, 'its host is not empty yet', 4 * facts.AGAIN)
+            sealed = None if held is None else held.sealed
+        if sealed is None:
+            return self._begin(lease_id, when_due)
+        steps.reached(steps.Step.START_READ, lease_id)
+        try:
+            why = self._sending.send_waiting(
+                lease_id, sealed, waiting, when_due)
+        except errors.CloudUnavailable as exc:
+            # However long it takes: it is not the lease that fails.
+            LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+            self._explain(lease_id, str(exc))
+            return facts.Later(facts.AWAY, str(exc), facts.LONGEST_WAIT)
+        return self._rest(lease_id, when_due, why)
+
+    def _rest(self, lease_id: str, when_due: bool, why: str) -> facts.Outcome:
+        """What becomes of the servers that were not sent."""
+        now = self._clock.now()
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            waiting = facts.waiting(lease)
+        if lease.status not in facts.TO_START or not waiting:
+            return None
+        # They were made ready to be built, and are to be held again.
+        self._cloud.hold(waiting)
+        if when_due and lease.start_date > now:
+            return facts.Later(lease.start_date - now, 'it was just moved')
+        if why:
+            LOG.warning('Lease %s: %s of its servers cannot start yet: %s',
+                        lease_id, len(waiting), why)
+            self._explain(lease_id, why)
+            return facts.Later(facts.pause(lease, now), why)
+        return facts.Later(
+            facts.AGAIN, 'its servers are other ones than they were')
+
+    def _explain(self, lease_id: str, why: str) -> None:
+        """Say in a lease why servers of it have not started yet."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            if lease.status_reason == facts.put_off(facts.waiting(lease), why):
+                return
+        self._database.retried(self._write_why, lease_id, why)
+
+    def _write_why(self, lease_id: str, why: str) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            waiting = facts.waiting(lease)
+            if lease.status in facts.TO_START and waiting:
+                lease.status_reason = facts.put_off(waiting, why)
+                lease.updated_at = self._clock.now()
+
+    def _begin(self, lease_id: str, when_due: bool) -> facts.Outcome:
+        """Its servers come later, from now on."""
+        openings = self._database.retried(
+            self._take_places, lease_id, when_due)
+        if not isinstance(openings, list):
+            return openings
+        for opening in openings:
+            self._cloud.open(opening)
+        described = self._database.retried(self._activate, lease_id)
+        if described is not None:
+            self._notify('lease.event.start_lease', described)
+        elif self._is_ending(lease_id):
+            # It ended meanwhile, and what was opened last is to be closed.
+            self._closing.close(lease_id)
+        return None
+
+    def open(self, lease_id: str) -> None:
+        """Let the reservations of a lease be used; safe to repeat."""
+        with self._database.reader() as session:
+            openings = facts.openings(api.found(session, lease_id))
+        for opening in openings:
+            self._cloud.open(opening)
+
+    def _is_ending(self, lease_id: str) -> bool:
+        with self._database.reader() as session:
+            return api.found(session, lease_id).status in facts.ENDING
+
+    def _take_places(self, lease_id: str, when_due: bool,
+                     ) -> list[clouds.Opening] | facts.Outcome:
+        """What is to be opened; it is not changed any more after this."""
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if when_due and lease.start_date > now:
+                return facts.Later(lease.start_date - now, 'it was just moved')
+            if lease.status not in facts.TO_START or facts.servers(lease):
+                # Servers have a call that builds them; without it they
+                # cannot start.
+                return None
+            transitions.enter(lease, 'STARTING', self._clock.now())
+            return facts.openings(lease)
+
+    def _activate(self, lease_id: str) -> facts.Lease | None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != 'STARTING':
+                return None
+            transitions.enter(lease, 'ACTIVE', self._clock.now())
+            for reservation in lease.reservations:
+                reservation.status = 'active'
+            return views.describe(lease)
+
+    def _waits_for_host(self, session: orm.Session, lease: models.Lease,
+                        ) -> bool:
+        """Whether servers of leases that are over still stand in the way."""
+        now = self._clock.now()
+        if now >= lease.start_date + self._patience:
+            return False
+        hosts = {booking.host_id for booking in facts.bookings(lease)}
+        return session.execute(sa.select(models.Booking.id).where(
+            models.Booking.host_id.in_(hosts),
+            models.Booking.placed_at.is_not(None),
+            models.Booking.end_date <= now)).first() is not None
+
+    def give_up(self, lease_id: str, event_type: str,
+                settle: ty.Callable[[orm.Session], bool] = lambda _: True,
+                ) -> None:
+        """An event failed for good; a lease that cannot start has failed.
+
+        :param settle: writes that down of the event, in the transaction that
+            writes it down of the lease; false when the event is another's
+        """
+        self._database.retried(
+            self._sending.never_started, lease_id,
+            'The build of its servers could not be sent to Nova.', settle,
+            event_type)

@@ -1,0 +1,154 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Changes of a lease within a transaction that has locked it."""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import ledger
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import facts
+
+__all__ = ['enter', 'fail_waiting', 'finish', 'follow', 'give_room_back',
+           'settle']
+
+LOG = logging.getLogger(__name__)
+
+
+def enter(lease: models.Lease, status: str, now: int) -> None:
+    """A lease gets another state.
+
+    :raises InvalidTransition: when there is no way to it
+    """
+    states.LEASE.check(lease.status, status)
+    lease.status = status
+    lease.updated_at = now
+
+
+def settle(session: orm.Session, lease: models.Lease, now: int) -> None:
+    """The state of a lease that was made by a boot, and has begun.
+
+    It follows from what is left of it: while a server is still to be
+    sent or is being built, it starts; after that, it is what those make
+    it that run. The call that builds is kept no longer than that.
+    """
+    session.flush()
+    session.expire_all()
+    rows = facts.bookings(lease)
+    if lease.status not in facts.BEGUN or not rows or facts.openings(lease):
+        return
+    for reservation in lease.reservations:
+        reservation.status = facts.reservation_status(reservation)
+    if any(map(facts.is_unsettled, rows)):
+        return
+    status = 'ACTIVE' if any(row.running for row in rows) else 'ERROR'
+    if lease.status != status:
+        enter(lease, status, now)
+        LOG.info('Lease %s is %s', lease.id, status)
+    if not any(row.failed_at for row in rows):
+        lease.status_reason = ''
+    session.execute(sa.delete(models.HeldBuild).where(
+        models.HeldBuild.lease_id == lease.id))
+
+
+def finish(session: orm.Session, lease: models.Lease, now: int,
+           ) -> facts.Lease:
+    """Nothing of a lease is left but its record."""
+    ledger.amend(session, now, [
+        ledger.Edit(booking, None) for booking in facts.bookings(lease)])
+    enter(lease, 'TERMINATED', now)
+    for reservation in lease.reservations:
+        states.RESERVATION.check(reservation.status, 'deleted')
+        reservation.status = 'deleted'
+        reservation.updated_at = now
+    for event in lease.events:
+        event.status = 'DONE'
+    session.execute(sa.delete(models.HeldBuild).where(
+        models.HeldBuild.lease_id == lease.id))
+    session.flush()
+    return views.describe(lease)
+
+
+def give_room_back(session: orm.Session,
+                   bookings: ty.Iterable[models.Booking], now: int) -> None:
+    """The bookings stay, and tie their servers to their lease."""
+    ledger.amend(session, now, [
+        ledger.Edit(booking, ledger.new_of(
+            booking, host_id=None, placed_at=None))
+        for booking in bookings])
+
+
+def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
+                 ) -> None:
+    """What was not sent yet is not sent any more."""
+    if lease.status == 'PENDING' or facts.openings(lease):
+        enter(lease, 'ERROR', now)
+        for reservation in lease.reservations:
+            reservation.status = 'error'
+    waiting = [row for row in facts.bookings(lease) if row.sent_at is None]
+    for row in waiting:
+        row.failed_at = now
+    give_room_back(session, waiting, now)
+    session.execute(sa.delete(models.HeldBuild).where(
+        models.HeldBuild.lease_id == lease.id))
+    settle(session, lease, now)
+
+
+def follow(session: orm.Session, lease: models.Lease, booking: models.Booking,
+           host: str | None, now: int) -> list[str]:
+    """Move a booking to the host its server is on, whatever is there.
+
+    It is Nova that decides where a server stands: the rule is not asked.
+    """
+    hosts = {row.id: row for row in session.scalars(
+        sa.select(models.Host).where(sa.or_(
+            models.Host.uuid == host,
+            models.Host.id == booking.host_id)))}
+    new = [row for row in hosts.values() if row.uuid == host]
+    if not new or new[0].id == booking.host_id:
+        return []
+    LOG.info('Lease %s: server %s stands on host %s, its booking follows',
+             lease.id, booking.server_id, new[0].name)
+    left = booking.host_id
+    ledger.amend(session, now,
+                 ledger.follow(booking, new[0].id), force=True)
+    booking.moving_to = None
+    if left and (booking.reservation.params or {}).get('affinity'):
+        _bring_along(session, booking, left, now)
+    return [row.service_host for row in hosts.values()]
+
+
+def _bring_along(session: orm.Session, booking: models.Booking, left: int,
+                 now: int) -> None:
+    """Of servers that stay together, the last one to leave a host takes
+    the places with it that nobody has come to, as far as there is room.
+    """
+    places = [one for one in booking.reservation.bookings
+              if one.host_id == left]
+    if any(one.placed_at is not None for one in places):
+        return
+    try:
+        for place in places:
+            # What moved before it is counted.
+            session.flush()
+            ledger.amend(session, now, [ledger.Edit(
+                place, ledger.new_of(place, host_id=booking.host_id))])
+    except ledger.Full:
+        LOG.warning('Reservation %s: server %s has moved, and where it is '
+                    'there is no room for all places that are to be '
+                    'with it', booking.reservation_id, booking.server_id)

@@ -30,7 +30,7 @@ from numpy import typing as npt
 from oslo_log import log as logging
 import sqlalchemy as sa
 
-from blazar_core.books import follower as indexes
+from blazar_core.books import follower
 from blazar_core.books import ledger
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
@@ -145,7 +145,7 @@ class Admission:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  strategy: Strategy = pack) -> None:
-        self.index = indexes.Index(database, clock)
+        self.index = follower.Index(database, clock)
         self._database = database
         self._clock = clock
         self._strategy = strategy

@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import admission
-from blazar_core.books import follower as indexes
+from blazar_core.books import follower
 from blazar_core.books import ledger
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
@@ -57,7 +57,7 @@ class Claims:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 index: indexes.Index, alone: bool = True) -> None:
+                 index: follower.Index, alone: bool = True) -> None:
         self._database = database
         self._clock = clock
         self._index = index

@@ -15,7 +15,7 @@
 Each process that searches has one. It is read in full once, from one
 snapshot, and from then on follows what changed. Every decision moves the
 generation of its hosts by one and leaves its changes behind under that
-generation (:func:`books.amend`), each of which says how many they are. So
+generation (:func:`ledger.amend`), each of which says how many they are. So
 for each host the changes are an unbroken row: each is applied exactly once
 and in its order, and a gap is noticed and read. A transaction whose changes
 got a lower id than those of one that committed before it is looked for as a

@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 # PostgreSQL takes no text with a NUL in it.
 _ID = r'(?P<lease_id>[^/\0]{1,255})'
 
-#: Which path is for what: the methods of :class:`leases.Leases`.
+#: Which path is for what: the methods of :class:`controller.Leases`.
 ROUTES: tuple[tuple[re.Pattern[str], dict[str, str]], ...] = tuple(
     (re.compile(path), methods) for path, methods in (
         (r'/leases', {'GET': 'index', 'POST': 'create'}),

@@ -14,7 +14,7 @@
 
 What Nova's notifications tell is mostly that something may have changed, and
 where; what is true is then asked of Nova and placement. Only a server of
-nobody's lease that came or left is taken at its word (:func:`books.tell`):
+nobody's lease that came or left is taken at its word (:func:`ledger.tell`):
 that is what everybody's boots and deletions are. What no notification told,
 or what it told wrongly, is found by a comparison in full from time to time.
 """
@@ -373,7 +373,7 @@ class Mirror:
         before = self._parts.clock.now() - _ORPHAN_AGE
         orphans = [server_id for server_id, waits in nova.waiting.items()
                    if waits.reserved and waits.since < before and
-                   server_id not in ledger]
+                   server_id not in books]
         if orphans and (len(orphans) > _MOST_ORPHANS or
                         not self._have_leases()):
             LOG.error(

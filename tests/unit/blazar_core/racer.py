@@ -66,7 +66,7 @@ def take_unguarded(connection: sa.Connection, now: int,
                    hosts: ty.Iterable[model.Host],
                    changes: ty.Mapping[int, ty.Sequence[ty.Any]],
                    move: bool = False) -> None:
-    """What books._take does, but that it asks nobody.
+    """What ledger._take does, but that it asks nobody.
 
     :param move: move the generations all the same; not where the database
         is a guard of its own then (innodb_snapshot_isolation)
@@ -105,7 +105,7 @@ _claim = ledger.claim
 
 def claim_unguarded(connection: sa.Connection, now: int, host: model.Host,
                     *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-    """What books.claim does, but that it takes what was judged for true."""
+    """What ledger.claim does, but that it takes what was judged for true."""
     # Time for the others, who have judged by the same.
     threading.Event().wait(0.05)
     generation = connection.scalar(sa.select(models.Host.generation).where(

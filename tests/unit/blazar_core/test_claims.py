@@ -19,7 +19,7 @@ import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.books import claims
-from blazar_core.books import follower as indexes
+from blazar_core.books import follower
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import model
@@ -380,9 +380,9 @@ class TestClock(ClaimTestCase):
             if known_before:
                 self.assertRaises(
                     claims.Denied, claiming.claim, 'any', takes)
-            self.clock.advance(3 * indexes.KEEP)
+            self.clock.advance(3 * follower.KEEP)
             claiming.claim('any', takes)()
-            self.clock.advance(-3 * indexes.KEEP)
+            self.clock.advance(-3 * follower.KEEP)
             self.assertRaises(claims.Denied, claiming.claim, 'any', takes)
             # A few seconds are no reason to read everything again.
             timeline = index._timeline

@@ -569,8 +569,8 @@ class TestOnEnd(ParamsTestCase):
                 'Write "on_end": "delete"')
 
 
-# Property tests. The oracle of dates is datetime, which params does not ask
-# about time zones.
+# Property tests. The oracle of dates is datetime, which is not asked about
+# time zones there.
 
 offsets = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(
     lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes)))

@@ -52,7 +52,7 @@ LOST = 240
 Step = steps.Step
 
 
-def steps(prefix):
+def steps_of(prefix):
     return [step for step in Step if step.name.startswith(prefix)]
 
 
@@ -138,7 +138,7 @@ class ListenerTest(CrashTestCase):
     def test_at_each_step_of_a_start(self):
         self.without('blazar-listener-1', 'blazar-listener-2')
         servers, leases = [], []
-        for step in steps('START'):
+        for step in steps_of('START'):
             server_id, lease_id = self.hold(starts_in=3, lasts=600)
             servers.append(server_id)
             leases.append(lease_id)
@@ -173,7 +173,7 @@ class ListenerTest(CrashTestCase):
         self.assert_nothing_left()
 
     def test_at_each_step_of_an_end(self):
-        ending = steps('END')
+        ending = steps_of('END')
         first = 40
         held = [self.hold(starts_in=3, lasts=first + 12 * number)
                 for number, _step in enumerate(ending)]
@@ -195,7 +195,7 @@ class ApiTest(CrashTestCase):
     def test_at_each_step_of_a_held_create(self):
         self.without('nova-api-1', 'nova-api-2')
         before = set(self.leases())
-        for step in steps('CREATE'):
+        for step in steps_of('CREATE'):
             process = self.crashing(
                 step, 'tests.stack.wsgi', str(self.cloud.ports['nova-api']),
                 'nova.wsgi.osapi_compute', '8', ready='Serving requests')

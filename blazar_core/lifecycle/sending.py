@@ -30,7 +30,7 @@ from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 
-__all__ = ['Sending']
+__all__ = ['SEND_SECONDS', 'Sending']
 
 LOG = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.leases import requests
 
-__all__ = ['Defaults', 'LATEST', 'LEASE_PARAMS', 'check_defaults',
+__all__ = ['Defaults', 'LATEST', 'LEASE_PARAMS', 'ON_END', 'check_defaults',
            'default_before_end', 'defaults', 'events_of', 'inside',
            'is_whole_minute', 'lease_request', 'name_of', 'parse_date',
            'parse_duration', 'start_of', 'window_of']

@@ -28,6 +28,8 @@ Nova; a test holds that.
     deletion.py   when, and in whose name, a server is asked to go
     leftovers.py  what Nova keeps of a server that was never built
     survey.py     looks at many servers at once
+    listing.py    lists of servers, where many wait for their build
+    bounded.py    calls of Nova that do not keep a worker for ever
     demand.py     what a build asks for, and of which hosts
     flavors.py    the flavors and server groups of reservations
     hosts.py      what hosts have, and what runs there

@@ -25,6 +25,7 @@ from blazar_core.books import admission
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.db import vault
@@ -36,7 +37,7 @@ from blazar_core.lifecycle import lifecycle
 from tests import databases
 
 __all__ = ['DatabaseTestCase', 'FakeCloud', 'LeaseTestCase', 'NOW',
-           'TestCase']
+           'RefusalTestCase', 'TestCase']
 
 #: 2027-01-15 08:00 UTC, where a ManualClock begins.
 NOW = 1_800_000_000
@@ -67,6 +68,19 @@ class TestCase(base.BaseTestCase):
         thread.start()
         self.addCleanup(thread.join, 20)
         return thread
+
+
+class RefusalTestCase(TestCase):
+    """A test of what users write."""
+
+    def assert_refused(self, parts: str | ty.Iterable[str],
+                       work: ty.Callable[..., ty.Any], *args: ty.Any) -> None:
+        """It says why, in sentences."""
+        refused = str(self.assertRaises(
+            errors.InvalidLeaseParams, work, *args))
+        for part in (parts,) if isinstance(parts, str) else parts:
+            self.assertIn(part, refused)
+        self.assertTrue(refused.endswith('.'), refused)
 
 
 class FakeCloud:

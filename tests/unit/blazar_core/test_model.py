@@ -11,14 +11,12 @@
 #    under the License.
 
 import dataclasses
-import datetime
 
 from oslotest import base
 
 from blazar_core.common import clock
 from blazar_core.common import model
 from blazar_core.common import properties
-from blazar_core.common import refusals
 from tests.unit import base as unit_base
 
 NOW = unit_base.NOW
@@ -67,32 +65,3 @@ class TestDemand(base.BaseTestCase):
                                (model.Affinity.DIFFERENT, 2)):
             self.assertEqual(most, model.Demand(
                 {}, 5, affinity, per_host=2).most_per_host())
-
-
-class TestRefusal(base.BaseTestCase):
-
-    def test_the_reasons_are_a_promise(self):
-        self.assertEqual(
-            {'no_room', 'no_host', 'too_big'},
-            {reason.value for reason in refusals.Reason})
-
-    def test_every_reason_has_its_sentence(self):
-        sentences = {refusals.Refusal(reason, 3, 1, None).sentence()
-                     for reason in refusals.Reason}
-        self.assertEqual(3, len(sentences))
-        for sentence in sentences:
-            self.assertIn('next_start: none. fits_now: 1 of 3.', sentence)
-
-    def test_it_names_the_start_that_would_do(self):
-        sentence = refusals.Refusal(
-            refusals.Reason.NO_ROOM, 3, 1, NOW + 7).sentence()
-        self.assertIn('next_start: 2027-01-15T08:00:07.000000', sentence)
-        self.assertIn('fits_now: 1 of 3.', sentence)
-
-    def test_what_it_says_to_write_is_that_start(self):
-        for start in (NOW, NOW + 7):
-            sentence = refusals.Refusal(
-                refusals.Reason.NO_ROOM, 3, 1, start).sentence()
-            written = sentence.split('"start": "')[1].split('"')[0]
-            self.assertEqual(start, int(datetime.datetime.fromisoformat(
-                written + '+00:00').timestamp()))

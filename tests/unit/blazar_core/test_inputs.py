@@ -1,0 +1,119 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Values of users are read, or answered with a sentence."""
+
+import hypothesis
+from hypothesis import strategies as st
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from tests.unit import base
+
+
+class TestJsonObject(base.RefusalTestCase):
+
+    def test_what_is_null_is_left_out(self):
+        self.assertEqual({'a': 0, 'b': False, 'c': ''}, inputs.json_object(
+            {'a': 0, 'b': False, 'c': '', 'd': None}, 'It'))
+        self.assertEqual({}, inputs.json_object({}, 'It'))
+
+    def test_anything_else_is_refused_and_named(self):
+        for value, kind in ((None, 'null'), ([], 'a list'), ('{}', 'a string'),
+                            (1, 'a number'), (1.5, 'a number'),
+                            (True, 'a boolean')):
+            self.assert_refused(f'It is {kind}. Write a JSON object.',
+                                inputs.json_object, value, 'It')
+
+
+class TestInteger(base.RefusalTestCase):
+
+    def test_whole_numbers_may_be_text(self):
+        for value, number in ((1, 1), ('1', 1), (' 7 ', 7), ('+3', 3),
+                              ('007', 7), (10, 10), ('10', 10)):
+            self.assertEqual(number, inputs.integer(value, 'amount', 1, 10))
+        self.assertEqual(-2, inputs.integer('-2', 'amount', -5))
+
+    def test_anything_else_is_refused_with_what_was_given(self):
+        for value, given in (
+                (0, '0'), (11, '11'), ('0', '0'), ('11', '11'),
+                (-1, '-1'), (True, 'a boolean'), (1.0, 'a number'),
+                (None, 'null'), ([1], 'a list'), ({}, 'an object'),
+                ('', ''), ('one', 'one'), ('1.0', '1.0'), ('1e0', '1e0'),
+                ('0x1', '0x1'), ('1_0', '1_0'), ('1 0', '1 0'),
+                ('+-1', '+-1'), ('--1', '--1'), ('+', '+'), ('1+', '1+'),
+                ('\u0661', '\u0661'), ('\xb2', '\xb2'),
+                ('9' * 30, '9' * 30), (10 ** 30, '1' + 30 * '0'),
+                ('x' * 100, 'x' * 61 + '...')):
+            self.assert_refused(
+                f'"amount" is {given}. Write a whole number from 1 to 10.',
+                inputs.integer, value, 'amount', 1, 10)
+
+    def test_without_a_bound_it_is_what_a_column_holds(self):
+        most = 2 ** 31 - 1
+        self.assertEqual(most, inputs.integer(most, 'vcpus', 1))
+        self.assert_refused(f'from 1 to {most}', inputs.integer, most + 1,
+                            'vcpus', 1)
+
+
+class TestAffinity(base.RefusalTestCase):
+
+    def test_the_three_as_clients_write_them(self):
+        for affinity, values in (
+                (True, (True, 'True', 'true', ' TRUE ', '1', 1, 'yes')),
+                (False, (False, 'False', 'false', '0', 0, 'no')),
+                (None, (None, 'None', 'none', ' NONE ', 'null', ''))):
+            for value in values:
+                self.assertIs(affinity, inputs.affinity_of(value), value)
+
+    def test_anything_else_is_refused(self):
+        for value, kind in ((2, 'a number'), ('maybe', 'a string'),
+                            (1.0, 'a number'), ([], 'a list'),
+                            ({}, 'an object')):
+            self.assert_refused(
+                (f'"affinity" is {kind} that is neither true nor false.',
+                 'True for all servers on one host, False for each on '
+                 'another one, or None.'), inputs.affinity_of, value)
+
+
+# The same examples in every run, with no time limit and no memory of others.
+repeatable = hypothesis.settings(
+    derandomize=True, deadline=None, database=None, max_examples=400)
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() |
+    st.text(max_size=12) | st.sampled_from(('true', 'None', '7', '+-5')),
+    lambda some: st.lists(some, max_size=3) | st.dictionaries(
+        st.text(max_size=5), some, max_size=3), max_leaves=5)
+
+
+class TestAnything(base.RefusalTestCase):
+
+    @repeatable
+    @hypothesis.given(anything)
+    def test_is_a_number_or_refused(self, value):
+        try:
+            number = inputs.integer(value, 'amount', 0, 100)
+        except errors.InvalidLeaseParams as exc:
+            self.assertIn('Write a whole number from 0 to 100.', str(exc))
+        else:
+            self.assertIn(number, range(101))
+
+    @repeatable
+    @hypothesis.given(anything)
+    def test_is_an_affinity_or_refused(self, value):
+        try:
+            affinity = inputs.affinity_of(value)
+        except errors.InvalidLeaseParams as exc:
+            self.assertIn('neither true nor false', str(exc))
+        else:
+            self.assertIn(affinity, (True, False, None))

@@ -224,7 +224,7 @@ class IntegrationTestCase(testtools.TestCase):
         servers, leases_ = self._kept
         self.delete(*(set(self.server_ids()) - servers))
         self.wait_for(lambda: set(self.server_ids()) <= servers,
-                      f'servers are gone: {self.server_ids()}',
+                      lambda: f'servers are gone: {self._left(servers)}',
                       self.gone_within)
         self.wait_for(lambda: all(
             lease_id in leases_ or lease['status'] == 'TERMINATED'
@@ -233,14 +233,26 @@ class IntegrationTestCase(testtools.TestCase):
 
     # -- waiting -----------------------------------------------------------
 
-    def wait_for(self, condition: ty.Callable[[], T], what: str,
+    def _left(self, but: ty.Collection[str]) -> list[str]:
+        """What servers there are beside these, and in which states."""
+        found = self.admin('GET', '/servers/detail?all_tenants=1')['servers']
+        return [f'{one["id"]} {one["status"]} {one["OS-EXT-STS:task_state"]} '
+                f'on {one["OS-EXT-SRV-ATTR:host"]}'
+                for one in found if one['id'] not in but]
+
+    def wait_for(self, condition: ty.Callable[[], T],
+                 what: str | ty.Callable[[], str],
                  seconds: float = PATIENCE) -> T:
-        """Look until a condition is true; return what it returned."""
+        """Look until a condition is true; return what it returned.
+
+        :param what: the condition in words, asked for when it did not come
+        """
         deadline = time.monotonic() + seconds
         pause = threading.Event()
         while not (value := condition()):
             if time.monotonic() > deadline:
-                self.fail(f'Not within {seconds:.0f} s: {what}')
+                self.fail(f'Not within {seconds:.0f} s: '
+                          f'{what if isinstance(what, str) else what()}')
             pause.wait(LOOK)
         return value
 

@@ -46,6 +46,7 @@ import sqlalchemy as sa
 from benchmarks import records
 from benchmarks import servers
 from blazar_core.books import admission
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
@@ -79,7 +80,7 @@ def add_hosts(url: str, count: int = HOSTS) -> None:
     database = api.Database(databases.configuration(url))
     with database.writer() as session:
         for number in range(count):
-            ledger.report(session, int(time.time()), model.HostFacts(
+            inventory.report(session, int(time.time()), model.HostFacts(
                 uuidutils.generate_uuid(), f'host{number}',
                 f'host{number}', CAPACITY), {})
     database.engine.dispose()

@@ -49,7 +49,7 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core.books import ledger
+from blazar_core.books import inventory
 from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import models
@@ -167,9 +167,9 @@ def lease_servers(database: api.Database, count: int) -> list[str]:
 def boot(database: api.Database, host: str) -> None:
     """Somebody else's server has come to a host."""
     with database.begin() as connection:
-        ledger.tell(connection, int(time.time()), host, host,
-                    uuidutils.generate_uuid(),
-                    {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1})
+        inventory.tell(connection, int(time.time()), host, host,
+                       uuidutils.generate_uuid(),
+                       {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1})
 
 
 # -- Nova --------------------------------------------------------------------

@@ -29,6 +29,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import admission
 from blazar_core.books import follower
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
@@ -114,12 +115,12 @@ class Claims:
                 self._clock.now(), model.FOREVER))
         try:
             with self._database.begin() as connection:
-                claimed = ledger.claim(connection, self._clock.now(), host,
-                                       server_id, amounts, fits)
+                claimed = inventory.claim(connection, self._clock.now(), host,
+                                          server_id, amounts, fits)
             self._index.written()
         except ledger.Full as exc:
             raise Denied('it is promised to leases') from exc
-        except ledger.Leased:
+        except inventory.Leased:
             return self._claim_leased(server_id, host.id, amounts, forced)
         return self._undo(self._release, claimed)
 
@@ -150,8 +151,8 @@ class Claims:
                 if not forced:
                     _mind_siblings(booking, host_id)
                 booking.moving_to = host_id
-                claimed = ledger.claim(session.connection(), now, host,
-                                       server_id, takes, fits, leased=True)
+                claimed = inventory.claim(session.connection(), now, host,
+                                          server_id, takes, fits, leased=True)
         except ledger.Full as exc:
             raise Denied('it is promised to other leases') from exc
         return self._undo(self._stay, mine.lease_id, mine.id, claimed)
@@ -180,13 +181,13 @@ class Claims:
     def _undo(self, work: ty.Callable[..., None], *args: ty.Any) -> Undo:
         return functools.partial(self._database.retried, work, *args)
 
-    def _release(self, claimed: ledger.Claimed | None) -> None:
+    def _release(self, claimed: inventory.Claimed | None) -> None:
         if claimed is not None:
             with self._database.begin() as connection:
-                ledger.release(connection, self._clock.now(), claimed)
+                inventory.release(connection, self._clock.now(), claimed)
 
     def _stay(self, lease_id: str, booking_id: int,
-              claimed: ledger.Claimed | None) -> None:
+              claimed: inventory.Claimed | None) -> None:
         """A server does not move there."""
         with contextlib.suppress(errors.NotFound), \
                 self._database.writer() as session:

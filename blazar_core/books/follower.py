@@ -45,6 +45,7 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
 
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
@@ -265,8 +266,8 @@ class Index:
     def _load(self, now: int, given: sa.Connection | None) -> None:
         with self._reader(given) as connection:
             top = connection.execute(_NEWEST).one_or_none()
-            hosts = {row.id: ledger.host_of(row)
-                     for row in connection.execute(ledger.HOSTS)}
+            hosts = {row.id: inventory.host_of(row)
+                     for row in connection.execute(inventory.HOSTS)}
             timeline = timelines.Timeline(shared=ledger.SHARED)
             for host in hosts.values():
                 timeline.set_host(host.id, host.capacity, host.usage)
@@ -365,8 +366,8 @@ class Index:
                 if host_id not in self.hosts or any(
                     row.start_date is None and row.resources is None
                     for row in way)]
-        hosts = {row.id: ledger.host_of(row) for row in connection.execute(
-            ledger.HOSTS.where(_HOST.id.in_(anew)))} if anew else {}
+        hosts = {row.id: inventory.host_of(row) for row in connection.execute(
+            inventory.HOSTS.where(_HOST.id.in_(anew)))} if anew else {}
         if len(hosts) < len(anew):
             raise _Torn('hosts have changed that are not there')
         return [_step(self.hosts.get(host_id), hosts.get(host_id), way)

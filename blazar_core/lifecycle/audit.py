@@ -28,6 +28,7 @@ import typing as ty
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -392,7 +393,7 @@ class Audit:
         """The rule, on every host, at every instant from now on."""
         now = self._clock.now()
         with self._database.reader() as session:
-            hosts = {row.id: row for row in session.execute(ledger.HOSTS)}
+            hosts = {row.id: row for row in session.execute(inventory.HOSTS)}
             rows = session.execute(
                 sa.select(models.Booking.host_id, models.Booking.start_date,
                           models.Booking.end_date, models.Booking.resources,

@@ -27,7 +27,7 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
-from blazar_core.books import ledger
+from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.db import models
@@ -223,7 +223,7 @@ class Verifier:
                                   'compared.')
         with self._parts.database.reader() as session:
             rows = {row.uuid: row for row in session.execute(
-                ledger.HOSTS.add_columns(models.Host.consumers))}
+                inventory.HOSTS.add_columns(models.Host.consumers))}
         if complete:
             yield from self._lost_hosts(rows, {host.uuid for host in found})
         found = [host for host in found if only is None or host.uuid in only]
@@ -279,7 +279,7 @@ class Verifier:
                     f'not know it.', '--fix writes it down', mend)
             return
         bookings = self._booked_on(row.id)
-        runs = {**ledger.awaited(row.consumers, self._parts.clock.now()),
+        runs = {**inventory.awaited(row.consumers, self._parts.clock.now()),
                 **facts.allocations}
         usage = _sum(amounts for consumer, amounts in runs.items()
                      if consumer not in bookings)

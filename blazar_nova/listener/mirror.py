@@ -14,7 +14,7 @@
 
 What Nova's notifications tell is mostly that something may have changed, and
 where; what is true is then asked of Nova and placement. Only a server of
-nobody's lease that came or left is taken at its word (:func:`ledger.tell`):
+nobody's lease that came or left is taken at its word (:func:`inventory.tell`):
 that is what everybody's boots and deletions are. What no notification told,
 or what it told wrongly, is found by a comparison in full from time to time.
 """
@@ -27,6 +27,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.books import follower
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
@@ -174,7 +175,7 @@ class Mirror:
 
     def _tell(self, told: service.Told) -> bool:
         with self._parts.database.begin() as connection:
-            return ledger.tell(
+            return inventory.tell(
                 connection, self._parts.clock.now(), told.service_host,
                 told.node, told.server_id, told.takes)
 
@@ -263,7 +264,7 @@ class Mirror:
 
     def _retain(self, uuids: set[str]) -> list[str]:
         with self._parts.database.writer() as session:
-            return ledger.retain(session, uuids, self._parts.clock.now())
+            return inventory.retain(session, uuids, self._parts.clock.now())
 
     def _trim(self) -> None:
         with self._parts.database.writer() as session:
@@ -292,7 +293,7 @@ class Mirror:
             return
         self._facts[host.uuid] = facts
         with self._parts.database.writer() as session:
-            if ledger.report(session, now, model.HostFacts(
+            if inventory.report(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
                     host.properties), facts.allocations, seen):
                 LOG.debug('Host %s: %s', host.name, facts)
@@ -304,7 +305,7 @@ class Mirror:
         write: he sees by that that he has to ask again.
         """
         with self._parts.database.reader() as session:
-            return self._parts.clock.now(), ledger.generations(
+            return self._parts.clock.now(), inventory.generations(
                 session, [uuid]).get(uuid)
 
     def compare_usage(self, service_host: str) -> None:
@@ -331,7 +332,7 @@ class Mirror:
         now, seen = self._before(uuid)
         taken = nova_hosts.taken(providers)
         with self._parts.database.writer() as session:
-            if ledger.report_usage(session, now, uuid, taken, seen):
+            if inventory.report_usage(session, now, uuid, taken, seen):
                 LOG.debug('Host %s: %s', uuid, taken)
 
     def recheck(self) -> None:
@@ -361,7 +362,7 @@ class Mirror:
     def _recheck_at(self, now: int, service_hosts: set[str],
                     at: int | None) -> None:
         with self._parts.database.begin() as connection:
-            ledger.recheck(connection, now, service_hosts, at)
+            inventory.recheck(connection, now, service_hosts, at)
 
     def _delete_orphans(self, nova: survey.Survey,
                         books: ty.Container[str]) -> None:

@@ -562,7 +562,7 @@ class MomentsTest(VerifyTestCase):
 
     def test_a_mend_that_fails_is_left_and_told(self):
         self.start_compute('host3')
-        with mock.patch('blazar_core.books.ledger.report',
+        with mock.patch('blazar_core.books.inventory.report',
                         side_effect=ValueError('no')):
             report = self.compare(fix=True)
         self.assertEqual((1, 0), (len(report.left), len(report.mended)))

@@ -33,6 +33,7 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.books import admission
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
@@ -196,7 +197,7 @@ class Contender:
             with self.database.writer() as session:
                 row = session.get_one(
                     models.Host, self.dice.choice(self.host_ids))
-                ledger.report(session, self.clock.now(), model.HostFacts(
+                inventory.report(session, self.clock.now(), model.HostFacts(
                     row.uuid, row.name, row.service_host, row.capacity,
                     {'colour': self.dice.randrange(10)}), {}, row.generation)
 

@@ -28,7 +28,7 @@ import typing as ty
 from oslo_utils import uuidutils
 
 from blazar_core.books import admission
-from blazar_core.books import ledger
+from blazar_core.books import inventory
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.db import api
@@ -91,7 +91,7 @@ class Contest:
         database = api.Database(databases.configuration(url))
         with database.writer() as session:
             for number in range(count):
-                ledger.report(session, int(time.time()), model.HostFacts(
+                inventory.report(session, int(time.time()), model.HostFacts(
                     uuidutils.generate_uuid(), f'host{number}',
                     f'host{number}', CAPACITY), {'somebody': {'VCPU': 2}})
         database.engine.dispose()

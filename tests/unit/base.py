@@ -22,7 +22,7 @@ from oslotest import base
 import sqlalchemy as sa
 
 from blazar_core.books import admission
-from blazar_core.books import ledger
+from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -218,9 +218,9 @@ class DatabaseTestCase(TestCase):
                capacity: model.Resources) -> None:
         """Write down what a host has, as the comparison with Nova does."""
         with self.database.writer() as session:
-            ledger.report(session, NOW, model.HostFacts(
+            inventory.report(session, NOW, model.HostFacts(
                 uuid, name, name, capacity), {'somebody': usage or {}},
-                ledger.generations(session, [uuid]).get(uuid))
+                inventory.generations(session, [uuid]).get(uuid))
 
     def scalars(self, column: ty.Any, *where: ty.Any) -> list[ty.Any]:
         """The values of a column."""

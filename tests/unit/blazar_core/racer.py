@@ -37,7 +37,7 @@ from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core.books import admission
 from blazar_core.books import claims
-from blazar_core.books import ledger
+from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -66,7 +66,7 @@ def take_unguarded(connection: sa.Connection, now: int,
                    hosts: ty.Iterable[model.Host],
                    changes: ty.Mapping[int, ty.Sequence[ty.Any]],
                    move: bool = False) -> None:
-    """What ledger._take does, but that it asks nobody.
+    """What ledger.take does, but that it asks nobody.
 
     :param move: move the generations all the same; not where the database
         is a guard of its own then (innodb_snapshot_isolation)
@@ -100,12 +100,12 @@ def late_lock(session: orm.Session, lease_id: str) -> models.Lease:
     return lease
 
 
-_claim = ledger.claim
+_claim = inventory.claim
 
 
 def claim_unguarded(connection: sa.Connection, now: int, host: model.Host,
                     *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-    """What ledger.claim does, but that it takes what was judged for true."""
+    """What inventory.claim does, but that what was judged is true for it."""
     # Time for the others, who have judged by the same.
     threading.Event().wait(0.05)
     generation = connection.scalar(sa.select(models.Host.generation).where(
@@ -117,10 +117,10 @@ def claim_unguarded(connection: sa.Connection, now: int, host: model.Host,
 
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
-    'generation': ('blazar_core.books.ledger._take', take_unguarded),
-    'comparison': ('blazar_core.books.ledger._take',
+    'generation': ('blazar_core.books.ledger.take', take_unguarded),
+    'comparison': ('blazar_core.books.ledger.take',
                    functools.partial(take_unguarded, move=True)),
-    'judged': ('blazar_core.books.ledger.claim', claim_unguarded),
+    'judged': ('blazar_core.books.inventory.claim', claim_unguarded),
     'gate': ('blazar_core.lifecycle.sending.Sending._take',
              lambda self, *_lease: []),
     'lock': ('blazar_core.db.api.locked', late_lock),

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 import testscenarios
 
 from blazar_core.books import admission
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import timeline
 from blazar_core.common import clock as clocks
@@ -708,7 +709,7 @@ class TestProperties(AdmissionTestCase):
         for name, found in (('plain', {}), ('old', {'gpu': 'v100'}),
                             ('new', {'gpu': 'a100', 'rack': 7})):
             with self.database.writer() as session:
-                ledger.report(session, NOW, model.HostFacts(
+                inventory.report(session, NOW, model.HostFacts(
                     name, name, name, {'VCPU': 4}, found), {})
 
     def with_properties(self, text):
@@ -749,9 +750,9 @@ class TestProperties(AdmissionTestCase):
         rare = self.with_properties('["=", "$gpu", "h100"]')
         self.refusal(0, 10, **rare)
         with self.database.writer() as session:
-            ledger.report(session, NOW, model.HostFacts(
+            inventory.report(session, NOW, model.HostFacts(
                 'plain', 'plain', 'plain', {'VCPU': 4}, {'gpu': 'h100'}), {},
-                ledger.generations(session, ['plain'])['plain'])
+                inventory.generations(session, ['plain'])['plain'])
         self.assertEqual(['plain'], self.pick(0, 10, **rare))
 
 

@@ -20,6 +20,7 @@ import testscenarios
 from blazar_core.books import admission
 from blazar_core.books import claims
 from blazar_core.books import follower
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import model
@@ -74,16 +75,16 @@ class ClaimTestCase(base.LeaseTestCase):
     def tell(self, server_id, host='one', **takes):
         """The cloud says that a server has come, or that it has left."""
         with self.database.begin() as connection:
-            return ledger.tell(connection, self.clock.now(), host, host,
-                               server_id, takes or None)
+            return inventory.tell(connection, self.clock.now(), host, host,
+                                  server_id, takes or None)
 
     def asked(self, host='one', at=None, **servers):
         """The cloud says what runs on a host."""
         with self.database.writer() as session:
             uuid = self.uuid_of(host)
-            ledger.report_usage(
+            inventory.report_usage(
                 session, self.clock.now() if at is None else at, uuid,
-                servers, ledger.generations(session, [uuid])[uuid])
+                servers, inventory.generations(session, [uuid])[uuid])
 
 
 class TestClaim(ClaimTestCase):
@@ -155,7 +156,7 @@ class TestClaim(ClaimTestCase):
     def test_without_the_guard_he_would_not(self):
         self.be_slower()
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger.claim', racer.claim_unguarded))
+            'blazar_core.books.inventory.claim', racer.claim_unguarded))
         self.claim('slower', 'one')
         self.assertEqual({'VCPU': 2}, self.row('one').usage)
 
@@ -184,9 +185,9 @@ class TestPending(ClaimTestCase):
         self.claim('a', 'one')
 
     def test_it_is_kept_until_the_cloud_must_have_it(self):
-        self.assertEqual(NOW + ledger.CLAIM_SECONDS + 1,
+        self.assertEqual(NOW + inventory.CLAIM_SECONDS + 1,
                          self.row('one').recheck_at)
-        self.clock.advance(ledger.CLAIM_SECONDS)
+        self.clock.advance(inventory.CLAIM_SECONDS)
         self.asked()
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
         self.clock.advance(1)
@@ -195,7 +196,7 @@ class TestPending(ClaimTestCase):
         self.assertIsNone(self.row('one').recheck_at)
 
     def test_what_the_cloud_has_stays(self):
-        self.clock.advance(ledger.CLAIM_SECONDS + 1)
+        self.clock.advance(inventory.CLAIM_SECONDS + 1)
         self.asked(a={'VCPU': 1})
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
         self.assertIsNone(self.row('one').recheck_at)
@@ -464,7 +465,7 @@ class TestSiblings(ClaimTestCase):
         self.claim(first, there)
         self.asked(there)
         self.assertFalse(self.fits(there, second))
-        self.clock.advance(ledger.CLAIM_SECONDS)
+        self.clock.advance(inventory.CLAIM_SECONDS)
         self.asked(there, **{first: {'VCPU': 1}})
         self.assertFalse(self.fits(there, second))
         self.clock.advance(1)

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 import testscenarios
 
 from blazar_core.books import follower
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.common import model
 from blazar_core.db import models
@@ -125,7 +126,7 @@ class FollowingTest(IndexTestCase):
             elif kind == 2:
                 host = session.get_one(models.Host, dice.choice(
                     self.host_ids))
-                ledger.report(session, self.clock.now(), model.HostFacts(
+                inventory.report(session, self.clock.now(), model.HostFacts(
                     host.uuid, host.name, host.service_host,
                     {**host.capacity, 'VCPU': dice.randint(60, 90)}),
                     {'server': {'VCPU': dice.randint(1, 5)}},
@@ -134,12 +135,12 @@ class FollowingTest(IndexTestCase):
             elif kind == 3:
                 host = session.get_one(models.Host, dice.choice(
                     self.host_ids))
-                ledger.report_usage(session, self.clock.now(), host.uuid, {
+                inventory.report_usage(session, self.clock.now(), host.uuid, {
                     'server': {'VCPU': dice.randint(1, 5)}}, host.generation)
                 return
             elif kind == 4:
                 name = dice.choice(['h1', 'h2', 'h3'])
-                ledger.tell(
+                inventory.tell(
                     session.connection(), self.clock.now(), name, name,
                     'server', dice.choice([None, PLAIN]))
                 return
@@ -163,7 +164,7 @@ class FollowingTest(IndexTestCase):
                         'before_cursor_execute', note)
         for came in (True, False):
             with self.database.begin() as connection:
-                self.assertTrue(ledger.tell(
+                self.assertTrue(inventory.tell(
                     connection, NOW, 'h1', 'h1', 'server',
                     PLAIN if came else None))
             statements.clear()

@@ -202,7 +202,7 @@ class TestCreate(base.LeaseTestCase):
 
     def lose_first_race(self):
         """Whoever decides first finds that somebody was faster."""
-        take = ledger._take
+        take = ledger.take
         lost = []
 
         def racing(session, now, hosts, changes):
@@ -233,7 +233,7 @@ class TestCreate(base.LeaseTestCase):
 
     def patch_take(self, take):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger._take', take))
+            'blazar_core.books.ledger.take', take))
 
 
 class TestUpdate(base.LeaseTestCase):

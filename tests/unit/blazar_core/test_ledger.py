@@ -19,6 +19,7 @@ import sqlalchemy as sa
 import testscenarios
 
 from blazar_core.books import admission
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
@@ -375,12 +376,12 @@ class TestTheGuard(worlds.BooksTestCase):
 
     def hosts(self):
         with self.database.reader() as session:
-            return [ledger.host_of(row) for row in session.scalars(
+            return [inventory.host_of(row) for row in session.scalars(
                 sa.select(models.Host).order_by(models.Host.id))]
 
     def take(self, hosts):
         with self.database.writer() as session:
-            ledger._take(session.connection(), NOW, hosts, {})
+            ledger.take(session.connection(), NOW, hosts, {})
 
     def test_a_host_that_was_read_and_not_changed_can_be_taken(self):
         self.host('one', VCPU=1)
@@ -408,7 +409,7 @@ class TestTheGuard(worlds.BooksTestCase):
             taken.extend(host.id for host in hosts)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger._take', watched))
+            'blazar_core.books.ledger.take', watched))
         edits = [ledger.Edit(None, ledger.NewBooking(
             'reservation', self.host_id(name), None,
             model.Window(NOW, NOW + 1), {'VCPU': 1}))
@@ -458,11 +459,11 @@ class ReportTestCase(worlds.BooksTestCase):
     def report(self, uuid='uuid', name='one', service_host='compute',
                capacity=None, now=NOW + 5, properties=None, **allocations):
         with self.database.writer() as session:
-            return ledger.report(
+            return inventory.report(
                 session, now, model.HostFacts(
                     uuid, name, service_host, capacity or {'VCPU': 4},
                     properties or {}), allocations,
-                ledger.generations(session, [uuid]).get(uuid))
+                inventory.generations(session, [uuid]).get(uuid))
 
     def row(self, uuid='uuid'):
         return self.scalars(models.Host, models.Host.uuid == uuid)[0]
@@ -529,9 +530,9 @@ class TestReportOfUsage(ReportTestCase):
 
     def report_usage(self, uuid='uuid', **allocations):
         with self.database.writer() as session:
-            return ledger.report_usage(
+            return inventory.report_usage(
                 session, NOW + 9, uuid, allocations,
-                ledger.generations(session, [uuid]).get(uuid))
+                inventory.generations(session, [uuid]).get(uuid))
 
     def test_what_runs_there_is_written_down_and_nothing_else(self):
         self.report(name='one', properties={'gpu': 'a100'})
@@ -558,8 +559,8 @@ class TestReportOfUsage(ReportTestCase):
         seen = self.row().generation
         # Two have asked; a left, and who asked after that is the first.
         self.assertTrue(self.report_usage(b={'VCPU': 2}))
-        for report, host in ((ledger.report_usage, 'uuid'), (
-                ledger.report, model.HostFacts(
+        for report, host in ((inventory.report_usage, 'uuid'), (
+                inventory.report, model.HostFacts(
                     'uuid', 'one', 'compute', {'VCPU': 4}))):
             with self.database.writer() as session:
                 self.assertRaises(
@@ -568,7 +569,7 @@ class TestReportOfUsage(ReportTestCase):
         self.assertEqual({'VCPU': 2}, self.row().usage)
         # What is as it was seen needs no other question.
         with self.database.writer() as session:
-            self.assertFalse(ledger.report_usage(
+            self.assertFalse(inventory.report_usage(
                 session, NOW + 9, 'uuid', {'b': {'VCPU': 2}}, seen))
 
     def test_an_unknown_host_is_left_to_a_report_in_full(self):
@@ -581,8 +582,9 @@ class TestTell(ReportTestCase):
     def tell(self, server_id='a', node='one', service_host='compute',
              now=NOW + 9, **takes):
         with self.database.begin() as connection:
-            return ledger.tell(connection, now, service_host, node, server_id,
-                               takes or None)
+            return inventory.tell(
+                connection, now, service_host, node, server_id,
+                takes or None)
 
     def usage(self):
         return self.row().usage
@@ -642,7 +644,7 @@ class TestTell(ReportTestCase):
     def test_a_host_that_was_lost_and_came_back_under_its_name(self):
         self.report()
         with self.database.writer() as session:
-            ledger.retain(session, set(), NOW)
+            inventory.retain(session, set(), NOW)
         self.assertFalse(self.tell(VCPU=1))
         self.report('uuid-2')
         self.assertTrue(self.tell(VCPU=1))
@@ -677,7 +679,7 @@ class TestReportsThatMeet(ReportTestCase):
 
     def meanwhile(self, interference):
         """Call something between the reading and the writing of a report."""
-        total = ledger._usage
+        total = inventory._usage
 
         pending = [interference]
 
@@ -687,7 +689,7 @@ class TestReportsThatMeet(ReportTestCase):
             return total(consumers)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger._usage', late))
+            'blazar_core.books.inventory._usage', late))
 
     def elsewhere(self, work, *args):
         """Do something in a transaction of another process's."""
@@ -711,20 +713,20 @@ class TestReportsThatMeet(ReportTestCase):
     def test_what_was_told_when_somebody_was_faster_is_told_again(self):
         self.report()
         self.meanwhile(lambda: self.elsewhere(
-            ledger.report_usage, NOW, 'uuid', {'a': {'VCPU': 1}},
+            inventory.report_usage, NOW, 'uuid', {'a': {'VCPU': 1}},
             self.row().generation))
 
         def tell():
             with self.database.begin() as connection:
-                return ledger.tell(connection, NOW + 9, 'compute', 'one', 'b',
-                                   {'VCPU': 2})
+                return inventory.tell(
+                    connection, NOW + 9, 'compute', 'one', 'b', {'VCPU': 2})
 
         self.assertTrue(self.database.retried(tell))
         self.assertEqual({'VCPU': 3}, self.row().usage)
 
     def test_two_listeners_may_find_a_new_host_at_once(self):
         self.meanwhile(lambda: self.elsewhere(
-            ledger.report, NOW, model.HostFacts(
+            inventory.report, NOW, model.HostFacts(
                 'uuid', 'one', 'compute', {'VCPU': 4}), {}))
         self.database.retried(self.report, capacity={'VCPU': 5})
         self.assertEqual([{'VCPU': 5}], self.scalars(models.Host.capacity))
@@ -734,7 +736,7 @@ class TestRetain(worlds.BooksTestCase):
 
     def retain(self, *uuids):
         with self.database.writer() as session:
-            return ledger.retain(session, uuids, NOW + 9)
+            return inventory.retain(session, uuids, NOW + 9)
 
     def test_hosts_that_nova_lost_have_no_capacity_any_more(self):
         kept = self.host('kept', VCPU=1)

@@ -18,7 +18,7 @@ import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.books import claims
-from blazar_core.books import ledger
+from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -173,7 +173,7 @@ class TestElsewhere(WatchTestCase):
         lease = self.lease(50, 100, count=2)
         self.with_host('two', VCPU=2)
         with self.database.writer() as session:
-            ledger.retain(session, [self.uuids['two']], NOW)
+            inventory.retain(session, [self.uuids['two']], NOW)
         self.watch.look()
         self.assertEqual(['two', 'two'], self.hosts_of(lease))
 
@@ -252,9 +252,9 @@ class TestElsewhere(WatchTestCase):
         self.clock.advance(watch.AGAIN + 1)
         with self.database.writer() as session:
             uuid = self.uuids[there]
-            ledger.report_usage(
+            inventory.report_usage(
                 session, self.clock.now(), uuid, {'other': {'VCPU': 1}},
-                ledger.generations(session, [uuid])[uuid])
+                inventory.generations(session, [uuid])[uuid])
         self.watch.look()
         self.assertIn(None, self.hosts_of(lease))
 

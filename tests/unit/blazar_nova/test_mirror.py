@@ -18,7 +18,7 @@ import fixtures
 from oslo_utils import uuidutils
 import testscenarios
 
-from blazar_core.books import ledger
+from blazar_core.books import inventory
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_nova.compat import hosts as nova_hosts
@@ -130,9 +130,9 @@ class TestTwoListeners(base.DatabaseTestCase):
             if len(asked) > 1:
                 return {}
             with self.database.writer() as session:
-                ledger.report_usage(
+                inventory.report_usage(
                     session, self.clock.now(), uuid, {},
-                    ledger.generations(session, [uuid])[uuid])
+                    inventory.generations(session, [uuid])[uuid])
             return {'somebody': {'VCPU': 1}, 'another': {'VCPU': 1}}
 
         self.useFixture(fixtures.MonkeyPatch(

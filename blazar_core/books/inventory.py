@@ -1,0 +1,411 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What hosts have, and what runs there without an end.
+
+What the cloud says of a host is written down as any other decision about it
+(:func:`ledger.take`): guarded by the host's generation, so that nothing that
+was decided meanwhile is written over.
+"""
+
+import collections
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import ledger
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['CLAIM_SECONDS', 'Claimed', 'HOSTS', 'Leased', 'awaited', 'claim',
+           'generations', 'host_of', 'recheck', 'release', 'report',
+           'report_usage', 'retain', 'tell']
+
+_HOSTS = models.Host.__table__
+_BOOKINGS = models.Booking.__table__
+
+#: Seconds for which what a scheduler has let in counts although the cloud does
+#: not have it.
+CLAIM_SECONDS = 30
+
+
+class Leased(Exception):
+    """What was to count without an end has a booking."""
+
+
+#: A host, what runs there, and whether some server is leased.
+_RUNS = sa.select(
+    *ledger.SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at,
+    _BOOKINGS.c.server_id.label('leased'),
+).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server'))
+_TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
+                    _HOSTS.c.name == sa.bindparam('name'))
+_CLAIMS = _RUNS.where(_HOSTS.c.id == sa.bindparam('host'))
+#: Say who runs on a host, where all of them together take what they took.
+_CONFIRM = sa.update(_HOSTS).where(
+    _HOSTS.c.id == sa.bindparam('host'),
+    _HOSTS.c.generation == sa.bindparam('seen'),
+).values(consumers=sa.bindparam('known'), recheck_at=sa.case(
+    (_HOSTS.c.recheck_at == sa.bindparam('was'),
+     sa.bindparam('becomes', type_=sa.BigInteger)),
+    else_=_HOSTS.c.recheck_at))
+#: What :func:`host_of` makes hosts of.
+HOSTS = sa.select(
+    _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
+    _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
+    _HOSTS.c.properties)
+
+
+def host_of(row: ty.Any) -> model.Host:
+    """A host from what was read of it."""
+    return model.Host(row.id, row.uuid, row.name, row.service_host,
+                      row.capacity, row.usage, row.generation,
+                      row.properties)
+
+
+def generations(session: orm.Session, uuids: ty.Collection[str],
+                ) -> dict[str, int]:
+    """The generations of hosts, of those that are in the books."""
+    return {row.uuid: row.generation for row in session.execute(
+        sa.select(models.Host.uuid, models.Host.generation)
+        .where(models.Host.uuid.in_(uuids)))}
+
+
+def report(session: orm.Session, now: int, host: model.HostFacts,
+           allocations: ty.Mapping[str, model.Resources],
+           seen: int | None = None) -> bool:
+    """Write down what a host has and what runs there.
+
+    What runs there under a booking on this very host is no open-ended usage;
+    when it has another size than its booking (it was resized), the booking
+    follows.
+
+    :param now: from before the cloud was asked: what it told (:func:`tell`)
+        since then is newer
+    :param allocations: resources by consumer (server), as placement has them
+    :param seen: the generation that the host had before the cloud was asked,
+        None if it was not in the books: of what somebody has written since
+        then, who may have asked later, nothing is written over
+    :returns: whether anything was new
+    :raises LostRace: when somebody decided about the host meanwhile: ask the
+        cloud again
+    """
+    row = _host(session, host.uuid)
+    if row is None:
+        _add_host(session, now, host, allocations)
+        return True
+    return _report(
+        session, now, row, allocations, dataclasses.asdict(host), seen)
+
+
+def report_usage(session: orm.Session, now: int, uuid: str,
+                 allocations: ty.Mapping[str, model.Resources],
+                 seen: int | None) -> bool:
+    """The same of what runs on a host alone; nothing if it is unknown.
+
+    :raises LostRace: when somebody decided about the host meanwhile: ask the
+        cloud again
+    """
+    row = _host(session, uuid)
+    return row is not None and _report(
+        session, now, row, allocations, {}, seen)
+
+
+def tell(connection: sa.Connection, now: int, service_host: str, name: str,
+         server_id: str, takes: model.Resources | None) -> bool:
+    """What the cloud told of its own accord of one server on a host.
+
+    It may be told twice, or in the wrong order: a server that has left does
+    not come again until the cloud has been asked.
+
+    :param takes: None: it has left
+    :returns: whether the books are right now; else ask the cloud. They
+        cannot tell of a server with a booking, of a host that they do not
+        know, and of one with classes of which nothing was told
+    :raises LostRace: when somebody decided about the host meanwhile
+    """
+    rows = [row for row in connection.execute(_TOLD, {
+        'service_host': service_host, 'name': name, 'server': server_id})
+        if row.capacity]
+    if len(rows) != 1 or rows[0].leased or rows[0].consumers is None:
+        return False
+    row = rows[0]
+    known = row.consumers.get(server_id)
+    if takes is not None and known is not None:
+        if server_id in awaited(row.consumers, now):
+            _confirm(connection, now, row, server_id)
+        return True
+    if takes is not None and not row.capacity.keys() <= takes.keys():
+        return False
+    amounts = {rc: amount for rc, amount in (takes or {}).items()
+               if amount and rc in row.capacity}
+    if known is None or known[0]:
+        _change_consumers(connection, now, row, {
+            **row.consumers, server_id: (amounts, now)})
+    return True
+
+
+class Claimed(ty.NamedTuple):
+    """What a claim has written.
+
+    ``before`` is what the books had of the server on this host until then.
+    """
+
+    host_id: int
+    server_id: str
+    before: models.Consumer | None
+
+
+def claim(connection: sa.Connection, now: int, host: model.Host,
+          server_id: str, takes: model.Resources, fits: bool,
+          leased: bool = False) -> Claimed | None:
+    """Let a server count on a host before the cloud tells of it.
+
+    It counts for :data:`CLAIM_SECONDS`; the host is looked at again when it
+    has not been heard of by then. What the server has there already counts
+    on: one that is resized in its place takes both for a while.
+
+    The rule was asked in memory, and no booking is read here: the guard
+    finds the host at the generation that it had there, or nothing is done.
+
+    :param host: as it was when it was judged whether the server ``fits``
+    :param takes: of the classes that the host has
+    :param leased: that the server has a booking is known
+    :returns: None when what runs there is not known yet, so that nothing was
+        written
+    :raises Leased: when it has a booking, and that was not known
+    :raises Full: when it does not fit
+    :raises LostRace: when somebody decided about the host since it was judged
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': host.id, 'server': server_id}).one_or_none()
+    if row is not None and row.leased and not leased:
+        raise Leased(server_id)
+    if row is None or row.generation != host.generation:
+        raise api.LostRace(host.id)
+    if not fits:
+        raise ledger.Full(host.id)
+    if row.consumers is None:
+        return None
+    before = row.consumers.get(server_id)
+    amounts = collections.Counter(takes)
+    if before is not None and before[1] <= now:
+        amounts.update(before[0])
+    elif before is not None:
+        # Let in again: what it had before the first time is still there.
+        amounts |= collections.Counter(before[0])
+    until = now + CLAIM_SECONDS
+    _change_consumers(
+        connection, now, row, {**row.consumers, server_id: (
+            dict(amounts), until)},
+        recheck_at=min(until + 1, row.recheck_at or until + 1))
+    return Claimed(host.id, server_id, before)
+
+
+def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
+    """Undo a claim: the server did not get there.
+
+    :raises LostRace: when somebody decided about the host meanwhile
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': claimed.host_id, 'server': claimed.server_id}).one()
+    consumers = {one: entry for one, entry in (row.consumers or {}).items()
+                 if one != claimed.server_id}
+    if claimed.before is not None:
+        consumers[claimed.server_id] = claimed.before
+    if row.consumers is not None:
+        _change_consumers(connection, now, row, consumers)
+
+
+def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
+                      consumers: dict[str, models.Consumer],
+                      **values: ty.Any) -> None:
+    ledger.take(connection, now, [ledger.Seen(*row[:len(ledger.SEEN)])], {},
+                consumers=consumers, usage=_usage(consumers), updated_at=now,
+                **values)
+
+
+def _confirm(connection: sa.Connection, now: int, row: ty.Any,
+             server_id: str) -> None:
+    """What was claimed for a server is there.
+
+    The host is not looked at any more for its sake.
+
+    :raises LostRace: when somebody decided about the host meanwhile
+    """
+    amounts, until = row.consumers[server_id]
+    known = {**row.consumers, server_id: (amounts, now)}
+    taken = connection.execute(_CONFIRM, {
+        'host': row.id, 'seen': row.generation, 'known': known,
+        'was': until + 1, 'becomes': _next_look(known, now)}).rowcount
+    if taken != 1:
+        raise api.LostRace(row.id)
+
+
+def awaited(consumers: ty.Mapping[str, models.Consumer] | None, now: int,
+            ) -> dict[str, model.Resources]:
+    """What is claimed on a host, and the cloud need not have yet."""
+    return {one: amounts for one, (amounts, until) in (
+        consumers or {}).items() if amounts and until > now}
+
+
+def _next_look(consumers: ty.Mapping[str, models.Consumer], now: int,
+               ) -> int | None:
+    """When the cloud must have what is claimed on a host."""
+    return min((consumers[one][1] + 1 for one in awaited(consumers, now)),
+               default=None)
+
+
+def recheck(connection: sa.Connection, now: int,
+            service_hosts: ty.Collection[str], at: int | None) -> None:
+    """Say when the cloud is asked next what runs on hosts that were due.
+
+    :param now: from before it was asked
+    :param at: None: not before somebody wants it
+    """
+    connection.execute(sa.update(_HOSTS).where(
+        _HOSTS.c.service_host.in_(service_hosts),
+        _HOSTS.c.recheck_at <= now).values(recheck_at=at))
+
+
+def _host(session: orm.Session, uuid: str) -> models.Host | None:
+    return session.scalars(
+        sa.select(models.Host).options(orm.undefer(models.Host.consumers))
+        .where(models.Host.uuid == uuid)).one_or_none()
+
+
+def _report(session: orm.Session, now: int, row: models.Host,
+            allocations: ty.Mapping[str, model.Resources],
+            values: dict[str, ty.Any], seen: int | None) -> bool:
+    """Write down what runs on a host, and other values of its row."""
+    known = ledger.Seen(row.id, row.generation, row.capacity, row.usage)
+    # Who left was told since then; who came is there, or is on his way.
+    consumers = _consumers(allocations) | {
+        consumer: entry for consumer, entry in (row.consumers or {}).items()
+        if entry[1] >= now and not (entry[0] and consumer in allocations)}
+    # Only of those that are there: many more may have a booking for later.
+    leased = {booking.server_id: booking for booking in session.scalars(
+        sa.select(models.Booking).where(
+            models.Booking.host_id == row.id,
+            models.Booking.server_id.in_(list(consumers))).options(
+                orm.joinedload(models.Booking.reservation)))}
+    for consumer in leased:
+        consumers.pop(ty.cast(str, consumer), None)
+    resized = [ledger.Edit(booking, ledger.new_of(booking, resources=takes))
+               for server_id, booking in leased.items() if booking.running and
+               server_id in allocations and booking.resources != (
+                   takes := _keeps(booking, allocations[
+                       ty.cast(str, server_id)]))]
+    _stays_away(session, row, [
+        one for one in row.consumers or () if one not in consumers])
+    values = {**values, 'usage': _usage(consumers)}
+    if row.recheck_at is not None and row.recheck_at <= now:
+        _looked(session, row, _next_look(consumers, now))
+    values = {name: value for name, value in values.items()
+              if getattr(row, name) != value}
+    if row.consumers is None or _amounts(row.consumers) != _amounts(consumers):
+        values['consumers'] = consumers
+    if (resized or values) and row.generation != seen:
+        raise api.LostRace(row.id)
+    if resized:
+        ledger.amend(session, now, resized, force=True)
+        known = known._replace(generation=known.generation + 1)
+    if values:
+        ledger.take(session.connection(), now, [known], {}, updated_at=now,
+                    **values)
+        session.expire(row)
+    return bool(values or resized)
+
+
+def _keeps(booking: models.Booking, takes: model.Resources,
+           ) -> dict[str, int]:
+    """What is booked for a server that runs, and takes so much.
+
+    A place stays as large as was promised, whoever takes less of it: the
+    next one may take all.
+    """
+    if booking.reservation.flavor is None:
+        return dict(takes)
+    return dict(collections.Counter(booking.reservation.resources) |
+                collections.Counter(takes))
+
+
+def _stays_away(session: orm.Session, row: models.Host,
+                server_ids: ty.Collection[str]) -> None:
+    """Servers that were on their way to a host are so no more."""
+    if server_ids:
+        session.execute(sa.update(models.Booking).where(
+            models.Booking.server_id.in_(server_ids),
+            models.Booking.moving_to == row.id).values(moving_to=None))
+
+
+def _looked(session: orm.Session, row: models.Host, again: int | None,
+            ) -> None:
+    """A host was looked at, and is to be again then.
+
+    Nothing is decided by that. Whoever wants it to be looked at has his way
+    if he says so at the same moment.
+    """
+    session.execute(sa.update(_HOSTS).where(
+        _HOSTS.c.id == row.id, _HOSTS.c.recheck_at == row.recheck_at,
+    ).values(recheck_at=again))
+
+
+def _add_host(session: orm.Session, now: int, host: model.HostFacts,
+              allocations: ty.Mapping[str, model.Resources]) -> None:
+    consumers = _consumers(allocations)
+    row = models.Host(**dataclasses.asdict(host), generation=0,
+                      usage=_usage(consumers), consumers=consumers,
+                      updated_at=now)
+    session.add(row)
+    session.flush()
+    ledger.take(session.connection(), now, [row], {})
+
+
+def _consumers(allocations: ty.Mapping[str, model.Resources],
+               ) -> dict[str, models.Consumer]:
+    """What the cloud said when it was asked, as a host's row has it."""
+    return {consumer: (dict(amounts), 0)
+            for consumer, amounts in allocations.items()}
+
+
+def _amounts(consumers: ty.Mapping[str, models.Consumer],
+             ) -> dict[str, model.Resources]:
+    return {consumer: entry[0] for consumer, entry in consumers.items()}
+
+
+def _usage(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
+    """Open-ended usage: what all of them take."""
+    total: dict[str, int] = collections.defaultdict(int)
+    for amounts, _told in consumers.values():
+        for rc, amount in amounts.items():
+            total[rc] += amount
+    return dict(total)
+
+
+def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
+           ) -> list[str]:
+    """Take the capacity from hosts that Nova does not have any more.
+
+    :returns: their names
+    :raises LostRace: when somebody decided about one of them meanwhile
+    """
+    gone = [row for row in session.scalars(sa.select(models.Host).where(
+        models.Host.uuid.not_in(uuids)).order_by(models.Host.id))
+        if row.capacity]
+    ledger.take(session.connection(), now, gone, {})
+    for row in gone:
+        row.capacity, row.updated_at = {}, now
+    return [row.name for row in gone]

@@ -430,7 +430,9 @@ def _compile_once(engine: sa.Engine) -> None:
     """Let an engine use what others before it have compiled.
 
     Every test has engines of its own, and to compile all statements for each
-    of them anew took half of the time of all unit tests.
+    of them anew took half of the time of all unit tests. Who asks such an
+    engine for the tables of its database is told of those of the first one:
+    that wants an engine of its own.
     """
     if engine.dialect.name not in _COMPILED:
         # A dialect knows its database only from the first connection on.

@@ -10,7 +10,11 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""What the rows of a lease say of it, and what comes of that."""
+"""What the rows of a lease say of it, and how actions are put off.
+
+An action that is not finished says when it is to be done again
+(:class:`Later`); the pauses of all of them stand here.
+"""
 
 import contextlib
 import dataclasses

@@ -27,7 +27,7 @@ says what that means, or which sentence answers it. What was decided:
   is cut, and end in ``Z`` or an offset (``+02``, ``+0200``, ``+02:00``).
 * Dates without seconds compare at the minute: such a date inside the current
   minute is now, so that "start at 16:07" does not fail at 16:07:20. A start
-  with seconds may lie up to a minute in the past, and is now as well.
+  that was over less than a minute ago, with seconds or without, is now too.
 * A duration is whole numbers with units, the largest first: ``1d12h``.
 """
 
@@ -188,10 +188,13 @@ def parse_date(text: str, now: int) -> int:
 def start_of(text: str, now: int) -> int:
     """The start that a date names; one of a moment ago is now.
 
+    One without seconds is meant for all of its minute.
+
     :raises InvalidLeaseParams: when it is no date
     """
     start = parse_date(text, now)
-    return now if now - LATE < start < now else start
+    late = LATE + 60 * is_whole_minute(text)
+    return now if now - late < start < now else start
 
 
 def is_whole_minute(text: str) -> bool:

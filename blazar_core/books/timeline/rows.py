@@ -194,7 +194,8 @@ class Rows:
         level = self.levels[column][where]
         level += amount
         if amount < 0:
-            self.lowest[column] = min(self.lowest[column], int(level.min()))
+            self.lowest[column] = min(
+                self.lowest[column], int(np.minimum.reduce(level)))
 
     def _prepare(self, column: int, amount: int) -> None:
         """Have a column hold levels that are further from 0 by an amount.
@@ -220,8 +221,8 @@ class Rows:
             start = int(self._start[row])
         here, behind = start + step, start + length
         for array in self._arrays():
-            array[here + 1:behind + 1] = array[here:behind]
-            array[here] = array[here - 1]
+            # The step before it is cut in two that are alike so far.
+            array[here:behind + 1] = array[here - 1:behind]
         self.time[here] = instant
         self._measure(here - 1)
         self._measure(here)
@@ -238,8 +239,8 @@ class Rows:
                 return
         instant = int(self.time[here])
         for array in self._arrays():
-            array[here:behind - 1] = array[here + 1:behind]
-        self._clear(slice(behind - 1, behind))
+            # With the empty place behind the row.
+            array[here:behind] = array[here + 1:behind + 1]
         self._measure(here - 1)
         self._length[row] -= 1
         self._until_mark[bisect.bisect_left(self._marks, instant):, row] -= 1

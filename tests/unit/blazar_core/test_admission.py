@@ -29,6 +29,7 @@ from blazar_core.common import model
 from blazar_core.common import properties
 from blazar_core.common import refusals
 from blazar_core.db import models
+from tests import examples
 from tests.unit import base
 from tests.unit.blazar_core import oracle
 from tests.unit.blazar_core import worlds
@@ -102,7 +103,7 @@ class TestPickAgainstBruteForce(AgainstBruteForce):
         # No answer is a rarity that the examples hardly reach.
         for answer in ('admitted', *refusals.Reason):
             self.assertGreaterEqual(
-                answers[answer], self.examples // 50, answers)
+                answers[answer], examples.many(self.count) // 50, answers)
 
     def check_refusal(self, question, refusal):
         world, demand, window, asked = question
@@ -150,7 +151,7 @@ class TestPickAgainstBruteForce(AgainstBruteForce):
                              after.fits_now, fits)
 
         self.for_all(check, worlds.questions(), st.sets(st.integers(0, 9)),
-                     examples=150)
+                     count=40)
 
 
 class TestRoomsForAgainstBruteForce(AgainstBruteForce):
@@ -166,6 +167,12 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
             booked, judged, elsewhere = self.in_books(
                 world, followed, lambda admitting: admitting.rooms_for(
                     server_id, resources))
+            if own == 10:
+                # Who knows that it has no booking need not ask for it.
+                self.assertEqual(
+                    (booked, judged, elsewhere), self.in_books(
+                        world, followed, lambda admitting:
+                        admitting.rooms_for(None, resources)))
             self.assertEqual(
                 self.expected(world, resources, server_id), (booked, {
                     uuid: min(room, self.MANY)
@@ -177,7 +184,7 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
         self.for_all(check, worlds.worlds(), worlds.needs,
                      st.sampled_from([0, 1, 10]), st.booleans())
         for room in (0, 1, 2):
-            self.assertGreater(rooms[room], self.examples // 20)
+            self.assertGreater(rooms[room], examples.many(self.count) // 20)
 
     def expected(self, world, resources, server_id):
         mine = next((row for row in world.rows
@@ -417,7 +424,7 @@ class TestAvailabilityAgainstBruteForce(AgainstBruteForce):
                 seen[said] += 1
 
         self.for_all(check, worlds.questions(), st.integers(1, 5),
-                     examples=30)
+                     count=10)
         self.assertGreater(len(seen), 2)
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from tests import examples
 from tests.unit import base
 
 
@@ -85,9 +86,7 @@ class TestAffinity(base.RefusalTestCase):
                  'another one, or None.'), inputs.affinity_of, value)
 
 
-# The same examples in every run, with no time limit and no memory of others.
-repeatable = hypothesis.settings(
-    derandomize=True, deadline=None, database=None, max_examples=400)
+repeatable = examples.repeatable(100)
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() |

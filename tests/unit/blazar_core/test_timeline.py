@@ -14,7 +14,6 @@
 
 import collections
 import dataclasses
-import os
 import random
 
 import fixtures
@@ -29,6 +28,7 @@ from blazar_core.books.timeline import rows
 from blazar_core.books.timeline import search
 from blazar_core.books.timeline import steps
 from blazar_core.common import model
+from tests import examples
 
 CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU', 'CUSTOM_HOST')
 #: Bookings end before this second, or never: later ones are all like it.
@@ -258,9 +258,7 @@ shapes = st.fixed_dictionaries({
     'slack': st.sampled_from([1, 8, 100]), 'spare': st.sampled_from([0, 64]),
     'piece': st.sampled_from([1, 20, 2 ** 16])})
 
-CASES = hypothesis.settings(
-    max_examples=int(os.environ.get('HYPOTHESIS_EXAMPLES', '200')),
-    deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+CASES = examples.repeatable(40)
 
 
 class Story:
@@ -379,7 +377,7 @@ class TimelineTest(base.BaseTestCase):
         self._run(changes, shape, self._ask_for_more)
 
     def test_earliest_start_in_full_calendars(self):
-        for seed in range(int(os.environ.get('HYPOTHESIS_EXAMPLES', '100'))):
+        for seed in range(examples.many(20)):
             chance = random.Random(seed)
             whole, early = chance.random() < 0.5, chance.random() < 0.3
             story = self._story({'piece': chance.choice([1, 20, 2 ** 16]),

@@ -28,6 +28,7 @@ from sqlalchemy import orm
 from blazar_core.books import ledger
 from blazar_core.common import model
 from blazar_core.db import models
+from tests import examples
 from tests.unit import base
 from tests.unit.blazar_core import oracle
 
@@ -189,7 +190,7 @@ class BooksTestCase(base.DatabaseTestCase):
     """Bookings as they come to mind, without the detour of a lease."""
 
     #: Of a property test.
-    examples = 300
+    count = 75
 
     def setUp(self) -> None:
         super().setUp()
@@ -205,14 +206,12 @@ class BooksTestCase(base.DatabaseTestCase):
                 for name in ('reservation', 'other'))
 
     def for_all(self, check: ty.Callable[..., None], *drawn: ty.Any,
-                examples: int | None = None) -> None:
+                count: int | None = None) -> None:
         """Check many examples, the same ones in every run."""
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.books.ledger.OVERDUE', OVERDUE))
-        hypothesis.settings(
-            derandomize=True, deadline=None, database=None,
-            max_examples=examples or self.examples)(
-                hypothesis.given(*drawn)(check))()
+        examples.repeatable(count or self.count)(
+            hypothesis.given(*drawn)(check))()
 
     def in_world(self, world: World, work: ty.Any) -> ty.Any:
         """What ``work`` answers with a world in the tables."""

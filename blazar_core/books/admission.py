@@ -359,8 +359,8 @@ class Admission:
             return exc.refusal
         return None
 
-    def rooms_for(self, server_id: str, resources: model.Resources,
-                  reservation_id: str | None = None) -> Rooms:
+    def rooms_for(self, server_id: str | None, resources: model.Resources,
+                  reservation_id: str | None = None, lag: float = 0) -> Rooms:
         """Where a server, and those that come with it, may be placed now.
 
         A server with a booking may go to its booked host, and to any host
@@ -375,10 +375,18 @@ class Admission:
         the hosts that are booked for them until they are placed; then they
         may move to where that stays so (:func:`_together`, :func:`_apart`).
 
+        :param server_id: None for one that has no booking, which costs half
         :param reservation_id: the one whose flavor the server has; it may go
             nowhere unless it has a place in it
+        :param lag: for one that has no booking: the seconds ago that the
+            database was asked last, with which the caller is content
         """
         now = self._clock.now()
+        if server_id is None:
+            with self.index.fresh(lag) as timeline:
+                return Rooms(None, self._rooms_by_host(
+                    timeline, resources, model.Window(now, model.FOREVER)),
+                    math.inf)
         with self._database.connection() as connection, \
                 self.index.fresh(connection=connection) as timeline:
             mine, own = own_of(connection, server_id)
@@ -436,8 +444,7 @@ class Admission:
         judged = timeline.busy(peaks) | everywhere
         rooms = timeline.rooms(model.Demand(resources, count=_MANY), window,
                                judged, peaks=peaks)
-        uuids = map(self.index.uuids.__getitem__, timeline.ids)
-        return dict(zip(itertools.compress(uuids, judged.tolist()),
+        return dict(zip(self.index.uuids()[judged].tolist(),
                         rooms[judged].tolist(), strict=True))
 
     def _allowed(self, timeline: timelines.Timeline, demand: model.Demand,

@@ -41,6 +41,7 @@ import threading
 import typing as ty
 
 import numpy as np
+import numpy.typing as npt
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
@@ -111,7 +112,7 @@ class Index:
         self._timeline: timelines.Timeline | None = None
         self.hosts: dict[int, model.Host] = {}
         self.ids_by_uuid: dict[str, int] = {}
-        self.uuids: dict[int, str] = {}
+        self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
         #: The newest change that is known, as it was read; None: there was
         #: none.
         self._top: ty.Any = None
@@ -238,6 +239,17 @@ class Index:
             if self._timeline is not None:
                 self._timeline.set_host(host_id, host.capacity, dict(usage))
 
+    def uuids(self) -> npt.NDArray[np.object_]:
+        """Within :meth:`fresh`: the uuids of all hosts, in the order of the
+        timeline.
+        """
+        assert self._timeline is not None
+        # No host ever gets another one.
+        if len(self._uuids) < len(self._timeline):
+            self._uuids = np.array([self.hosts[host_id].uuid for host_id in
+                                    self._timeline.ids], object)
+        return self._uuids
+
     @contextlib.contextmanager
     def without(self, bookings: ty.Sequence[ty.Any]) -> ty.Iterator[None]:
         """Within :meth:`fresh`: as if these bookings were not there."""
@@ -276,7 +288,7 @@ class Index:
         self._top, self._missing, self._overdue = top, {}, []
         self.hosts = hosts
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
-        self.uuids = {host.id: host.uuid for host in hosts.values()}
+        self._uuids = np.empty(0, object)
         self._watch_overdue(timeline, overdue, now)
         self._timeline = timeline
         self._refreshed = self._compared = self._forgotten = now
@@ -402,7 +414,6 @@ class Index:
                     row.resources, row.sign)
             self.hosts[host.id] = host
             self.ids_by_uuid[host.uuid] = host.id
-            self.uuids[host.id] = host.uuid
         if news.overdue is not None:
             self._watch_overdue(timeline, news.overdue, now)
         if news.compared:
@@ -509,7 +520,7 @@ def _load_bookings(connection: sa.Connection, timeline: timelines.Timeline,
 
 
 def _add_packs(timeline: timelines.Timeline, packs: ty.Sequence[
-        tuple[int, model.Resources, np.typing.NDArray[np.int64]]]) -> None:
+        tuple[int, model.Resources, npt.NDArray[np.int64]]]) -> None:
     if not packs:
         return
     counts = [len(numbers) // 2 for _host, _resources, numbers in packs]

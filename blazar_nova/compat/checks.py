@@ -111,16 +111,24 @@ def nova_objects() -> list[str]:
     return problems
 
 
+def attribute(where: str, name: str, owner: object) -> list[str]:
+    """Nova has something of that name there.
+
+    :param where: what Nova calls the owner
+    """
+    return [] if getattr(owner, name, None) is not None else [
+        f'{where} was expected to have {name}; {_OTHER}']
+
+
 def signature(where: str, name: str, owner: object,
               wanted: ty.Sequence[str]) -> list[str]:
     """Nova has a function there that takes what it is expected to take.
 
     :param where: what Nova calls the owner
     """
-    found = getattr(owner, name, None)
-    if found is None:
-        return [f'{where} was expected to have {name}; {_OTHER}']
-    taken = list(inspect.signature(found).parameters)
+    if attribute(where, name, owner):
+        return attribute(where, name, owner)
+    taken = list(inspect.signature(getattr(owner, name)).parameters)
     return [] if taken == [*wanted] else [
         f'{where}.{name} was expected to take ({", ".join(wanted)}), but '
         f'takes ({", ".join(taken)}); {_OTHER}']

@@ -12,16 +12,33 @@
 
 """What Nova's scheduler loads, and what it hands to what it loads."""
 
+import collections
 import typing as ty
 
 from nova.scheduler import filters
+from nova.scheduler import host_manager
 from nova.scheduler import utils as scheduler_utils
 from nova.scheduler import weights
 
-__all__ = ['HostFilter', 'HostWeigher', 'is_rebuild']
+from blazar_core.common import model
+from blazar_nova.compat import checks
+from blazar_nova.compat import flavors
+
+__all__ = ['HostFilter', 'HostWeigher', 'is_rebuild', 'may_be_leased',
+           'problems', 'takes']
 
 HostFilter: ty.Any = filters.BaseHostFilter
 HostWeigher: ty.Any = weights.BaseHostWeigher
+
+
+def problems() -> list[str]:
+    """The scheduler hands over what it has asked placement for.
+
+    :returns: as the functions of :mod:`blazar_nova.compat.checks`
+    """
+    return checks.attribute(
+        'nova.scheduler.host_manager.HostState', 'allocation_candidates',
+        host_manager.HostState('host', 'node', 'cell'))
 
 
 def is_rebuild(spec: ty.Any) -> bool:
@@ -31,3 +48,25 @@ def is_rebuild(spec: ty.Any) -> bool:
     judges all at once has to ask by itself.
     """
     return bool(scheduler_utils.request_is_rebuild(spec))
+
+
+def may_be_leased(spec: ty.Any) -> bool:
+    """Whether a server may have a booking.
+
+    Its lease was asked for by hints, which stay in its request, or by the
+    flavor of a reservation, out of which no server is resized.
+    """
+    return 'scheduler_hints' not in spec or bool(spec.scheduler_hints) or (
+        flavors.reservation_of(spec.flavor) is not None)
+
+
+def takes(hosts: ty.Sequence[ty.Any]) -> model.Resources:
+    """What a server takes of its host, by resource class.
+
+    It is the same on all hosts; the scheduler has asked placement for it,
+    and may take one candidate or the other of each.
+    """
+    total: collections.Counter[str] = collections.Counter()
+    for provider in hosts[0].allocation_candidates[0]['allocations'].values():
+        total.update(provider['resources'])
+    return dict(total)

@@ -14,7 +14,9 @@
 
 It asks the books once for each server, about all hosts together; they are
 in memory, and only what changed is read. What is then chosen is claimed
-(:mod:`blazar_nova.compat.claims`) before anybody else can choose it.
+(:mod:`blazar_nova.compat.claims`) before anybody else can choose it: that
+decides, in the database. So a server without a lease is judged by what was
+read within the last second; but it is never refused for that alone.
 """
 
 import typing as ty
@@ -25,9 +27,9 @@ from blazar_core.books import admission
 from blazar_core.books import claims as core_claims
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_nova.compat import checks
 from blazar_nova.compat import claims
-from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 from blazar_nova.compat import plugins
 from blazar_nova.compat import service
@@ -37,6 +39,10 @@ from blazar_nova.scheduler import marks
 __all__ = ['BlazarFilter']
 
 LOG = logging.getLogger(__name__)
+
+#: Seconds that the books may be old by which hosts are chosen, for a server
+#: that has no booking.
+LAG = 1
 
 
 class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
@@ -54,7 +60,7 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
 
     def __init__(self) -> None:
         checks.refuse('nova-scheduler', checks.scheduler(service.CONF) +
-                      claims.problems())
+                      claims.problems() + plugins.problems())
         books, clock = wiring.database(service.CONF), clocks.SystemClock()
         wiring.compare_settings(
             'nova-scheduler', service.CONF, books, clock)
@@ -68,22 +74,27 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         hosts = list(filter_obj_list)
         if not hosts or plugins.is_rebuild(spec_obj):
             return hosts
-        rooms = self._rooms(spec_obj)
+        takes, leased = plugins.takes(hosts), plugins.may_be_leased(spec_obj)
+        rooms = self._rooms(spec_obj, takes, leased, LAG)
+        kept = _kept(hosts, rooms)
+        if not kept and not leased:
+            rooms = self._rooms(spec_obj, takes, leased, 0)
+            kept = _kept(hosts, rooms)
         marks.mark_booked(spec_obj, rooms.booked)
-        room_on, elsewhere = rooms.by_host.get, rooms.elsewhere
-        kept = [host for host in hosts if room_on(host.uuid, elsewhere) > 0]
         if len(kept) < len(hosts):
-            LOG.info('Server %s: %s of %s hosts are promised to leases',
-                     spec_obj.instance_uuid, len(hosts) - len(kept),
-                     len(hosts))
+            LOG.log(logging.DEBUG if kept else logging.INFO,
+                    'Server %s: %s of %s hosts are promised to leases',
+                    spec_obj.instance_uuid, len(hosts) - len(kept),
+                    len(hosts))
         return kept
 
-    def _rooms(self, spec: ty.Any) -> admission.Rooms:
-        resources = demand.resources_of(spec)
+    def _rooms(self, spec: ty.Any, resources: model.Resources, leased: bool,
+               lag: float) -> admission.Rooms:
         reservation_id = flavors.reservation_of(spec.flavor)
         try:
             return self._admission.rooms_for(
-                spec.instance_uuid, resources, reservation_id)
+                spec.instance_uuid if leased else None, resources,
+                reservation_id, lag)
         except errors.BooksUnavailable as exc:
             if self._alone and reservation_id is None:
                 return self._admission.rooms_alone(resources)
@@ -91,3 +102,11 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
                         spec.instance_uuid, '' if reservation_id is None else
                         f', it is of reservation {reservation_id}', exc)
             return admission.Rooms(None, {}, 0)
+
+
+def _kept(hosts: list[ty.Any], rooms: admission.Rooms) -> list[ty.Any]:
+    """The hosts that have room."""
+    room_on, elsewhere = rooms.by_host.get, rooms.elsewhere
+    if elsewhere and all(rooms.by_host.values()):
+        return hosts
+    return [host for host in hosts if room_on(host.uuid, elsewhere) > 0]

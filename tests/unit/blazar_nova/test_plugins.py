@@ -1,0 +1,55 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+from unittest import mock
+
+from nova import objects
+from nova.scheduler import host_manager
+from oslotest import base
+
+from blazar_nova.compat import flavors
+from blazar_nova.compat import plugins
+
+
+class TestPlugins(base.BaseTestCase):
+
+    def test_a_server_may_be_leased_by_a_hint_or_by_its_flavor(self):
+        def spec(extra_specs, **fields):
+            return objects.RequestSpec(
+                flavor=objects.Flavor(extra_specs=extra_specs), **fields)
+
+        reserved = {flavors._MARK: 'one'}
+        for wanted, one in (
+                (False, spec({}, scheduler_hints={})),
+                (False, spec({'hw:x': '1'}, scheduler_hints=None)),
+                (True, spec({}, scheduler_hints={'reserved': ['True']})),
+                (True, spec(reserved, scheduler_hints={})),
+                # Nobody has asked what its hints are.
+                (True, spec({}))):
+            self.assertIs(wanted, plugins.may_be_leased(one))
+
+    def test_a_server_takes_what_it_takes_of_all_providers(self):
+        host = host_manager.HostState('host', 'node', 'cell')
+        host.allocation_candidates = [{'allocations': {
+            'host': {'resources': {'VCPU': 2, 'MEMORY_MB': 512}},
+            'numa': {'resources': {'VCPU': 1}},
+            'shared': {'resources': {'DISK_GB': 20}}}}]
+        self.assertEqual({'VCPU': 3, 'MEMORY_MB': 512, 'DISK_GB': 20},
+                         plugins.takes([host]))
+
+    def test_a_scheduler_that_hands_over_less_is_refused(self):
+        self.assertEqual([], plugins.problems())
+        with mock.patch.object(host_manager, 'HostState'):
+            host_manager.HostState.return_value = object()
+            problem, = plugins.problems()
+        self.assertIn('HostState was expected to have allocation_candidates',
+                      problem)

@@ -228,7 +228,7 @@ def claim(spec: objects.RequestSpec, host: host_manager.HostState) -> None:
     placement.claim_resources.return_value = True
     utils.claim_resources(None, placement, spec, spec.instance_uuid, {
         'allocations': {host.uuid: {
-            'resources': plugins.takes([host])}}})
+            'resources': plugins.takes([host], spec)}}})
 
 
 def release(server_id: str) -> None:

@@ -383,6 +383,8 @@ class Admission:
         """
         now = self._clock.now()
         if server_id is None:
+            if reservation_id is not None:
+                return Rooms(None, {}, 0)
             with self.index.fresh(lag) as timeline:
                 return Rooms(None, self._rooms_by_host(
                     timeline, resources, model.Window(now, model.FOREVER)),

@@ -15,17 +15,20 @@
 import collections
 import typing as ty
 
+from nova import objects
 from nova.scheduler import filters
 from nova.scheduler import host_manager
 from nova.scheduler import utils as scheduler_utils
 from nova.scheduler import weights
+from nova.virt import hardware
 
 from blazar_core.common import model
 from blazar_nova.compat import checks
+from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 
 __all__ = ['HostFilter', 'HostWeigher', 'is_rebuild', 'may_be_leased',
-           'problems', 'takes']
+           'problems', 'servers_of', 'takes']
 
 HostFilter: ty.Any = filters.BaseHostFilter
 HostWeigher: ty.Any = weights.BaseHostWeigher
@@ -54,19 +57,33 @@ def may_be_leased(spec: ty.Any) -> bool:
     """Whether a server may have a booking.
 
     Its lease was asked for by hints, which stay in its request, or by the
-    flavor of a reservation, out of which no server is resized.
+    flavor of a reservation; out of that a server is resized only while
+    nobody can tell that it has it.
     """
     return 'scheduler_hints' not in spec or bool(spec.scheduler_hints) or (
         flavors.reservation_of(spec.flavor) is not None)
 
 
-def takes(hosts: ty.Sequence[ty.Any]) -> model.Resources:
+def servers_of(spec: ty.Any) -> int:
+    """How many servers a request is for."""
+    return int(spec.num_instances) if 'num_instances' in spec else 1
+
+
+def takes(hosts: ty.Iterable[ty.Any], spec: ty.Any) -> model.Resources:
     """What a server takes of its host, by resource class.
 
-    It is the same on all hosts; the scheduler has asked placement for it,
-    and may take one candidate or the other of each.
+    The scheduler has asked placement for it, and it is the same on all
+    hosts: but of CPUs that are its own, for which Nova takes hosts that know
+    no such things as well. Hosts that only lend others something have no
+    candidates; Nova passes them over.
     """
+    candidate = next((host.allocation_candidates[0] for host in hosts
+                      if host.allocation_candidates), None)
+    if candidate is None or hardware.get_cpu_policy_constraint(
+            spec.flavor, spec.image if 'image' in spec and spec.image else
+            objects.ImageMeta(properties=objects.ImageMetaProps())):
+        return demand.resources_of(spec)
     total: collections.Counter[str] = collections.Counter()
-    for provider in hosts[0].allocation_candidates[0]['allocations'].values():
+    for provider in candidate['allocations'].values():
         total.update(provider['resources'])
     return dict(total)

@@ -16,7 +16,7 @@ It asks the books once for each server, about all hosts together; they are
 in memory, and only what changed is read. What is then chosen is claimed
 (:mod:`blazar_nova.compat.claims`) before anybody else can choose it: that
 decides, in the database. So a server without a lease is judged by what was
-read within the last second; but it is never refused for that alone.
+read within the last second, unless that leaves it few hosts.
 """
 
 import typing as ty
@@ -43,6 +43,9 @@ LOG = logging.getLogger(__name__)
 #: Seconds that the books may be old by which hosts are chosen, for a server
 #: that has no booking.
 LAG = 1
+#: Hosts that have to be left for each server then: those may be taken
+#: meanwhile, and others be free again.
+FEW = 10
 
 
 class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
@@ -74,11 +77,13 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         hosts = list(filter_obj_list)
         if not hosts or plugins.is_rebuild(spec_obj):
             return hosts
-        takes, leased = plugins.takes(hosts), plugins.may_be_leased(spec_obj)
-        rooms = self._rooms(spec_obj, takes, leased, LAG)
+        takes = plugins.takes(hosts, spec_obj)
+        leased = plugins.may_be_leased(spec_obj)
+        rooms = self._rooms(spec_obj, takes, leased)
         kept = _kept(hosts, rooms)
-        if not kept and not leased:
-            rooms = self._rooms(spec_obj, takes, leased, 0)
+        if not leased and len(kept) < min(
+                len(hosts), FEW * plugins.servers_of(spec_obj)):
+            rooms = self._rooms(spec_obj, takes, True)
             kept = _kept(hosts, rooms)
         marks.mark_booked(spec_obj, rooms.booked)
         if len(kept) < len(hosts):
@@ -88,13 +93,17 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
                     len(hosts))
         return kept
 
-    def _rooms(self, spec: ty.Any, resources: model.Resources, leased: bool,
-               lag: float) -> admission.Rooms:
+    def _rooms(self, spec: ty.Any, resources: model.Resources, wholly: bool,
+               ) -> admission.Rooms:
+        """Where a server may go.
+
+        :param wholly: whether to look for its booking, in books of now
+        """
         reservation_id = flavors.reservation_of(spec.flavor)
         try:
             return self._admission.rooms_for(
-                spec.instance_uuid if leased else None, resources,
-                reservation_id, lag)
+                spec.instance_uuid if wholly else None, resources,
+                reservation_id, 0 if wholly else LAG)
         except errors.BooksUnavailable as exc:
             if self._alone and reservation_id is None:
                 return self._admission.rooms_alone(resources)

@@ -17,6 +17,8 @@ import typing as ty
 from unittest import mock
 
 import fixtures
+from nova import context as nova_context
+from nova import objects
 import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
@@ -270,6 +272,36 @@ class LeasedPlacementTest(PlacementTestCase):
         self.hold('vm1', flavor='4', count=5)
         refused = self.boot('refused', flavor='4')
         self.wait_for_status(refused['id'], 'ERROR')
+
+    def test_few_that_were_known_a_moment_ago_are_not_all(self):
+        """What is left is taken, and what was taken is free again."""
+        self.hold('vm1', flavor='4', count=4)
+        held = [one['id'] for one in self.alice.get_servers()]
+        self.stop_the_filters_clock()
+        with self.ours()._admission.index.fresh():
+            pass
+        self.hold('vm2', flavor='4', count=2)
+        for server_id in held:
+            self.alice.delete_server(server_id)
+        self.boot_active('plain', flavor='5')
+
+    def test_a_booking_that_no_request_tells_of_is_found(self):
+        """As after a resize that nobody could refuse."""
+        self.hold('vm1', flavor='4', count=6)
+        server_id, there = self.booked().popitem()
+        context = nova_context.get_admin_context()
+        spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
+        spec.scheduler_hints = {}
+        with self.ours()._admission.index.fresh():
+            uuids = list(self.ours()._admission.index.ids_by_uuid)
+        hosts = list(
+            self.scheduler.manager.host_manager.get_host_states_by_uuids(
+                context, uuids, spec))
+        for host in hosts:
+            host.allocation_candidates = [{'allocations': {host.uuid: {
+                'resources': {'VCPU': 4, 'MEMORY_MB': 8192}}}}]
+        self.assertIn(there, [host.nodename for host in
+                              self.ours().filter_all(hosts, spec)])
 
     def ours(self) -> ty.Any:
         """The filter of the scheduler."""

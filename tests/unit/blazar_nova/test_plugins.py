@@ -37,14 +37,41 @@ class TestPlugins(base.BaseTestCase):
                 (True, spec({}))):
             self.assertIs(wanted, plugins.may_be_leased(one))
 
-    def test_a_server_takes_what_it_takes_of_all_providers(self):
+    def spec(self, **extra_specs):
+        return objects.RequestSpec(
+            flavor=objects.Flavor(
+                vcpus=3, memory_mb=512, root_gb=20, ephemeral_gb=0, swap=0,
+                extra_specs=extra_specs),
+            image=objects.ImageMeta(properties=objects.ImageMetaProps()),
+            is_bfv=False, requested_resources=[], pci_requests=None,
+            numa_topology=None)
+
+    def host(self, *candidates):
         host = host_manager.HostState('host', 'node', 'cell')
-        host.allocation_candidates = [{'allocations': {
-            'host': {'resources': {'VCPU': 2, 'MEMORY_MB': 512}},
-            'numa': {'resources': {'VCPU': 1}},
-            'shared': {'resources': {'DISK_GB': 20}}}}]
-        self.assertEqual({'VCPU': 3, 'MEMORY_MB': 512, 'DISK_GB': 20},
-                         plugins.takes([host]))
+        host.allocation_candidates = [
+            {'allocations': {f'provider{number}': {'resources': resources}
+                             for number, resources in enumerate(one)}}
+            for one in candidates]
+        return host
+
+    def test_a_server_takes_what_it_takes_of_all_providers(self):
+        host = self.host([{'VCPU': 2, 'MEMORY_MB': 512}, {'VCPU': 1},
+                          {'DISK_GB': 20}], [{'VCPU': 99}])
+        lender = self.host()
+        for hosts in ([host], [lender, host]):
+            self.assertEqual(
+                {'VCPU': 3, 'MEMORY_MB': 512, 'DISK_GB': 20},
+                plugins.takes(hosts, self.spec()))
+
+    def test_what_cannot_be_read_from_hosts_is_read_from_the_request(self):
+        amounts = {'MEMORY_MB': 512, 'DISK_GB': 20}
+        self.assertEqual({'VCPU': 3, **amounts},
+                         plugins.takes([self.host()], self.spec()))
+        # Hosts that know no such CPUs are taken as well, by VCPU.
+        pinned = self.spec(**{'hw:cpu_policy': 'dedicated'})
+        for hosts in ([{'VCPU': 3, **amounts}], [{'PCPU': 3, **amounts}]):
+            self.assertEqual({'PCPU': 3, **amounts},
+                             plugins.takes([self.host(hosts)], pinned))
 
     def test_a_scheduler_that_hands_over_less_is_refused(self):
         self.assertEqual([], plugins.problems())

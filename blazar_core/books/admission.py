@@ -359,8 +359,8 @@ class Admission:
             return exc.refusal
         return None
 
-    def rooms_for(self, server_id: str | None, resources: model.Resources,
-                  reservation_id: str | None = None, lag: float = 0) -> Rooms:
+    def rooms_for(self, server_id: str, resources: model.Resources,
+                  reservation_id: str | None = None) -> Rooms:
         """Where a server, and those that come with it, may be placed now.
 
         A server with a booking may go to its booked host, and to any host
@@ -375,20 +375,10 @@ class Admission:
         the hosts that are booked for them until they are placed; then they
         may move to where that stays so (:func:`_together`, :func:`_apart`).
 
-        :param server_id: None for one that has no booking, which costs half
         :param reservation_id: the one whose flavor the server has; it may go
             nowhere unless it has a place in it
-        :param lag: for one that has no booking: the seconds ago that the
-            database was asked last, with which the caller is content
         """
         now = self._clock.now()
-        if server_id is None:
-            if reservation_id is not None:
-                return Rooms(None, {}, 0)
-            with self.index.fresh(lag) as timeline:
-                return Rooms(None, self._rooms_by_host(
-                    timeline, resources, model.Window(now, model.FOREVER)),
-                    math.inf)
         with self._database.connection() as connection, \
                 self.index.fresh(connection=connection) as timeline:
             mine, own = own_of(connection, server_id)
@@ -423,6 +413,15 @@ class Admission:
         return (_together if affinity else _apart)(
             found, mine, siblings, hosts)
 
+    def rooms_unbooked(self, resources: model.Resources, lag: float = 0,
+                       ) -> Rooms:
+        """Where a server that has no booking may be placed, for half as much.
+
+        :param lag: see :meth:`blazar_core.books.follower.Index.fresh`
+        """
+        with self.index.fresh(lag) as timeline:
+            return self._rooms_for_ever(timeline, resources)
+
     def rooms_alone(self, resources: model.Resources) -> Rooms:
         """Where a server may be placed, while the database is away.
 
@@ -432,9 +431,14 @@ class Admission:
         with self.index.remembered() as timeline:
             if timeline is None:
                 return Rooms(None, {}, math.inf)
-            window = model.Window(self._clock.now(), model.FOREVER)
-            return Rooms(None, self._rooms_by_host(
-                timeline, resources, window), math.inf)
+            return self._rooms_for_ever(timeline, resources)
+
+    def _rooms_for_ever(self, timeline: timelines.Timeline,
+                        resources: model.Resources) -> Rooms:
+        """Where there is room without an end."""
+        window = model.Window(self._clock.now(), model.FOREVER)
+        return Rooms(None, self._rooms_by_host(
+            timeline, resources, window), math.inf)
 
     def _rooms_by_host(self, timeline: timelines.Timeline,
                        resources: model.Resources, window: model.Window,

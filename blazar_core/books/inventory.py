@@ -61,11 +61,13 @@ _CONFIRM = sa.update(_HOSTS).where(
     (_HOSTS.c.recheck_at == sa.bindparam('was'),
      sa.bindparam('becomes', type_=sa.BigInteger)),
     else_=_HOSTS.c.recheck_at))
-#: What :func:`host_of` makes hosts of.
+#: What :func:`host_of` makes hosts of, the oldest first: PostgreSQL would put
+#: some into the places of rows that are gone, and equal hosts are picked in
+#: the order in which they are read.
 HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
-    _HOSTS.c.properties)
+    _HOSTS.c.properties).order_by(_HOSTS.c.id)
 
 
 def host_of(row: ty.Any) -> model.Host:

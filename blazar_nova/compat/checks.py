@@ -126,8 +126,9 @@ def signature(where: str, name: str, owner: object,
 
     :param where: what Nova calls the owner
     """
-    if attribute(where, name, owner):
-        return attribute(where, name, owner)
+    missing = attribute(where, name, owner)
+    if missing:
+        return missing
     taken = list(inspect.signature(getattr(owner, name)).parameters)
     return [] if taken == [*wanted] else [
         f'{where}.{name} was expected to take ({", ".join(wanted)}), but '

@@ -101,9 +101,10 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         """
         reservation_id = flavors.reservation_of(spec.flavor)
         try:
+            if not wholly:
+                return self._admission.rooms_unbooked(resources, LAG)
             return self._admission.rooms_for(
-                spec.instance_uuid if wholly else None, resources,
-                reservation_id, 0 if wholly else LAG)
+                spec.instance_uuid, resources, reservation_id)
         except errors.BooksUnavailable as exc:
             if self._alone and reservation_id is None:
                 return self._admission.rooms_alone(resources)

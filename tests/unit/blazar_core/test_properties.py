@@ -171,7 +171,7 @@ class ExpressionTest(testtools.TestCase):
         self.assertIn('"$a" is compared with none', str(self.assertRaises(
             errors.InvalidLeaseParams, properties.parse, ['in', '$a', []])))
 
-    @examples.repeatable(50)
+    @examples.repeatable(100)
     @hypothesis.given(st.sampled_from(sorted(MEANING)),
                       st.integers(-100, 100), st.integers(-100, 100))
     def test_comparisons_of_numbers_however_written(self, name, left, right):
@@ -181,7 +181,7 @@ class ExpressionTest(testtools.TestCase):
                 self.assertEqual(expected, matches(
                     properties.parse([name, '$n', other]), {'n': one}))
 
-    @examples.repeatable(50)
+    @examples.repeatable(100)
     @hypothesis.given(st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))

@@ -190,7 +190,7 @@ class BooksTestCase(base.DatabaseTestCase):
     """Bookings as they come to mind, without the detour of a lease."""
 
     #: Of a property test.
-    count = 75
+    count = 300
 
     def setUp(self) -> None:
         super().setUp()

@@ -366,7 +366,7 @@ class TestAnything(base.RefusalTestCase):
             except errors.InvalidLeaseParams:
                 outcomes.add('refused')
 
-        examples.repeatable(100)(hypothesis.given(st.dictionaries(
+        examples.repeatable(400)(hypothesis.given(st.dictionaries(
             st.sampled_from(keys), self.values, max_size=4) | self.values)(
                 check))()
         return outcomes

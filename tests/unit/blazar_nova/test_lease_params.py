@@ -36,7 +36,7 @@ NOW = at(2026, 11, 20, 16, 7, 20)
 DAY = 86400
 DEFAULTS = parser.Defaults(start='now', length=30 * DAY,
                            minutes_before_end=60)
-repeatable = examples.repeatable(100)
+repeatable = examples.repeatable(300)
 
 
 class ParamsTestCase(base.BaseTestCase):
@@ -682,7 +682,7 @@ class TestProperties(ParamsTestCase):
     def test_any_hints_are_answered_or_refused(self, hints):
         self.check(hints)
 
-    @examples.repeatable(250)
+    @examples.repeatable(1000)
     @hypothesis.given(hint_values)
     def test_any_lease_params_are_answered_or_refused(self, lease_params):
         self.check({'reserved': True, 'lease_params': lease_params})

@@ -45,6 +45,7 @@ from blazar_core.common import properties
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
@@ -217,17 +218,17 @@ class Member:
                 requests.EventRequest(f'event{number}', window.start)
                 for number in range(events)), 'delete', False)
         reserved = tuple(
-            leases.NewReservation(self._demand(
+            making.NewReservation(self._demand(
                 1, max(1, servers // reservations), None, None, 0,
                 1024 + number), params={}, flavor={})
             for number in range(reservations))
-        self.made.append(self.leases.create(leases.NewLease(
+        self.made.append(self.leases.making.create(making.NewLease(
             'project', 'user', request, reserved), None)['id'])
 
     def tidy(self) -> None:
         """Take back what was made."""
         while self.made:
-            self.leases.withdraw(self.made.pop())
+            self.leases.making.withdraw(self.made.pop())
 
     def list(self, marker: bool, **values: ty.Any) -> None:
         asked = {key: str(value) for key, value in values.items()

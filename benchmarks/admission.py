@@ -52,6 +52,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from tests import databases
 
@@ -164,11 +165,11 @@ class Worker:
 
     def lease(self, window: model.Window) -> dict[str, ty.Any]:
         """A lease of one server."""
-        return self.leases.create(leases.NewLease(
+        return self.leases.making.create(making.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=window, before_end=window.end - 600,
                 events=(), on_end='delete', starts_now=False),
-            (leases.NewReservation(
+            (making.NewReservation(
                 model.Demand(self.dice.choice(SIZES)),
                 (uuidutils.generate_uuid(),)),)), 'sealed')
 

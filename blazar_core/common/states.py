@@ -20,7 +20,7 @@ import typing as ty
 
 from blazar_core.common import errors
 
-__all__ = ['EVENT', 'EventType', 'LEASE', 'Machine', 'RESERVATION']
+__all__ = ['BEGUN', 'EVENT', 'EventType', 'LEASE', 'Machine', 'RESERVATION']
 
 
 class Machine:
@@ -60,6 +60,9 @@ LEASE = Machine('lease', {
     'ERROR': ['TERMINATING', 'TERMINATED'],
     'TERMINATED': [],
 })
+
+#: The states of a lease whose servers are being built or run.
+BEGUN = ('STARTING', 'ACTIVE')
 
 RESERVATION = Machine('reservation', {
     'pending': ['active', 'deleted', 'error'],

@@ -86,6 +86,12 @@ class Lease(Base):
     events: orm.Mapped[list['Event']] = orm.relationship(
         back_populates='lease', order_by='Event.time, Event.id')
 
+    @property
+    def bookings(self) -> 'list[Booking]':
+        """The bookings of all of its reservations."""
+        return [booking for reservation in self.reservations
+                for booking in reservation.bookings]
+
 
 class Reservation(Base):
     """What a lease holds: so many of one thing.

@@ -40,7 +40,7 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import leases as leases_
+from blazar_core.leases import binding as bindings
 
 __all__ = ['PAUSE', 'Promise', 'Watch']
 
@@ -98,13 +98,13 @@ class Watch:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 admission: admissions.Admission, leases: leases_.Leases,
+                 admission: admissions.Admission, binding: bindings.Binding,
                  opens: ty.Callable[[str], str], demand_of: DemandOf,
                  notify: Notify, patience: int) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
-        self._leases = leases
+        self._binding = binding
         self._opens = opens
         self._demand_of = demand_of
         self._notify = notify
@@ -188,7 +188,7 @@ class Watch:
         for row in rows:
             with contextlib.suppress(errors.NotFound):
                 lease = self._database.retried(
-                    self._leases.rebind, row.id, row.generation, {})
+                    self._binding.rebind, row.id, row.generation, {})
                 if lease is not None:
                     self._notify('lease.update', lease)
 
@@ -219,7 +219,7 @@ class Watch:
         line.set_host(host.id, host.capacity, host.usage)
         loose = []
         for row in rows:
-            if leases_.may_move(row, row.later, row.held, row):
+            if bindings.may_move(row, row.later, row.held, row):
                 loose.append(row)
             elif row.end_date > now or row.end_date + self._patience <= now:
                 line.apply(host.id, ledger.stay(
@@ -250,7 +250,7 @@ class Watch:
         with self._database.reader() as session:
             rows = session.execute(_UNBOUND, {'now': now}).all()
         return [row for row in rows
-                if leases_.may_move(row, row.later, row.held, row)]
+                if bindings.may_move(row, row.later, row.held, row)]
 
     # -- and where it would --------------------------------------------------
 
@@ -301,7 +301,7 @@ class Watch:
         bound = dict(itertools.zip_longest((row.id for row in rows), hosts))
         if bound == {row.id: row.host_id for row in rows}:
             return
-        lease = self._leases.rebind(
+        lease = self._binding.rebind(
             case.lease.id, case.lease.generation, bound,
             '' if refusal is None else refusal.sentence())
         if lease is None:
@@ -317,7 +317,7 @@ class Watch:
                 return None
             lease = reservation.lease
             held = session.get(models.HeldBuild, lease.id)
-            rows = [row for row in reservation.bookings if leases_.may_move(
+            rows = [row for row in reservation.bookings if bindings.may_move(
                 row, reservation.flavor is not None, held is not None, lease)]
             return _Case(
                 reservation, lease, None if held is None else held.sealed,
@@ -408,7 +408,7 @@ _RESERVATIONS, _LEASES, _HELD_BUILDS = (
     models.HeldBuild.__table__)
 _BOOKING, _RESERVATION, _LEASE, _HELD = (
     models.Booking.__table__.c, _RESERVATIONS.c, _LEASES.c, _HELD_BUILDS.c)
-#: Bookings, with what :func:`blazar_core.leases.leases.may_move` asks for.
+#: Bookings, with what :func:`blazar_core.leases.binding.may_move` asks for.
 _ROWS = sa.select(
     _BOOKING.id, _BOOKING.reservation_id, _BOOKING.server_id,
     _BOOKING.start_date, _BOOKING.end_date, _BOOKING.resources,
@@ -434,7 +434,7 @@ _UNBOUND = _ROWS.where(
 #: The leases that say that something is missing of which nothing is.
 _RELIEVED = sa.select(_LEASE.id, _LEASE.generation).where(
     _LEASE.status.in_(('OFFERED', 'PENDING', 'STARTING', 'ACTIVE')),
-    _LEASE.status_reason.startswith(leases_.MISSING, autoescape=True),
+    _LEASE.status_reason.startswith(bindings.MISSING, autoescape=True),
     ~sa.exists().where(
         _RESERVATION.lease_id == _LEASE.id,
         _BOOKING.reservation_id == _RESERVATION.id,

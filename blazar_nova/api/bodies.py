@@ -24,7 +24,7 @@ from blazar_core.common import clock
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
-from blazar_core.leases import leases
+from blazar_core.leases import changing
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import lease_params
@@ -82,7 +82,7 @@ class ChangeRequest:
     """What is to become of a lease; its reservations as they were written.
     """
 
-    change: leases.Change
+    change: changing.Change
     reservations: Reservations
 
 
@@ -147,7 +147,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
         before_end = clock.parse_iso(lease['before_end_date'])
     window = model.Window(0, lease_params.LATEST)
     return ChangeRequest(
-        leases.Change(
+        changing.Change(
             start=start, end=end,
             name=lease_params.name_of(_text(values, 'name'))
             if 'name' in values else None,

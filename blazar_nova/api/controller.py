@@ -27,8 +27,9 @@ from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.common import states
-from blazar_core.leases import leases
+from blazar_core.leases import changing
 from blazar_core.leases import limits
+from blazar_core.leases import making
 from blazar_core.leases import repeats
 from blazar_core.leases import requests
 from blazar_core.leases import views
@@ -129,7 +130,7 @@ class Leases:
             else 'blazar:leases:offer', target)
         asking = self._asking(context)
         try:
-            new = leases.NewLease(
+            new = making.NewLease(
                 context.project_id, context.user_id, asked.lease, tuple(
                     asking.new_reservation(one)
                     for one in asked.reservations), key=key)
@@ -138,16 +139,16 @@ class Leases:
                 wiring.asked_of(new, held=False)))
             if dry:
                 return 200, {'quote': _quote(
-                    new, self._parts.leases.quote(new))}
+                    new, self._parts.leases.making.quote(new))}
         except errors.Refused as exc:
             if not dry:
                 raise
             return 200, {'quote': _quote_of(
                 asked.lease.window, exc.refusal.wanted, exc.refusal)}
         if asked.offer_seconds is not None:
-            lease = self._parts.leases.offer(new, asked.offer_seconds)
+            lease = self._parts.leases.making.offer(new, asked.offer_seconds)
         else:
-            lease = self._parts.leases.create(new, None)
+            lease = self._parts.leases.making.create(new, None)
             trusts.entrust(self._parts, context, lease)
         service.notify('lease.create', lease)
         return 201, {'lease': lease}
@@ -158,7 +159,7 @@ class Leases:
 
     def accept(self, request: webob.Request, lease_id: str) -> Answer:
         self._lease(request, lease_id, 'blazar:leases:offer')
-        lease = self._parts.leases.accept(lease_id)
+        lease = self._parts.leases.making.accept(lease_id)
         if _is_owner(_context(request), lease):
             trusts.entrust(self._parts, _context(request), lease)
         service.notify('lease.update', lease)
@@ -186,7 +187,7 @@ class Leases:
         return 200, {'lease': changed}
 
     def _prolong(self, context: ty.Any, lease: dict[str, ty.Any],
-                 change: leases.Change) -> dict[str, ty.Any]:
+                 change: changing.Change) -> dict[str, ty.Any]:
         """Change a lease; one that ends later than before gets a trust that
         holds as long.
 
@@ -196,15 +197,15 @@ class Leases:
         later = change.end is not None and change.end > clocks.parse_iso(
             lease['end_date'])
         if not later or not self._parts.trusts.is_configured():
-            return self._parts.leases.update(lease['id'], change)
-        if not self._parts.leases.keeps_build(lease['id']):
-            changed = self._parts.leases.update(lease['id'], change)
+            return self._parts.leases.changing.update(lease['id'], change)
+        if not self._parts.leases.servers.keeps_build(lease['id']):
+            changed = self._parts.leases.changing.update(lease['id'], change)
             if _is_owner(context, lease):
                 trusts.entrust(self._parts, context, changed)
             return changed
         trust = self._trust_until(context, lease, ty.cast(int, change.end))
         try:
-            changed = self._parts.leases.update(lease['id'], change)
+            changed = self._parts.leases.changing.update(lease['id'], change)
         except Exception:
             with excutils.save_and_reraise_exception():
                 trusts.take_back(self._parts, trust)
@@ -225,7 +226,7 @@ class Leases:
 
     def _changed(self, asking: types.Asking, lease: dict[str, ty.Any],
                  asked: bodies.Reservations,
-                 ) -> dict[str, leases.NewReservation]:
+                 ) -> dict[str, making.NewReservation]:
         """What the reservations of a lease are to be."""
         own = {one['id']: one for one in lease['reservations']}
         changed = {}
@@ -249,7 +250,7 @@ class Leases:
 
     def _as_they_are(self, asking: types.Asking,
                      lease: dict[str, ty.Any],
-                     ) -> dict[str, leases.NewReservation]:
+                     ) -> dict[str, making.NewReservation]:
         """What hosts may be for a lease that is to be at another time.
 
         Of what cannot be had any more, or would be of another size by now,
@@ -266,7 +267,7 @@ class Leases:
                         same[one['id']] = new
         return same
 
-    def _check_change(self, lease: dict[str, ty.Any], change: leases.Change,
+    def _check_change(self, lease: dict[str, ty.Any], change: changing.Change,
                       resized: bool) -> limits.Granted | None:
         """Ask the limits about a lease as it would be."""
         start, end = (
@@ -276,12 +277,12 @@ class Leases:
             raise errors.InvalidLeaseParams(
                 f'End date must be later than start date: from '
                 f'{clocks.minute(start)} to {clocks.minute(end)} UTC.')
-        new = leases.NewLease(
+        new = making.NewLease(
             lease['project_id'], lease['user_id'], requests.LeaseRequest(
                 name=change.name or lease['name'],
                 window=model.Window(start, end), before_end=None, events=(),
                 on_end='', starts_now=False),
-            tuple(change.reservations.get(one['id']) or leases.NewReservation(
+            tuple(change.reservations.get(one['id']) or making.NewReservation(
                 model.Demand(one['resources'], one['amount']),
                 resource_type=one['resource_type'])
                 for one in lease['reservations']))
@@ -323,7 +324,7 @@ class Leases:
         wanted = inputs.integer(values.get('amount', 1), 'amount', 1,
                                 requests.MAX_AMOUNT)
         values.setdefault('resource_type', 'flavor:instance' if (
-            'flavor_id' in values) else leases.RESOURCE_TYPE)
+            'flavor_id' in values) else making.RESOURCE_TYPE)
         if window.end + duration >= lease_params.LATEST:
             raise errors.InvalidLeaseParams(
                 'The window and the duration lead beyond the year 9998. '
@@ -333,7 +334,7 @@ class Leases:
         except errors.Refused:
             found, more = [(window.start, 0)], False
         else:
-            found, more = self._parts.leases.availability(
+            found, more = self._parts.leases.making.availability(
                 dataclasses.replace(new.demand, count=requests.MAX_AMOUNT),
                 window, duration, most)
         return 200, {
@@ -421,7 +422,7 @@ def _next(request: webob.Request, marker: str) -> str:
     return f'{request.path_url}?{parse.urlencode(values)}'
 
 
-def _quote(new: leases.NewLease, refusal: refusals.Refusal | None,
+def _quote(new: making.NewLease, refusal: refusals.Refusal | None,
            ) -> dict[str, ty.Any]:
     wanted = sum(demand.count for demand in new.demands)
     return _quote_of(new.request.window, wanted, refusal)

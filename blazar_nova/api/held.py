@@ -21,7 +21,7 @@ from oslo_utils import excutils
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
-from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import steps
 from blazar_nova.api import boot as boots
@@ -81,7 +81,7 @@ class Admission:
                 f'servers are in a lease already. Leave the hint reserved '
                 f'out.')
         try:
-            self._leases.occupy(
+            self._leases.places.occupy(
                 reservation_id, call.context.project_id, call.server_ids)
         except errors.NotFound as exc:
             # It is not the URL that there is nothing at.
@@ -90,15 +90,15 @@ class Admission:
             send()
         except Exception:
             with excutils.save_and_reraise_exception():
-                self._leases.vacate(call.server_ids)
+                self._leases.places.vacate(call.server_ids)
 
     def _admit(self, request: requests.LeaseRequest, call: calls.BuildCall,
                send: ty.Callable[[], None]) -> None:
         demand = self._demand(call)
-        new = leases.NewLease(
+        new = making.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,
             request=request, reservations=(
-                leases.NewReservation(demand, call.server_ids),))
+                making.NewReservation(demand, call.server_ids),))
         new = dataclasses.replace(new, granted=self._limits.check(
             wiring.asked_of(new, held=not request.starts_now)))
         if request.starts_now:
@@ -106,23 +106,23 @@ class Admission:
         else:
             self._hold(new, call)
 
-    def _start(self, new: leases.NewLease, call: calls.BuildCall,
+    def _start(self, new: making.NewLease, call: calls.BuildCall,
                send: ty.Callable[[], None]) -> None:
         """The lease starts now: the build goes straight on.
 
         It does not wait for keystone, which is only needed for the end.
         """
-        lease = self._leases.create(new, sealed=None)
+        lease = self._leases.making.create(new, sealed=None)
         try:
             send()
         except Exception:
             with excutils.save_and_reraise_exception():
-                self._leases.withdraw(lease['id'])
+                self._leases.making.withdraw(lease['id'])
         trusts.entrust(self._parts, call.context, lease)
         service.notify('lease.create', lease)
         service.notify('lease.event.start_lease', lease)
 
-    def _hold(self, new: leases.NewLease, call: calls.BuildCall) -> None:
+    def _hold(self, new: making.NewLease, call: calls.BuildCall) -> None:
         """The lease starts later: the build is kept until then.
 
         The servers are marked first: those of a process that dies on the way
@@ -133,12 +133,12 @@ class Admission:
         call.mark_reserved()
         steps.reached(steps.Step.CREATE_MARKED, servers)
         # Keystone is not asked for what will not be.
-        self._leases.check(new)
+        self._leases.making.check(new)
         sealed = self._vault.seal(call.dump())
         trust = self._trusts.delegate(call.context, new.request.window.end)
         steps.reached(steps.Step.CREATE_DELEGATED, servers)
         try:
-            lease = self._leases.create(new if trust is None else (
+            lease = self._leases.making.create(new if trust is None else (
                 dataclasses.replace(
                     new, credential=self._vault.seal(trust))), sealed)
         except Exception:
@@ -156,4 +156,4 @@ class Admission:
             raise errors.Refused(refusals.Refusal(
                 refusals.Reason.NO_HOST, len(call.request_spec), 0, None),
             ) from exc
-        return groups.in_group(demand, call, self._leases)
+        return groups.in_group(demand, call, self._leases.servers)

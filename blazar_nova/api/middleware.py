@@ -111,7 +111,7 @@ class LeaseMiddleware:
         if isinstance(wanted, list) and len(wanted) == 1:
             wanted = wanted[0]
         project_id = environ['nova.context'].project_id
-        kind = self._parts.leases.reservation(
+        kind = self._parts.leases.servers.reservation(
             wanted, project_id) if isinstance(wanted, str) else None
         if kind is None:
             raise errors.InvalidLeaseParams(
@@ -131,7 +131,7 @@ class LeaseMiddleware:
         Nova answers for those who must not know that the server exists.
         """
         try:
-            held = self._parts.leases.held_by(server_id)
+            held = self._parts.leases.servers.held_by(server_id)
         except errors.BooksUnavailable:
             # Ordinary servers must not suffer from it.
             return None
@@ -155,12 +155,13 @@ class LeaseMiddleware:
             return None
         context, reservation_id = environ['nova.context'], None
         try:
-            place = self._parts.leases.place_of(server_id)
+            place = self._parts.leases.servers.place_of(server_id)
             if place is not None:
                 if context.is_admin or (
                         place['project_id'] == context.project_id):
                     reservation_id = place['reservation_id']
-            elif self._parts.leases.reservation(wanted, context.project_id):
+            elif self._parts.leases.servers.reservation(
+                    wanted, context.project_id):
                 reservation_id = wanted
         except errors.BooksUnavailable:
             return None
@@ -177,7 +178,7 @@ class LeaseMiddleware:
         response = webob.Request(environ).get_response(self._app)
         if response.status_int == 204:
             try:
-                if self._parts.leases.is_leased(server_id):
+                if self._parts.leases.servers.is_leased(server_id):
                     self._parts.lifecycle.observing.check(server_id)
             except errors.BooksUnavailable as exc:
                 LOG.info('Server %s was deleted; whether it had a lease is '

@@ -58,7 +58,8 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
     What fails is logged: the lease is what it is.
     """
     try:
-        before = parts.leases.entrust(lease['id'], parts.vault.seal(trust))
+        before = parts.leases.credentials.entrust(
+            lease['id'], parts.vault.seal(trust))
     except Exception:
         LOG.exception('Lease %s: its trust could not be written down',
                       lease['id'])

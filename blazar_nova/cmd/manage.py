@@ -25,7 +25,7 @@ from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import vault
-from blazar_core.leases import leases
+from blazar_core.leases import credentials
 from blazar_core.leases import views
 
 if ty.TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _key_create(_conf: cfg.ConfigOpts) -> None:
 
 def _key_rotate(conf: cfg.ConfigOpts) -> None:
     secrets = vault.Vault(conf.blazar.encryption_keys)
-    count = leases.reseal(api.Database(conf), secrets.reseal)
+    count = credentials.reseal(api.Database(conf), secrets.reseal)
     print(f'{count} held builds are sealed with the first key.')
 
 

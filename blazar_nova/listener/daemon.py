@@ -80,9 +80,9 @@ class Listener:
         self.mirror = mirror.Mirror(self.parts, self.engine.hasten)
         self.watch = watch.Watch(
             self.parts.database, self.parts.clock, self.parts.admission,
-            self.parts.leases, self.parts.vault.open,
-            promises.Promises(self.parts.leases).demand_of, service.notify,
-            conf.blazar.start_patience)
+            self.parts.leases.binding, self.parts.vault.open,
+            promises.Promises(self.parts.leases.servers).demand_of,
+            service.notify, conf.blazar.start_patience)
         self._interval = conf.blazar.comparison_interval
         self._messages = service.notification_listener(
             conf.blazar.notification_topic, self.handle)

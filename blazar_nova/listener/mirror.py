@@ -183,7 +183,7 @@ class Mirror:
 
     def compare_server(self, server_id: str) -> None:
         """Make the books true for a server, if it is a lease's."""
-        booked = self._parts.leases.booked(server_id)
+        booked = self._parts.leases.servers.booked(server_id)
         if booked is None:
             return
         seen, stale = self._parts.lifecycle.observing.check(server_id)
@@ -398,7 +398,7 @@ class Mirror:
 
     def delete_orphan(self, server_id: str) -> None:
         """Delete a server that waits for a lease which nobody made."""
-        if not self._parts.leases.is_leased(server_id):
+        if not self._parts.leases.servers.is_leased(server_id):
             LOG.warning('Server %s waits for its build, and no lease has it: '
                         'nova-api died while it was being created. Deleting '
                         'it.', server_id)

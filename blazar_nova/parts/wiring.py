@@ -28,6 +28,7 @@ from blazar_core.db import settings
 from blazar_core.db import vault
 from blazar_core.leases import leases
 from blazar_core.leases import limits
+from blazar_core.leases import making
 from blazar_core.lifecycle import lifecycle
 from blazar_nova.compat import demand
 from blazar_nova.compat import quota
@@ -93,12 +94,12 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
                       [outside.check]))
 
 
-def asked_of(new: leases.NewLease, held: bool) -> limits.Asked:
+def asked_of(new: making.NewLease, held: bool) -> limits.Asked:
     """What a new lease takes of the limits."""
     request = new.request
     return limits.Asked(
         new.project_id, new.user_id, request.window,
-        sum(one.count for one in new.demands), leases.total(new.demands),
+        sum(one.count for one in new.demands), making.total(new.demands),
         held=held, server_ids=tuple(new.server_ids), described={
             'name': request.name, 'project_id': new.project_id,
             'user_id': new.user_id,

@@ -16,7 +16,7 @@ import collections
 import dataclasses
 
 from blazar_core.common import model
-from blazar_core.leases import leases
+from blazar_core.leases import servers
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
 
@@ -24,13 +24,13 @@ __all__ = ['in_group']
 
 
 def in_group(demand: model.Demand, call: calls.BuildCall,
-             booked: leases.Leases) -> model.Demand:
+             known: servers.Servers) -> model.Demand:
     """A demand with what the server group of the boot adds to it."""
     group = demands.group_of(call.context, call.request_spec[0])
     if group is None or group.policy is None:
         return demand
     affinity = model.Affinity(group.policy)
-    members = _members(group, set(call.server_ids), booked)
+    members = _members(group, set(call.server_ids), known)
     taken = frozenset(members)
     if affinity is model.Affinity.SAME:
         hosts = demand.hosts
@@ -45,14 +45,14 @@ def in_group(demand: model.Demand, call: calls.BuildCall,
     return dataclasses.replace(demand, affinity=affinity, members=members)
 
 
-def _members(group: demands.Group, new: set[str], leased: leases.Leases,
+def _members(group: demands.Group, new: set[str], known: servers.Servers,
              ) -> collections.Counter[str]:
     """How many of a group are on each host, but for those that come.
 
     On the host of its booking, and where it runs if that is another.
     """
-    booked = leased.booked_hosts(set(group.members) - new)
-    services = leased.hosts_of_services(set(group.running.values()))
+    booked = known.booked_hosts(set(group.members) - new)
+    services = known.hosts_of_services(set(group.running.values()))
     places = set(booked.items()) | {
         (server_id, uuid) for server_id, service_host in
         group.running.items() for uuid, runs in services.items()

@@ -15,7 +15,7 @@
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
-from blazar_core.leases import leases
+from blazar_core.leases import servers
 from blazar_core.lifecycle import watch
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
@@ -32,8 +32,8 @@ class Promises:
     aggregates, image types and server groups since then counts.
     """
 
-    def __init__(self, booked: leases.Leases) -> None:
-        self._leases = booked
+    def __init__(self, known: servers.Servers) -> None:
+        self._servers = known
 
     def demand_of(self, promise: watch.Promise) -> model.Demand:
         """What servers of a reservation need.
@@ -52,4 +52,4 @@ class Promises:
         except demands.NoSuchHost as exc:
             raise errors.Refused(refusals.Refusal(
                 refusals.Reason.NO_HOST, 0, 0, None)) from exc
-        return groups.in_group(demand, call, self._leases)
+        return groups.in_group(demand, call, self._servers)

@@ -26,7 +26,7 @@ from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import properties
 from blazar_core.common import refusals
-from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
@@ -55,7 +55,7 @@ class Asking:
 
     def new_reservation(self, values: Values,
                         old: ty.Mapping[str, ty.Any] | None = None,
-                        ) -> leases.NewReservation:
+                        ) -> making.NewReservation:
         """What an entry of "reservations" asks for.
 
         :param old: the reservation that is to be changed, in the API's words
@@ -82,7 +82,7 @@ class Asking:
         except demands.NoSuchHost as exc:
             raise errors.Refused(refusals.Refusal(
                 refusals.Reason.NO_HOST, asked['amount'], 0, None)) from exc
-        return leases.NewReservation(
+        return making.NewReservation(
             demand, resource_type=ty.cast(str, name), params=asked,
             flavor=flavor)
 

@@ -271,7 +271,7 @@ class ComparedTest(leased.LeasedTestCase):
 
         # Even when the books are away.
         with fixtures.MonkeyPatch(
-                'blazar_core.leases.leases.Leases.held_by', away):
+                'blazar_core.leases.servers.Servers.held_by', away):
             self.alice.post_server_action(server['id'], {'os-stop': None})
         self.assertEqual([server['id']], asked)
         self.wait_for_status(server['id'], 'SHUTOFF')

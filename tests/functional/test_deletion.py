@@ -318,7 +318,7 @@ class NothingLeftTest(DeletionTestCase):
     def test_one_without_a_lease(self):
         """nova-api died before it wrote the lease down."""
         server_id = self.hold('vm1')['id']
-        self.listener.parts.leases.withdraw(self.lease('vm1')['id'])
+        self.listener.parts.leases.making.withdraw(self.lease('vm1')['id'])
         self.listener.mirror.delete_orphan(server_id)
         self.assertEqual({}, self.records())
 

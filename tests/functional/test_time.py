@@ -452,7 +452,7 @@ class DaemonTest(base.FunctionalTestCase):
     def test_a_lease_of_seconds_comes_and_goes_by_itself(self):
         recorder = self.record()
         listener = self.start_listener()
-        self.wait_for(lambda: listener.parts.leases.hosts_of_services(
+        self.wait_for(lambda: listener.parts.leases.servers.hosts_of_services(
             ['host1', 'host2']), what='the books know the hosts')
         began = listener.parts.clock.now()
         hints = {'reserved': 'True', 'lease_params': json.dumps({

@@ -42,7 +42,9 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import changing
 from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import lifecycle
 from tests import databases
@@ -124,30 +126,30 @@ class Contender:
 
     def create(self) -> None:
         new = self._new_lease()
-        self.leases.create(
+        self.leases.making.create(
             new, 'call' if self.dice.random() < 0.5 else None)
 
     def offer(self) -> None:
-        self.leases.offer(self._new_lease(), 600)
+        self.leases.making.offer(self._new_lease(), 600)
 
     def accept(self) -> None:
         lease, _count = self._lease('OFFERED')
-        self.leases.accept(lease.id)
+        self.leases.making.accept(lease.id)
 
     def prolong(self) -> None:
         lease, _count = self._lease()
-        self.leases.update(lease.id, leases.Change(
+        self.leases.changing.update(lease.id, changing.Change(
             end=lease.end_date + self.dice.randint(1, 600)))
 
     def shorten(self) -> None:
         lease, _count = self._lease()
-        self.leases.update(lease.id, leases.Change(end=self.dice.randint(
-            lease.start_date + 1, lease.end_date)))
+        self.leases.changing.update(lease.id, changing.Change(
+            end=self.dice.randint(lease.start_date + 1, lease.end_date)))
 
     def move(self) -> None:
         lease, count = self._lease('PENDING', 'OFFERED')
         later = self.dice.randint(-300, 600)
-        self.leases.update(lease.id, leases.Change(
+        self.leases.changing.update(lease.id, changing.Change(
             lease.start_date + later, lease.end_date + later,
             elsewhere=self.dice.choice(
                 [None, self._demand(lease, count)])))
@@ -155,7 +157,7 @@ class Contender:
     def resize(self) -> None:
         lease, count = self._lease('PENDING', 'OFFERED')
         demand = model.Demand(self._resources(), max(count, 1))
-        self.leases.update(lease.id, leases.Change(
+        self.leases.changing.update(lease.id, changing.Change(
             resources=demand.resources,
             elsewhere=self.dice.choice([None, demand])))
 
@@ -167,7 +169,7 @@ class Contender:
             ids = list(session.scalars(sa.select(models.Booking.id).where(
                 models.Booking.reservation_id == lease.reservation_id)))
         try:
-            self.leases.rebind(lease.id, seen, {
+            self.leases.binding.rebind(lease.id, seen, {
                 one: self.dice.choice([*self.host_ids, None])
                 for one in ids}, 'reason')
         except ledger.Full as full:
@@ -176,7 +178,7 @@ class Contender:
 
     def release(self) -> None:
         """Its bookings go with it."""
-        self.leases.withdraw(self._lease()[0].id)
+        self.leases.making.withdraw(self._lease()[0].id)
 
     def leave(self) -> None:
         """The only server of a lease is found to be gone."""
@@ -214,13 +216,13 @@ class Contender:
             name='race', window=window, before_end=None, events=(),
             on_end='delete', starts_now=False)
 
-    def _new_lease(self) -> leases.NewLease:
+    def _new_lease(self) -> making.NewLease:
         start = self.clock.now() + self.dice.randint(60, HORIZON)
         count = self.dice.choice([1, 1, 1, 2, 3])
-        return leases.NewLease(
+        return making.NewLease(
             'project', 'user', self._request(model.Window(
                 start, start + self.dice.randint(1, HORIZON))),
-            (leases.NewReservation(
+            (making.NewReservation(
                 model.Demand(self._resources(), count, self.dice.choice(
                     [model.Affinity.NONE, *model.Affinity])),
                 tuple(uuidutils.generate_uuid()

@@ -30,6 +30,7 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.db import vault
 from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import engine
@@ -291,11 +292,11 @@ class LeaseTestCase(DatabaseTestCase):
                   project: str = 'project', request: ty.Any = None,
                   credential: str | None = None,
                   resources: model.Resources | None = None,
-                  **demand: ty.Any) -> leases.NewLease:
+                  **demand: ty.Any) -> making.NewLease:
         """A lease that is wanted for ``count`` servers of 1 VCPU."""
-        return leases.NewLease(
+        return making.NewLease(
             project, 'user', request or self.request(start, end),
-            (leases.NewReservation(
+            (making.NewReservation(
                 model.Demand(resources or {'VCPU': 1}, count, **demand),
                 tuple(uuidutils.generate_uuid()
                       for _number in range(count))),),
@@ -305,7 +306,7 @@ class LeaseTestCase(DatabaseTestCase):
               **wanted: ty.Any) -> dict[str, ty.Any]:
         """Admit a lease; it is held when it starts later."""
         sealed = self.vault.seal(call) if start > 0 else None
-        return self.leases.create(
+        return self.leases.making.create(
             self.new_lease(start, end, **wanted), sealed)
 
     def running_lease(self, start: int = 0, end: int = 100,
@@ -320,9 +321,9 @@ class LeaseTestCase(DatabaseTestCase):
 
     def places(self, amount: int = 1, vcpus: int = 1,
                affinity: bool | None = None, **demand: ty.Any,
-               ) -> leases.NewReservation:
+               ) -> making.NewReservation:
         """A reservation of servers that come later."""
-        return leases.NewReservation(
+        return making.NewReservation(
             model.Demand({'VCPU': vcpus}, amount, {
                 None: model.Affinity.NONE, True: model.Affinity.SAME,
                 False: model.Affinity.DIFFERENT}[affinity], **demand),
@@ -330,14 +331,14 @@ class LeaseTestCase(DatabaseTestCase):
             flavor={'vcpus': vcpus})
 
     def reserve(self, start: int = 0, end: int = 100,
-                *reserved: leases.NewReservation, active: bool = False,
+                *reserved: making.NewReservation, active: bool = False,
                 project: str = 'project', request: ty.Any = None,
                 ) -> dict[str, ty.Any]:
         """A lease whose servers come later: one, if nothing else is said.
 
         :param active: start it
         """
-        lease = self.leases.create(leases.NewLease(
+        lease = self.leases.making.create(making.NewLease(
             project, 'user', request or self.request(start, end),
             reserved or (self.places(),)), None)
         if active:
@@ -349,8 +350,8 @@ class LeaseTestCase(DatabaseTestCase):
                number: int = 0) -> list[str]:
         """Give places of one of its reservations to new servers."""
         server_ids = [uuidutils.generate_uuid() for _number in range(count)]
-        self.leases.occupy(lease['reservations'][number]['id'],
-                           lease['project_id'], server_ids)
+        self.leases.places.occupy(lease['reservations'][number]['id'],
+                                  lease['project_id'], server_ids)
         for server_id in server_ids:
             self.cloud.servers[server_id] = clouds.Seen(State.BUILDING)
         return server_ids

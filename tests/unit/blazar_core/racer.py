@@ -44,8 +44,10 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import changing
 from blazar_core.leases import leases
 from blazar_core.leases import limits
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
@@ -211,16 +213,16 @@ class Racer:
             events=(), on_end='delete', starts_now=True)
         demand = model.Demand(
             resources, len(server_ids), model.Affinity(affinity))
-        wanted = leases.NewReservation(demand, tuple(server_ids))
+        wanted = making.NewReservation(demand, tuple(server_ids))
         if later:
-            wanted = leases.NewReservation(demand, params={}, flavor={})
-        new = leases.NewLease('project', 'user', request, (wanted,))
+            wanted = making.NewReservation(demand, params={}, flavor={})
+        new = making.NewLease('project', 'user', request, (wanted,))
         try:
             if 'limits' in self.task:
                 new = dataclasses.replace(new, granted=self.limits.check(
                     limits.Asked('project', 'user', request.window,
-                                 len(server_ids), leases.total([demand]))))
-            lease = self.leases.create(new, None)
+                                 len(server_ids), making.total([demand]))))
+            lease = self.leases.making.create(new, None)
         except errors.LimitExceeded:
             return {'limited': True}
         except errors.Refused as exc:
@@ -228,7 +230,7 @@ class Racer:
         except errors.BooksBusy:
             return {'busy': True}
         if withdraw:
-            self.leases.withdraw(lease['id'])
+            self.leases.making.withdraw(lease['id'])
         return {'admitted': lease['id']}
 
     def enlarge(self) -> list[Answer]:
@@ -236,7 +238,7 @@ class Racer:
         lease, resources = self.task['lease'], self.task['resources']
         window = model.Window(*self.task['window'])
         try:
-            self.leases.update(lease, leases.Change(
+            self.leases.changing.update(lease, changing.Change(
                 resources=resources, granted=self.limits.check(limits.Asked(
                     'project', 'user', window, 1, resources, lease_id=lease))))
         except errors.LimitExceeded:
@@ -271,7 +273,7 @@ class Racer:
         answers: list[Answer] = []
         for server_id in self.task['server_ids']:
             try:
-                self.leases.occupy(
+                self.leases.places.occupy(
                     self.task['reservation_id'], 'project', [server_id])
                 answers.append({'taken': server_id})
             except errors.Conflict:
@@ -282,13 +284,14 @@ class Racer:
         """Let a lease grow, again and again, as long as that can be."""
         answers: list[Answer] = []
         for amount in self.task['amounts']:
-            wanted = leases.NewReservation(
+            wanted = making.NewReservation(
                 model.Demand({'VCPU': 1}, amount), flavor={'vcpus': 1},
                 params={'vcpus': 1, 'affinity': None, 'amount': amount})
             try:
-                self.leases.update(self.task['lease_id'], leases.Change(
-                    end=self.task['now'] + 100 + amount, reservations={
-                        self.task['reservation_id']: wanted}))
+                self.leases.changing.update(
+                    self.task['lease_id'], changing.Change(
+                        end=self.task['now'] + 100 + amount, reservations={
+                            self.task['reservation_id']: wanted}))
                 answers.append({'updated': amount})
             except (errors.NotFound, errors.InvalidLeaseParams):
                 answers.append({'over': amount})

@@ -84,7 +84,7 @@ class TestWhatIsRight(AuditTestCase):
         self.lease(0, 100)
         self.running_lease(0, 100)
         self.over()
-        self.leases.offer(self.new_lease(50, 100), 60)
+        self.leases.making.offer(self.new_lease(50, 100), 60)
         failed = self.lease(50, 100)
         self.lifecycle.starting.give_up(failed['id'], 'start_lease')
         going = self.running_lease(0, 100)
@@ -117,7 +117,7 @@ class TestLeases(AuditTestCase):
             self.assertEqual('TERMINATED', self.status(lease))
 
     def test_an_offer_without_bookings(self):
-        offer = self.leases.offer(self.new_lease(50, 100), 60)
+        offer = self.leases.making.offer(self.new_lease(50, 100), 60)
         self.delete(models.Booking)
         self.assert_mended('is OFFERED, and has no booking.')
         self.assertEqual('TERMINATED', self.status(offer))
@@ -181,7 +181,7 @@ class TestLeases(AuditTestCase):
         self.assertEqual({'DONE'}, set(self.events_of(lease).values()))
 
     def test_an_offer_that_will_not_expire(self):
-        offer = self.leases.offer(self.new_lease(50, 100), 60)
+        offer = self.leases.making.offer(self.new_lease(50, 100), 60)
         self.delete(models.Event)
         self.assert_mended('is OFFERED, and no expire_offer will come.')
         self.assertEqual('TERMINATED', self.status(offer))
@@ -243,7 +243,7 @@ class TestWhatIsLeftBehind(AuditTestCase):
             session.add(models.HeldBuild(lease_id=lease['id'], sealed='',
                                          created_at=NOW))
         self.assert_mended('is TERMINATED, and still has a held build.')
-        offer = self.leases.offer(self.new_lease(50, 100, count=2), 60)
+        offer = self.leases.making.offer(self.new_lease(50, 100, count=2), 60)
         generation = self.generation('one')
         self.change(models.Lease, status='TERMINATED')
         self.assert_mended('is TERMINATED, and still has bookings and events '

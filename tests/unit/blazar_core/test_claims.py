@@ -25,7 +25,7 @@ from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.lifecycle import facts
 from tests.unit import base
 from tests.unit.blazar_core import racer
@@ -400,7 +400,7 @@ class TestPlaces(ClaimTestCase):
     def setUp(self):
         super().setUp()
         self.host('one', VCPU=2, DISK_GB=30)
-        self.lease_ = self.reserve(0, 1000, leases.NewReservation(
+        self.lease_ = self.reserve(0, 1000, making.NewReservation(
             model.Demand({'VCPU': 1, 'DISK_GB': 20}),
             params={'amount': 1, 'vcpus': 1}, flavor={'vcpus': 1}),
             active=True)

@@ -25,7 +25,11 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import vault
+from blazar_core.leases import binding
+from blazar_core.leases import changing
+from blazar_core.leases import credentials
 from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from tests import databases
@@ -72,7 +76,7 @@ class TestCreate(base.LeaseTestCase):
     def test_each_server_has_a_booking_over_the_window(self):
         self.host('one', VCPU=4)
         new = self.new_lease(50, 100, count=2, resources={'VCPU': 2})
-        lease = self.leases.create(new, 'sealed')
+        lease = self.leases.making.create(new, 'sealed')
         self.assertEqual(
             sorted((server_id, NOW + 50, NOW + 100, {'VCPU': 2}, False)
                    for server_id in new.server_ids),
@@ -101,7 +105,7 @@ class TestCreate(base.LeaseTestCase):
     def test_the_answer_is_the_lease_in_the_words_of_the_api(self):
         self.host('one', VCPU=1)
         new = self.new_lease(request=self.request(50, 100, name='mine'))
-        answer = self.leases.create(new, 'secret')
+        answer = self.leases.making.create(new, 'secret')
         self.assertEqual(answer, views.get(self.database, answer['id']))
         self.assertEqual(
             {'name': 'mine', 'status': 'PENDING', 'status_reason': '',
@@ -193,7 +197,7 @@ class TestCreate(base.LeaseTestCase):
         first = self.lease(0, 100)
         self.assertRaises(errors.Refused, self.lease, 0, 100)
         database = self.books.connect()
-        leases.Leases(database, self.clock, None).withdraw(first['id'])
+        leases.Leases(database, self.clock, None).making.withdraw(first['id'])
         self.assertEqual('one', self.host_of(
             *base.servers_of(self.lease(0, 100))))
         self.host('two', VCPU=1)
@@ -226,7 +230,7 @@ class TestCreate(base.LeaseTestCase):
         database = self.books.connect()
         impatient = leases.Leases(
             database, self.clock, admission.Admission(database, self.clock))
-        self.assertRaises(errors.BooksBusy, impatient.create,
+        self.assertRaises(errors.BooksBusy, impatient.making.create,
                           self.new_lease(), None)
         self.assertEqual(4, len(tries))
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
@@ -243,7 +247,8 @@ class TestUpdate(base.LeaseTestCase):
         for name in ('start', 'end'):
             if name in changed:
                 changed[name] += NOW
-        return self.leases.update(lease['id'], leases.Change(**changed))
+        return self.leases.changing.update(
+            lease['id'], changing.Change(**changed))
 
     def assert_refused(self, error, part, lease, **changed):
         """It says why, and everything is as it was."""
@@ -257,7 +262,7 @@ class TestUpdate(base.LeaseTestCase):
         self.host('one', VCPU=1)
         lease = self.lease(10, 20)
         self.lease(30, 40)
-        rewrite = leases.Leases._rewrite
+        rewrite = changing.Changing._rewrite
 
         def late(*args):
             try:
@@ -269,7 +274,7 @@ class TestUpdate(base.LeaseTestCase):
                 raise
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.leases.Leases._rewrite', late))
+            'blazar_core.leases.changing.Changing._rewrite', late))
         self.update(lease, start=30, end=40)
         row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
         self.assertEqual((NOW + 30, NOW + 40), (row.start_date, row.end_date))
@@ -473,8 +478,8 @@ class TestUpdate(base.LeaseTestCase):
 
     def test_what_is_not_there_is_not_found(self):
         self.assertIn('unheard-of', str(self.assertRaises(
-            errors.NotFound, self.leases.update, 'unheard-of',
-            leases.Change(end=NOW + 9))))
+            errors.NotFound, self.leases.changing.update, 'unheard-of',
+            changing.Change(end=NOW + 9))))
 
     def test_a_change_that_changes_nothing_is_allowed(self):
         self.host('one', VCPU=1)
@@ -483,8 +488,9 @@ class TestUpdate(base.LeaseTestCase):
 
     def test_an_offer_may_be_changed_too(self):
         self.host('one', VCPU=1)
-        offer = self.leases.offer(self.new_lease(50, 100), 60)
-        self.leases.update(offer['id'], leases.Change(end=NOW + 150))
+        offer = self.leases.making.offer(self.new_lease(50, 100), 60)
+        self.leases.changing.update(
+            offer['id'], changing.Change(end=NOW + 150))
         self.assertEqual({'expire_offer': 60, 'start_lease': 50,
                           'end_lease': 150}, self.times(offer))
         self.assertEqual([NOW + 60], [
@@ -522,10 +528,11 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
     def test_of_a_change_and_an_admission_one_gets_the_room(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
-        done = self.before_writing(lambda: self.elsewhere().create(
+        done = self.before_writing(lambda: self.elsewhere().making.create(
             self.new_lease(100, 200), 'sealed'))
-        self.assertRaises(errors.Refused, self.leases.update, lease['id'],
-                          leases.Change(end=NOW + 101))
+        self.assertRaises(
+            errors.Refused, self.leases.changing.update, lease['id'],
+            changing.Change(end=NOW + 101))
         self.assertEqual([None], done)
         self.assertEqual([NOW + 100, NOW + 200],
                          sorted(self.scalars(models.Booking.end_date)))
@@ -533,8 +540,8 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
     def test_of_an_admission_and_a_change_one_gets_the_room(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
-        self.before_writing(lambda: self.elsewhere().update(
-            lease['id'], leases.Change(end=NOW + 101)))
+        self.before_writing(lambda: self.elsewhere().changing.update(
+            lease['id'], changing.Change(end=NOW + 101)))
         refused = self.assertRaises(errors.Refused, self.lease, 100, 200)
         self.assertEqual(NOW + 101, refused.refusal.next_start)
         self.assertEqual([NOW + 101], self.scalars(models.Booking.end_date))
@@ -550,7 +557,7 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
         self.host('two', VCPU=2)
 
     def resize(self):
-        self.leases.update(self.mine['id'], leases.Change(
+        self.leases.changing.update(self.mine['id'], changing.Change(
             resources={'VCPU': 2}, elsewhere=model.Demand({'VCPU': 2})))
 
     def meanwhile(self, work):
@@ -604,7 +611,7 @@ class PlacesTestCase(base.LeaseTestCase):
         for name in ('start', 'end', 'before_end'):
             if name in changed:
                 changed[name] += NOW
-        return self.leases.update(lease['id'], leases.Change(
+        return self.leases.changing.update(lease['id'], changing.Change(
             reservations={
                 reservation['id']: one for reservation, one in zip(
                     lease['reservations'], reserved) if one is not None},
@@ -629,7 +636,8 @@ class PlacesTestCase(base.LeaseTestCase):
 
     def room(self):
         """How many servers of 1 VCPU fit beside what is booked."""
-        refusal = self.leases.quote(self.new_lease(0, 10_000, count=999))
+        refusal = self.leases.making.quote(
+            self.new_lease(0, 10_000, count=999))
         return refusal.fits_now
 
 
@@ -658,7 +666,7 @@ class TestSeveralReservations(PlacesTestCase):
 
     def test_they_may_be_boots_too(self):
         new = self.new_lease(50, 100, count=2)
-        lease = self.leases.create(dataclasses.replace(
+        lease = self.leases.making.create(dataclasses.replace(
             new, reservations=(*new.reservations, self.places(2))), 'sealed')
         self.assertEqual(sorted(new.server_ids),
                          sorted(lease['reservations'][0]['servers']))
@@ -666,7 +674,7 @@ class TestSeveralReservations(PlacesTestCase):
         self.assertEqual('PENDING', lease['status'])
 
     def test_a_lease_may_hold_nothing(self):
-        lease = self.leases.create(leases.NewLease(
+        lease = self.leases.making.create(making.NewLease(
             'project', 'user', self.request(50, 100), ()), None)
         self.assertEqual('PENDING', lease['status'])
         self.assertEqual({'leases': 1, 'events': 2, 'hosts': 1},
@@ -700,7 +708,7 @@ class TestResize(PlacesTestCase):
             self.assert_refused(errors.Refused, 'next_start: none' if active
                                 else 'larger than', lease, self.places(5))
             self.assertEqual(1, self.room())
-            self.leases.withdraw(lease['id'])
+            self.leases.making.withdraw(lease['id'])
 
     def test_what_is_added_may_be_elsewhere(self):
         for active in (False, True):
@@ -708,7 +716,7 @@ class TestResize(PlacesTestCase):
             self.host('two', VCPU=2)
             self.update(lease, self.places(5))
             self.assertEqual(5, len(self.booked(lease)))
-            self.leases.withdraw(lease['id'])
+            self.leases.making.withdraw(lease['id'])
 
     def test_a_lease_shrinks_and_gives_room_back(self):
         for active in (False, True):
@@ -717,13 +725,13 @@ class TestResize(PlacesTestCase):
             self.update(lease, self.places(1))
             self.assertEqual([('one', '')], self.booked(lease))
             self.assertEqual(3, self.room())
-            self.leases.withdraw(lease['id'])
+            self.leases.making.withdraw(lease['id'])
 
     def test_places_with_servers_are_the_last_to_go(self):
         lease = self.reserve(0, 100, self.places(4), active=True)
         first, second = self.occupy(lease, 2)
         third, = self.occupy(lease)
-        self.leases.vacate([first])
+        self.leases.places.vacate([first])
         self.update(lease, self.places(2))
         self.assertEqual(sorted([('one', second), ('one', third)]),
                          self.booked(lease))
@@ -784,7 +792,7 @@ class TestResize(PlacesTestCase):
                 one['amount'] for one in answer['reservations']])
             self.assertEqual([1, 3], [
                 len(self.booked(lease, number)) for number in range(2)])
-            self.leases.withdraw(lease['id'])
+            self.leases.making.withdraw(lease['id'])
 
     def test_several_change_together_or_not_at_all(self):
         for active in (False, True):
@@ -795,7 +803,7 @@ class TestResize(PlacesTestCase):
                 len(self.booked(lease, number)) for number in range(2)])
             self.assert_refused(errors.Refused, 'next_start', lease,
                                 self.places(2), self.places(3), name='x')
-            self.leases.withdraw(lease['id'])
+            self.leases.making.withdraw(lease['id'])
 
     def test_amount_dates_and_name_change_together_or_not_at_all(self):
         self.lease(200, 300)
@@ -809,7 +817,7 @@ class TestResize(PlacesTestCase):
                 ('full', 4), ((found := views.get(
                     self.database, lease['id']))['name'],
                     found['reservations'][0]['amount']))
-            self.leases.withdraw(lease['id'])
+            self.leases.making.withdraw(lease['id'])
 
     def test_servers_together_stay_together_when_they_become_more(self):
         self.host('two', VCPU=9)
@@ -836,7 +844,7 @@ class TestResize(PlacesTestCase):
         self.host('three', VCPU=9)
         in_the_way = self.new_lease(
             100, 200, count=4, hosts=frozenset([self.uuid_of('one')]))
-        self.leases.create(in_the_way, 'sealed')
+        self.leases.making.create(in_the_way, 'sealed')
         # Both would fit on the second host.
         self.assert_refused(errors.Refused, 'next_start: 2027-01-15T08:03:20',
                             lease, end=150)
@@ -861,8 +869,9 @@ class TestResize(PlacesTestCase):
         def meanwhile(session, lease_id):
             done.append(None)
             if len(done) == 2:
-                other.update(lease['id'], leases.Change(reservations={
-                    lease['reservations'][0]['id']: self.places(3)}))
+                other.changing.update(lease['id'], changing.Change(
+                    reservations={
+                        lease['reservations'][0]['id']: self.places(3)}))
             return locked(session, lease_id)
 
         with fixtures.MonkeyPatch('blazar_core.db.api.locked', meanwhile):
@@ -1018,7 +1027,7 @@ class TestUpdateOfTimes(PlacesTestCase):
         for active in (False, True):
             lease = self.with_events(0, 100, 90, 60, active=active)
             with fixtures.MonkeyPatch(
-                    'blazar_core.leases.leases._resize', self.fall):
+                    'blazar_core.leases.changing._resize', self.fall):
                 self.assert_refused(
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))
@@ -1029,22 +1038,22 @@ class TestUpdateOfTimes(PlacesTestCase):
                     end=120, before_end=110, events=self.events(80))
             self.update(lease, self.places(3), name='x', end=120,
                         before_end=110, events=self.events(80))
-            self.leases.withdraw(lease['id'])
+            self.leases.making.withdraw(lease['id'])
 
     def fall(self, *args):
         raise RuntimeError('fell')
 
     def test_an_offer_with_events_tells_nothing_before_it_is_accepted(self):
-        offer = self.leases.offer(leases.NewLease(
+        offer = self.leases.making.offer(making.NewLease(
             'project', 'user', self.request(
                 50, 100, before_end=NOW + 90, events=self.events(60)),
             (self.places(2),)), 60)
-        self.leases.update(offer['id'], leases.Change(
+        self.leases.changing.update(offer['id'], changing.Change(
             before_end=NOW + 80, events=self.events(70), end=NOW + 90))
         self.clock.advance(59)
         self.assertEqual(0, self.new_engine().run_due())
         self.assertEqual([], self.notified)
-        self.leases.accept(offer['id'])
+        self.leases.making.accept(offer['id'])
         self.assertEqual([('before_end_lease', 80), ('mine', 70)],
                          self.times(offer))
         for seconds in (11, 10, 10):
@@ -1076,13 +1085,13 @@ class TestOccupy(PlacesTestCase):
             first, second, third)), self.booked(lease))
         self.assertEqual(
             {'reservation_id': lease['reservations'][0]['id'],
-             'project_id': 'project'}, self.leases.place_of(first))
+             'project_id': 'project'}, self.leases.servers.place_of(first))
         # To be there is not to run.
         self.assertEqual({False}, set(self.scalars(models.Booking.running)))
 
     def test_the_answer_is_the_lease_with_them(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
-        answer = self.leases.occupy(
+        answer = self.leases.places.occupy(
             lease['reservations'][0]['id'], 'project', ['server'])
         self.assertEqual(['server'], answer['reservations'][0]['servers'])
         self.assertEqual(views.get(self.database, lease['id']), answer)
@@ -1100,7 +1109,8 @@ class TestOccupy(PlacesTestCase):
         for one, project in ((reservation_id, 'other'),
                              ('unheard-of', 'project')):
             refused = self.assertRaises(
-                errors.NotFound, self.leases.occupy, one, project, ['a'])
+                errors.NotFound, self.leases.places.occupy, one, project, [
+                    'a'])
             self.assertEqual(f'Reservation {one} could not be found.',
                              str(refused))
         self.assertEqual([None], self.scalars(models.Booking.server_id))
@@ -1114,7 +1124,7 @@ class TestOccupy(PlacesTestCase):
         server_id, = self.occupy(lease)
         self.clock.advance(49)
         self.occupy(lease)
-        self.leases.vacate([server_id])
+        self.leases.places.vacate([server_id])
         self.clock.advance(1)
         self.assert_conflict('boot with it from', lease)
         self.cloud.stubborn.update(self.cloud.servers)
@@ -1124,16 +1134,16 @@ class TestOccupy(PlacesTestCase):
     def test_a_place_that_was_given_back_may_be_taken_again(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
         kept, given = self.occupy(lease, 2)
-        self.leases.vacate([given, 'unheard-of'])
+        self.leases.places.vacate([given, 'unheard-of'])
         self.assertEqual([('one', ''), ('one', kept)], self.booked(lease))
-        self.assertIsNone(self.leases.place_of(given))
+        self.assertIsNone(self.leases.servers.place_of(given))
         another, = self.occupy(lease)
         self.assertEqual(sorted([('one', another), ('one', kept)]),
                          self.booked(lease))
 
     def test_a_server_of_a_boot_has_no_place_that_it_leaves(self):
         server_id, = base.servers_of(self.running_lease())
-        self.assertIsNone(self.leases.place_of(server_id))
+        self.assertIsNone(self.leases.servers.place_of(server_id))
 
 
 class TestOccupyMeanwhile(PlacesTestCase):
@@ -1149,13 +1159,13 @@ class TestOccupyMeanwhile(PlacesTestCase):
         def late(session, lease_id):
             if not done:
                 # Somebody has the lock, and takes a place, and is done.
-                done.append(self.in_thread(lambda: other.occupy(
+                done.append(self.in_thread(lambda: other.places.occupy(
                     reservation_id, 'project', ['second'])))
                 done[0].join(20)
             return locked(session, lease_id)
 
         with fixtures.MonkeyPatch('blazar_core.db.api.locked', late):
-            self.leases.occupy(reservation_id, 'project', ['first'])
+            self.leases.places.occupy(reservation_id, 'project', ['first'])
         self.assertEqual([('one', 'first'), ('one', 'second')],
                          self.booked(lease))
 
@@ -1175,7 +1185,7 @@ class TestRebind(base.LeaseTestCase):
         lease = lease or self.made
         seen, = self.scalars(models.Lease.generation,
                              models.Lease.id == lease['id'])
-        return self.leases.rebind(lease['id'], seen, dict(zip(
+        return self.leases.binding.rebind(lease['id'], seen, dict(zip(
             self.rows, [self.ids.get(host) for host in hosts])), reason)
 
     def rebind_other(self, booking_id):
@@ -1212,7 +1222,7 @@ class TestRebind(base.LeaseTestCase):
     def test_without_a_host_they_take_no_room_and_the_lease_says_why(self):
         described = self.rebind('one', None, reason='It is so.')
         self.assertEqual(described, self.get())
-        self.assertEqual(leases.MISSING + 'It is so.',
+        self.assertEqual(binding.MISSING + 'It is so.',
                          described['status_reason'])
         self.assertEqual((True, False), tuple(
             described['reservations'][0][key] for key in (
@@ -1234,10 +1244,10 @@ class TestRebind(base.LeaseTestCase):
             'two', 'two')['status_reason'])
 
     def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):
-        self.assertIsNone(self.leases.rebind(
+        self.assertIsNone(self.leases.binding.rebind(
             self.made['id'], -1, {self.rows[0]: self.ids['two']}))
         self.assertIsNone(self.rebind_other(-1))
-        self.assertRaises(errors.NotFound, self.leases.rebind,
+        self.assertRaises(errors.NotFound, self.leases.binding.rebind,
                           'unheard-of', 0, {})
         self.assertEqual(['one', 'one'], self.booked())
 
@@ -1284,7 +1294,7 @@ class OfferTestCase(base.LeaseTestCase):
         self.host('one', VCPU=2)
 
     def offer(self, start=50, end=100, seconds=30, **wanted):
-        return self.leases.offer(
+        return self.leases.making.offer(
             self.new_lease(start, end, **wanted), seconds)
 
 
@@ -1314,14 +1324,14 @@ class TestOffers(OfferTestCase):
 
     def test_an_offer_for_servers_that_are_named_expires_too(self):
         self.host('one', VCPU=1)
-        offer = self.leases.offer(self.new_lease(200, 210), 30)
+        offer = self.leases.making.offer(self.new_lease(200, 210), 30)
         self.assertEqual([], base.servers_of(offer))
         self.lifecycle.ending.expire(offer['id'])
         self.assertEqual('TERMINATED', self.status(offer))
 
     def test_an_accepted_offer_begins_at_its_time(self):
         offer = self.offer()
-        self.leases.accept(offer['id'])
+        self.leases.making.accept(offer['id'])
         self.lifecycle.starting.start(offer['id'])
         self.assertEqual('ACTIVE', self.status(offer))
         self.assertEqual('active', views.get(
@@ -1332,7 +1342,7 @@ class TestOffers(OfferTestCase):
             50, 100, before_end=NOW + 90, events=(
                 requests.EventRequest('mine', NOW + 60),)))
         self.clock.advance(10)
-        answer = self.leases.accept(offer['id'])
+        answer = self.leases.making.accept(offer['id'])
         self.assertEqual(answer, views.get(self.database, offer['id']))
         self.assertEqual('PENDING', answer['status'])
         self.assertEqual(
@@ -1347,19 +1357,20 @@ class TestOffers(OfferTestCase):
 
     def test_it_is_accepted_once(self):
         offer = self.offer()
-        self.leases.accept(offer['id'])
+        self.leases.making.accept(offer['id'])
         refused = self.assertRaises(
-            errors.NotFound, self.leases.accept, offer['id'])
+            errors.NotFound, self.leases.making.accept, offer['id'])
         self.assertIn('may have expired', str(refused))
         self.assertEqual(3, len(self.scalars(models.Event)))
 
     def test_what_is_no_offer_cannot_be_accepted(self):
         lease = self.lease(50, 100)
         for lease_id in (lease['id'], 'unheard-of'):
-            self.assertRaises(errors.NotFound, self.leases.accept, lease_id)
+            self.assertRaises(
+                errors.NotFound, self.leases.making.accept, lease_id)
 
     def test_an_offer_may_be_withdrawn(self):
-        self.leases.withdraw(self.offer()['id'])
+        self.leases.making.withdraw(self.offer()['id'])
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
     def test_an_offer_that_nobody_accepts_expires_by_itself(self):
@@ -1373,12 +1384,13 @@ class TestOffers(OfferTestCase):
         self.assertEqual([], self.scalars(models.Booking))
         self.assertEqual({'expire_offer': 'DONE', 'start_lease': 'DONE',
                           'end_lease': 'DONE'}, self.events_of(offer))
-        self.assertRaises(errors.NotFound, self.leases.accept, offer['id'])
+        self.assertRaises(
+            errors.NotFound, self.leases.making.accept, offer['id'])
         self.lease(50, 100, count=2)
 
     def test_one_that_was_accepted_does_not_expire(self):
         offer = self.offer()
-        self.leases.accept(offer['id'])
+        self.leases.making.accept(offer['id'])
         self.clock.advance(30)
         self.assertEqual(0, self.new_engine().run_due())
         self.assertIsNone(self.lifecycle.ending.expire(offer['id']))
@@ -1397,7 +1409,7 @@ class TestOffersMeanwhile(OfferTestCase):
         def late(*args, **kwargs):
             if not accepted:
                 accepted.append(None)
-                self.leases.accept(offer['id'])
+                self.leases.making.accept(offer['id'])
             return retried(*args, **kwargs)
 
         self.database.retried = late
@@ -1416,7 +1428,7 @@ class TestWithdraw(base.LeaseTestCase):
         for start in (0, 50):
             lease = self.lease(start, 100, count=2)
             generation = self.generation('one')
-            self.leases.withdraw(lease['id'])
+            self.leases.making.withdraw(lease['id'])
             self.assertEqual(before, self.count_rows('changes'))
             self.assertEqual(generation + 1, self.generation('one'))
         self.assertEqual('PENDING', self.status(kept))
@@ -1424,13 +1436,13 @@ class TestWithdraw(base.LeaseTestCase):
     def test_it_may_be_withdrawn_twice(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
-        self.leases.withdraw(lease['id'])
-        self.leases.withdraw(lease['id'])
+        self.leases.making.withdraw(lease['id'])
+        self.leases.making.withdraw(lease['id'])
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
     def test_its_room_is_free_again(self):
         self.host('one', VCPU=1)
-        self.leases.withdraw(self.lease(0, 100)['id'])
+        self.leases.making.withdraw(self.lease(0, 100)['id'])
         self.assertEqual('STARTING', self.lease(0, 100)['status'])
 
 
@@ -1446,37 +1458,40 @@ class TestQuestions(base.LeaseTestCase):
             self.assertEqual(
                 {'lease_id': lease['id'], 'name': 'lease',
                  'project_id': 'mine', 'start_date': '2027-01-15 08:01:05'},
-                self.leases.held_by(server_id))
+                self.leases.servers.held_by(server_id))
 
     def test_a_server_whose_lease_has_started_is_not_held(self):
         server_id, = base.servers_of(self.lease(0, 100))
-        self.assertIsNone(self.leases.held_by(server_id))
+        self.assertIsNone(self.leases.servers.held_by(server_id))
         later = self.lease(50, 100)
         self.lifecycle.starting.start(later['id'])
-        self.assertIsNone(self.leases.held_by(*base.servers_of(later)))
+        self.assertIsNone(self.leases.servers.held_by(*base.servers_of(later)))
 
     def test_a_server_without_a_lease_is_not_held(self):
-        self.assertIsNone(self.leases.held_by('unheard of'))
+        self.assertIsNone(self.leases.servers.held_by('unheard of'))
 
     def test_a_server_is_leased_until_it_is_gone(self):
         server_id, = base.servers_of(self.lease(0, 100))
-        self.assertTrue(self.leases.is_leased(server_id))
-        self.assertFalse(self.leases.is_leased('unheard of'))
+        self.assertTrue(self.leases.servers.is_leased(server_id))
+        self.assertFalse(self.leases.servers.is_leased('unheard of'))
         self.lifecycle.observing.check(server_id)
-        self.assertFalse(self.leases.is_leased(server_id))
+        self.assertFalse(self.leases.servers.is_leased(server_id))
 
     def test_a_reservation_is_known_to_its_own_project_only(self):
         lease = self.lease(0, 100, project='mine')
         reservation_id = lease['reservations'][0]['id']
         self.assertEqual('virtual:instance',
-                         self.leases.reservation(reservation_id, 'mine'))
-        self.assertIsNone(self.leases.reservation(reservation_id, 'yours'))
-        self.assertIsNone(self.leases.reservation('unheard of', 'mine'))
+                         self.leases.servers.reservation(
+                             reservation_id, 'mine'))
+        self.assertIsNone(
+            self.leases.servers.reservation(reservation_id, 'yours'))
+        self.assertIsNone(
+            self.leases.servers.reservation('unheard of', 'mine'))
 
     def test_a_reservation_that_is_over_is_known_no_more(self):
         lease = self.lease(0, 100, project='mine')
         self.lifecycle.ending.end(lease['id'])
-        self.assertIsNone(self.leases.reservation(
+        self.assertIsNone(self.leases.servers.reservation(
             lease['reservations'][0]['id'], 'mine'))
 
     def test_the_hosts_on_which_servers_are_booked(self):
@@ -1484,13 +1499,14 @@ class TestQuestions(base.LeaseTestCase):
         server_ids = base.servers_of(self.lease(0, 100, count=2))
         self.assertEqual(
             {one: self.uuid_of(self.host_of(one)) for one in server_ids},
-            self.leases.booked_hosts([*server_ids, 'unheard of']))
-        self.assertEqual({}, self.leases.booked_hosts([]))
+            self.leases.servers.booked_hosts([*server_ids, 'unheard of']))
+        self.assertEqual({}, self.leases.servers.booked_hosts([]))
 
     def test_the_hosts_that_services_run(self):
-        self.assertEqual({self.one: 'one'}, self.leases.hosts_of_services(
-            ['one', 'unheard of']))
-        self.assertEqual({}, self.leases.hosts_of_services([]))
+        self.assertEqual(
+            {self.one: 'one'}, self.leases.servers.hosts_of_services(
+                ['one', 'unheard of']))
+        self.assertEqual({}, self.leases.servers.hosts_of_services([]))
 
     def test_a_lease_that_is_not_there_is_not_found(self):
         self.assertIn('unheard-of', str(self.assertRaises(
@@ -1517,7 +1533,8 @@ class TestReseal(base.LeaseTestCase):
         calls = {self.lease(50, 100, call=f'call {number}')['id']:
                  f'call {number}' for number in range(3)}
         self.assertEqual(
-            3, leases.reseal(self.database, vault.Vault([new, old]).reseal))
+            3, credentials.reseal(
+                self.database, vault.Vault([new, old]).reseal))
         renewed = vault.Vault([new])
         self.assertEqual(calls, {
             held.lease_id: renewed.open(held.sealed)
@@ -1529,12 +1546,13 @@ class TestReseal(base.LeaseTestCase):
         self.vault = vault.Vault([old])
         self.lease(50, 100, credential='trust')
         self.assertEqual(
-            2, leases.reseal(self.database, vault.Vault([new, old]).reseal))
+            2, credentials.reseal(
+                self.database, vault.Vault([new, old]).reseal))
         sealed, = self.scalars(models.Credential.sealed)
         self.assertEqual('trust', vault.Vault([new]).open(sealed))
 
     def test_with_nothing_held_nothing_is_resealed(self):
-        self.assertEqual(0, leases.reseal(self.database, self.fail))
+        self.assertEqual(0, credentials.reseal(self.database, self.fail))
 
     def test_a_lease_that_ends_meanwhile_does_not_disturb(self):
         self.host('one', VCPU=2)
@@ -1556,13 +1574,13 @@ class TestReseal(base.LeaseTestCase):
 
         another = self.books.connect()
         retried, another.retried = another.retried, late
-        leases.reseal(another, again)
+        credentials.reseal(another, again)
         self.assertEqual(1, len(resealed))
 
     def test_with_a_wrong_key_what_is_held_stays_as_it_is(self):
         self.host('one', VCPU=1)
         self.lease(50, 100)
         before = self.scalars(models.HeldBuild.sealed)
-        self.assertRaises(errors.VaultError, leases.reseal, self.database,
+        self.assertRaises(errors.VaultError, credentials.reseal, self.database,
                           vault.Vault([vault.new_key()]).reseal)
         self.assertEqual(before, self.scalars(models.HeldBuild.sealed))

@@ -830,7 +830,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         database = self.books.connect()
         newer = leases.Leases(
             database, self.clock, admission.Admission(database, self.clock),
-        ).create(self.new_lease(0, 100), None)
+        ).making.create(self.new_lease(0, 100), None)
         self.assertEqual(self.scalars(
             models.Host.id, models.Host.name == 'two'), [
             edit.new.host_id for edit in moved])

@@ -22,7 +22,8 @@ from blazar_core.common import errors
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import leases
+from blazar_core.leases import changing
+from blazar_core.leases import places
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lifecycle
@@ -56,7 +57,7 @@ class LifecycleTestCase(base.LeaseTestCase):
     def room(self):
         """How many servers of 1 VCPU would get a lease now, for long."""
         try:
-            self.leases.withdraw(self.lease(0, 10_000, count=99)['id'])
+            self.leases.making.withdraw(self.lease(0, 10_000, count=99)['id'])
         except errors.Refused as exc:
             return exc.refusal.fits_now
 
@@ -178,7 +179,7 @@ class TestStart(LifecycleTestCase):
         send = self.cloud.send
 
         def late(*args):
-            self.leases.update(lease['id'], leases.Change(
+            self.leases.changing.update(lease['id'], changing.Change(
                 start=NOW + 60))
             return send(*args)
 
@@ -481,8 +482,9 @@ class TestFailure(LifecycleTestCase):
             reservation['status'], reservation['missing_resources']))
         self.assertEqual('one', self.host_of(second))
         # What is left of it is a lease like others.
-        self.leases.update(lease['id'], leases.Change(end=NOW + 200))
-        self.assertTrue(self.leases.is_leased(first))
+        self.leases.changing.update(
+            lease['id'], changing.Change(end=NOW + 200))
+        self.assertTrue(self.leases.servers.is_leased(first))
 
     def test_a_lease_that_failed_comes_to_its_end_too(self):
         lease = self.lease(0, 100)
@@ -806,7 +808,7 @@ class TestCredentials(LifecycleTestCase):
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
     def test_that_of_a_lease_that_was_withdrawn_is_given_back(self):
-        self.leases.withdraw(self.held()['id'])
+        self.leases.making.withdraw(self.held()['id'])
         self.lifecycle.closing.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
@@ -857,8 +859,9 @@ class TestCredentials(LifecycleTestCase):
     def test_a_lease_may_get_one_later_and_another_one_then(self):
         lease = self.running_lease(0, 100)
         first, second = map(self.vault.seal, ('first', 'second'))
-        self.assertIsNone(self.leases.entrust(lease['id'], first))
-        self.assertEqual(first, self.leases.entrust(lease['id'], second))
+        self.assertIsNone(self.leases.credentials.entrust(lease['id'], first))
+        self.assertEqual(
+            first, self.leases.credentials.entrust(lease['id'], second))
         self.assertEqual([lease['id']], self.kept())
         self.lifecycle.ending.end(lease['id'])
         self.assertEqual((['second'], ['second']),
@@ -867,12 +870,13 @@ class TestCredentials(LifecycleTestCase):
     def test_one_that_comes_when_the_lease_is_over_is_given_back(self):
         lease = self.running_lease(0, 100)
         self.lifecycle.ending.end(lease['id'])
-        self.leases.entrust(lease['id'], self.vault.seal('late'))
+        self.leases.credentials.entrust(lease['id'], self.vault.seal('late'))
         self.lifecycle.closing.revoke_over()
         self.assertEqual((['late'], []), (self.cloud.revoked, self.kept()))
-        self.leases.withdraw(lease['id'])
-        self.assertRaises(errors.NotFound, self.leases.entrust, lease['id'],
-                          self.vault.seal('later'))
+        self.leases.making.withdraw(lease['id'])
+        self.assertRaises(
+            errors.NotFound, self.leases.credentials.entrust, lease['id'],
+            self.vault.seal('later'))
 
     def test_what_no_lease_has_is_found(self):
         self.assertEqual(set(), self.lifecycle.closing.strays())
@@ -1291,7 +1295,7 @@ class TestPlaces(LifecycleTestCase):
             # Its start has been found due, and nothing is written yet.
             if not moved:
                 moved.append(None)
-                self.leases.update(lease['id'], leases.Change(
+                self.leases.changing.update(lease['id'], changing.Change(
                     start=NOW + 60))
             return retried(*args, **kwargs)
 
@@ -1310,14 +1314,15 @@ class TestPlaces(LifecycleTestCase):
         """It cannot become another thing any more once it is opened."""
         lease = self.reserve(50, 100)
         reservation_id = lease['reservations'][0]['id']
-        change = leases.Change(reservations={
+        change = changing.Change(reservations={
             reservation_id: self.places(1, 2)})
         plain, refused = self.cloud.open, []
 
         def late(opening):
             plain(opening)
             refused.append(self.assertRaises(
-                errors.InvalidLeaseParams, self.leases.update, lease['id'],
+                errors.InvalidLeaseParams, self.leases.changing.update, lease[
+                    'id'],
                 change))
 
         self.cloud.open = late
@@ -1488,7 +1493,7 @@ class TestDelete(LifecycleTestCase):
         return self.reserve(50, 100)
 
     def offered(self):
-        return self.leases.offer(self.new_lease(50, 100), 60)
+        return self.leases.making.offer(self.new_lease(50, 100), 60)
 
     def held(self):
         lease = self.lease(50, 100)
@@ -1675,7 +1680,8 @@ class TestAnnounce(LifecycleTestCase):
         def notify(event_type, _lease):
             told.append(event_type)
             if len(told) == 1:
-                self.leases.update(lease['id'], leases.Change(end=NOW + 200))
+                self.leases.changing.update(
+                    lease['id'], changing.Change(end=NOW + 200))
 
         self.lifecycle.ending._notify = notify
         worker = self.new_engine()
@@ -1846,7 +1852,7 @@ class TestStepsThatMeet(LifecycleTestCase):
 
     def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
         lease = self.reserve(0, 100, active=True)
-        other = leases.Leases(self.books.connect(), self.clock, None)
+        other = places.Places(self.books.connect(), self.clock)
         self.cloud.servers['late'] = Seen(State.RUNNING, self.one)
         go_on = self.paused(
             lambda: other.occupy(lease['reservations'][0]['id'], 'project',

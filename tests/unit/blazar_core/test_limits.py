@@ -20,7 +20,7 @@ import testscenarios
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import leases
+from blazar_core.leases import changing
 from blazar_core.leases import limits
 from tests.unit import base
 
@@ -265,11 +265,11 @@ class TestGranted(LimitsTestCase):
     def test_others_may_have_been_faster(self):
         first, second = self.wanted(), self.wanted(servers=2)
         third = self.wanted()
-        self.leases.create(first, 'call')
+        self.leases.making.create(first, 'call')
         sentence = str(self.assertRaises(
-            errors.LimitExceeded, self.leases.create, second, 'call'))
+            errors.LimitExceeded, self.leases.making.create, second, 'call'))
         self.assertIn(VCPUS, sentence)
-        self.leases.create(third, 'call')
+        self.leases.making.create(third, 'call')
         self.assertRaises(errors.LimitExceeded, self.wanted)
 
     def test_so_may_they_with_a_change(self):
@@ -277,22 +277,23 @@ class TestGranted(LimitsTestCase):
 
         def larger(vcpus):
             resources = {**SIZE, 'VCPU': vcpus}
-            return leases.Change(
+            return changing.Change(
                 resources=resources, granted=self.limits.check(self.asked(
                     lease_id=lease['id'], resources=resources)))
 
         new, most = self.wanted(), larger(4)
-        self.leases.update(lease['id'], larger(3))
+        self.leases.changing.update(lease['id'], larger(3))
         self.assertRaises(
-            errors.LimitExceeded, self.leases.create, new, 'call')
+            errors.LimitExceeded, self.leases.making.create, new, 'call')
         self.assertRaises(
-            errors.Conflict, self.leases.update, lease['id'], most)
-        self.leases.update(lease['id'], larger(4))
-        self.leases.update(lease['id'], larger(2))
+            errors.Conflict, self.leases.changing.update, lease['id'], most)
+        self.leases.changing.update(lease['id'], larger(4))
+        self.leases.changing.update(lease['id'], larger(2))
         most = larger(4)
-        self.leases.create(self.wanted(), 'call')
+        self.leases.making.create(self.wanted(), 'call')
         self.assertRaises(
-            errors.LimitExceeded, self.leases.update, lease['id'], most)
+            errors.LimitExceeded, self.leases.changing.update, lease[
+                'id'], most)
 
     def test_what_was_judged_is_what_is_changed(self):
         self.limit(**{VCPUS: -1, DURATION: 100})
@@ -300,33 +301,34 @@ class TestGranted(LimitsTestCase):
 
         def change(**dates):
             window = {'start': 50, 'end': 100, **dates}
-            return leases.Change(
+            return changing.Change(
                 granted=self.limits.check(self.asked(
                     lease_id=lease['id'], servers=2, resized=False,
                     **window)),
                 **{name: NOW + when for name, when in dates.items()})
 
         longer, earlier = change(end=140), change(start=10)
-        self.leases.update(lease['id'], longer)
+        self.leases.changing.update(lease['id'], longer)
         refused = self.assertRaises(
-            errors.Conflict, self.leases.update, lease['id'], earlier)
+            errors.Conflict, self.leases.changing.update, lease['id'], earlier)
         self.assertIn('changed by somebody else', str(refused))
-        self.leases.update(lease['id'], change(start=45, end=140))
+        self.leases.changing.update(lease['id'], change(start=45, end=140))
         # What others make is not in its way.
         later = change(start=46, end=141)
-        self.leases.create(self.wanted(), 'call')
-        self.leases.update(lease['id'], later)
+        self.leases.making.create(self.wanted(), 'call')
+        self.leases.changing.update(lease['id'], later)
 
     def test_an_offer_counts_too(self):
         first, second = self.wanted(servers=2), self.wanted()
-        self.leases.offer(first, 60)
-        self.assertRaises(errors.LimitExceeded, self.leases.offer, second, 60)
+        self.leases.making.offer(first, 60)
+        self.assertRaises(
+            errors.LimitExceeded, self.leases.making.offer, second, 60)
 
     def test_it_is_counted_again_only_if_others_have_decided(self):
         self.have(50, 100, project='other')
         new = self.wanted()
         del self.statements[:]
-        self.leases.create(new, 'call')
+        self.leases.making.create(new, 'call')
         self.assertEqual([], [one for one in self.statements if (
             'FROM leases' in one)])
 
@@ -346,7 +348,7 @@ class TestLeases(LimitsTestCase):
 
     def test_so_do_offers(self):
         self.limit(max_leases_per_project=1)
-        self.leases.offer(self.new_lease(50, 100), 60)
+        self.leases.making.offer(self.new_lease(50, 100), 60)
         self.refused(LEASES, 1)
 
     def test_those_of_other_projects_do_not(self):
@@ -404,7 +406,7 @@ class TestHeld(LimitsTestCase):
 
     def test_those_that_do_not_wait_do_not(self):
         self.have(0, 100, count=3)
-        self.leases.offer(self.new_lease(50, 100, count=3), 60)
+        self.leases.making.offer(self.new_lease(50, 100, count=3), 60)
         self.limit(max_held_servers_per_project=3)
         self.allowed(servers=3)
         self.have(50, 100, count=3)
@@ -412,8 +414,8 @@ class TestHeld(LimitsTestCase):
         self.allowed(servers=3, held=False)
 
     def test_nor_do_those_of_an_offer_that_was_accepted(self):
-        offer = self.leases.offer(self.new_lease(50, 100, count=3), 60)
-        self.leases.accept(offer['id'])
+        offer = self.leases.making.offer(self.new_lease(50, 100, count=3), 60)
+        self.leases.making.accept(offer['id'])
         self.limit(max_held_servers_per_project=3)
         self.allowed(servers=3)
 

@@ -375,7 +375,7 @@ class TestPlaces(RaceTestCase):
             told, have = self.occupied()
             self.assertEqual(self.AMOUNT, len(have))
             self.assertEqual(have, told)
-            self.leases.vacate(have)
+            self.leases.places.vacate(have)
 
 
 class TestPlacesWithoutTheGuard(TestPlaces):
@@ -389,7 +389,7 @@ class TestPlacesWithoutTheGuard(TestPlaces):
             told, have = self.occupied(without=['lock'])
             if len(told) > len(have):
                 return
-            self.leases.vacate(have)
+            self.leases.places.vacate(have)
         self.fail('No place was taken twice without the guard.')
 
 
@@ -446,7 +446,7 @@ class TestStarting(RaceTestCase):
             self.useFixture(fixtures.TempDir()).path, 'cloud')
 
     def held(self, call):
-        return self.leases.create(
+        return self.leases.making.create(
             self.new_lease(request=self.request(-1, 100)), call)
 
     def lines(self):

@@ -40,7 +40,7 @@ class TestRepeats(base.LeaseTestCase):
         return repeats.key_of(project, user, text, body)
 
     def make(self, key, by=None):
-        return (by or self.leases).create(dataclasses.replace(
+        return (by or self.leases).making.create(dataclasses.replace(
             self.new_lease(100, 200), key=key), self.vault.seal('call'))
 
     def made(self, key):
@@ -69,7 +69,7 @@ class TestRepeats(base.LeaseTestCase):
 
     def test_a_lease_that_was_deleted_is_not_made_again(self):
         lease = self.make(self.key())
-        self.leases.withdraw(lease['id'])
+        self.leases.making.withdraw(lease['id'])
         refused = self.assertRaises(errors.Conflict, self.made, self.key())
         self.assertIn('has been deleted. Write a new key', str(refused))
 

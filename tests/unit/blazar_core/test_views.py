@@ -20,7 +20,7 @@ import testscenarios
 
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from tests.unit import base
@@ -82,7 +82,7 @@ class TestFilters(ViewsTestCase):
     def test_by_status(self):
         active = self.named('active', 0, active=True)
         self.named('pending')
-        self.leases.offer(self.new_lease(request=self.request(
+        self.leases.making.offer(self.new_lease(request=self.request(
             50, 100, name='offered')), 60)
         self.assertEqual(['active'], self.names(status='ACTIVE'))
         self.assertEqual(['pending'], self.names(status='PENDING'))
@@ -374,7 +374,7 @@ class TestDescribe(ViewsTestCase):
             one['missing_resources'] for one in whole['reservations']]))
 
     def test_a_lease_without_reservations(self):
-        lease = self.leases.create(leases.NewLease(
+        lease = self.leases.making.create(making.NewLease(
             'project', 'user', self.request(50, 100), ()), None)
         self.assertEqual([], lease['reservations'])
         self.assertIs(False, lease['degraded'])

@@ -25,7 +25,8 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import leases
+from blazar_core.leases import binding
+from blazar_core.leases import making
 from blazar_core.leases import views
 from blazar_core.lifecycle import watch
 from tests.unit import base
@@ -59,7 +60,7 @@ class WatchTestCase(base.LeaseTestCase):
         search = admission.Admission(database, self.clock)
         return watch.Watch(
             database, self.clock, search,
-            leases.Leases(database, self.clock, search), self.vault.open,
+            binding.Binding(database, self.clock), self.vault.open,
             self.demand_of,
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.patience)
@@ -260,7 +261,7 @@ class TestElsewhere(WatchTestCase):
 
     def test_an_offer_goes_too(self):
         self.with_host('one', VCPU=1)
-        offer = self.leases.offer(leases.NewLease(
+        offer = self.leases.making.offer(making.NewLease(
             'project', 'user', self.request(50, 100), (self.places(),)), 40)
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
@@ -542,14 +543,14 @@ class TestTogether(WatchTestCase):
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
         other = self.new_watch()
-        real = self.watch._leases.rebind
+        real = self.watch._binding.rebind
 
         def rebind(*args):
             # Meanwhile another one does it.
             other.look()
             return real(*args)
 
-        self.watch._leases.rebind = rebind
+        self.watch._binding.rebind = rebind
         self.watch.look()
         self.assertEqual(['two'], self.hosts_of(lease))
         self.assertEqual(1, self.told(lease))
@@ -559,7 +560,7 @@ class TestTogether(WatchTestCase):
         lease = self.lease(50, 100)
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
-        real = self.watch._leases.rebind
+        real = self.watch._binding.rebind
         taken = []
 
         def rebind(*args):
@@ -568,7 +569,7 @@ class TestTogether(WatchTestCase):
                 self.with_host('three', VCPU=1)
             return real(*args)
 
-        self.watch._leases.rebind = rebind
+        self.watch._binding.rebind = rebind
         self.watch.look()
         self.assertEqual([['two'], ['three']],
                          [self.hosts_of(one) for one in (*taken, lease)])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import leases
+from blazar_core.leases import changing
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
@@ -215,7 +215,7 @@ class TestChange(base.RefusalTestCase):
                 'name', 'start_date', 'end_date', 'before_end_date',
                 'reservations', 'events'))):
             self.assertEqual(
-                bodies.ChangeRequest(leases.Change(), ()),
+                bodies.ChangeRequest(changing.Change(), ()),
                 self.change(**values))
 
     def test_each_thing_may_be_changed(self):
@@ -226,7 +226,7 @@ class TestChange(base.RefusalTestCase):
                      'event_date': '2027-01-15 09:30'}],
             reservations=[{'id': 'one', 'amount': '3', 'vcpus': None}])
         self.assertEqual(bodies.ChangeRequest(
-            leases.Change(
+            changing.Change(
                 name='new', start=base.NOW + HOUR + 60,
                 end=base.NOW + 3 * HOUR,
                 before_end=base.NOW + 2 * HOUR + HOUR // 2,

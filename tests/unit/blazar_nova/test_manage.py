@@ -26,7 +26,7 @@ from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
 from blazar_core.db import vault
-from blazar_core.leases import leases
+from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_nova.cmd import manage
 
@@ -72,10 +72,10 @@ class ManageTest(base.TestCase):
         request = requests.LeaseRequest(
             name='lease1', window=model.Window(NOW + 10, NOW + 20),
             before_end=None, events=(), on_end='delete', starts_now=False)
-        return leases.Leases(
+        return making.Making(
             database, clock, admission.Admission(database, clock)).create(
-                leases.NewLease('project', 'user', request, (
-                    leases.NewReservation(
+                making.NewLease('project', 'user', request, (
+                    making.NewReservation(
                         model.Demand({'VCPU': 1}), ('server-1',)),)),
                 vault.Vault(self.keys).seal('the call'))
 

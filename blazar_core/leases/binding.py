@@ -1,0 +1,121 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Binding what was promised to other hosts."""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.books import ledger
+from blazar_core.common import clock as clocks
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+
+__all__ = ['Binding', 'MISSING', 'may_move']
+
+LOG = logging.getLogger(__name__)
+
+#: How the reason of a lease begins that has no room for what it promised.
+MISSING = 'What was promised does not fit any more. '
+
+
+class Binding:
+    """Binds bookings of leases to other hosts."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def rebind(self, lease_id: str, seen: int,
+               hosts: ty.Mapping[int, int | None], reason: str = '',
+               ) -> dict[str, ty.Any] | None:
+        """Bind bookings of a lease to other hosts; all of them, or none.
+
+        :param seen: the generation of the lease when this was decided
+        :param hosts: by id of a booking, the id of its host; None: it has
+            none, and takes no room
+        :param reason: what is missing then, for those who look at the lease
+        :returns: the lease; None when it has changed meanwhile
+        :raises NotFound: when it was withdrawn
+        :raises Full: when there is no room on a host
+        :raises LostRace: when somebody else decided about one meanwhile
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.generation != seen + 1:
+                return None
+            held = session.get(models.HeldBuild, lease_id) is not None
+            rows = [row for row in lease.bookings if row.id in hosts and
+                    may_move(row, row.reservation.flavor is not None, held,
+                             lease)]
+            if len(rows) != len(hosts):
+                return None
+            rows = [row for row in rows if row.host_id != hosts[row.id]]
+            said = [(row.server_id or f'a place of {row.reservation_id}',
+                     row.host_id, hosts[row.id]) for row in rows]
+            ledger.amend(session, self._clock.now(), [ledger.Edit(
+                row, ledger.new_of(row, host_id=hosts[row.id]))
+                for row in rows])
+            _moved(lease, rows, reason, self._clock.now())
+            session.flush()
+            names = {host_id: name for host_id, name in session.execute(
+                sa.select(models.Host.id, models.Host.name).where(
+                    models.Host.id.in_({
+                        one for _what, *two in said for one in two}))
+            ).tuples()}
+            described = views.describe(lease)
+        for what, old, new in said:
+            if new is not None:
+                LOG.info('Lease %s: %s is bound to host %s now; before: %s',
+                         lease_id, what, names[new],
+                         names[old] if old else 'none')
+            elif old is not None:
+                LOG.warning('Lease %s: %s has no room on host %s any more. '
+                            '%s', lease_id, what, names[old], reason)
+        return described
+
+
+def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
+    """Whether a booking may be bound to another host.
+
+    What is said of it is said until somebody sends a server there.
+
+    :param row: the booking
+    :param later: whether its servers come when it is there
+    :param held: whether the build of its servers is kept
+    :param lease: its status, and when its deletion was asked for
+    """
+    if row.placed_at is not None or row.sent_at is not None or (
+            lease.deleted_at is not None):
+        return False
+    if later:
+        return row.server_id is None and lease.status in (
+            'OFFERED', 'PENDING', *states.BEGUN)
+    return held and lease.status in ('PENDING', 'STARTING')
+
+
+def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],
+           reason: str, now: int) -> None:
+    """What is said of a lease whose bookings were bound elsewhere."""
+    for row in rows:
+        if row.host_id is not None:
+            row.reservation.moved_at = row.reservation.updated_at = now
+    if reason:
+        lease.status_reason = f'{MISSING}{reason}'
+    elif lease.status_reason.startswith(MISSING) and all(
+            row.host_id is not None for row in lease.bookings):
+        lease.status_reason = ''
+    lease.updated_at = now

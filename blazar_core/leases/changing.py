@@ -1,0 +1,425 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How leases are changed: their time, their size, their name, their events."""
+
+import collections
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import admission as admissions
+from blazar_core.books import ledger
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import events
+from blazar_core.leases import limits
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_core.leases import views
+
+__all__ = ['Change', 'Changing']
+
+#: No host: one that is still to be picked.
+_UNPICKED = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """What is to become of a lease; None leaves a thing as it is.
+
+    :ivar resources: what each of its servers gets
+    :ivar elsewhere: what its hosts must be like, if a lease that has not
+        started may get other ones; None: it keeps those it has
+    :ivar events: all of the user's own that are still to come
+    :ivar reservations: by id, what they are to be
+    :ivar granted: what the limits said of it; None: nothing limits it
+    """
+
+    start: int | None = None
+    end: int | None = None
+    name: str | None = None
+    before_end: int | None = None
+    events: tuple[requests.EventRequest, ...] | None = None
+    resources: model.Resources | None = None
+    elsewhere: model.Demand | None = None
+    reservations: ty.Mapping[str, making.NewReservation] = dataclasses.field(
+        default_factory=dict)
+    granted: limits.Granted | None = None
+
+
+class Changing:
+    """Changes leases: all that is asked for, or nothing."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+
+    def update(self, lease_id: str, change: Change) -> dict[str, ty.Any]:
+        """Prolong, shorten, move, resize or rename: all of it, or nothing.
+
+        Only a lease that has not started can be moved, or given servers of
+        another kind.
+
+        :returns: the lease as it is then
+        :raises NotFound: when there is none of that id
+        :raises InvalidLeaseParams: when that cannot be done to it; says why
+        :raises Refused: when there is no room
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        :raises Conflict: when somebody else has just changed it
+        """
+        return self._database.retried(self._update, lease_id, change)
+
+    def _update(self, lease_id: str, change: Change) -> dict[str, ty.Any]:
+        try:
+            return self._rewrite(lease_id, change, {})
+        except ledger.Full as full:
+            with self._database.reader() as session:
+                lease = api.found(session, lease_id)
+                window = self._new_window(lease, change)
+                rows = lease.bookings
+                if not rows:
+                    # Its servers have gone meanwhile.
+                    raise api.LostRace(full.host_id) from full
+                demands = self._demands(session, lease, change)
+                kept = self._kept(lease, change)
+                if lease.status in states.BEGUN and (
+                        window.end <= self._clock.now()):
+                    raise errors.InvalidLeaseParams(
+                        f'Lease {lease.id} is over: nothing can be added to '
+                        f'it. Write a later end, or make another lease.'
+                    ) from full
+            if not demands and full.host_id == _UNPICKED:
+                # Somebody else has added meanwhile what was to be added.
+                raise api.LostRace(_UNPICKED) from full
+            if not demands:
+                # What runs stays where it is, and has started already.
+                raise errors.Refused(refusals.Refusal(
+                    refusals.Reason.NO_ROOM, len(rows), 0, None)) from full
+        if kept:
+            window = model.Window(self._clock.now(), window.end)
+        picked = self._admission.pick_all(
+            [*demands.values()], window, instead_of=rows, kept=kept)
+        return self._rewrite(lease_id, change, dict(
+            zip(demands, picked, strict=True)))
+
+    def _kept(self, lease: models.Lease, change: Change,
+              ) -> list[admissions.Kept]:
+        """What stays where it is of a lease that has begun."""
+        if lease.status not in states.BEGUN:
+            return []
+        on: dict[frozenset[tuple[str, int]], collections.Counter[int]] = (
+            collections.defaultdict(collections.Counter))
+        for one in lease.reservations:
+            for row in _kept(one, change.reservations.get(one.id)):
+                if row.host_id is not None:
+                    on[frozenset(row.resources.items())][row.host_id] += 1
+        return [admissions.Kept(dict(resources), hosts)
+                for resources, hosts in on.items()]
+
+    def _demands(self, session: orm.Session, lease: models.Lease,
+                 change: Change) -> dict[str, model.Demand]:
+        """By reservation, what hosts are looked for.
+
+        For all of its servers; for those that are added, if it has begun.
+        """
+        demands = {}
+        for one in lease.reservations:
+            wanted = change.reservations.get(one.id)
+            if lease.status in states.BEGUN:
+                added = 0 if wanted is None else (
+                    wanted.demand.count - len(one.bookings))
+                if wanted is not None and added > 0:
+                    demands[one.id] = self._added(
+                        session, one, wanted.demand, added)
+            elif wanted is not None:
+                demands[one.id] = wanted.demand
+            else:
+                demands[one.id] = change.elsewhere or self._where_it_is(
+                    session, one.bookings, change.resources)
+                if demands[one.id].count != len(one.bookings):
+                    raise errors.InvalidLeaseParams(
+                        f'Lease {lease.id} has {len(one.bookings)} servers.')
+        return demands
+
+    def _added(self, session: orm.Session, reservation: models.Reservation,
+               demand: model.Demand, count: int) -> model.Demand:
+        """A demand, for so many servers more than there are."""
+        hosts = frozenset(self._uuids(session, reservation.bookings))
+        demand = dataclasses.replace(demand, count=count)
+        if demand.affinity is model.Affinity.SAME and hosts:
+            return dataclasses.replace(demand, hosts=hosts)
+        if demand.affinity is model.Affinity.DIFFERENT:
+            return dataclasses.replace(demand, avoid=demand.avoid | hosts)
+        return demand
+
+    def _uuids(self, session: orm.Session,
+               rows: ty.Iterable[models.Booking]) -> ty.Iterable[str]:
+        """The uuids of the hosts of bookings."""
+        return session.scalars(sa.select(models.Host.uuid).where(
+            models.Host.id.in_({row.host_id for row in rows})))
+
+    def _where_it_is(self, session: orm.Session,
+                     rows: ty.Sequence[models.Booking],
+                     resources: model.Resources | None) -> model.Demand:
+        """The demand of a reservation that keeps to the hosts it has.
+
+        Its servers may have to be apart: none of them gets more than the one
+        with most has.
+        """
+        most = max(collections.Counter(row.host_id for row in rows).values())
+        return model.Demand(
+            resources or rows[0].resources, len(rows),
+            model.Affinity.DIFFERENT, most,
+            hosts=frozenset(self._uuids(session, rows)))
+
+    def _new_window(self, lease: models.Lease, change: Change,
+                    ) -> model.Window:
+        """The window that a lease would get.
+
+        :raises InvalidLeaseParams: when it cannot get that
+        """
+        now = self._clock.now()
+        begun = lease.status in states.BEGUN
+        if lease.deleted_at is not None or not begun and (
+                lease.status not in ('PENDING', 'OFFERED')):
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease.id} is {views.status(lease)}: it cannot be '
+                f'changed any more.')
+        if begun and (change.start not in (None, lease.start_date) or
+                      change.resources):
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease.id} has started: only its end, its name, its '
+                f'events and amounts can be changed.')
+        start = lease.start_date if change.start is None else change.start
+        end = lease.end_date if change.end is None else change.end
+        # What is left alone may be overdue; what runs may end this second.
+        late = (start, end) != (lease.start_date, lease.end_date) and (
+            end < now if begun else min(start, end - 1) < now)
+        if end <= start or late:
+            raise errors.InvalidLeaseParams(
+                'End date must be later than start date, and neither may lie '
+                f'in the past: from {clocks.minute(start)} to '
+                f'{clocks.minute(end)}, now it is {clocks.minute(now)} UTC.')
+        return model.Window(start, end)
+
+    def _rewrite(self, lease_id: str, change: Change,
+                 picked: ty.Mapping[str, list[int]]) -> dict[str, ty.Any]:
+        """Give a lease another window, amounts and hosts.
+
+        :param picked: by reservation, the hosts that it gets (all of them,
+            or those that are added, if it has begun); empty: where it is
+        :raises Full: when there is no room for that on a host, or hosts
+            have to be picked first
+        :raises LostRace: when it has other bookings than was thought
+        """
+        with self._database.writer() as session:
+            if change.granted is not None:
+                change.granted.lock(session.connection())
+            lease = api.locked(session, lease_id)
+            if change.granted is not None:
+                change.granted.confirm(session.connection())
+            window = self._new_window(lease, change)
+            if change.reservations.keys() - {
+                    one.id for one in lease.reservations}:
+                raise errors.InvalidLeaseParams(
+                    f'A reservation to be changed is not one of lease '
+                    f'{lease_id}.')
+            edits = [edit for one in lease.reservations
+                     for edit in _edits(lease, one, window, change,
+                                        picked.get(one.id))]
+            ledger.amend(session, self._clock.now(), edits)
+            for one in lease.reservations:
+                _resize(one, change, self._clock.now())
+            _redate(lease, window, self._clock.now())
+            # Only what is written can be deleted again.
+            session.flush()
+            self._rename(session, lease, change, window)
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
+
+    def _rename(self, session: orm.Session, lease: models.Lease,
+                change: Change, window: model.Window) -> None:
+        """Its name and its events."""
+        now = self._clock.now()
+        # What has come by the new dates is to be there for what follows.
+        session.flush()
+        if change.name is not None:
+            lease.name = change.name
+        own, parts = ty.cast('list[tuple[str, int]]', []), []
+        if change.before_end is not None:
+            lease.before_end_date = change.before_end
+            parts = [states.EventType.BEFORE_END]
+            own.append((states.EventType.BEFORE_END, change.before_end))
+        for event_type, time in own + [
+                (event.event_type, event.time)
+                for event in change.events or ()]:
+            first = max(window.start, now)
+            if not first <= time <= window.end:
+                raise errors.InvalidLeaseParams(
+                    f'The {event_type} {clocks.minute(time)} is not within '
+                    f'what is to come of the lease. Write a date from '
+                    f'{clocks.minute(first)} to {clocks.minute(window.end)} '
+                    f'UTC.')
+        for event in [
+                *(event for event in lease.events
+                  if event.status == 'UNDONE' and (
+                      event.event_type in parts or
+                      change.events is not None and
+                      event.event_type not in states.EventType.OWN)),
+                *_old_events(lease)]:
+            session.delete(event)
+        for event_type, time in own + [
+                (event.event_type, event.time)
+                for event in change.events or ()]:
+            row = events.row(lease.id, event_type, time, now)
+            if lease.status == 'OFFERED':
+                row['due'] = model.FOREVER
+            session.add(models.Event(**row))
+
+
+def _edits(lease: models.Lease, reservation: models.Reservation,
+           window: model.Window, change: Change, picked: list[int] | None,
+           ) -> list[ledger.Edit]:
+    """What becomes of the bookings of a reservation.
+
+    :raises Full: when hosts have to be picked first
+    :raises LostRace: when they were picked for other bookings
+    """
+    wanted = change.reservations.get(reservation.id)
+    begun = lease.status in states.BEGUN
+    rows = reservation.bookings
+    count = len(rows) if wanted is None else wanted.demand.count
+    resources = change.resources
+    if wanted is not None:
+        used = sum(row.server_id is not None for row in rows)
+        if reservation.flavor is None:
+            raise errors.InvalidLeaseParams(
+                f'Reservation {reservation.id} was made by a boot: its '
+                f'servers are what they are. Leave it out.')
+        if count < used:
+            raise errors.InvalidLeaseParams(
+                f'{used} servers of reservation {reservation.id} are there: '
+                f'delete some of them first, or write an amount of at least '
+                f'{used}.')
+        others = (
+            dict(wanted.demand.resources) != reservation.resources or
+            {**(wanted.params or {}), 'amount': 0} !=
+            {**(reservation.params or {}), 'amount': 0})
+        if begun and others:
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease.id} has started: of its reservations only the '
+                f'amount can be changed.')
+        if others and picked is None:
+            # Such servers may not be allowed where these are.
+            raise ledger.Full(0)
+        resources = wanted.demand.resources
+    kept = _kept(reservation, wanted)
+    gone = [row for row in rows if row not in kept]
+    if picked is None:
+        if count > len(kept):
+            raise ledger.Full(_UNPICKED)
+        hosts: list[int | None] = [row.host_id for row in kept]
+        added: list[int] = []
+    elif begun:
+        hosts, added = [row.host_id for row in kept], picked
+    else:
+        hosts, added = [*picked[:len(kept)]], picked[len(kept):]
+    if len(kept) + len(added) != count or len(hosts) != len(kept):
+        raise api.LostRace(-1)
+    return [
+        *(ledger.Edit(row, None) for row in gone),
+        *(ledger.Edit(row, ledger.new_of(
+            row, window=window, host_id=host_id,
+            resources=resources or row.resources))
+            for row, host_id in zip(kept, hosts)),
+        *(ledger.Edit(None, ledger.NewBooking(
+            reservation.id, host_id, None, window,
+            resources or reservation.resources)) for host_id in added)]
+
+
+def _kept(reservation: models.Reservation,
+          wanted: making.NewReservation | None) -> list[models.Booking]:
+    """The bookings that stay; those with a server are the last to go."""
+    rows = sorted(reservation.bookings,
+                  key=lambda row: (row.server_id is None, row.id))
+    return rows if wanted is None else rows[:wanted.demand.count]
+
+
+def _resize(reservation: models.Reservation, change: Change, now: int,
+            ) -> None:
+    """Write what a reservation is from now on."""
+    wanted = change.reservations.get(reservation.id)
+    if wanted is not None:
+        reservation.resources = dict(wanted.demand.resources)
+        reservation.amount = wanted.demand.count
+        reservation.params = dict(wanted.params or {})
+        reservation.flavor = dict(wanted.flavor or {})
+        reservation.updated_at = now
+    elif change.resources is not None:
+        reservation.resources = dict(change.resources)
+        reservation.updated_at = now
+
+
+def _old_events(lease: models.Lease) -> list[models.Event]:
+    """What has happened and is remembered no more: all but the newest, of
+    which as many are kept as may be still to come.
+    """
+    done = [event for event in lease.events
+            if event.status in ('DONE', 'ERROR') and event.event_type not in (
+                states.EventType.START, states.EventType.END,
+                states.EventType.EXPIRE)]
+    done.sort(key=lambda event: (event.time, event.id))
+    return done[:-requests.MAX_EVENTS]
+
+
+def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
+    """Move a lease and its events; the user's own stay where they are."""
+    moved = {states.EventType.START: window.start - lease.start_date,
+             states.EventType.BEFORE_END: window.end - lease.end_date,
+             states.EventType.END: window.end - lease.end_date}
+    again = 0
+    for event in lease.events:
+        if event.event_type not in moved:
+            continue
+        time = max(event.time + moved[event.event_type], window.start)
+        if event.status != 'DONE':
+            event.time = time
+            if event.due != model.FOREVER:
+                event.due = time
+            # Who is at it has the old date in mind: it is not his any more.
+            event.status, event.claimed_by = 'UNDONE', None
+            event.claimed_until = event.waits = 0
+        elif event.event_type == states.EventType.BEFORE_END and time > now:
+            again = max(again, time)
+    if again and not any(
+            event.status == 'UNDONE' and
+            event.event_type == states.EventType.BEFORE_END
+            for event in lease.events):
+        # It was told of an end that is none any more.
+        lease.events.append(models.Event(**events.row(
+            lease.id, states.EventType.BEFORE_END, again, now)))
+    if lease.before_end_date is not None:
+        lease.before_end_date = max(
+            lease.before_end_date + window.end - lease.end_date, window.start)
+    lease.start_date, lease.end_date = window.start, window.end
+    lease.updated_at = now

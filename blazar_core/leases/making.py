@@ -1,0 +1,344 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How leases are made: by a request, or by an offer that is accepted."""
+
+import contextlib
+import dataclasses
+import types
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.books import admission as admissions
+from blazar_core.books import ledger
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import events
+from blazar_core.leases import limits
+from blazar_core.leases import repeats
+from blazar_core.leases import requests
+from blazar_core.leases import views
+
+__all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE', 'total']
+
+LOG = logging.getLogger(__name__)
+
+#: What the reservations of leases made by a boot are.
+RESOURCE_TYPE = 'virtual:instance'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewReservation:
+    """So many servers of a kind.
+
+    :ivar server_ids: those that are about to be built; none when servers
+        come later, of ``flavor``
+    :ivar params: what was asked for, in the API's words
+    :ivar flavor: what servers that come later will be made of
+    """
+
+    demand: model.Demand
+    server_ids: tuple[str, ...] = ()
+    resource_type: str = RESOURCE_TYPE
+    params: ty.Mapping[str, ty.Any] | None = None
+    flavor: ty.Mapping[str, ty.Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewLease:
+    """A lease to be made.
+
+    :ivar credential: what lets us act for the user when it starts, sealed
+    :ivar key: what its user calls his request, to get one lease for it
+    :ivar granted: what the limits said of it; None: nothing limits it
+    """
+
+    project_id: str
+    user_id: str
+    request: requests.LeaseRequest
+    reservations: tuple[NewReservation, ...]
+    credential: str | None = None
+    key: repeats.Key | None = None
+    granted: limits.Granted | None = None
+
+    @property
+    def demands(self) -> list[model.Demand]:
+        return [one.demand for one in self.reservations]
+
+    @property
+    def server_ids(self) -> list[str]:
+        return [server_id for one in self.reservations
+                for server_id in one.server_ids]
+
+
+class Making:
+    """Makes leases, and takes back those that come to nothing."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+
+    def check(self, new: NewLease) -> None:
+        """Make sure that there is room now; books nothing.
+
+        :raises Refused: when there is none; says why and when
+        """
+        self._admission.pick_all(new.demands, new.request.window)
+
+    def quote(self, new: NewLease) -> refusals.Refusal | None:
+        """Why there is no room for a lease; None when there is."""
+        return self._admission.quote_all(new.demands, new.request.window)
+
+    def availability(self, demand: model.Demand, window: model.Window,
+                     duration: int, most: int,
+                     ) -> tuple[list[tuple[int, int]], bool]:
+        """See :meth:`blazar_core.books.admission.Admission.availability`."""
+        return self._admission.availability(demand, window, duration, most)
+
+    def create(self, new: NewLease, sealed: str | None) -> dict[str, ty.Any]:
+        """Admit a lease: all of its servers, or nothing is written.
+
+        :param sealed: the call to be sent at its start; None when the caller
+            sends it now, and the lease starts with that, or when its servers
+            come later
+        :returns: the lease, as :func:`~blazar_core.leases.views.describe` has
+        it
+        :raises Refused: when there is no room; says why and when
+        :raises BooksBusy: when too many others book at the same moment
+        :raises Conflict: when one was made with its key meanwhile
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        """
+        lease = self._admission.admit(
+            new.demands, new.request.window,
+            lambda connection, picked: self._create(
+                connection, new, sealed, picked))
+        LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
+                 lease['id'], lease['name'], new.project_id, lease['status'],
+                 lease['start_date'], lease['end_date'],
+                 ', '.join(new.server_ids) or 'come later')
+        return lease
+
+    def _create(self, connection: sa.Connection, new: NewLease,
+                sealed: str | None, picked: admissions.Picked,
+                ) -> dict[str, ty.Any]:
+        rows = _rows(new, self._clock.now(),
+                     started=sealed is None and bool(new.server_ids))
+        if sealed is not None:
+            rows.held = [{
+                'lease_id': rows.lease['id'], 'sealed': sealed,
+                'created_at': rows.lease['created_at']}]
+        if new.credential is not None:
+            rows.credentials = [{
+                'lease_id': rows.lease['id'], 'sealed': new.credential,
+                'created_at': rows.lease['created_at']}]
+        return self._book(connection, rows, new, picked)
+
+    def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
+              picked: admissions.Picked) -> dict[str, ty.Any]:
+        """Write a lease and its bookings.
+
+        :raises Conflict: when one was made with its key meanwhile
+        :raises LimitExceeded: when others have what it needs
+        """
+        if new.granted is not None:
+            new.granted.lock(connection)
+            new.granted.confirm(connection)
+        if new.key is not None:
+            repeats.keep(connection, rows.lease['created_at'], new.key,
+                         rows.lease['id'])
+        # Who starts a lease as it is made sends its build right after that.
+        sent_at = rows.lease['created_at'] if (
+            rows.lease['status'] == 'STARTING') else None
+        edits = [ledger.Edit(None, ledger.NewBooking(
+            row['id'], host_id, server_id, new.request.window,
+            one.demand.resources, sent_at=sent_at))
+            for row, one, host_ids in zip(
+                rows.reservations, new.reservations, picked, strict=True)
+            for server_id, host_id in zip(
+                one.server_ids or (None,) * one.demand.count, host_ids,
+                strict=True)]
+        ledger.decide(connection, self._clock.now(), edits)
+        rows.insert(connection)
+        ledger.add(connection, edits)
+        return rows.describe(edits)
+
+    # -- offers --------------------------------------------------------------
+
+    def offer(self, new: NewLease, seconds: int) -> dict[str, ty.Any]:
+        """Hold room for a lease for so many seconds, to be accepted.
+
+        :returns: the lease, OFFERED
+        :raises Refused: when there is no room
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        """
+        # Nobody's servers yet: they would keep it from expiring.
+        offered = dataclasses.replace(new, reservations=tuple(
+            dataclasses.replace(one, server_ids=())
+            for one in new.reservations))
+        return self._admission.admit(
+            offered.demands, offered.request.window,
+            lambda connection, picked: self._offer(
+                connection, offered, seconds, picked))
+
+    def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
+               picked: admissions.Picked) -> dict[str, ty.Any]:
+        now = self._clock.now()
+        rows = _rows(new, now, started=False)
+        rows.lease['status'] = 'OFFERED'
+        # Nothing of it happens unless it is accepted.
+        for event in rows.events:
+            event['due'] = model.FOREVER
+        rows.events.append(events.row(
+            rows.lease['id'], states.EventType.EXPIRE, now + seconds, now))
+        return self._book(connection, rows, new, picked)
+
+    def accept(self, lease_id: str) -> dict[str, ty.Any]:
+        """Make a lease of an offer.
+
+        :raises NotFound: when there is no such offer (any more)
+        """
+        return self._database.retried(self._accept, lease_id)
+
+    def _accept(self, lease_id: str) -> dict[str, ty.Any]:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != 'OFFERED' or (
+                    lease.end_date <= self._clock.now()):
+                raise errors.NotFound(
+                    f'Offer {lease_id} could not be found; it may have '
+                    f'expired. Ask for another one.')
+            states.LEASE.check(lease.status, 'PENDING')
+            lease.status = 'PENDING'
+            lease.updated_at = self._clock.now()
+            for event in lease.events:
+                if event.event_type == states.EventType.EXPIRE:
+                    event.status = 'DONE'
+                else:
+                    event.due = event.time
+            session.flush()
+            return views.describe(lease)
+
+    # -- taking it back ------------------------------------------------------
+
+    def withdraw(self, lease_id: str) -> None:
+        """Take a lease out of the books whose servers were never asked for.
+
+        For the one who made it and then could not go on; safe to call twice.
+        """
+        with contextlib.suppress(errors.NotFound):
+            self._database.retried(self._withdraw, lease_id)
+
+    def _withdraw(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            # Locked: nobody adds to it any more what would keep it.
+            lease = api.locked(session, lease_id)
+            ledger.amend(session, self._clock.now(), [
+                ledger.Edit(booking, None) for booking in lease.bookings])
+            session.execute(sa.delete(models.HeldBuild).where(
+                models.HeldBuild.lease_id == lease_id))
+            session.flush()
+            for row in (*lease.reservations, *lease.events):
+                session.delete(row)
+            session.flush()
+            session.delete(lease)
+
+
+def total(demands: ty.Iterable[model.Demand]) -> dict[str, int]:
+    """What all servers of demands take together."""
+    sums: dict[str, int] = {}
+    for demand in demands:
+        for rc, amount in demand.resources.items():
+            sums[rc] = sums.get(rc, 0) + amount * demand.count
+    return sums
+
+
+@dataclasses.dataclass
+class _Rows:
+    """The rows of a lease that is to be."""
+
+    lease: dict[str, ty.Any]
+    reservations: list[dict[str, ty.Any]]
+    events: list[dict[str, ty.Any]]
+    held: list[dict[str, ty.Any]] = dataclasses.field(default_factory=list)
+    credentials: list[dict[str, ty.Any]] = dataclasses.field(
+        default_factory=list)
+
+    def insert(self, connection: sa.Connection) -> None:
+        """Write them."""
+        for table, rows in ((models.Lease, [self.lease]),
+                            (models.Reservation, self.reservations),
+                            (models.Event, self.events),
+                            (models.HeldBuild, self.held),
+                            (models.Credential, self.credentials)):
+            if rows:
+                connection.execute(table.__table__.insert(), rows)
+
+    def describe(self, edits: ty.Sequence[ledger.Edit]) -> dict[str, ty.Any]:
+        """What :func:`blazar_core.leases.views.describe` will say of them.
+
+        :param edits: the bookings that are written with them
+        """
+        as_row = types.SimpleNamespace
+        return views.describe(as_row(
+            **self.lease,
+            events=[as_row(**event) for event in sorted(
+                self.events, key=lambda event: (event['time'], event['id']))],
+            reservations=[as_row(**reservation, bookings=[
+                edit.new for edit in edits if edit.new is not None and
+                edit.new.reservation_id == reservation['id']])
+                for reservation in self.reservations]))
+
+
+def _rows(new: NewLease, now: int, started: bool) -> _Rows:
+    """What is to be written of a lease."""
+    request = new.request
+    lease_id = uuidutils.generate_uuid()
+    # They are read in the order of their ids: that in which they were asked
+    # for.
+    ids = sorted(uuidutils.generate_uuid() for _one in new.reservations)
+    return _Rows({
+        'id': lease_id, 'name': request.name or f'lease-{lease_id[:8]}',
+        'project_id': new.project_id, 'user_id': new.user_id,
+        'start_date': request.window.start, 'end_date': request.window.end,
+        'before_end_date': request.before_end, 'on_end': request.on_end,
+        'status': 'STARTING' if started else 'PENDING', 'status_reason': '',
+        'created_at': now, 'updated_at': now, 'deleted_at': None,
+    }, [{
+        'id': reservation_id, 'lease_id': lease_id,
+        'resource_type': one.resource_type, 'amount': one.demand.count,
+        'resources': dict(one.demand.resources), 'status': 'pending',
+        'params': None if one.params is None else dict(one.params),
+        'flavor': None if one.flavor is None else dict(one.flavor),
+        'moved_at': None, 'created_at': now, 'updated_at': now,
+    } for reservation_id, one in zip(ids, new.reservations, strict=True)], [
+        events.row(lease_id, event_type, time, now,
+                   done=started and event_type == states.EventType.START)
+        for event_type, time in _events(request)])
+
+
+def _events(request: requests.LeaseRequest) -> list[tuple[str, int]]:
+    events = [(states.EventType.START, request.window.start),
+              (states.EventType.END, request.window.end)]
+    if request.before_end is not None:
+        events.append((states.EventType.BEFORE_END, request.before_end))
+    events += [(event.event_type, event.time) for event in request.events]
+    return events

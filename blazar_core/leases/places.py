@@ -1,0 +1,95 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The places of a reservation, which servers take when they come."""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+
+__all__ = ['Places']
+
+
+class Places:
+    """Gives places of reservations to servers."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def occupy(self, reservation_id: str, project_id: str,
+               server_ids: ty.Sequence[str]) -> dict[str, ty.Any]:
+        """Give places of a reservation to servers that are about to be built.
+
+        :returns: the lease
+        :raises NotFound: when the project has no such reservation
+        :raises Conflict: when it is not its time, or no places are left
+        """
+        return self._database.retried(
+            self._occupy, reservation_id, project_id, server_ids)
+
+    def _occupy(self, reservation_id: str, project_id: str,
+                server_ids: ty.Sequence[str]) -> dict[str, ty.Any]:
+        now = self._clock.now()
+        lease_id = self._lease_of(reservation_id, project_id)
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != 'ACTIVE' or lease.end_date <= now:
+                raise errors.Conflict(
+                    f'Reservation {reservation_id} belongs to lease '
+                    f'{lease.name} ({lease.id}), which is '
+                    f'{views.status(lease)}: boot with it from '
+                    f'{clocks.minute(lease.start_date)} to '
+                    f'{clocks.minute(lease.end_date)} UTC, when the lease is '
+                    f'ACTIVE.')
+            (rows,) = [one.bookings for one in lease.reservations
+                       if one.id == reservation_id]
+            free = [row for row in rows if row.server_id is None]
+            if len(free) < len(server_ids):
+                raise errors.Conflict(
+                    f'Reservation {reservation_id} holds {len(rows)} '
+                    f'servers, and {len(rows) - len(free)} of them are there '
+                    f'already: boot at most {len(free)} more, or raise the '
+                    f'amount of lease {lease.id}.')
+            for row, server_id in zip(free, server_ids):
+                row.server_id, row.sent_at = server_id, now
+            session.flush()
+            return views.describe(lease)
+
+    def _lease_of(self, reservation_id: str, project_id: str) -> str:
+        """The lease of a project's reservation."""
+        with self._database.reader() as session:
+            lease_id = session.scalar(
+                sa.select(models.Lease.id).join(models.Lease.reservations)
+                .where(models.Reservation.id == reservation_id,
+                       models.Lease.project_id == project_id))
+        if lease_id is None:
+            raise errors.NotFound(
+                f'Reservation {reservation_id} could not be found.')
+        return lease_id
+
+    def vacate(self, server_ids: ty.Collection[str]) -> None:
+        """Take back :meth:`occupy`, for servers that will not be built."""
+        self._database.retried(self._vacate, server_ids)
+
+    def _vacate(self, server_ids: ty.Collection[str]) -> None:
+        with self._database.writer() as session:
+            session.execute(
+                sa.update(models.Booking)
+                .where(models.Booking.server_id.in_(server_ids))
+                .values(server_id=None, sent_at=None, placed_at=None))

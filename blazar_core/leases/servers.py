@@ -1,0 +1,126 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the books know of servers, and of the reservations that they name."""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Servers']
+
+
+class Servers:
+    """Looks servers up in the books."""
+
+    def __init__(self, database: api.Database) -> None:
+        self._database = database
+
+    def held_by(self, server_id: str) -> dict[str, str] | None:
+        """The lease that holds a server whose build has not been sent yet.
+
+        :returns: ``lease_id``, ``name``, ``project_id`` and ``start_date``
+            of it, or None when the server is not held
+        """
+        with self._database.reader() as session:
+            row = session.execute(
+                sa.select(models.Lease.id, models.Lease.name,
+                          models.Lease.project_id, models.Lease.start_date)
+                .join(models.Reservation).join(models.Booking)
+                .where(models.Booking.server_id == server_id,
+                       models.Booking.sent_at.is_(None))).first()
+        if row is None:
+            return None
+        return {'lease_id': row.id, 'name': row.name,
+                'project_id': row.project_id,
+                'start_date': clocks.minute(row.start_date)}
+
+    def keeps_build(self, lease_id: str) -> bool:
+        """Whether there are servers of a lease that are to be built by it
+        yet, or once more.
+        """
+        with self._database.reader() as session:
+            return session.get(models.HeldBuild, lease_id) is not None
+
+    def is_leased(self, server_id: str) -> bool:
+        """Whether the server belongs to a lease that is not over."""
+        return self.booked(server_id) is not None
+
+    def booked(self, server_id: str) -> tuple[str, int | None] | None:
+        """The lease of a server, and the id of the host of its booking.
+
+        :returns: None when it belongs to no lease that is not over
+        """
+        with self._database.reader() as session:
+            row = session.execute(
+                sa.select(models.Reservation.lease_id, models.Booking.host_id)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.server_id == server_id)).first()
+        return None if row is None else (row.lease_id, row.host_id)
+
+    def place_of(self, server_id: str) -> dict[str, str] | None:
+        """The place that a server has in a reservation, and will leave.
+
+        :returns: ``reservation_id`` and ``project_id``, or None
+        """
+        with self._database.reader() as session:
+            row = session.execute(
+                sa.select(models.Reservation.id, models.Lease.project_id)
+                .join(models.Reservation.lease)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.server_id == server_id,
+                       models.Reservation.params.is_not(None))).first()
+        return None if row is None else {
+            'reservation_id': row.id, 'project_id': row.project_id}
+
+    def reservation(self, reservation_id: str, project_id: str) -> str | None:
+        """The resource type of a project's reservation.
+
+        :returns: None when the project has none of that id, or it is over
+        """
+        if not reservation_id.isprintable():
+            # No database takes all that JSON calls a string.
+            return None
+        with self._database.reader() as session:
+            return session.scalars(
+                sa.select(models.Reservation.resource_type)
+                .join(models.Lease)
+                .where(models.Reservation.id == reservation_id,
+                       models.Lease.project_id == project_id,
+                       models.Reservation.status != 'deleted')).one_or_none()
+
+    def booked_hosts(self, server_ids: ty.Collection[str]) -> dict[str, str]:
+        """The hosts on which these servers have bookings.
+
+        :returns: uuids, by server
+        """
+        with self._database.reader() as session:
+            return {server_id: uuid for server_id, uuid in session.execute(
+                sa.select(models.Booking.server_id, models.Host.uuid).join(
+                    models.Host, models.Booking.host_id == models.Host.id)
+                .where(models.Booking.server_id.in_(server_ids)))}
+
+    def hosts_of_services(self, service_hosts: ty.Collection[str],
+                          ) -> dict[str, str]:
+        """The hosts that these nova-computes run.
+
+        :returns: the nova-compute's host, by uuid
+        """
+        with self._database.reader() as session:
+            return {uuid: service_host for uuid, service_host in
+                    session.execute(sa.select(
+                        models.Host.uuid, models.Host.service_host).where(
+                        models.Host.service_host.in_(service_hosts)))}

@@ -58,7 +58,7 @@ class Application:
     def __init__(self, leases: controller.Leases) -> None:
         self._leases = leases
 
-    @webob.dec.wsgify
+    @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def __call__(self, request: webob.Request) -> webob.Response:
         try:
             response = self._respond(request)
@@ -124,7 +124,7 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
 
 def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     """Make what tells of the versions, without a token; paste calls this."""
-    @webob.dec.wsgify
+    @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def tell(request: webob.Request) -> webob.Response:
         if request.environ['PATH_INFO'].rstrip('/') not in (
                 '', '/versions'):

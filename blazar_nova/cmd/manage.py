@@ -41,7 +41,7 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
     """
     parsed = _parser().parse_args(argv)
     if parsed.action is _verify:
-        return _verify(parsed)
+        return int(_verify(parsed))
     try:
         parsed.action(_conf(parsed.config_file))
     except errors.BlazarError as exc:
@@ -105,7 +105,8 @@ def _verb(verbs: ty.Any, name: str, text: str,
 def _conf(files: ty.Sequence[str] | None) -> cfg.ConfigOpts:
     conf = cfg.ConfigOpts()
     opts.register_opts(conf)
-    conf([], project='nova', default_config_files=files)
+    conf([], project='nova', default_config_files=None if (
+        files is None) else [*files])
     return conf
 
 
@@ -143,6 +144,10 @@ def _lease_list(conf: cfg.ConfigOpts) -> None:
     print(table)
 
 
+def _pause(seconds: int) -> None:
+    threading.Event().wait(seconds)
+
+
 def _verify(parsed: argparse.Namespace) -> int:
     # Nova is loaded for this alone; the other commands do without.
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)
@@ -157,7 +162,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     try:
         service.configure(['blazar-nova-manage', *words], 'blazar')
         verifier = verify.Verifier(
-            wiring.assemble(service.CONF), threading.Event().wait,
+            wiring.assemble(service.CONF), _pause,
             lambda text: print(text, file=sys.stderr, flush=True),
             parsed.grace, parsed.revoke_trusts)
         report = verifier.run(parsed.fix)

@@ -114,7 +114,7 @@ class BuildCall:
         attachments = [
             bdm.attachment_id for bdm in self.block_device_mapping or []
             if 'attachment_id' in bdm and bdm.attachment_id]
-        volume_api = cinder.API() if attachments else None
+        volume_api: ty.Any = cinder.API() if attachments else None
         for attachment in attachments:
             volume_api.attachment_delete(self.context, attachment)
 

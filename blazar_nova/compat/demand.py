@@ -113,7 +113,7 @@ def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
     :param flavor: with the fields of Nova's flavors
     :param on_volume: whether its root disk is a volume
     """
-    return {'VCPU': 0, 'MEMORY_MB': 0, 'DISK_GB': 0} | (
+    return {'VCPU': 0, 'MEMORY_MB': 0, 'DISK_GB': 0} | dict(
         scheduler_utils.resources_from_flavor_and_bfv(objects.Flavor(**{
             name: flavor[name] for name in (
                 'vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap',

@@ -239,16 +239,17 @@ def _compiled(pattern: str) -> ty.Any:
         f'{pattern[:80]} ({why}). Write a simpler one.')
 
 
-@api_db.context_manager.reader
+@api_db.context_manager.reader  # type: ignore[untyped-decorator]
 def _execute(context: ty.Any, query: sa.Select[ty.Any]) -> list[ty.Any]:
     return [*context.session.execute(query)]
 
 
 def problems() -> list[str]:
     """Whether Nova's search is the one that can be done so."""
-    used = {name for name in _novas.original_fn.__code__.co_names
-            if hasattr(objects.BuildRequestList, name)} if hasattr(
-                _novas, 'original_fn') else None
+    used: ty.Collection[str] | None = {
+        name for name in _novas.original_fn.__code__.co_names
+        if hasattr(objects.BuildRequestList, name)} if hasattr(
+            _novas, 'original_fn') else None
     return [] if used == _USED else [
         f'nova.objects.BuildRequestList.get_by_filters was expected to use '
         f'{", ".join(sorted(_USED))} of its class, but uses '

@@ -91,7 +91,7 @@ def _rows(server_ids: list[str]) -> dict[str, ty.Any]:
             for instance in answer}
 
 
-class BuildStoodStill(exception.NovaException):
+class BuildStoodStill(exception.NovaException):  # type: ignore[misc]
     msg_fmt = ('The build of this server was begun and did not go on: a '
                'nova-conductor died over it. Delete the server.')
 

@@ -22,6 +22,8 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 from osc_lib import exceptions
 
+from blazar_nova.osc import plugin
+
 #: The keys of --reservation, and what is sent for those that are not given.
 #: They are those of blazarclient's ``lease create``, so that a quote is for
 #: what that command would ask for.
@@ -37,6 +39,10 @@ RESERVATIONS: dict[str, dict[str, ty.Any]] = {
         'amount': 1, 'network_id': None, 'required_floatingips': []},
 }
 
+Json: ty.TypeAlias = dict[str, ty.Any]
+#: Names, and what stands below each of them.
+Shown: ty.TypeAlias = tuple[tuple[str, ...], tuple[ty.Any, ...]]
+
 #: The way of a lease. ERROR is beside it: from there, too, its end comes.
 STAGES = ['OFFERED', 'PENDING', 'STARTING', 'ACTIVE', 'TERMINATING',
           'TERMINATED']
@@ -48,6 +54,11 @@ PAUSE = 5
 DOES_NOT_FIT = 3
 
 _UNITS = {'w': 604800, 'd': 86400, 'h': 3600, 'm': 60, 's': 1}
+
+
+def client_of(app: ty.Any) -> plugin.Client:
+    """Our client; osc-lib does not know that its manager has one."""
+    return ty.cast(plugin.Client, app.client_manager.blazar_nova)
 
 
 # Arguments
@@ -123,7 +134,7 @@ def add_lease(parser: argparse.ArgumentParser, what: str) -> None:
                         help=f'{what} (name or ID)')
 
 
-def demand(parsed_args: argparse.Namespace, name: str) -> dict:
+def demand(parsed_args: argparse.Namespace, name: str) -> Json:
     return {'name': name,
             'start_date': parsed_args.start_date,
             'end_date': parsed_args.end_date,
@@ -133,10 +144,10 @@ def demand(parsed_args: argparse.Namespace, name: str) -> dict:
 
 # Output
 
-def shown(body: dict) -> tuple[tuple, tuple]:
+def shown(body: Json) -> Shown:
     """The columns of an object: lists and objects in it readable, too."""
-    kinds = {list: format_columns.ListDictColumn,
-             dict: format_columns.DictColumn}
+    kinds: dict[type, ty.Any] = {list: format_columns.ListDictColumn,
+                                 dict: format_columns.DictColumn}
     return tuple(body), tuple(
         kinds[type(value)](value) if type(value) in kinds else value
         for value in body.values())
@@ -153,7 +164,7 @@ class Progress:
         self.quiet = quiet
         self.last = ''
 
-    def tell(self, lease: dict, elapsed: float) -> None:
+    def tell(self, lease: Json, elapsed: float) -> None:
         status = lease['status']
         line = f'{lease["name"]}: {status}'
         if status in ('OFFERED', 'PENDING'):
@@ -183,7 +194,7 @@ def when(date: str) -> str:
 class LeaseCommand(command.ShowOne):
     """A command that shows a lease, perhaps after it has waited."""
 
-    def wait(self, lease_id: str, wanted: str, timeout: int | None) -> dict:
+    def wait(self, lease_id: str, wanted: str, timeout: int | None) -> Json:
         """Wait for a status of a lease; returns it as it is then.
 
         :raises CommandError: when it cannot come any more, or not in time
@@ -193,7 +204,7 @@ class LeaseCommand(command.ShowOne):
         began = time.monotonic()
         try:
             while True:
-                lease = self.app.client_manager.blazar_nova.lease(lease_id)
+                lease = client_of(self.app).lease(lease_id)
                 elapsed = time.monotonic() - began
                 progress.tell(lease, elapsed)
                 if is_at(lease, wanted):
@@ -208,7 +219,7 @@ class LeaseCommand(command.ShowOne):
             progress.end()
 
 
-def is_at(lease: dict, wanted: str) -> bool:
+def is_at(lease: Json, wanted: str) -> bool:
     """Whether a lease has come as far as wanted; from there it goes on.
 
     A lease that starts now passes PENDING and STARTING between two looks, so
@@ -276,8 +287,8 @@ class Availability(command.Lister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace,
-                    ) -> tuple[list, list]:
-        client = self.app.client_manager.blazar_nova
+                    ) -> tuple[list[str], list[list[ty.Any]]]:
+        client = client_of(self.app)
         answer = client.ask('GET', '/availability',
                             params=self._question(parsed_args))
         rows = answer['availability']
@@ -290,7 +301,7 @@ class Availability(command.Lister):
             columns.append('enough')
         return columns, [[row[column] for column in columns] for row in rows]
 
-    def _question(self, parsed_args: argparse.Namespace) -> dict:
+    def _question(self, parsed_args: argparse.Namespace) -> Json:
         size = {'vcpus': parsed_args.vcpus, 'memory_mb': parsed_args.memory,
                 'disk_gb': parsed_args.disk}
         if parsed_args.flavor is not None:
@@ -330,9 +341,8 @@ class Quote(command.ShowOne):
         add_demand(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace,
-                    ) -> tuple[tuple, tuple]:
-        quote = self.app.client_manager.blazar_nova.ask(
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        quote = client_of(self.app).ask(
             'POST', '/leases', params={'dry_run': 'true'},
             json=demand(parsed_args, 'quote'))['quote']
         self.fits = quote['fits']
@@ -356,11 +366,10 @@ class Offer(LeaseCommand):
             help='How long to hold it, from 1m to 24h (default: 10m)')
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace,
-                    ) -> tuple[tuple, tuple]:
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         body = demand(parsed_args, parsed_args.name)
         body['offer_seconds'] = parsed_args.expires
-        return shown(self.app.client_manager.blazar_nova.ask(
+        return shown(client_of(self.app).ask(
             'POST', '/leases', json=body)['lease'])
 
 
@@ -375,9 +384,8 @@ class Accept(LeaseCommand):
             help='Wait until the lease is ACTIVE, and show progress')
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace,
-                    ) -> tuple[tuple, tuple]:
-        client = self.app.client_manager.blazar_nova
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        client = client_of(self.app)
         lease_id = client.find(parsed_args.lease, status='OFFERED')
         lease = client.ask('POST', f'/leases/{lease_id}/accept')['lease']
         if parsed_args.wait:
@@ -400,9 +408,8 @@ class Wait(LeaseCommand):
             help='Give up after so long (default: never)')
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace,
-                    ) -> tuple[tuple, tuple]:
-        lease_id = self.app.client_manager.blazar_nova.find(
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        lease_id = client_of(self.app).find(
             parsed_args.lease)
         return shown(self.wait(lease_id, parsed_args.status,
                                parsed_args.timeout))

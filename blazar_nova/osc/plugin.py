@@ -31,6 +31,8 @@ DEFAULT_API_VERSION = '1'
 
 SERVICE_TYPE = 'reservation'
 
+Json: ty.TypeAlias = dict[str, ty.Any]
+
 #: A wait may take days: it outlives some 15 seconds without the API.
 RETRIES = {'connect_retries': 5, 'status_code_retries': 5}
 
@@ -52,7 +54,7 @@ def build_option_parser(parser: ty.Any) -> ty.Any:
 class Client(adapter.Adapter):
     """The lease API, in the words of the commands."""
 
-    def ask(self, method: str, path: str, **kwargs: ty.Any) -> dict:
+    def ask(self, method: str, path: str, **kwargs: ty.Any) -> Json:
         """Send a request; returns the JSON object of the answer.
 
         :raises CommandError: with the sentence of the server
@@ -75,13 +77,14 @@ class Client(adapter.Adapter):
                 f'URL in the service catalog ends in /{SERVICE_TYPE}/v1.')
         return body
 
-    def lease(self, lease_id: str) -> dict:
-        return self.ask('GET', f'/leases/{lease_id}', **RETRIES)['lease']
+    def lease(self, lease_id: str) -> Json:
+        return ty.cast(Json, self.ask(
+            'GET', f'/leases/{lease_id}', **RETRIES)['lease'])
 
-    def leases(self, **params: str) -> list[dict]:
+    def leases(self, **params: str) -> list[Json]:
         """All leases of which something is said, page by page."""
         answer = self.ask('GET', '/leases', params=params)
-        found = answer['leases']
+        found: list[Json] = answer['leases']
         while answer.get('leases_links'):
             answer = self.ask('GET', '/leases', params={
                 **params, 'marker': answer['leases'][-1]['id']})
@@ -112,7 +115,7 @@ class Client(adapter.Adapter):
             ids = ', '.join(lease['id'] for lease in found)
             raise exceptions.CommandError(
                 f'More than one lease has {what}. Say which one: {ids}')
-        return found[0]['id']
+        return ty.cast(str, found[0]['id'])
 
 
 def refusal(body: ty.Any) -> str | None:

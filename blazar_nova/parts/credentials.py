@@ -119,7 +119,7 @@ class Credentials:
             self._conf, GROUP, auth=auth)
 
     def _keystone(self, session: ty.Any) -> ty.Any:
-        adapter = loading.load_adapter_from_conf_options(
+        adapter: ty.Any = loading.load_adapter_from_conf_options(
             self._conf, GROUP, session=session)
         adapter.service_type = adapter.service_type or 'identity'
         adapter.interface = adapter.interface or ('internal', 'public')

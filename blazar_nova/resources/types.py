@@ -182,8 +182,9 @@ def _needed(values: Values, key: str) -> object:
 @functools.cache
 def available() -> dict[str, ResourceType]:
     """The resource types of this installation, by their names."""
-    return {one.name: one.plugin() for one in stevedore.ExtensionManager(
-        _GROUP, on_load_failure_callback=_fail)}
+    found: stevedore.ExtensionManager[ResourceType] = (
+        stevedore.ExtensionManager(_GROUP, on_load_failure_callback=_fail))
+    return {one.name: one.plugin() for one in found}
 
 
 def check() -> None:
@@ -197,7 +198,8 @@ def check() -> None:
             f'its entry points {_GROUP}.')
 
 
-def _fail(_manager: ty.Any, entry_point: ty.Any, exc: Exception) -> None:
+def _fail(_manager: ty.Any, entry_point: ty.Any, exc: BaseException,
+          ) -> None:
     raise errors.ConfigurationError(
         f'The resource type {entry_point.name} cannot be loaded: {exc}')
 
@@ -217,8 +219,9 @@ def _kind_of(name: object) -> ResourceType:
     return kind
 
 
-def demand_again(project_id: str, user_id: str, flavor: Values,
-                 asked: Values) -> model.Demand:
+def demand_again(project_id: str, user_id: str,
+                 flavor: ty.Mapping[str, ty.Any],
+                 asked: ty.Mapping[str, ty.Any]) -> model.Demand:
     """What servers of a reservation need that was made before.
 
     Its flavor stays what it was, whatever has become of the one that it was

@@ -160,7 +160,7 @@ class Member:
 
     def plain(self) -> None:
         """What everybody does: a server for a day."""
-        self.search.quote_all(
+        self.search.quote(
             [self._demand(1, 1, None, None, 0)], _window(0, 24))
 
     def quote(self, reservations: int, kinds: int, servers: int, mixed: bool,
@@ -182,7 +182,7 @@ class Member:
             one['memory_mb'])
             for number, one in enumerate(asked.reservations)]
         bodies.check_total(demand.count for demand in demands)
-        self.search.quote_all(demands, asked.lease.window)
+        self.search.quote(demands, asked.lease.window)
 
     def availability(self, limit: int, days: int, servers: int, vcpus: int,
                      affinity: bool | None, hours: int, ahead: int,
@@ -202,7 +202,7 @@ class Member:
             on, host = each[number % kept_kinds], self.host_ids[
                 number % min(kept_on, len(self.host_ids))]
             on[host] = on.get(host, 0) + 1
-        self.search.quote_all([self._demand(
+        self.search.quote([self._demand(
             vcpus, servers, affinity, condition, 0)], _window(ahead, hours))
         self.search.pick_all(
             [self._demand(vcpus, servers, affinity, condition, 0)],

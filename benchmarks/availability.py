@@ -87,7 +87,7 @@ def measure(kind: str, url: str, world: worlds.World,
         sort=(('id', False),), limit=len(days)))[0]]
     asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
         'pick': lambda window: search.pick(fits, window),
-        'refusal': lambda window: expect(search.quote(refused, window)),
+        'refusal': lambda window: expect(search.quote([refused], window)),
         'rooms_for': lambda window: search.rooms_for(SERVER, DEMAND),
         'let_in': lambda window: (
             search.rooms_for(SERVER, DEMAND), schedulers.claim(

@@ -345,13 +345,8 @@ class Admission:
                 demand, window, self._allowed(timeline, demand))
         return min(_most_of(demand, rooms), demand.count)
 
-    def quote(self, demand: model.Demand, window: model.Window,
-              ) -> refusals.Refusal | None:
-        """What :meth:`pick` would say: None when there is room."""
-        return self.quote_all([demand], window)
-
-    def quote_all(self, demands: ty.Sequence[model.Demand],
-                  window: model.Window) -> refusals.Refusal | None:
+    def quote(self, demands: ty.Sequence[model.Demand],
+              window: model.Window) -> refusals.Refusal | None:
         """What :meth:`pick_all` would say: None when there is room."""
         try:
             self.pick_all(demands, window)

@@ -106,7 +106,7 @@ class Making:
 
     def quote(self, new: NewLease) -> refusals.Refusal | None:
         """Why there is no room for a lease; None when there is."""
-        return self._admission.quote_all(new.demands, new.request.window)
+        return self._admission.quote(new.demands, new.request.window)
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,

@@ -77,7 +77,7 @@ class TestPickAgainstBruteForce(AgainstBruteForce):
             world, demand, window, asked = question
 
             def work(admitting):
-                quoted = admitting.quote(demand, window)
+                quoted = admitting.quote([demand], window)
                 try:
                     picked = admitting.pick(demand, window)
                 except errors.Refused as exc:
@@ -141,7 +141,7 @@ class TestPickAgainstBruteForce(AgainstBruteForce):
                     self.assertTrue(oracle.fits(
                         [host_id - 1000 for host_id in picked], world.hosts,
                         with_them, asked, window.start, window.end))
-                return admitting.quote(demand, window)
+                return admitting.quote([demand], window)
 
             # And they are back after it.
             after = self.in_books(world, False, ask)
@@ -553,7 +553,7 @@ class TestPatience(AdmissionTestCase):
                 for size in range(number)]
 
     def quote(self, demands):
-        return self.admission.quote_all(demands, model.Window(NOW, NOW + 10))
+        return self.admission.quote(demands, model.Window(NOW, NOW + 10))
 
     def test_a_hundred_equal_reservations_are_searched_for_once(self):
         self.host('one', VCPU=99)
@@ -701,10 +701,10 @@ class TestQuote(AdmissionTestCase):
         window = model.Window(NOW, NOW + 10)
         for _time in range(2):
             self.assertIsNone(self.admission.quote(
-                model.Demand({'VCPU': 1}), window))
+                [model.Demand({'VCPU': 1})], window))
             self.assertEqual(
                 refusals.Refusal(refusals.Reason.TOO_BIG, 1, 0, None),
-                self.admission.quote(model.Demand({'VCPU': 2}), window))
+                self.admission.quote([model.Demand({'VCPU': 2})], window))
         self.assertEqual((before, generation), (
             self.count_rows(), self.generation('one')))
 

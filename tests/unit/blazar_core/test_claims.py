@@ -523,7 +523,7 @@ class TestBuilding(ClaimTestCase):
         """Whether there is room for a lease after the first one's end."""
         demand = self.new_lease(100, 200).demands[0]
         window = self.request(101, 200).window
-        return self.admission.quote(demand, window) is None
+        return self.admission.quote([demand], window) is None
 
     def overstay(self):
         self.clock.advance(101)

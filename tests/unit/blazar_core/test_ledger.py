@@ -757,15 +757,15 @@ class TestRetain(worlds.BooksTestCase):
         self.host('gone', VCPU=1)
         host_id = self.host_id('gone')
         admitting = admission.Admission(self.database, self.clock)
-        demand = model.Demand({'VCPU': 1}), model.Window(NOW, NOW + 10)
-        self.assertEqual([host_id], admitting.pick(*demand))
+        demand, window = model.Demand({'VCPU': 1}), model.Window(NOW, NOW + 10)
+        self.assertEqual([host_id], admitting.pick(demand, window))
         self.retain()
         self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 1, 0, None),
-                         admitting.quote(*demand))
+                         admitting.quote([demand], window))
         with self.database.writer() as session:
             self.assertRaises(ledger.Full, ledger.amend, session, NOW, [
                 ledger.Edit(None, ledger.NewBooking(
-                    'reservation', host_id, None, demand[1], {'VCPU': 1}))])
+                    'reservation', host_id, None, window, {'VCPU': 1}))])
 
 
 class TestTrim(worlds.BooksTestCase):

@@ -37,6 +37,7 @@ from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.books import admission
+from blazar_core.books import picking
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
@@ -190,7 +191,7 @@ class Member:
         window = _window(ahead, 24 * days)
         if window.end + hours * 3600 >= lease_params.LATEST:
             return
-        self.search.availability(
+        self.search.starts.availability(
             self._demand(vcpus, servers, affinity, condition, 0), window,
             hours * 3600, limit)
 
@@ -207,7 +208,7 @@ class Member:
         self.search.pick_all(
             [self._demand(vcpus, servers, affinity, condition, 0)],
             _window(0, hours), kept=[
-                admission.Kept({'VCPU': 1, 'MEMORY_MB': 1 + number}, on)
+                picking.Kept({'VCPU': 1, 'MEMORY_MB': 1 + number}, on)
                 for number, on in enumerate(each) if on])
 
     def lease(self, reservations: int, servers: int, events: int,

@@ -48,6 +48,8 @@ from benchmarks import servers
 from blazar_core.books import admission
 from blazar_core.books import inventory
 from blazar_core.books import ledger
+from blazar_core.books import picking
+from blazar_core.books import strategies
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.db import api
@@ -61,8 +63,8 @@ DAY = 86_400
 CAPACITY = {'VCPU': 64, 'MEMORY_MB': 262_144, 'DISK_GB': 4000}
 SIZES = [{'VCPU': n, 'MEMORY_MB': 4096 * n, 'DISK_GB': 20 * n}
          for n in (1, 2, 4, 8)]
-STRATEGIES: dict[str, admission.Strategy] = {
-    'pack': admission.pack, 'spread': admission.spread}
+STRATEGIES: dict[str, strategies.Strategy] = {
+    'pack': strategies.pack, 'spread': strategies.spread}
 
 
 def run(quick: bool) -> ty.Iterator[records.Record]:
@@ -153,7 +155,7 @@ class Worker:
         """A server more for a reservation that there is."""
         demand = model.Demand(self.dice.choice(SIZES))
 
-        def write(connection: sa.Connection, picked: admission.Picked,
+        def write(connection: sa.Connection, picked: picking.Picked,
                   ) -> None:
             edits = [ledger.Edit(None, ledger.NewBooking(
                 self.reservation, host_id, uuidutils.generate_uuid(), window,

@@ -33,6 +33,7 @@ from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.books import admission
 from blazar_core.books import claims
+from blazar_core.books import rooms
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -76,6 +77,7 @@ def measure(kind: str, url: str, world: worlds.World,
     windows = [model.Window(worlds.NOW + day * worlds.DAY,
                             worlds.NOW + (day + 7) * worlds.DAY)
                for day in days]
+    judge = rooms.Judge(database, clock, search.index)
     schedulers = claims.Claims(database, clock, search.index)
     with search.index.fresh():
         host = search.index.hosts[min(search.index.hosts)]
@@ -88,11 +90,11 @@ def measure(kind: str, url: str, world: worlds.World,
     asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
         'pick': lambda window: search.pick(fits, window),
         'refusal': lambda window: expect(search.quote([refused], window)),
-        'rooms_for': lambda window: search.rooms_for(SERVER, DEMAND),
+        'rooms_for': lambda window: judge.rooms_for(SERVER, DEMAND),
         'let_in': lambda window: (
-            search.rooms_for(SERVER, DEMAND), schedulers.claim(
+            judge.rooms_for(SERVER, DEMAND), schedulers.claim(
                 SERVER, {host.uuid: DEMAND}, forced=True)),
-        'free': lambda window: search.availability(
+        'free': lambda window: search.starts.availability(
             fits, window, worlds.DAY, 10),
         'page': lambda window: views.page(database, views.Query(
             project_id='project', limit=100, marker=markers[

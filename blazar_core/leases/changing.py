@@ -21,6 +21,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
+from blazar_core.books import picking
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -122,7 +123,7 @@ class Changing:
             zip(demands, picked, strict=True)))
 
     def _kept(self, lease: models.Lease, change: Change,
-              ) -> list[admissions.Kept]:
+              ) -> list[picking.Kept]:
         """What stays where it is of a lease that has begun."""
         if lease.status not in states.BEGUN:
             return []
@@ -132,7 +133,7 @@ class Changing:
             for row in _kept(one, change.reservations.get(one.id)):
                 if row.host_id is not None:
                     on[frozenset(row.resources.items())][row.host_id] += 1
-        return [admissions.Kept(dict(resources), hosts)
+        return [picking.Kept(dict(resources), hosts)
                 for resources, hosts in on.items()]
 
     def _demands(self, session: orm.Session, lease: models.Lease,

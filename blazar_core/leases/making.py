@@ -23,6 +23,7 @@ import sqlalchemy as sa
 
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
+from blazar_core.books import picking
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -111,8 +112,9 @@ class Making:
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
                      ) -> tuple[list[tuple[int, int]], bool]:
-        """See :meth:`blazar_core.books.admission.Admission.availability`."""
-        return self._admission.availability(demand, window, duration, most)
+        """See :meth:`blazar_core.books.starts.Starts.availability`."""
+        return self._admission.starts.availability(
+            demand, window, duration, most)
 
     def create(self, new: NewLease, sealed: str | None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or nothing is written.
@@ -138,7 +140,7 @@ class Making:
         return lease
 
     def _create(self, connection: sa.Connection, new: NewLease,
-                sealed: str | None, picked: admissions.Picked,
+                sealed: str | None, picked: picking.Picked,
                 ) -> dict[str, ty.Any]:
         rows = _rows(new, self._clock.now(),
                      started=sealed is None and bool(new.server_ids))
@@ -153,7 +155,7 @@ class Making:
         return self._book(connection, rows, new, picked)
 
     def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
-              picked: admissions.Picked) -> dict[str, ty.Any]:
+              picked: picking.Picked) -> dict[str, ty.Any]:
         """Write a lease and its bookings.
 
         :raises Conflict: when one was made with its key meanwhile
@@ -200,7 +202,7 @@ class Making:
                 connection, offered, seconds, picked))
 
     def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
-               picked: admissions.Picked) -> dict[str, ty.Any]:
+               picked: picking.Picked) -> dict[str, ty.Any]:
         now = self._clock.now()
         rows = _rows(new, now, started=False)
         rows.lease['status'] = 'OFFERED'

@@ -19,6 +19,7 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.books import admission as admissions
+from blazar_core.books import strategies
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
@@ -193,5 +194,5 @@ def admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
               ) -> admissions.Admission:
     """What finds room, by the strategy that is configured."""
     return admissions.Admission(
-        books, clock, admissions.spread
-        if conf.blazar.randomize_host_selection else admissions.pack)
+        books, clock, strategies.spread
+        if conf.blazar.randomize_host_selection else strategies.pack)

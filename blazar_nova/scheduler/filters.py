@@ -23,8 +23,9 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.books import admission
 from blazar_core.books import claims as core_claims
+from blazar_core.books import follower
+from blazar_core.books import rooms
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -67,10 +68,11 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         books, clock = wiring.database(service.CONF), clocks.SystemClock()
         wiring.compare_settings(
             'nova-scheduler', service.CONF, books, clock)
-        self._admission = wiring.admission(service.CONF, books, clock)
+        index = follower.Index(books, clock)
+        self._judge = rooms.Judge(books, clock, index)
         self._alone = service.CONF.blazar.without_books == 'allow'
         claims.install(core_claims.Claims(
-            books, clock, self._admission.index, self._alone))
+            books, clock, index, self._alone))
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
                    spec_obj: ty.Any) -> list[ty.Any]:
@@ -94,7 +96,7 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         return kept
 
     def _rooms(self, spec: ty.Any, resources: model.Resources, wholly: bool,
-               ) -> admission.Rooms:
+               ) -> rooms.Rooms:
         """Where a server may go.
 
         :param wholly: whether to look for its booking, in books of now
@@ -102,19 +104,19 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         reservation_id = flavors.reservation_of(spec.flavor)
         try:
             if not wholly:
-                return self._admission.rooms_unbooked(resources, LAG)
-            return self._admission.rooms_for(
+                return self._judge.rooms_unbooked(resources, LAG)
+            return self._judge.rooms_for(
                 spec.instance_uuid, resources, reservation_id)
         except errors.BooksUnavailable as exc:
             if self._alone and reservation_id is None:
-                return self._admission.rooms_alone(resources)
+                return self._judge.rooms_alone(resources)
             LOG.warning('Server %s is placed nowhere%s: %s',
                         spec.instance_uuid, '' if reservation_id is None else
                         f', it is of reservation {reservation_id}', exc)
-            return admission.Rooms(None, {}, 0)
+            return rooms.Rooms(None, {}, 0)
 
 
-def _kept(hosts: list[ty.Any], rooms: admission.Rooms) -> list[ty.Any]:
+def _kept(hosts: list[ty.Any], rooms: rooms.Rooms) -> list[ty.Any]:
     """The hosts that have room."""
     room_on, elsewhere = rooms.by_host.get, rooms.elsewhere
     if elsewhere and all(rooms.by_host.values()):

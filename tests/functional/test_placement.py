@@ -292,8 +292,8 @@ class LeasedPlacementTest(PlacementTestCase):
         context = nova_context.get_admin_context()
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
         spec.scheduler_hints = {}
-        with self.ours()._admission.index.fresh():
-            uuids = list(self.ours()._admission.index.ids_by_uuid)
+        with self.ours()._judge._index.fresh():
+            uuids = list(self.ours()._judge._index.ids_by_uuid)
         hosts = list(
             self.scheduler.manager.host_manager.get_host_states_by_uuids(
                 context, uuids, spec))
@@ -311,7 +311,7 @@ class LeasedPlacementTest(PlacementTestCase):
 
     def stop_the_filters_clock(self) -> None:
         """What the scheduler reads now gets no older, for it."""
-        index = self.ours()._admission.index
+        index = self.ours()._judge._index
         self.useFixture(fixtures.MockPatchObject(
             index, '_clock', clocks.ManualClock(index._clock.now())))
         with index.fresh():
@@ -320,7 +320,7 @@ class LeasedPlacementTest(PlacementTestCase):
     def statements_of(self, work: ty.Callable[[], ty.Any]) -> list[str]:
         """The SELECTs that the scheduler's filter sends meanwhile."""
         statements: list[str] = []
-        engine = self.ours()._admission._database.engine
+        engine = self.ours()._judge._database.engine
 
         def note(_connection: ty.Any, _cursor: ty.Any, statement: str,
                  *_rest: ty.Any) -> None:

@@ -22,6 +22,10 @@ import testscenarios
 from blazar_core.books import admission
 from blazar_core.books import inventory
 from blazar_core.books import ledger
+from blazar_core.books import picking
+from blazar_core.books import rooms as books_rooms
+from blazar_core.books import starts
+from blazar_core.books import strategies
 from blazar_core.books import timeline
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -159,20 +163,24 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
     #: More than any host of the examples can take.
     MANY = 20
 
+    def judge(self, admitting):
+        return books_rooms.Judge(
+            self.database, admitting._clock, admitting.index)
+
     def test_servers_may_go_where_no_promise_is_broken(self):
         rooms = collections.Counter()
 
         def check(world, resources, own, followed):
             server_id = f'server-{own}'
             booked, judged, elsewhere = self.in_books(
-                world, followed, lambda admitting: admitting.rooms_for(
-                    server_id, resources))
+                world, followed, lambda admitting: self.judge(
+                    admitting).rooms_for(server_id, resources))
             if own == 10:
                 # Who knows that it has no booking need not ask for it.
                 self.assertEqual(
                     (booked, judged, elsewhere), self.in_books(
-                        world, followed, lambda admitting:
-                        admitting.rooms_unbooked(resources)))
+                        world, followed, lambda admitting: self.judge(
+                            admitting).rooms_unbooked(resources)))
             self.assertEqual(
                 self.expected(world, resources, server_id), (booked, {
                     uuid: min(room, self.MANY)
@@ -220,6 +228,8 @@ class AdmissionTestCase(worlds.BooksTestCase):
     def setUp(self):
         super().setUp()
         self.admission = admission.Admission(self.database, self.clock)
+        self.judge = books_rooms.Judge(
+            self.database, self.clock, self.admission.index)
 
     def name_of(self, host_id):
         return self.scalars(models.Host.name, models.Host.id == host_id)[0]
@@ -359,7 +369,7 @@ class TestAvailability(AdmissionTestCase):
 
     def available(self, start=0, end=100, duration=10, most=100, count=9,
                   **demand):
-        found, more = self.admission.availability(
+        found, more = self.admission.starts.availability(
             model.Demand({'VCPU': 1}, count, **demand),
             model.Window(NOW + start, NOW + end), duration, most)
         return [(time - NOW, fits) for time, fits in found], more
@@ -413,7 +423,7 @@ class TestAvailabilityAgainstBruteForce(AgainstBruteForce):
             window = model.Window(max(window.start, world.now),
                                   max(window.start, world.now) + 15)
             found, more = self.in_books(
-                world, False, lambda admitting: admitting.availability(
+                world, False, lambda admitting: admitting.starts.availability(
                     demand, window, duration, 1000))
             self.assertFalse(more)
             for start in range(window.start, window.end):
@@ -498,7 +508,7 @@ class TestSeveralDemands(AdmissionTestCase):
             return sorted(map(self.name_of, self.admission.pick_all(
                 [model.Demand({'VCPU': 1}, count)],
                 model.Window(NOW + start, NOW + 10),
-                kept=[admission.Kept({'VCPU': size}, dict(zip(ids, counts)))
+                kept=[picking.Kept({'VCPU': size}, dict(zip(ids, counts)))
                       for size, *counts in kept])[0]))
 
         self.assertEqual(['two'], pick(1, (1, 1, 2), (2, 1, 0)))
@@ -590,7 +600,7 @@ class TestPatience(AdmissionTestCase):
         self.note('rooms')
         self.admission.pick_all(
             [model.Demand({'VCPU': 1})], model.Window(NOW, NOW + 10),
-            kept=[admission.Kept({'VCPU': 1}, dict.fromkeys(ids, 1))])
+            kept=[picking.Kept({'VCPU': 1}, dict.fromkeys(ids, 1))])
         self.assertEqual(2, len(self.searches))
 
     def test_a_search_that_takes_too_long_says_what_it_knows(self):
@@ -655,7 +665,7 @@ class TestPatience(AdmissionTestCase):
             self.book('one', 10 + 20 * one, 20 + 20 * one, VCPU=one % 8 + 1)
 
     def availability(self, start=0, most=1000):
-        found, more = self.admission.availability(
+        found, more = self.admission.starts.availability(
             model.Demand({'VCPU': 1}, 9), model.Window(
                 NOW + start, NOW + 1000), 1, most)
         return [(time - NOW, fits) for time, fits in found], more
@@ -665,8 +675,8 @@ class TestPatience(AdmissionTestCase):
         self.others = []
         self.note('rooms', also=self.come)
         self.availability()
-        self.assertEqual(['rooms'] * admission.SLICE + ['other'],
-                         self.searches[:admission.SLICE + 1])
+        self.assertEqual(['rooms'] * starts.SLICE + ['other'],
+                         self.searches[:starts.SLICE + 1])
 
     def test_what_is_free_is_told_as_far_as_there_was_time(self):
         self.busy_and_free(30)
@@ -677,7 +687,7 @@ class TestPatience(AdmissionTestCase):
         while more:
             found, more = self.availability(start)
             # Two slices each.
-            self.assertLessEqual(len(found), 2 * admission.SLICE)
+            self.assertLessEqual(len(found), 2 * starts.SLICE)
             together.update(found)
             start = found[-1][0]
         self.assertEqual(dict(every), together)
@@ -897,7 +907,7 @@ class TestSpread(AdmissionTestCase):
     def setUp(self):
         super().setUp()
         self.admission = admission.Admission(
-            self.database, self.clock, admission.spread)
+            self.database, self.clock, strategies.spread)
 
     def test_every_host_with_room_is_picked_in_time(self):
         for name in ('one', 'two', 'three'):
@@ -987,7 +997,7 @@ class TestRoomsFor(AdmissionTestCase):
 
     def rooms(self, server_id='unleased', **resources):
         """The booked host, and the room of the judged ones, by name."""
-        booked, rooms, _elsewhere = self.admission.rooms_for(
+        booked, rooms, _elsewhere = self.judge.rooms_for(
             server_id, resources)
         names = {host.uuid: host.name for host in self.scalars(models.Host)}
         return names.get(booked), {
@@ -1078,7 +1088,7 @@ class TestMoves(AdmissionTestCase):
             session.execute(sa.update(models.Reservation).where(
                 models.Reservation.id == 'reservation').values(
                 params={'affinity': affinity}))
-        found = self.admission.rooms_for(server_id, {'VCPU': 1})
+        found = self.judge.rooms_for(server_id, {'VCPU': 1})
         return {host.name for host in self.scalars(models.Host)
                 if found.by_host.get(host.uuid, found.elsewhere) >= 1}
 

@@ -22,6 +22,7 @@ from blazar_core.books import claims
 from blazar_core.books import follower
 from blazar_core.books import inventory
 from blazar_core.books import ledger
+from blazar_core.books import rooms
 from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models
@@ -353,16 +354,16 @@ class TestLeased(ClaimTestCase):
     def test_one_whose_lease_is_over_is_like_any_other(self):
         server_id, = self.servers(0, 100)
         self.servers(100, 200, resources={'VCPU': 2})
-        own_of = admission.own_of
+        own_of = rooms.own_of
 
         def meanwhile(*args):
             self.lifecycle.observing.observe(
                 server_id, clouds.Seen(State.GONE))
-            admission.own_of = own_of
+            rooms.own_of = own_of
             return own_of(*args)
 
-        admission.own_of = meanwhile
-        self.addCleanup(setattr, admission, 'own_of', own_of)
+        rooms.own_of = meanwhile
+        self.addCleanup(setattr, rooms, 'own_of', own_of)
         self.assertFalse(self.fits('one', server_id))
 
 
@@ -490,9 +491,11 @@ class TestTogether(ClaimTestCase):
     """Servers that one request lets in one after the other."""
 
     def rooms(self, server_id):
-        rooms = self.admission.rooms_for(server_id, {'VCPU': 1})
+        found = rooms.Judge(
+            self.database, self.clock, self.admission.index).rooms_for(
+                server_id, {'VCPU': 1})
         return {self.scalars(models.Host.name, models.Host.uuid == uuid)[0]:
-                room for uuid, room in rooms.by_host.items()}
+                room for uuid, room in found.by_host.items()}
 
     def test_each_sees_those_before_it(self):
         self.host('one', VCPU=3)

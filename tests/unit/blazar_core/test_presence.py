@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from blazar_core.books import admission
 from blazar_core.books import claims
 from blazar_core.books import follower
+from blazar_core.books import rooms
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import api
@@ -196,6 +197,8 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.database = api.Database(self.books.conf, self.clock)
         self.uuid = self.host('one', VCPU=4)
         self.admission = admission.Admission(self.database, self.clock)
+        self.judge = rooms.Judge(
+            self.database, self.clock, self.admission.index)
         self.claims = claims.Claims(
             self.database, self.clock, self.admission.index)
         self.log = self.useFixture(fixtures.FakeLogger())
@@ -226,7 +229,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
             session.add(lease)
 
     def rooms(self):
-        return self.admission.rooms_alone({'VCPU': 1})
+        return self.judge.rooms_alone({'VCPU': 1})
 
     def claim(self, server_id, vcpus=1, **how):
         return self.claims.claim(
@@ -234,10 +237,10 @@ class TestWithoutBooks(base.DatabaseTestCase):
 
     def test_what_is_promised_stays_promised(self):
         self.promise(2)
-        self.assertEqual({self.uuid: 2}, self.admission.rooms_for(
+        self.assertEqual({self.uuid: 2}, self.judge.rooms_for(
             'any', {'VCPU': 1}).by_host)
         self.take_away()
-        self.assertRaises(errors.BooksUnavailable, self.admission.rooms_for,
+        self.assertRaises(errors.BooksUnavailable, self.judge.rooms_for,
                           'any', {'VCPU': 1})
         self.clock.advance(600)
         self.assertEqual({self.uuid: 2}, self.rooms().by_host)
@@ -265,7 +268,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.assertEqual({self.uuid: 0}, self.by_host())
 
     def by_host(self):
-        return self.admission.rooms_for('any', {'VCPU': 1}).by_host
+        return self.judge.rooms_for('any', {'VCPU': 1}).by_host
 
     def test_what_was_let_in_counts_for_a_while(self):
         self.promise(3)

@@ -1,0 +1,205 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Picking: which hosts of the timeline demands get, in one look at it."""
+
+import contextlib
+import dataclasses
+import typing as ty
+
+import numpy as np
+from numpy import typing as npt
+
+from blazar_core.books import follower
+from blazar_core.books import strategies
+from blazar_core.books import timeline as timelines
+from blazar_core.common import model
+from blazar_core.common import properties
+
+__all__ = ['Kept', 'MANY', 'Picked', 'Picking', 'Short', 'count_of', 'most_of']
+
+#: For each demand, the id of a host for each of its servers.
+Picked: ty.TypeAlias = list[list[int]]
+
+#: More servers than any request has.
+MANY = 2 ** 31
+
+
+class Kept(ty.NamedTuple):
+    """Servers that stay where they are: how many on each host, by its id."""
+
+    resources: model.Resources
+    on: ty.Mapping[int, int]
+
+
+class Short(ty.NamedTuple):
+    """Some demand has no room.
+
+    :ivar fits: how many servers of all do have
+    :ivar anywhere: whether there are hosts at all that it may use
+    """
+
+    fits: int
+    anywhere: bool
+
+
+class Picking:
+    """Picks hosts.
+
+    :param index: from which they are picked
+    :param strategy: which of those that have room are taken first
+    """
+
+    def __init__(self, index: follower.Index,
+                 strategy: strategies.Strategy) -> None:
+        self._index = index
+        self._strategy = strategy
+
+    @contextlib.contextmanager
+    def asked(self, lag: float, instead_of: ty.Sequence[ty.Any] = (),
+              ) -> ty.Iterator[timelines.Timeline]:
+        """The timeline, as if some bookings were not there."""
+        with self._index.fresh(lag) as timeline:
+            with self._index.without(instead_of):
+                yield timeline
+
+    def named(self, demands: ty.Sequence[model.Demand],
+              ) -> ty.Sequence[model.Demand]:
+        """Demands that name their hosts instead of what these must be like.
+
+        To judge all hosts takes a while: nobody waits for that.
+        """
+        if all(demand.properties is None for demand in demands):
+            return demands
+        with self._index.fresh():
+            hosts = {host.uuid: host.properties
+                     for host in self._index.hosts.values()}
+        found: dict[properties.Expression | None, frozenset[str]] = {}
+        for one in {demand.properties for demand in demands}:
+            found[one] = frozenset(properties.matching(one, hosts))
+        return [demand if demand.properties is None else dataclasses.replace(
+            demand, properties=None, hosts=found[demand.properties]
+            if demand.hosts is None
+            else found[demand.properties] & demand.hosts)
+            for demand in demands]
+
+    def together(self, timeline: timelines.Timeline,
+                 demands: ty.Sequence[model.Demand], window: model.Window,
+                 last: ty.Collection[int] = (),
+                 kept: ty.Sequence[Kept] = ()) -> Picked | Short:
+        """Hosts for all demands; or that there are none left for one.
+
+        Who has the fewest hosts to choose from chooses first. The levels of
+        the timeline are searched once; each demand costs O(H) beside that.
+        """
+        beside = timelines.Beside(len(timeline))
+        # A single demand is seen not to fit on most hosts by less.
+        peaks = timeline.peaks(window) if (
+            len(demands) + len(kept) > 1) else None
+        fitting = _keep(timeline, window, kept, beside, peaks)
+        if fitting < count_of(kept):
+            return Short(fitting, True)
+        allowed = [self.allowed(timeline, demand) for demand in demands]
+        rooms = [timeline.rooms(demand, window, hosts, beside, peaks)
+                 for demand, hosts in zip(demands, allowed, strict=True)]
+        picked: dict[int, npt.NDArray[np.intp]] = {}
+        for number in sorted(
+                range(len(demands)), key=lambda number: np.count_nonzero(
+                    rooms[number] >= _least(demands[number]))):
+            demand, room = demands[number], rooms[number]
+            if picked:
+                room = timeline.rooms(demand, window, room > 0, beside, peaks)
+            places = self._fill(timeline, demand, window, room, last, beside)
+            if places is None:
+                hosts = allowed[number]
+                return Short(
+                    fitting + most_of(demand, room) + sum(
+                        map(len, picked.values())),
+                    bool(len(timeline) if hosts is None else hosts.any()))
+            picked[number] = places
+            beside.add(np.bincount(places, minlength=len(timeline)),
+                       demand.resources)
+        return [[timeline.ids[place] for place in picked[number]]
+                for number in range(len(demands))]
+
+    def allowed(self, timeline: timelines.Timeline, demand: model.Demand,
+                ) -> npt.NDArray[np.bool_] | None:
+        """Which hosts a demand may use at all, by position; None: any.
+
+        Costs O(H) where the demand names hosts.
+        """
+        if demand.hosts is None and not demand.avoid:
+            return None
+        ids = self._index.ids_by_uuid
+        named = ids if demand.hosts is None else demand.hosts & ids.keys()
+        return timeline.mask(ids[uuid] for uuid in named
+                             if uuid not in demand.avoid)
+
+    def _fill(self, timeline: timelines.Timeline, demand: model.Demand,
+              window: model.Window, rooms: npt.NDArray[np.int64],
+              last: ty.Collection[int], beside: timelines.Beside,
+              ) -> npt.NDArray[np.intp] | None:
+        """The position of a host for each server; None: they do not fit."""
+        candidates = np.flatnonzero(rooms >= _least(demand))
+        if not len(candidates) or rooms.sum() < demand.count:
+            return None
+        order = self._strategy(
+            timeline, candidates, window, beside.servers > 0)
+        if last:
+            lost = timeline.mask(last)[order]
+            order = np.concatenate((order[~lost], order[lost]))
+        if demand.affinity in strategies.WISHES:
+            return np.array(strategies.WISHES[demand.affinity](
+                order, rooms, self._members(timeline, demand), demand.count))
+        places = np.repeat(order, np.minimum(rooms[order], demand.count))
+        return places[:demand.count] if len(places) >= demand.count else None
+
+    def _members(self, timeline: timelines.Timeline, demand: model.Demand,
+                 ) -> npt.NDArray[np.int64]:
+        """How many servers of its group each host has, by position."""
+        members = np.zeros(len(timeline), np.int64)
+        for uuid, count in demand.members.items():
+            if uuid in self._index.ids_by_uuid:
+                members[timeline.index(self._index.ids_by_uuid[uuid])] = count
+        return members
+
+
+def count_of(kept: ty.Iterable[Kept]) -> int:
+    """How many servers stay where they are."""
+    return sum(sum(one.on.values()) for one in kept)
+
+
+def _keep(timeline: timelines.Timeline, window: model.Window,
+          kept: ty.Iterable[Kept], beside: timelines.Beside,
+          peaks: ty.Sequence[npt.NDArray[np.int64]] | None) -> int:
+    """Put what is kept beside; returns how many servers of it fit."""
+    fitting = 0
+    for one in kept:
+        wanted = np.zeros(len(timeline), np.int64)
+        for host_id, count in one.on.items():
+            wanted[timeline.index(host_id)] = count
+        rooms = timeline.rooms(model.Demand(one.resources, count=MANY),
+                               window, wanted > 0, beside, peaks)
+        fitting += int(np.minimum(rooms, wanted).sum())
+        beside.add(wanted, one.resources)
+    return fitting
+
+
+def _least(demand: model.Demand) -> int:
+    """How many servers of a demand a host must take to be of use."""
+    return demand.count if demand.affinity is model.Affinity.SAME else 1
+
+
+def most_of(demand: model.Demand, rooms: npt.NDArray[np.int64]) -> int:
+    """How many servers of a demand there is room for."""
+    return int(rooms.max(initial=0)
+               if demand.affinity is model.Affinity.SAME else rooms.sum())

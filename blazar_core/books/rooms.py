@@ -1,0 +1,248 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Rooms: on which hosts a server may be placed, and where it may move.
+
+Hosts are judged in memory (:mod:`blazar_core.books.follower`) for whoever
+chooses among them, as a scheduler does; a claim decides
+(:mod:`blazar_core.books.claims`).
+"""
+
+import collections
+import math
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.books import follower
+from blazar_core.books import ledger
+from blazar_core.books import picking
+from blazar_core.books import timeline as timelines
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Judge', 'Rooms', 'bound', 'own_of']
+
+#: The bookings of the reservation of a server, and what was asked for.
+_OWN = sa.select(
+    models.Booking.__table__, models.Reservation.__table__.c.params,
+    models.Reservation.__table__.c.lease_id,
+).join(models.Reservation.__table__).where(
+    models.Booking.__table__.c.reservation_id.in_(
+        sa.select(models.Booking.__table__.c.reservation_id).where(
+            models.Booking.__table__.c.server_id == sa.bindparam('server'))))
+
+
+class Rooms(ty.NamedTuple):
+    """Where a server may be placed.
+
+    ``booked`` is the uuid of the host of its booking; ``by_host`` says how
+    many such servers may go to each host (by uuid) that is judged, and
+    ``elsewhere`` how many to each that is not.
+    """
+
+    booked: str | None
+    by_host: dict[str, int]
+    elsewhere: float
+
+
+class Judge:
+    """Says where a server may be placed.
+
+    :param index: in which room is looked for
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 index: follower.Index) -> None:
+        self._database = database
+        self._clock = clock
+        self._index = index
+
+    def rooms_for(self, server_id: str, resources: model.Resources,
+                  reservation_id: str | None = None) -> Rooms:
+        """Where a server, and those that come with it, may be placed now.
+
+        A server with a booking may go to its booked host, and to any host
+        where the rule holds until its booking ends; the others only where it
+        holds for ever. The servers of one reservation that are not placed
+        yet may change places: what is booked for them stands in the way of
+        others, not in theirs. Hosts without a booking of somebody else are
+        not judged: there is no promise that could be broken, and the cloud
+        knows better what fits.
+
+        The servers of a reservation that are to be together or apart keep to
+        the hosts that are booked for them until they are placed; then they
+        may move to where that stays so (:func:`_together`, :func:`_apart`).
+
+        :param reservation_id: the one whose flavor the server has; it may go
+            nowhere unless it has a place in it
+        """
+        now = self._clock.now()
+        with self._database.connection() as connection, \
+                self._index.fresh(connection=connection) as timeline:
+            mine, own = own_of(connection, server_id)
+            if reservation_id is not None and (
+                    mine is None or mine.reservation_id != reservation_id):
+                return Rooms(None, {}, 0)
+            window = model.Window(now, model.FOREVER)
+            if mine is not None:
+                window = model.Window(
+                    now, max(mine.end_date, now + ledger.OVERDUE))
+            affinity = mine and (mine.params or {}).get('affinity')
+            siblings = [] if affinity is None else _siblings(connection, mine)
+            with self._index.without(own):
+                # Nova asks about one server, and others may have to follow.
+                by_host = self._rooms_by_host(
+                    timeline, resources, window, everywhere=bool(affinity))
+            own_on = collections.Counter(
+                row.host_id for row in own
+                if row.placed_at is not None or row.end_date > now)
+            hosts = self._index.hosts
+            booked = hosts.get(mine.host_id) if mine is not None else None
+            uuid = None if booked is None else booked.uuid
+            for host_id, count in own_on.items():
+                if host_id in hosts and hosts[host_id].uuid in by_host:
+                    by_host[hosts[host_id].uuid] = max(
+                        by_host[hosts[host_id].uuid], count)
+            found = Rooms(uuid, by_host, math.inf)
+        if affinity is None:
+            return found
+        if mine.placed_at is None:
+            return _as_booked(found, siblings, own_on, hosts)
+        return (_together if affinity else _apart)(
+            found, mine, siblings, hosts)
+
+    def rooms_unbooked(self, resources: model.Resources, lag: float = 0,
+                       ) -> Rooms:
+        """Where a server that has no booking may be placed, for half as much.
+
+        :param lag: see :meth:`blazar_core.books.follower.Index.fresh`
+        """
+        with self._index.fresh(lag) as timeline:
+            return self._rooms_for_ever(timeline, resources)
+
+    def rooms_alone(self, resources: model.Resources) -> Rooms:
+        """Where a server may be placed, while the database is away.
+
+        As far as this process knows the books, and as if it had no lease:
+        nobody can tell.
+        """
+        with self._index.remembered() as timeline:
+            if timeline is None:
+                return Rooms(None, {}, math.inf)
+            return self._rooms_for_ever(timeline, resources)
+
+    def _rooms_for_ever(self, timeline: timelines.Timeline,
+                        resources: model.Resources) -> Rooms:
+        """Where there is room without an end."""
+        window = model.Window(self._clock.now(), model.FOREVER)
+        return Rooms(None, self._rooms_by_host(
+            timeline, resources, window), math.inf)
+
+    def _rooms_by_host(self, timeline: timelines.Timeline,
+                       resources: model.Resources, window: model.Window,
+                       everywhere: bool = False) -> dict[str, int]:
+        """How many such servers fit on each of the hosts that are judged:
+        where something is booked, or everywhere.
+        """
+        peaks = timeline.peaks(window)
+        judged = timeline.busy(peaks) | everywhere
+        rooms = timeline.rooms(
+            model.Demand(resources, count=picking.MANY), window, judged,
+            peaks=peaks)
+        return dict(zip(self._index.uuids()[judged].tolist(),
+                        rooms[judged].tolist(), strict=True))
+
+
+def own_of(connection: sa.Connection, server_id: str,
+           ) -> tuple[ty.Any, list[ty.Any]]:
+    """The booking of a server, and those that count as its own."""
+    rows = connection.execute(_OWN, {'server': server_id}).all()
+    mine = [row for row in rows if row.server_id == server_id]
+    return (mine[0] if mine else None), [
+        row for row in rows
+        if row.server_id == server_id or row.placed_at is None]
+
+
+# -- where the servers of a reservation stay together or apart ---------------
+
+def _siblings(connection: sa.Connection, mine: ty.Any) -> list[ty.Any]:
+    """All other bookings of a reservation."""
+    table = models.Booking.__table__
+    return [*connection.execute(sa.select(table).where(
+        table.c.reservation_id == mine.reservation_id,
+        table.c.id != mine.id))]
+
+
+def _as_booked(found: Rooms, siblings: ty.Iterable[ty.Any],
+               own_on: ty.Mapping[int, int],
+               hosts: ty.Mapping[int, model.Host]) -> Rooms:
+    """Where a server may be built: on a host that is booked for it, and to
+    which none of the others is under way.
+    """
+    awaited = {one.moving_to for one in siblings}
+    return Rooms(found.booked, {
+        hosts[host_id].uuid: count for host_id, count in own_on.items()
+        if host_id in hosts and host_id not in awaited}, 0)
+
+
+def _apart(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+           hosts: ty.Mapping[int, model.Host]) -> Rooms:
+    """Where a server may move that is to be apart from its siblings."""
+    _only, avoid = bound(False, mine, siblings)
+    return found._replace(by_host={
+        **found.by_host, **{hosts[host_id].uuid: 0 for host_id in avoid
+                            if host_id in hosts}})
+
+
+def _together(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+              hosts: ty.Mapping[int, model.Host]) -> Rooms:
+    """Where a server may move that is to be together with its siblings.
+
+    The first one that leaves their host goes where there is room for all of
+    them, the next ones follow it. Whether one may leave the others at all is
+    for Nova to say.
+    """
+    siblings = [one for one in siblings if one.host_id is not None]
+    only, _avoid = bound(True, mine, siblings)
+    uuids = {hosts[host_id].uuid for host_id in only if host_id in hosts}
+    return Rooms(found.booked, {
+        uuid: room for uuid, room in found.by_host.items()
+        if uuid == found.booked or (
+            uuid in uuids if only else room > len(siblings))}, 0)
+
+
+def bound(affinity: bool | None, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+          ) -> tuple[set[int], set[int]]:
+    """What a server that moves owes its siblings; for who decides about it,
+    with the lease locked.
+
+    A place that nobody has taken is in nobody's way: they are exchanged.
+
+    :param affinity: that of the reservation
+    :param mine: the booking of the server
+    :param siblings: all others of the reservation
+    :returns: the ids of the hosts to which it has to go (none: any), and of
+        those to which it must not go, because one is there or on its way
+    """
+    only: set[int | None] = set()
+    avoid: set[int | None] = set()
+    for one in siblings:
+        if affinity is False and one.server_id is not None:
+            avoid |= {one.host_id, one.moving_to}
+        elif affinity and one.placed_at is not None:
+            only.add(one.moving_to or one.host_id)
+    here = {None, mine.host_id}
+    return (ty.cast('set[int]', only - here),
+            ty.cast('set[int]', avoid - here))

@@ -1,0 +1,144 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Starts: from when on demands fit, and how many at each.
+
+Each is a search in steps, and others have their turn between two of them.
+"""
+
+import typing as ty
+
+import numpy as np
+
+from blazar_core.books import follower
+from blazar_core.books import picking
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+
+__all__ = ['PATIENCE', 'SLICE', 'Starts']
+
+#: Seconds for which somebody's request is thought about, at most: what is not
+#: known by then is said not to be.
+PATIENCE = 1.0
+#: How many starts are looked at before others may ask the books.
+SLICE = 10
+
+
+class Starts:
+    """Looks for starts.
+
+    :param index: in which room is looked for
+    """
+
+    def __init__(self, clock: clocks.Clock, index: follower.Index,
+                 picking: picking.Picking) -> None:
+        self._clock = clock
+        self._index = index
+        self._picking = picking
+
+    def availability(self, demand: model.Demand, window: model.Window,
+                     duration: int, most: int,
+                     ) -> tuple[list[tuple[int, int]], bool]:
+        """How many servers fit for so long, from each start in a window.
+
+        The number changes where a booking ends, and where one begins that
+        would be in the way. Costs a look at all hosts for each of these
+        instants, O(most * H), and no more than :data:`PATIENCE` seconds.
+
+        :param demand: its count is the most that is wanted to be known
+        :param duration: seconds
+        :param most: how many instants are looked at
+        :returns: starts, and how many fit from there until the next one;
+            and whether there are more instants in the window: after the last
+            start then
+        """
+        late = self._clock.elapsed() + PATIENCE
+        demand, = self._picking.named([demand])
+        found: list[tuple[int, int]] = []
+        with self._index.fresh() as timeline:
+            instants = timeline.instants(window, duration)
+        instants = np.unique(instants)
+        more = len(instants) >= most
+        starts = [window.start, *instants[:most - 1].tolist()]
+        for done in range(0, len(starts), SLICE):
+            if done and self._clock.elapsed() > late:
+                more, starts = True, starts[:done]
+                break
+            with self._index.fresh(PATIENCE) as timeline:
+                hosts = self._picking.allowed(timeline, demand)
+                for start in starts[done:done + SLICE]:
+                    rooms = timeline.rooms(
+                        demand, model.Window(start, start + duration), hosts)
+                    fits = min(picking.most_of(demand, rooms), demand.count)
+                    if not found or found[-1][1] != fits:
+                        found.append((start, fits))
+        if more and found[-1][0] < starts[-1]:
+            # Who asks again from there gets on.
+            found.append((starts[-1], found[-1][1]))
+        return found, more
+
+    def fit_once(self, demands: ty.Sequence[model.Demand],
+                 window: model.Window, instead_of: ty.Sequence[ty.Any],
+                 kept: ty.Sequence[picking.Kept] = ()) -> bool:
+        """Whether demands fit when all that is booked now is over."""
+        with self._picking.asked(PATIENCE, instead_of) as timeline:
+            start = max(timeline.settled(), window.start)
+            return not isinstance(self._picking.together(
+                timeline, demands, model.Window(
+                    start, start + window.end - window.start), kept=kept),
+                picking.Short)
+
+    def next_start(self, demands: ty.Sequence[model.Demand],
+                   window: model.Window, instead_of: ty.Sequence[ty.Any],
+                   ) -> tuple[int | None, int | None]:
+        """The earliest start at which demands fit.
+
+        Where several fit one by one but not beside each other, later starts
+        are tried in growing steps: what is found is true, though there may
+        be an earlier one. Each step is one search of the timeline, and others
+        have their turn between two of them.
+
+        :returns: it, if there is one; and if that was not found out within
+            :data:`PATIENCE` seconds, the instant before which there is none
+        """
+        late = self._clock.elapsed() + PATIENCE
+        if len(demands) > 1 and not self.fit_once(
+                demands, window, instead_of):
+            return None, None
+        duration = window.end - window.start
+        known = start = window.start
+        step = 60
+        while start + duration < model.FOREVER:
+            for demand in demands:
+                if self._clock.elapsed() > late:
+                    return None, known
+                with self._picking.asked(PATIENCE, instead_of) as timeline:
+                    found = timeline.earliest(
+                        demand, duration, start,
+                        self._picking.allowed(timeline, demand))
+                if found is None:
+                    return None, None
+                start = max(start, found)
+                if step == 60:
+                    # So far none was passed over.
+                    known = start
+            if len(demands) == 1:
+                return start, None
+            if self._clock.elapsed() > late:
+                return None, known
+            with self._picking.asked(PATIENCE, instead_of) as timeline:
+                if not isinstance(self._picking.together(
+                        timeline, demands, model.Window(
+                            start, start + duration)), picking.Short):
+                    return start, None
+            start, step = start + step, 2 * step
+        return None, None

@@ -20,10 +20,11 @@ for each host the changes are an unbroken row: each is applied exactly once
 and in its order, and a gap is noticed and read. A transaction whose changes
 got a lower id than those of one that committed before it is looked for as a
 missing id for some seconds; the comparison of all generations, every
-:data:`COMPARE` seconds, finds what even that missed.
+:data:`blazar_core.books.news.COMPARE` seconds, finds what even that missed.
 
-Following has two halves. First everything that is new is read, all from one
-state of the database, and nothing is touched; then it is applied, and nothing
+Following has two halves. First everything that is new is read
+(:mod:`blazar_core.books.news`), all from one state of the database, and
+nothing is touched; then it is applied, and nothing
 is read. Whatever fails on the way, the index never says that it knows a
 generation of which it does not have everything.
 
@@ -43,18 +44,18 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 from oslo_log import log as logging
-from oslo_serialization import jsonutils
 import sqlalchemy as sa
 
 from blazar_core.books import inventory
 from blazar_core.books import ledger
+from blazar_core.books import news
+from blazar_core.books import snapshot
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.db import api
-from blazar_core.db import models
 
-__all__ = ['Index', 'KEEP']
+__all__ = ['ALONE', 'Index', 'KEEP']
 
 LOG = logging.getLogger(__name__)
 
@@ -64,11 +65,6 @@ KEEP = 3600
 #: Seconds after which what was let in without the database counts no more,
 #: when nobody had to do without it again: those who could write know it.
 ALONE = 300
-#: Seconds between two comparisons of the generations of all hosts.
-COMPARE = 30
-#: Seconds for which a missing id is looked for, and how many at most.
-_MISSING_SECONDS = 5
-_MISSING_MOST = 500
 
 
 class _Guest(ty.NamedTuple):
@@ -76,30 +72,6 @@ class _Guest(ty.NamedTuple):
 
     host_id: int
     amounts: model.Resources
-
-
-class _Torn(Exception):
-    """What is known cannot be continued by what is in the database."""
-
-
-class _Step(ty.NamedTuple):
-    """A host as it is now, and the changes of bookings that made it so."""
-
-    host: model.Host
-    changes: list[ty.Any]
-
-
-class _News(ty.NamedTuple):
-    """What was read since the last time.
-
-    ``top`` is the newest change, ``overdue`` None when it was not read.
-    """
-
-    ids: list[int]
-    top: ty.Any
-    steps: list[_Step]
-    overdue: list[ty.Any] | None
-    compared: bool
 
 
 class Index:
@@ -110,15 +82,11 @@ class Index:
         self._clock = clock
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._timeline: timelines.Timeline | None = None
-        self.hosts: dict[int, model.Host] = {}
+        self._known = news.Known({}, None, 0)
         self.ids_by_uuid: dict[str, int] = {}
         self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
-        #: The newest change that is known, as it was read; None: there was
-        #: none.
-        self._top: ty.Any = None
-        self._missing: dict[int, int] = {}
         self._overdue: list[tuple[int, model.Window, model.Resources]] = []
-        self._refreshed = self._compared = self._forgotten = 0
+        self._forgotten = 0
         #: The instant since which everything is known.
         self._since = 0
         self._asked = 0.0
@@ -126,6 +94,11 @@ class Index:
         #: had), and what was let in meanwhile.
         self._alone: float | None = None
         self._guests: list[_Guest] = []
+
+    @property
+    def hosts(self) -> dict[int, model.Host]:
+        """The hosts that are known, by id. Not a copy."""
+        return self._known.hosts
 
     @contextlib.contextmanager
     def fresh(self, lag: float = 0, connection: sa.Connection | None = None,
@@ -159,7 +132,7 @@ class Index:
                 # ahead and is set right.
                 self._load(now, connection)
                 self._asked = asked
-            elif now != self._refreshed or asked >= self._asked + lag:
+            elif now != self._known.at or asked >= self._asked + lag:
                 self._refresh(now, connection)
                 self._asked = asked
             assert self._timeline is not None
@@ -187,7 +160,7 @@ class Index:
                     'by %s', 'nothing: it has not answered since this '
                     'process started' if self._timeline is None else
                     f'what was known '
-                    f'{self._clock.now() - self._refreshed} s ago')
+                    f'{self._clock.now() - self._known.at} s ago')
             self._alone = self._clock.elapsed()
             yield self._timeline
 
@@ -266,7 +239,7 @@ class Index:
             self._timeline.apply(
                 one.host_id, ledger.stay(
                     one.start_date, one.end_date, one.placed_at,
-                    self._refreshed), one.resources, sign)
+                    self._known.at), one.resources, sign)
 
     # -- reading everything --------------------------------------------------
 
@@ -277,21 +250,20 @@ class Index:
 
     def _load(self, now: int, given: sa.Connection | None) -> None:
         with self._reader(given) as connection:
-            top = connection.execute(_NEWEST).one_or_none()
+            top = connection.execute(news.NEWEST).one_or_none()
             hosts = {row.id: inventory.host_of(row)
                      for row in connection.execute(inventory.HOSTS)}
             timeline = timelines.Timeline(shared=ledger.SHARED)
             for host in hosts.values():
                 timeline.set_host(host.id, host.capacity, host.usage)
-            _load_bookings(connection, timeline, now - KEEP)
-            overdue = _overdue(connection, now)
-        self._top, self._missing, self._overdue = top, {}, []
-        self.hosts = hosts
+            snapshot.load_bookings(connection, timeline, now - KEEP)
+            overdue = news.overdue(connection, now)
+        self._known, self._overdue = news.Known(hosts, top, now), []
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
         self._uuids = np.empty(0, object)
         self._watch_overdue(timeline, overdue, now)
         self._timeline = timeline
-        self._refreshed = self._compared = self._forgotten = now
+        self._forgotten = now
         self._since = now - KEEP
 
     # -- following -----------------------------------------------------------
@@ -299,14 +271,14 @@ class Index:
     def _refresh(self, now: int, given: sa.Connection | None) -> None:
         try:
             with self._reader(given) as connection:
-                news = self._read(connection, now)
-        except _Torn as exc:
+                found = self._known.read(connection, now)
+        except news.Torn as exc:
             LOG.warning('The books are read anew: %s', exc)
             self._load(now, given)
             return
         timeline, self._timeline = self._timeline, None
         assert timeline is not None
-        self._apply(timeline, news, now)
+        self._apply(timeline, found, now)
         if now - self._forgotten >= KEEP:
             # What is over would pile up as long as the process lives.
             timeline.forget(now - KEEP)
@@ -314,96 +286,12 @@ class Index:
         # Whoever did not come this far finds none, and reads everything.
         self._timeline = timeline
 
-    def _read(self, connection: sa.Connection, now: int) -> _News:
-        """All that is new. Touches nothing.
-
-        :raises _Torn: when it does not continue what is known
-        """
-        rows = list(connection.execute(_NEW, {
-            'top': 0 if self._top is None else self._top.id,
-            'missing': list(self._missing)}))
-        if self._top is not None:
-            if self._top not in rows:
-                raise _Torn('the newest change that was known is not there '
-                            'any more')
-            rows.remove(self._top)
-        goals: dict[int, int] = {}
-        for row in rows:
-            goals[row.host_id] = max(
-                row.generation, goals.get(row.host_id, 0))
-        compared = now - self._compared >= COMPARE
-        if compared:
-            goals |= self._behind(connection)
-        return _News(
-            [row.id for row in rows],
-            max([self._top, *rows], key=lambda row: row.id if row else 0),
-            self._steps(connection, rows, goals),
-            _overdue(connection, now) if now != self._refreshed or any(
-                row.start_date is not None for row in rows) else None,
-            compared)
-
-    def _behind(self, connection: sa.Connection) -> dict[int, int]:
-        """The generations of hosts of which there is more than is known.
-
-        :raises _Torn: when there is less
-        """
-        found = {row.id: row.generation for row in connection.execute(
-            sa.select(_HOST.id, _HOST.generation))}
-        for host in self.hosts.values():
-            if found.get(host.id, -1) < host.generation:
-                raise _Torn(f'host {host.name} is older than it was')
-        return {host_id: generation for host_id, generation in found.items()
-                if generation > self._known(host_id)}
-
-    def _known(self, host_id: int) -> int:
-        """The generation of a host up to which everything is known."""
-        known = self.hosts.get(host_id)
-        return 0 if known is None else known.generation
-
-    def _steps(self, connection: sa.Connection, rows: ty.Iterable[ty.Any],
-               goals: ty.Mapping[int, int]) -> list[_Step]:
-        """What brings hosts to a generation.
-
-        :raises _Torn: when something on the way there is missing
-        """
-        of_hosts = collections.defaultdict(list)
-        for row in rows:
-            if row.generation > self._known(row.host_id):
-                of_hosts[row.host_id].append(row)
-        changes = {host_id: self._way(connection, host_id, goal,
-                                      of_hosts[host_id])
-                   for host_id, goal in goals.items()
-                   if goal > self._known(host_id)}
-        anew = [host_id for host_id, way in changes.items()
-                if host_id not in self.hosts or any(
-                    row.start_date is None and row.resources is None
-                    for row in way)]
-        hosts = {row.id: inventory.host_of(row) for row in connection.execute(
-            inventory.HOSTS.where(_HOST.id.in_(anew)))} if anew else {}
-        if len(hosts) < len(anew):
-            raise _Torn('hosts have changed that are not there')
-        return [_step(self.hosts.get(host_id), hosts.get(host_id), way)
-                for host_id, way in changes.items()]
-
-    def _way(self, connection: sa.Connection, host_id: int, goal: int,
-             rows: list[ty.Any]) -> list[ty.Any]:
-        """All changes of a host since what is known, in their order."""
-        known = self._known(host_id)
-        if not _is_whole(rows, goal - known):
-            rows = list(connection.execute(_CHANGES.where(
-                _CHANGE.host_id == host_id,
-                _CHANGE.generation > known)).all())
-            if not _is_whole(rows, goal - known):
-                raise _Torn(f'of host {host_id} not all changes from {known} '
-                            f'to {goal} are there any more')
-        return sorted(rows, key=lambda row: row.generation)
-
-    def _apply(self, timeline: timelines.Timeline, news: _News, now: int,
+    def _apply(self, timeline: timelines.Timeline, found: news.News, now: int,
                ) -> None:
         """Make what was read so. Reads nothing."""
-        self._note_ids(news.ids, now)
-        self._top = news.top
-        for host, changes in news.steps:
+        self._known.note_ids(found.ids, now)
+        self._known.top = found.top
+        for host, changes in found.steps:
             known = self.hosts.get(host.id)
             if known is None or (known.capacity, known.usage) != (
                     host.capacity, host.usage):
@@ -414,26 +302,11 @@ class Index:
                     row.resources, row.sign)
             self.hosts[host.id] = host
             self.ids_by_uuid[host.uuid] = host.id
-        if news.overdue is not None:
-            self._watch_overdue(timeline, news.overdue, now)
-        if news.compared:
-            self._compared = now
-        self._refreshed = now
-
-    def _note_ids(self, ids: ty.Sequence[int], now: int) -> None:
-        """Remember which ids between others have not been seen."""
-        for one in ids:
-            self._missing.pop(one, None)
-        top = 0 if self._top is None else self._top.id
-        newest = max(ids, default=top)
-        if newest > top:
-            missing = set(range(max(top + 1, newest - _MISSING_MOST),
-                                newest)).difference(ids)
-            self._missing.update(dict.fromkeys(missing, now))
-        self._missing = {
-            one: since for one, since in sorted(
-                self._missing.items())[-_MISSING_MOST:]
-            if now - since <= _MISSING_SECONDS}
+        if found.overdue is not None:
+            self._watch_overdue(timeline, found.overdue, now)
+        if found.compared:
+            self._known.compared = now
+        self._known.at = now
 
     def _watch_overdue(self, timeline: timelines.Timeline,
                        rows: ty.Iterable[ty.Any], now: int) -> None:
@@ -447,112 +320,3 @@ class Index:
                 for host_id, window, resources in entries:
                     timeline.apply(host_id, window, resources, sign)
             self._overdue = overdue
-
-
-def _is_whole(rows: ty.Sequence[ty.Any], generations: int) -> bool:
-    """Whether changes of a host are all that so many generations made."""
-    counts = collections.Counter(row.generation for row in rows)
-    return len(counts) == generations and all(
-        row.parts in (None, counts[row.generation]) for row in rows)
-
-
-def _step(known: model.Host | None, anew: model.Host | None,
-          way: ty.Sequence[ty.Any]) -> _Step:
-    """What a way of changes makes of a host that is known, or that had to be
-    read again. Its generation is the one to which the way leads.
-    """
-    host = anew or known
-    assert host is not None
-    usages = [row.resources for row in way if row.start_date is None]
-    usage = usages[-1] if usages and anew is None else host.usage
-    return _Step(host.at(way[-1].generation, usage), [
-        row for row in way if row.start_date is not None])
-
-
-def _overdue(connection: sa.Connection, now: int) -> list[ty.Any]:
-    """The bookings of servers that overstay."""
-    return list(connection.execute(_OVERDUE, {'now': now}).all())
-
-
-_HOST, _BOOKING, _CHANGE = (
-    models.Host.__table__.c, models.Booking.__table__.c,
-    models.Change.__table__.c)
-_COLUMNS = sa.select(
-    _CHANGE.id, _CHANGE.host_id, _CHANGE.generation, _CHANGE.parts,
-    _CHANGE.start_date, _CHANGE.end_date, _CHANGE.resources, _CHANGE.sign,
-    _CHANGE.created_at)
-_CHANGES = _COLUMNS.order_by(_CHANGE.id)
-_NEW = _CHANGES.where(sa.or_(
-    _CHANGE.id >= sa.bindparam('top'),
-    _CHANGE.id.in_(sa.bindparam('missing', expanding=True))))
-_NEWEST = _COLUMNS.order_by(_CHANGE.id.desc()).limit(1)
-#: The bookings that take room.
-_CURRENT = _BOOKING.host_id.is_not(None)
-_OVERDUE = sa.select(
-    _BOOKING.host_id, _BOOKING.end_date, _BOOKING.resources).where(
-        _BOOKING.placed_at.is_not(None), _CURRENT,
-        _BOOKING.end_date <= sa.bindparam('now'))
-
-
-def _load_bookings(connection: sa.Connection, timeline: timelines.Timeline,
-                   since: int) -> None:
-    """Every booking that was not over at an instant.
-
-    A million rows take the driver many seconds, so the database packs them:
-    for each host and amount of resources, one text of numbers.
-    """
-    total = connection.scalar(
-        sa.select(sa.func.count(models.Booking.id)).where(
-            _CURRENT, models.Booking.end_date > since)) or 0
-    done = shown = 0
-    packs = []
-    for row in _packed(connection, since):
-        numbers = np.fromstring(row.packed, dtype=np.int64, sep=' ')
-        if len(numbers) != 2 * row.bookings:
-            raise RuntimeError(
-                f'The database cut short the bookings of host {row.host_id}')
-        packs.append((row.host_id, jsonutils.loads(row.resources), numbers))
-        done += row.bookings
-        if done - shown >= 100_000:
-            shown = done
-            LOG.info('Read %s of %s bookings', done, total)
-    _add_packs(timeline, packs)
-
-
-def _add_packs(timeline: timelines.Timeline, packs: ty.Sequence[
-        tuple[int, model.Resources, npt.NDArray[np.int64]]]) -> None:
-    if not packs:
-        return
-    counts = [len(numbers) // 2 for _host, _resources, numbers in packs]
-    dates = np.concatenate([numbers for _h, _r, numbers in packs])
-    classes = {rc for _host, resources, _numbers in packs for rc in resources}
-    timeline.load(
-        np.repeat([host_id for host_id, _r, _n in packs], counts),
-        dates[0::2], dates[1::2],
-        {rc: np.repeat([resources.get(rc, 0) for _h, resources, _n in packs],
-                       counts) for rc in classes})
-
-
-def _packed(connection: sa.Connection, since: int) -> ty.Iterator[ty.Any]:
-    """For each host and amount: how many bookings, and their dates in one
-    text, as each database knows to make it.
-    """
-    dialect = connection.dialect.name
-    start, end = models.Booking.start_date, models.Booking.end_date
-    text = sa.Text() if dialect != 'mysql' else sa.CHAR()
-    pair = sa.cast(start, text).concat(' ').concat(sa.cast(end, text))
-    if dialect == 'mysql':
-        connection.execute(sa.text(
-            f'SET SESSION group_concat_max_len = {2**30}'))
-        packed = sa.func.group_concat(sa.text(
-            "CONCAT(start_date, ' ', end_date) SEPARATOR ' '"))
-    elif dialect == 'postgresql':
-        packed = sa.func.string_agg(pair, ' ')
-    else:
-        packed = sa.func.group_concat(pair, ' ')
-    amounts = sa.cast(models.Booking.resources, text)
-    query = sa.select(
-        models.Booking.host_id, sa.func.max(amounts).label('resources'),
-        sa.func.count().label('bookings'), packed.label('packed'),
-    ).where(_CURRENT, end > since).group_by(models.Booking.host_id, amounts)
-    yield from connection.execute(query, execution_options={'yield_per': 1000})

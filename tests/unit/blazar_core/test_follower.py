@@ -25,6 +25,7 @@ import testscenarios
 from blazar_core.books import follower
 from blazar_core.books import inventory
 from blazar_core.books import ledger
+from blazar_core.books import news
 from blazar_core.common import model
 from blazar_core.db import models
 
@@ -66,8 +67,8 @@ class IndexTestCase(base.LeaseTestCase):
         committed long after ids behind it were read.
         """
         with self.database.reader() as session:
-            followed._top = session.execute(follower._NEWEST).one()
-        followed._missing.clear()
+            followed._known.top = session.execute(news.NEWEST).one()
+        followed._known._missing.clear()
 
     def bookings(self, session: ty.Any) -> list[models.Booking]:
         return list(session.scalars(sa.select(models.Booking).where(
@@ -192,8 +193,8 @@ class FollowingTest(IndexTestCase):
         self.amend(*(self.new(self.host_ids[0], 40, 50)
                      for _booking in range(3)))
         with self.database.reader() as session:
-            *_before, half, _newest = session.execute(follower._CHANGES).all()
-        self.index._top = half
+            *_before, half, _newest = session.execute(news._CHANGES).all()
+        self.index._known.top = half
         self.assert_true_to_the_database(self.index)
 
     def test_what_is_over_does_not_pile_up(self):
@@ -220,7 +221,7 @@ class FollowingTest(IndexTestCase):
             self.assertEqual(0, timeline.peak(
                 self.host_ids[1], model.Window(NOW + 40, NOW + 41)).get(
                     'VCPU', 0))
-        self.clock.advance(follower.COMPARE)
+        self.clock.advance(news.COMPARE)
         self.assert_true_to_the_database(self.index)
 
     def test_what_no_id_led_to_is_found_by_what_comes_after_it(self):
@@ -239,9 +240,9 @@ class FollowingTest(IndexTestCase):
             self.amend(self.new(self.host_ids[0], start, start + 10))
         with self.database.reader() as session:
             *_before, first, second, _third = session.execute(
-                follower._CHANGES).all()
-        self.index._top = second
-        self.index._missing = {first.id: NOW}
+                news._CHANGES).all()
+        self.index._known.top = second
+        self.index._known._missing = {first.id: NOW}
         self.assert_true_to_the_database(self.index)
 
     def test_a_booking_that_was_taken_out_for_a_question_is_back_after_it(
@@ -317,7 +318,7 @@ class FaultTest(IndexTestCase):
         for number in itertools.count():
             self.change_everything(number)
             # Half of the times so that generations are compared.
-            self.clock.advance(follower.COMPARE // 2)
+            self.clock.advance(news.COMPARE // 2)
             with self.failing_at(number) as failed, contextlib.suppress(
                     Fault), self.index.fresh():
                 pass
@@ -390,7 +391,7 @@ class ReadAgainTest(IndexTestCase):
 
     def test_what_was_trimmed_by_another_clock_and_nothing_came_after(self):
         self.check_trimmed_by_another_clock(
-            follower.COMPARE, self.host_ids[1])
+            news.COMPARE, self.host_ids[1])
 
     def check_trimmed_by_another_clock(self, seconds: int, then: int) -> None:
         """The newest change that is known was made where it is later."""
@@ -440,7 +441,7 @@ class ReadAgainTest(IndexTestCase):
         self.restore(backup)
         for window in ((30, 40), (35, 45), (40, 50)):
             self.amend(self.new(self.host_ids[0], *window))
-        self.assertIn(self.index._top.id, self.scalars(models.Change.id))
+        self.assertIn(self.index._known.top.id, self.scalars(models.Change.id))
         self.assert_true_to_the_database(self.index)
         self.load.assert_called_once()
 
@@ -459,7 +460,7 @@ class ReadAgainTest(IndexTestCase):
                 backup['bookings'].clear()
                 backup['hosts'].pop()
             self.restore(backup)
-            self.clock.advance(follower.COMPARE)
+            self.clock.advance(news.COMPARE)
             self.assert_true_to_the_database(self.index)
             self.load.assert_called_once()
             self.load.reset_mock()
@@ -496,7 +497,7 @@ class OutOfOrderTest(IndexTestCase):
         with early.writer() as session:
             ledger.amend(session, NOW, [
                 self.new(big, 40, 50)
-                for _booking in range(follower._MISSING_MOST + 100)])
+                for _booking in range(news._MISSING_MOST + 100)])
             self.amend(self.new(self.host_ids[0], 40, 50))
             self.picture(self.index)
         self.assert_true_to_the_database(self.index)

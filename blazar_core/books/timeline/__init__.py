@@ -19,16 +19,17 @@ books raises the level over a stretch of a line, and whoever gives back
 lowers it again. So a booking leaves no object behind, and bookings may be
 added and taken away in any order.
 
-* :mod:`~blazar_core.books.timeline.index` is the calendar: hosts, resource
-  classes by their names, and the questions;
+* :mod:`~blazar_core.books.timeline.calendar` has the hosts, the resource
+  classes by their names, and what is booked of them;
+* :mod:`~blazar_core.books.timeline.questions` answers what is asked of that;
 * :mod:`~blazar_core.books.timeline.rows` keeps the levels, in arrays that
   :mod:`~blazar_core.books.timeline.steps` explains;
 * :mod:`~blazar_core.books.timeline.search` finds room and the earliest start,
   by :mod:`~blazar_core.books.timeline.offers`.
 """
 
-from blazar_core.books.timeline.index import Beside
-from blazar_core.books.timeline.index import Timeline
-from blazar_core.books.timeline.index import Utilisation
+from blazar_core.books.timeline.questions import Beside
+from blazar_core.books.timeline.questions import Timeline
+from blazar_core.books.timeline.questions import Utilisation
 
 __all__ = ['Beside', 'Timeline', 'Utilisation']

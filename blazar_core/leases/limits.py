@@ -22,7 +22,6 @@ was made or changed meanwhile: see :class:`Granted`. What the cloud has beside
 leases is counted only before. The room on the hosts is not decided here.
 """
 
-import collections
 import dataclasses
 import json
 import typing as ty
@@ -35,14 +34,12 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import opts
-from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import quotas
+from blazar_core.leases import usage
 
-__all__ = ['Asked', 'Check', 'Granted', 'Limits', 'Quota', 'Room', 'Server']
-
-#: Amounts by the option that limits them, or by the cloud's name for them.
-_Amounts: ty.TypeAlias = collections.Counter[str]
+__all__ = ['Asked', 'Check', 'Granted', 'Limits']
 
 _DURATION = 'max_lease_duration'
 _AHEAD = 'max_lease_ahead'
@@ -95,78 +92,8 @@ class Asked:
 Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
 
-class Server(ty.NamedTuple):
-    """A server of a lease that the cloud may count already.
-
-    :ivar placed: whether a scheduler has let it onto a host
-    """
-
-    id: str
-    placed: bool
-    resources: model.Resources
-
-
-class Room(ty.NamedTuple):
-    """What the cloud lets leases have of something.
-
-    :ivar limit: what all together may have
-    :ivar used: what of it is in use beside leases; below zero where more of
-        their servers is taken off than the cloud has counted
-    """
-
-    limit: int
-    used: int
-
-
-class Quota(ty.Protocol):
-    """The cloud's own limits."""
-
-    def amounts(self, servers: int, resources: model.Resources,
-                ) -> ty.Mapping[str, int]:
-        """What servers take of it, all together, by its own names."""
-        ...
-
-    def rooms(self, project_id: str, user_id: str | None,
-              names: ty.Collection[str], servers: ty.Sequence[Server],
-              ) -> ty.Mapping[str, Room]:
-        """What leases may have, with all else that a project has in the cloud.
-
-        :param user_id: whose leases these are, for a quota of his own; None:
-            those of the whole project
-        :param names: of what; some at least
-        :param servers: those of leases that the cloud may count already, which
-            are not to count twice
-        :returns: by name; without those that are not limited
-        :raises CloudUnavailable: when that cannot be found out
-        """
-        ...
-
-
-class _Use(ty.NamedTuple):
-    """What a lease holds over a window."""
-
-    window: model.Window
-    amounts: ty.Mapping[str, int]
-    own: bool
-    user_id: str
-
-
-@dataclasses.dataclass
-class _Books:
-    """What a project has in its leases."""
-
-    others: _Amounts = dataclasses.field(default_factory=collections.Counter)
-    own: _Amounts = dataclasses.field(default_factory=collections.Counter)
-    #: Of the one in question, its dates and how many of what it has.
-    lease: set[tuple[ty.Any, ...]] = dataclasses.field(default_factory=set)
-    uses: list[_Use] = dataclasses.field(default_factory=list)
-    #: With the users in whose leases they are.
-    servers: list[tuple[str, Server]] = dataclasses.field(
-        default_factory=list)
-
-
 #: What leases may have of the cloud: by user (None: of the project), by name.
-_Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, Room]]
+_Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, quotas.Room]]
 
 
 class Granted:
@@ -212,7 +139,7 @@ class Limits:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
-                 clock: clocks.Clock, quota: Quota | None = None,
+                 clock: clocks.Clock, quota: quotas.Quota | None = None,
                  checks: ty.Sequence[Check] = ()) -> None:
         opts.register_opts(conf)
         self._conf = conf
@@ -267,32 +194,33 @@ class Limits:
 
         return Granted(asked.project_id, seen, again)
 
-    def _wanted(self, asked: Asked, found: '_Books | None' = None,
-                ) -> _Amounts:
+    def _wanted(self, asked: Asked, found: usage.Books | None = None,
+                ) -> usage.Amounts:
         """What a lease would have."""
         amounts = self._amounts(asked.servers, asked.resources)
         if found is not None and not asked.resized:
             # Of what it was made of, some may have gone.
-            amounts = _Amounts({name: found.own[name] for name in amounts})
-        return _Amounts({
+            amounts = usage.Amounts(
+                {name: found.own[name] for name in amounts})
+        return usage.Amounts({
             _DURATION: asked.window.end - asked.window.start,
             _AHEAD: asked.window.start - self._clock.now(), _LEASES: 1,
             _HELD: asked.servers if asked.held else 0, **amounts})
 
-    def _compare(self, asked: Asked, found: '_Books',
+    def _compare(self, asked: Asked, found: usage.Books,
                  limits: ty.Mapping[str, int]) -> None:
         """Make sure of the operator's limits."""
         wanted = self._wanted(asked, found)
-        peak = _peaks(found.uses, _Use(
+        peak = usage.peaks(found.uses, usage.Use(
             asked.window, wanted, True, asked.user_id))
-        totals = _Amounts({
+        totals = usage.Amounts({
             name: peak.get(name, 0) if name in _CLASSES
             else found.others[name] + wanted[name] for name in limits})
         more = {name: limit for name, limit in limits.items()
                 if wanted[name] > found.own[name] or name in _CLASSES}
         _refuse(more, wanted, totals)
 
-    def _peaks_of_quota(self, asked: Asked, found: '_Books',
+    def _peaks_of_quota(self, asked: Asked, found: usage.Books,
                         ) -> dict[str | None, dict[str, int]]:
         """What the project's leases would have of the cloud's quota, at most
         at the same time, and the user's: of what this one has more of.
@@ -302,23 +230,23 @@ class Limits:
         wanted = self._wanted(asked, found)
         names = self._quota.amounts(asked.servers, asked.resources).keys()
         return {user_id: {
-            name: amount for name, amount in _peaks([
+            name: amount for name, amount in usage.peaks([
                 one for one in found.uses if user_id in (None, one.user_id)],
-                _Use(asked.window, wanted, True, asked.user_id)).items()
+                usage.Use(asked.window, wanted, True, asked.user_id)).items()
             if name in names} for user_id in (None, asked.user_id)}
 
-    def _rooms(self, asked: Asked, found: '_Books') -> _Rooms:
+    def _rooms(self, asked: Asked, found: usage.Books) -> _Rooms:
         """What the cloud lets leases have of what this one has more of."""
         return {user_id: self._quota.rooms(
             asked.project_id, user_id,
             self._quota.amounts(asked.servers, asked.resources).keys(),
             [server for owner, server in found.servers
              if user_id in (None, owner)] +
-            [Server(one, False, {}) for one in asked.server_ids])
+            [quotas.Server(one, False, {}) for one in asked.server_ids])
             for user_id, peak in self._peaks_of_quota(asked, found).items()
             if peak and self._quota is not None}
 
-    def _compare_rooms(self, asked: Asked, found: '_Books', rooms: _Rooms,
+    def _compare_rooms(self, asked: Asked, found: usage.Books, rooms: _Rooms,
                        ) -> None:
         """Make sure of the cloud's limits."""
         wanted = self._wanted(asked, found)
@@ -334,9 +262,10 @@ class Limits:
                         f'{total - wanted[name]} are in use in its time, by '
                         f'other leases and by servers without a lease.')
 
-    def _amounts(self, servers: int, resources: model.Resources) -> _Amounts:
+    def _amounts(self, servers: int, resources: model.Resources,
+                 ) -> usage.Amounts:
         """What servers take, by all names."""
-        return _Amounts(_reserved(resources)) + _Amounts(
+        return usage.Amounts(_reserved(resources)) + usage.Amounts(
             {} if self._quota is None else
             dict(self._quota.amounts(servers, resources)))
 
@@ -350,12 +279,12 @@ class Limits:
             limits.pop(_DURATION, None)
         return limits
 
-    def _in_use(self, connection: sa.Connection, asked: Asked) -> _Books:
+    def _in_use(self, connection: sa.Connection, asked: Asked) -> usage.Books:
         """What the project's leases have, and what the one has in question.
         """
-        found, now = _Books(), self._clock.now()
+        found, now = usage.Books(), self._clock.now()
         for row in connection.execute(
-                _books_of(asked.project_id, asked.lease_id)).all():
+                usage.books_of(asked.project_id, asked.lease_id)).all():
             sums = found.own if row.own else found.others
             if row.held:
                 sums[_HELD] += row.servers
@@ -373,11 +302,11 @@ class Limits:
             # With this one, which matters to nobody: it does not get more.
             found.others[_LEASES] = row.leases
             if row.servers:
-                found.uses.append(_Use(
+                found.uses.append(usage.Use(
                     ledger.stay(row.start_date, row.end_date, row.placed_at,
                                 now), amounts, bool(row.own), row.user_id))
             if row.server_id is not None:
-                found.servers.append((row.user_id, Server(
+                found.servers.append((row.user_id, quotas.Server(
                     row.server_id, row.placed_at is not None, each)))
         return found
 
@@ -388,74 +317,15 @@ def _generation(connection: sa.Connection, project_id: str) -> int:
         _PROJECTS.c.id == project_id)) or 0
 
 
-def _books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
-    """A row for each server that a project has in its leases, and one for all
-    places of a kind.
-
-    Of what was deleted or could not be built, nothing is held any more.
-    """
-    not_over = sa.and_(models.Lease.project_id == project_id,
-                       models.Lease.status.not_in(states.LEASE.final()))
-    each = (
-        (models.Lease.id == lease_id).label('own'),
-        sa.and_(models.Lease.status.in_(('PENDING', 'STARTING')),
-                models.Booking.server_id.is_not(None),
-                models.Booking.sent_at.is_(None)).label('held'),
-        # As text: PostgreSQL does not compare JSON.
-        sa.cast(models.Booking.resources, sa.Text).label('kind'),
-        models.Lease.user_id, models.Lease.start_date.label('first_date'),
-        models.Lease.end_date.label('last_date'), models.Booking.start_date,
-        models.Booking.end_date, models.Booking.placed_at,
-        models.Booking.server_id)
-    return sa.select(
-        *each, sa.func.count(models.Booking.id).label('servers'),
-        sa.select(sa.func.count()).select_from(models.Lease).where(
-            not_over).correlate(None).scalar_subquery().label('leases'),
-    ).select_from(models.Lease).outerjoin(
-        models.Reservation, models.Reservation.lease_id == models.Lease.id,
-    ).outerjoin(
-        models.Booking, sa.and_(
-            models.Booking.reservation_id == models.Reservation.id,
-            models.Booking.failed_at.is_(None)),
-    ).where(not_over).group_by(*(
-        one.name if isinstance(one, sa.Label) and one.name in (
-            'own', 'held', 'kind') else one for one in each))
-
-
-def _peaks(uses: ty.Iterable[_Use], new: _Use) -> dict[str, int]:
-    """What leases hold together, at the worst instant at which the new one
-    holds more than it did; by name, of what it holds more of at all.
-    """
-    steps: dict[int, list[tuple[_Use, int]]] = collections.defaultdict(list)
-    for use in (*uses, new):
-        steps[use.window.start].append((use, 1))
-        steps[use.window.end].append((use, -1))
-    together, gain = _Amounts(), _Amounts()
-    peaks: dict[str, int] = {}
-    for when in sorted(steps):
-        for use, sign in steps[when]:
-            for name, amount in use.amounts.items():
-                if use is new:
-                    gain[name] += sign * amount
-                elif use.own:
-                    gain[name] -= sign * amount
-                if use is new or not use.own:
-                    together[name] += sign * amount
-        if new.window.start <= when < new.window.end:
-            for name in new.amounts:
-                if gain[name] > 0:
-                    peaks[name] = max(peaks.get(name, 0), together[name])
-    return peaks
-
-
 def _reserved(resources: model.Resources) -> dict[str, int]:
     """Amounts of resources, by the option that limits them."""
     return {name: sum(resources.get(rc, 0) for rc in classes)
             for name, classes in _CLASSES.items()}
 
 
-def _refuse(limits: ty.Mapping[str, int], wanted: _Amounts,
-            totals: _Amounts, names: ty.Collection[str] = _LIMITS) -> None:
+def _refuse(limits: ty.Mapping[str, int], wanted: usage.Amounts,
+            totals: usage.Amounts, names: ty.Collection[str] = _LIMITS,
+            ) -> None:
     """Nothing, or an error that names the limit.
 
     :param totals: what there would be, all together

@@ -36,7 +36,7 @@ from oslo_limit import exception as limit_exceptions
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import limits as core_limits
+from blazar_core.leases import quotas
 from blazar_nova.compat import bounded
 
 __all__ = ['NovaQuota', 'admitted']
@@ -54,7 +54,7 @@ class NovaQuota:
 
     def amounts(self, servers: int, resources: model.Resources,
                 ) -> dict[str, int]:
-        """See :meth:`blazar_core.leases.limits.Quota.amounts`."""
+        """See :meth:`blazar_core.leases.quotas.Quota.amounts`."""
         if limit_utils.use_unified_limits():
             return {'servers': servers, **{
                 f'class:{rc}': amount for rc, amount in resources.items()}}
@@ -64,9 +64,9 @@ class NovaQuota:
 
     def rooms(self, project_id: str, user_id: str | None,
               names: ty.Collection[str],
-              servers: ty.Sequence[core_limits.Server],
-              ) -> dict[str, core_limits.Room]:
-        """See :meth:`blazar_core.leases.limits.Quota.rooms`."""
+              servers: ty.Sequence[quotas.Server],
+              ) -> dict[str, quotas.Room]:
+        """See :meth:`blazar_core.leases.quotas.Quota.rooms`."""
         context = nova_context.get_admin_context()
         try:
             if user_id is not None and not _has_own(
@@ -82,11 +82,11 @@ class NovaQuota:
         except Exception as exc:
             raise errors.CloudUnavailable(
                 f'Nova cannot say what the quota admits: {exc}') from exc
-        return {name: core_limits.Room(limit, used - counted.get(name, 0))
+        return {name: quotas.Room(limit, used - counted.get(name, 0))
                 for name, (limit, used) in limits.items()}
 
     def _counted(self, context: ty.Any,
-                 servers: ty.Sequence[core_limits.Server]) -> dict[str, int]:
+                 servers: ty.Sequence[quotas.Server]) -> dict[str, int]:
         """What Nova's usage has of servers."""
         if not servers:
             return {}

@@ -22,6 +22,7 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.leases import changing
 from blazar_core.leases import limits
+from blazar_core.leases import quotas
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -161,7 +162,7 @@ class FakeQuota:
     def rooms(self, project_id, user_id, names, servers):
         self.asked.append((project_id, user_id, sorted(names), {
             one.id: one.placed for one in servers}))
-        return {'cores': limits.Room(self.limit, self.used)}
+        return {'cores': quotas.Room(self.limit, self.used)}
 
 
 class TestQuota(LimitsTestCase):

@@ -1,0 +1,112 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Usage: what a project has in its leases, and when it has most of it."""
+
+import collections
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import quotas
+
+__all__ = ['Amounts', 'Books', 'Use', 'books_of', 'peaks']
+
+#: Amounts by the option that limits them, or by the cloud's name for them.
+Amounts: ty.TypeAlias = collections.Counter[str]
+
+
+class Use(ty.NamedTuple):
+    """What a lease holds over a window."""
+
+    window: model.Window
+    amounts: ty.Mapping[str, int]
+    own: bool
+    user_id: str
+
+
+@dataclasses.dataclass
+class Books:
+    """What a project has in its leases."""
+
+    others: Amounts = dataclasses.field(default_factory=collections.Counter)
+    own: Amounts = dataclasses.field(default_factory=collections.Counter)
+    #: Of the one in question, its dates and how many of what it has.
+    lease: set[tuple[ty.Any, ...]] = dataclasses.field(default_factory=set)
+    uses: list[Use] = dataclasses.field(default_factory=list)
+    #: With the users in whose leases they are.
+    servers: list[tuple[str, quotas.Server]] = dataclasses.field(
+        default_factory=list)
+
+
+def books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
+    """A row for each server that a project has in its leases, and one for all
+    places of a kind.
+
+    Of what was deleted or could not be built, nothing is held any more.
+    """
+    not_over = sa.and_(models.Lease.project_id == project_id,
+                       models.Lease.status.not_in(states.LEASE.final()))
+    each = (
+        (models.Lease.id == lease_id).label('own'),
+        sa.and_(models.Lease.status.in_(('PENDING', 'STARTING')),
+                models.Booking.server_id.is_not(None),
+                models.Booking.sent_at.is_(None)).label('held'),
+        # As text: PostgreSQL does not compare JSON.
+        sa.cast(models.Booking.resources, sa.Text).label('kind'),
+        models.Lease.user_id, models.Lease.start_date.label('first_date'),
+        models.Lease.end_date.label('last_date'), models.Booking.start_date,
+        models.Booking.end_date, models.Booking.placed_at,
+        models.Booking.server_id)
+    return sa.select(
+        *each, sa.func.count(models.Booking.id).label('servers'),
+        sa.select(sa.func.count()).select_from(models.Lease).where(
+            not_over).correlate(None).scalar_subquery().label('leases'),
+    ).select_from(models.Lease).outerjoin(
+        models.Reservation, models.Reservation.lease_id == models.Lease.id,
+    ).outerjoin(
+        models.Booking, sa.and_(
+            models.Booking.reservation_id == models.Reservation.id,
+            models.Booking.failed_at.is_(None)),
+    ).where(not_over).group_by(*(
+        one.name if isinstance(one, sa.Label) and one.name in (
+            'own', 'held', 'kind') else one for one in each))
+
+
+def peaks(uses: ty.Iterable[Use], new: Use) -> dict[str, int]:
+    """What leases hold together, at the worst instant at which the new one
+    holds more than it did; by name, of what it holds more of at all.
+    """
+    steps: dict[int, list[tuple[Use, int]]] = collections.defaultdict(list)
+    for use in (*uses, new):
+        steps[use.window.start].append((use, 1))
+        steps[use.window.end].append((use, -1))
+    together, gain = Amounts(), Amounts()
+    peaks: dict[str, int] = {}
+    for when in sorted(steps):
+        for use, sign in steps[when]:
+            for name, amount in use.amounts.items():
+                if use is new:
+                    gain[name] += sign * amount
+                elif use.own:
+                    gain[name] -= sign * amount
+                if use is new or not use.own:
+                    together[name] += sign * amount
+        if new.window.start <= when < new.window.end:
+            for name in new.amounts:
+                if gain[name] > 0:
+                    peaks[name] = max(peaks.get(name, 0), together[name])
+    return peaks

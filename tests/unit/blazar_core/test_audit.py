@@ -18,6 +18,7 @@ import testscenarios
 
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
+from blazar_core.lifecycle.audit import sealed
 from tests import databases
 from tests.unit import base
 
@@ -405,7 +406,7 @@ class TestSealed(AuditTestCase):
         for number in range(5):
             self.lease(50, 100, credential=f'trust{number}')
         self.change(models.HeldBuild, sealed='x')
-        with mock.patch.object(audit, '_BATCH', 2):
+        with mock.patch.object(sealed, '_BATCH', 2):
             self.assertEqual(5, len(self.texts()))
             self.assertEqual({f'trust{number}' for number in range(5)},
                              set(self.audit.credentials()))

@@ -1,0 +1,34 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What is wrong in the books, as far as the books alone can tell.
+
+The books are kept right by whoever changes them. What is looked for here is
+what a crash between two transactions, a database that was restored, or a
+hand in the tables may have left behind. Reading is linear in the bookings,
+and by a handful of statements.
+
+* :mod:`~blazar_core.lifecycle.audit.unfinished` looks at the leases that are
+  not over, and at their events;
+* :mod:`~blazar_core.lifecycle.audit.remains` at what others left behind;
+* :mod:`~blazar_core.lifecycle.audit.capacity` at the rule, on every host;
+* :mod:`~blazar_core.lifecycle.audit.sealed` at what is kept sealed;
+* :mod:`~blazar_core.lifecycle.audit.differences` are what they find.
+"""
+
+from blazar_core.lifecycle.audit.audit import Audit
+from blazar_core.lifecycle.audit.differences import Difference
+from blazar_core.lifecycle.audit.differences import named
+from blazar_core.lifecycle.audit.differences import STUCK
+from blazar_core.lifecycle.audit.differences import when
+
+__all__ = ['Audit', 'Difference', 'STUCK', 'named', 'when']

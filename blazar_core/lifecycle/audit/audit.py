@@ -1,0 +1,78 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The audit: everything that is looked at in the books, in its order."""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.lifecycle.audit import capacity
+from blazar_core.lifecycle.audit.differences import Difference
+from blazar_core.lifecycle.audit import remains
+from blazar_core.lifecycle.audit import sealed
+from blazar_core.lifecycle.audit import unfinished
+from blazar_core.lifecycle import lifecycle
+
+__all__ = ['Audit']
+
+
+class Audit:
+    """Looks for what is wrong in the books.
+
+    :param life: what mends do, as the engine would
+    :param opens: opens a sealed text
+    :param late: seconds after which a due event should be under way
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 life: lifecycle.Lifecycle, opens: ty.Callable[[str], str],
+                 late: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._unfinished = unfinished.Unfinished(database, clock, life, late)
+        self._remains = remains.Remains(database, clock)
+        self._sealed = sealed.Sealed(database, life, opens)
+
+    def size(self) -> dict[str, int]:
+        """How much there is to compare."""
+        with self._database.reader() as session:
+            return {
+                'leases': session.scalars(
+                    sa.select(sa.func.count()).where(
+                        models.Lease.status != 'TERMINATED')).one(),
+                'servers': session.scalars(
+                    sa.select(sa.func.count(models.Booking.server_id))).one(),
+                'hosts': session.scalars(
+                    sa.select(sa.func.count(models.Host.id))).one()}
+
+    def differences(self) -> ty.Iterator[Difference]:
+        """What is wrong."""
+        yield from self._unfinished.differences()
+        yield from self._unfinished.overdue()
+        yield from self._remains.differences()
+        yield from capacity.overbooked(self._database, self._clock)
+        yield from self._sealed.differences()
+
+    def overdue(self) -> ty.Iterator[Difference]:
+        """The events that nobody carries out."""
+        return self._unfinished.overdue()
+
+    def credentials(self) -> dict[str, tuple[str, str, str]]:
+        """What lets us act for owners of leases, opened.
+
+        :returns: to each credential the id, name and status of its lease
+        """
+        return self._sealed.credentials()

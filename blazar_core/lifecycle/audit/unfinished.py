@@ -1,0 +1,234 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The leases that are not over, and the events that move them on."""
+
+import collections
+import contextlib
+import functools
+import typing as ty
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.lifecycle.audit.differences import Difference
+from blazar_core.lifecycle.audit.differences import LISTENER
+from blazar_core.lifecycle.audit.differences import Mend
+from blazar_core.lifecycle.audit.differences import named
+from blazar_core.lifecycle.audit.differences import STUCK
+from blazar_core.lifecycle.audit.differences import when
+from blazar_core.lifecycle import lifecycle
+
+__all__ = ['OPEN', 'Unfinished']
+
+_COUNTS = sa.select(
+    models.Reservation.lease_id,
+    sa.func.count(models.Booking.id).label('bookings'),
+    sa.func.count(models.Booking.server_id).label('servers'),
+    sa.func.count(sa.case((sa.and_(
+        models.Booking.sent_at.is_(None), models.Booking.failed_at.is_(None)),
+        models.Booking.server_id))).label('waiting'),
+).outerjoin(models.Reservation.bookings).group_by(models.Reservation.lease_id)
+
+OPEN_STATES = ('UNDONE', 'IN_PROGRESS')
+OPEN = models.Event.status.in_(OPEN_STATES)
+
+
+class _Lease(ty.NamedTuple):
+    """A lease that is not over, and how much there is of what belongs to it.
+
+    :ivar bookings: None when it has no reservations, and is right without
+    :ivar waiting: servers whose build has not been sent
+    :ivar has_build: whether what would be sent is kept
+    """
+
+    row: ty.Any
+    bookings: int | None
+    servers: int
+    waiting: int
+    has_build: bool
+    events: ty.Mapping[str, ty.Any]
+
+    @property
+    def title(self) -> str:
+        return named(self.row.id, self.row.name)
+
+
+class Unfinished:
+    """Looks at leases that are not over.
+
+    :param life: what mends do, as the engine would
+    :param late: seconds after which a due event should be under way
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 life: lifecycle.Lifecycle, late: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._life = life
+        self._late = late
+
+    def differences(self) -> ty.Iterator[Difference]:
+        """What is wrong with them."""
+        for lease in self._unfinished():
+            yield from self._about(lease)
+
+    def _unfinished(self) -> list[_Lease]:
+        """Everything of the leases that are not over, from one moment."""
+        with self._database.reader() as session:
+            counts = {row.lease_id: (row.bookings, row.servers, row.waiting)
+                      for row in session.execute(_COUNTS)}
+            builds = set(session.scalars(
+                sa.select(models.HeldBuild.lease_id)))
+            events: dict[str, dict[str, ty.Any]] = (
+                collections.defaultdict(dict))
+            for row in session.execute(
+                    sa.select(models.Event.__table__)
+                    .where(OPEN).order_by(models.Event.due.desc())):
+                events[row.lease_id][row.event_type] = row
+            found = session.execute(
+                sa.select(models.Lease.__table__).where(
+                    models.Lease.status != 'TERMINATED')
+                .order_by(models.Lease.start_date, models.Lease.id)).all()
+        return [_Lease(row, *counts.get(row.id, (None, 0, 0)),
+                       row.id in builds, events.get(row.id, {}))
+                for row in found]
+
+    def _about(self, lease: _Lease) -> ty.Iterator[Difference]:
+        if lease.bookings == 0:
+            yield self._empty(lease)
+            return
+        yield from self._unbuilt(lease)
+        yield from self._without_event(lease)
+        yield from self._overstaying(lease)
+
+    def _empty(self, lease: _Lease) -> Difference:
+        offered = lease.row.status == 'OFFERED'
+        return Difference(
+            ('empty', lease.row.id),
+            f'{lease.title} is {lease.row.status}, and has no booking.',
+            '--fix ends it',
+            functools.partial(self._life.ending.expire if offered else
+                              self._life.ending.end, lease.row.id))
+
+    def _unbuilt(self, lease: _Lease) -> ty.Iterator[Difference]:
+        """What is to start has its build and nothing that was sent; what
+        runs has nothing left to be sent.
+        """
+        status = lease.row.status
+        if status == 'PENDING' and lease.servers and not (
+                lease.has_build and lease.waiting == lease.servers):
+            kept = 'was sent already' if lease.has_build else 'is not kept'
+            yield Difference(
+                ('no build', lease.row.id),
+                f'{lease.title} is PENDING, but the build of its servers '
+                f'{kept}: it cannot start.',
+                'delete its servers, which ends it, and book again')
+        elif lease.waiting and (status == 'ACTIVE' or (
+                status == 'STARTING' and not lease.has_build)):
+            yield Difference(
+                ('build', lease.row.id),
+                f'{lease.title} is {status}, but {lease.waiting} of its '
+                f'servers were not sent and nobody will send them: the API '
+                f'calls them RESERVED.',
+                'they go with their lease; delete them to be rid of them now')
+
+    def _without_event(self, lease: _Lease) -> ty.Iterator[Difference]:
+        """What moves a lease on is an event that will still come."""
+        wanted = {'OFFERED': [states.EventType.EXPIRE],
+                  'PENDING': [states.EventType.START, states.EventType.END],
+                  }.get(lease.row.status, [states.EventType.END])
+        if lease.row.status == 'STARTING' and lease.waiting:
+            wanted = [states.EventType.START, *wanted]
+        for event_type in wanted:
+            if event_type in lease.events:
+                continue
+            if event_type == states.EventType.EXPIRE:
+                mend: Mend = functools.partial(
+                    self._life.ending.expire, lease.row.id)
+                remedy = '--fix ends it'
+            else:
+                mend = functools.partial(
+                    self._database.retried, self._reopen, lease.row.id,
+                    event_type)
+                remedy = '--fix writes the event again'
+            yield Difference(
+                ('no event', lease.row.id, event_type),
+                f'{lease.title} is {lease.row.status}, and no {event_type} '
+                f'will come.', remedy, mend)
+
+    def _reopen(self, lease_id: str, event_type: str) -> None:
+        """Write the start or the end of a lease again."""
+        with contextlib.suppress(errors.NotFound), (
+                self._database.writer()) as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == 'TERMINATED' or (
+                    event_type == states.EventType.START and
+                    lease.status not in ('PENDING', 'STARTING')) or any(
+                        event.event_type == event_type and
+                        event.status in OPEN_STATES
+                        for event in lease.events):
+                return
+            time = (lease.start_date if event_type == states.EventType.START
+                    else lease.end_date)
+            session.add(models.Event(
+                id=uuidutils.generate_uuid(), lease_id=lease_id,
+                event_type=event_type, time=time, due=time, status='UNDONE',
+                attempts=0, claimed_by=None, claimed_until=0))
+
+    def overdue(self) -> ty.Iterator[Difference]:
+        """The events that nobody carries out."""
+        latest = self._clock.now() - self._late
+        with self._database.reader() as session:
+            found = session.execute(
+                sa.select(models.Event.__table__, models.Lease.name).join(
+                    models.Lease, models.Lease.id == models.Event.lease_id)
+                .where(models.Lease.status != 'TERMINATED', sa.or_(
+                    sa.and_(models.Event.status == 'UNDONE',
+                            models.Event.due < latest),
+                    sa.and_(models.Event.status == 'IN_PROGRESS',
+                            models.Event.claimed_until < latest)))
+                .order_by(models.Event.due)).all()
+        for event in found:
+            text = (f'is due since {when(event.due)}, and nobody has taken '
+                    f'it up' if event.status == 'UNDONE' else
+                    f'was taken up by {event.claimed_by}, who has given no '
+                    f'sign of life since {when(event.claimed_until)}, and '
+                    f'nobody has taken it over')
+            yield Difference(
+                ('overdue', event.id, event.due, event.claimed_until),
+                f'{named(event.lease_id, event.name)}: its '
+                f'{event.event_type} {text}.', LISTENER)
+
+    def _overstaying(self, lease: _Lease) -> ty.Iterator[Difference]:
+        """A lease whose end has begun, or should have, comes to an end."""
+        row, latest = lease.row, self._clock.now() - STUCK
+        end = lease.events.get(states.EventType.END)
+        if row.status == 'TERMINATING' and row.updated_at < latest:
+            yield Difference(
+                ('ending', row.id),
+                f'{lease.title} is TERMINATING since {when(row.updated_at)}: '
+                f'{lease.servers} of its servers are not gone.',
+                'see why Nova does not delete them; blazar-listener goes on '
+                'trying')
+        elif row.status != 'TERMINATING' and row.end_date < latest and (
+                end is not None and end.attempts):
+            yield Difference(
+                ('not ended', row.id),
+                f'{lease.title} should have ended at {when(row.end_date)} '
+                f'and is {row.status}; its end was tried {end.attempts} '
+                f'times.', LISTENER)

@@ -1,0 +1,33 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Compares the books with themselves, Nova, placement and keystone.
+
+What is found is named in words, one line each. What may be mended without
+harm is mended, on request, by the functions that blazar-listener uses: each
+of them asks again what is true before it changes anything.
+
+A cloud does not stand still while one looks at it. So what differs is looked
+at again after a while, and counts only if it differs in the same way then.
+
+* :mod:`~blazar_nova.cmd.verify.verifier` looks, mends, and looks again;
+* :mod:`~blazar_nova.cmd.verify.hosts`, :mod:`~blazar_nova.cmd.verify.servers`,
+  :mod:`~blazar_nova.cmd.verify.flavors` and
+  :mod:`~blazar_nova.cmd.verify.trusts` compare what their names say;
+* :mod:`~blazar_nova.cmd.verify.gaps` are what could not be compared.
+"""
+
+from blazar_nova.cmd.verify.verifier import auditor
+from blazar_nova.cmd.verify.verifier import Report
+from blazar_nova.cmd.verify.verifier import Verifier
+
+__all__ = ['Report', 'Verifier', 'auditor']

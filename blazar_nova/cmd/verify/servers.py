@@ -1,0 +1,242 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Every server of a lease, and those that should be one's."""
+
+import functools
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_core.lifecycle import audit
+from blazar_core.lifecycle.audit import Difference
+from blazar_nova.api import lease_params
+from blazar_nova.cmd.verify import gaps
+from blazar_nova.compat import leftovers
+from blazar_nova.compat import survey
+from blazar_nova.listener import mirror
+from blazar_nova.parts import wiring
+
+__all__ = ['ADMISSION', 'Servers']
+
+#: Seconds in which an admission is over, one way or the other.
+ADMISSION = 60
+
+#: Seconds after which nobody is at work any more on a server that was
+#: deleted before it had a cell.
+_LEFT = 3600
+
+#: So many servers between two lines of progress.
+_STEP = 1000
+
+_NOBODY = 'nova-api died while it was being created, and nobody will build it'
+
+State = clouds.ServerState
+
+
+class Servers:
+    """Compares servers.
+
+    :param say: is told how it goes on
+    """
+
+    def __init__(self, parts: wiring.Parts, mirror: mirror.Mirror,
+                 gaps: gaps.Gaps, say: ty.Callable[[str], None]) -> None:
+        self._parts = parts
+        self._mirror = mirror
+        self._gaps = gaps
+        self._say = say
+
+    def differences(self) -> ty.Iterator[Difference]:
+        """Every server of a lease, and those that should be one's."""
+        nova = survey.Survey(self._parts.cloud)
+        count = 0
+        for rows in self._leased():
+            seen = nova.look(row.server_id for row in rows)
+            for row in rows:
+                if row.server_id in seen:
+                    yield from self._server(row, seen[row.server_id])
+            count += len(rows)
+            self._say(f'{count} servers of leases')
+        yield from self._orphans(nova)
+        yield from self._endless(nova)
+        yield from self._left_behind()
+        self._gaps.failures += [
+            f'Cell {name} did not answer: its servers were not compared.'
+            for name in sorted(nova.silent)]
+
+    def _leased(self) -> ty.Iterator[ty.Sequence[ty.Any]]:
+        """The bookings of servers with their leases, many at a time."""
+        query = sa.select(
+            models.Booking.id, models.Booking.server_id,
+            models.Booking.running, models.Booking.host_id,
+            models.Host.uuid.label('host'),
+            models.Host.name.label('host_name'),
+            models.Lease.id.label('lease_id'), models.Lease.name,
+            models.Lease.status, models.Lease.start_date,
+            models.Booking.sent_at, models.Reservation.flavor,
+            models.HeldBuild.lease_id.label('sealed'),
+        ).join(models.Booking.reservation).join(
+            models.Reservation.lease).outerjoin(
+            models.Host, models.Host.id == models.Booking.host_id).outerjoin(
+            models.HeldBuild, models.HeldBuild.lease_id == models.Lease.id,
+        ).where(models.Booking.server_id.is_not(None)).order_by(
+            models.Booking.id).limit(_STEP)
+        last = 0
+        while True:
+            with self._parts.database.reader() as session:
+                rows = session.execute(
+                    query.where(models.Booking.id > last)).all()
+            if not rows:
+                return
+            yield rows
+            last = rows[-1].id
+
+    def _server(self, row: ty.Any, seen: clouds.Seen,
+                ) -> ty.Iterator[Difference]:
+        """A server of a lease, in the books and in Nova."""
+        verdict = self._judge(row, seen)
+        if verdict is not None:
+            text, remedy = verdict
+            mend = None if remedy is not None else functools.partial(
+                self._mirror.compare_server, row.server_id)
+            yield Difference(
+                ('server', row.server_id, row.status, seen.state, seen.host),
+                f'{audit.named(row.lease_id, row.name)} is {row.status}: '
+                f'server {row.server_id} {text}.',
+                remedy or '--fix writes it down', mend)
+
+    def _judge(self, row: ty.Any, seen: clouds.Seen,
+               ) -> tuple[str, str | None] | None:
+        """What is wrong with a server, and what an operator can do; nothing
+        (None) if the books just have to be made true.
+        """
+        state = seen.state
+        if state is State.GONE:
+            return 'does not exist in Nova any more', None
+        if state is State.LEAVING:
+            return None
+        if row.status == 'TERMINATED':
+            return f'still exists in Nova ({state.value})', (
+                'delete it: its time is over')
+        if state is State.ERROR:
+            # One that ran before keeps what it has, and so its booking;
+            # so does one that will be sent again.
+            return None if (row.running or row.host_id is None or
+                            row.flavor is not None or
+                            row.sent_at is None) else (
+                f'is in ERROR in Nova, and its booking holds room on host '
+                f'{row.host_name}', None)
+        if row.status == 'PENDING':
+            return self._judge_pending(row, seen)
+        if state is State.HELD and row.sent_at is not None and (
+                row.status in ('STARTING', 'ACTIVE')):
+            return 'is still RESERVED in Nova', (
+                'delete it; its lease ends with it')
+        if state is State.BUILDING and seen.host is None:
+            return self._judge_unbuilt(row)
+        if state is not State.HELD and seen.host not in (None, row.host):
+            return (f'is on another host than the one that is booked, '
+                    f'{row.host_name or "none"}'), None
+        if state is State.RUNNING and not row.running and row.host:
+            return 'runs, and the books do not know it', None
+        return None
+
+    def _judge_pending(self, row: ty.Any, seen: clouds.Seen,
+                       ) -> tuple[str, str | None] | None:
+        if seen.state is State.HELD:
+            return None
+        if seen.state is State.BUILDING and seen.host is None:
+            if row.start_date <= self._parts.clock.now():
+                return None
+            return 'is shown as being built, not as RESERVED', (
+                'nothing: it is built when its lease starts')
+        return 'is built already', (
+            'delete it, or let it run: it goes when its lease ends')
+
+    def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
+        if row.status not in ('STARTING', 'ACTIVE') or (
+                row.sent_at is None or
+                row.sent_at > self._parts.clock.now() - audit.STUCK):
+            return None
+        return (f'should be under construction since '
+                f'{audit.when(row.sent_at)}, and '
+                f'no host has taken it up'), (
+            'blazar-listener sends it again if it got lost; does one run, '
+            'and nova-conductor, and what do their logs say?'
+            if row.sealed else
+            'delete it, and boot it anew' + (
+                '' if row.flavor is not None else '; its lease ends with it'))
+
+    def _orphans(self, nova: survey.Survey) -> ty.Iterator[Difference]:
+        """Servers that wait for a build which no lease has."""
+        waiting = self._unleased(nova.waiting)
+        hints = survey.hints_of(
+            one for one in waiting if not nova.waiting[one].reserved)
+        for server_id in waiting:
+            its = nova.waiting[server_id]
+            if not its.reserved and not self._asks(hints.get(server_id, {})):
+                continue
+            is_what = ('RESERVED' if its.reserved else
+                       'to be built with a lease')
+            yield Difference(
+                ('orphan', server_id, its.reserved),
+                f'Server {server_id} is {is_what}, and no lease has it: '
+                f'{_NOBODY}.', '--fix deletes it',
+                functools.partial(self._mirror.delete_orphan, server_id),
+                its.since + ADMISSION)
+
+    def _endless(self, nova: survey.Survey) -> ty.Iterator[Difference]:
+        """Servers that were booted with a lease and have none any more."""
+        seen = nova.look(self._unleased(nova.asked_for(self._asks)))
+        for server_id, one in seen.items():
+            if one.state in (State.RUNNING, State.BUILDING, State.ERROR):
+                yield Difference(
+                    ('endless', server_id),
+                    f'Server {server_id} was booted with a lease, and the '
+                    f'books have none of it that is not over: it has no end.',
+                    'delete it, or let it run as a server without a lease')
+
+    def _left_behind(self) -> ty.Iterator[Difference]:
+        """Servers that were deleted before they were built."""
+        for server_id in self._unleased(
+                leftovers.left_behind(self._asks, _LEFT)):
+            yield Difference(
+                ('left behind', server_id),
+                f'Server {server_id} was deleted before it was built, and '
+                f'Nova still has its mapping and its request specification.',
+                '--fix removes them',
+                functools.partial(leftovers.forget, server_id))
+
+    def _asks(self, hints: ty.Mapping[str, object]) -> bool:
+        """Whether these hints ask for a lease, whenever that was."""
+        try:
+            return lease_params.lease_request(
+                hints, self._parts.clock.now(),
+                lease_params.defaults(self._parts.conf)) is not None
+        except errors.InvalidLeaseParams:
+            # Its time is over; with others, the boot was refused.
+            return True
+
+    def _unleased(self, server_ids: ty.Iterable[str]) -> list[str]:
+        """Those of some servers that have no booking."""
+        unleased: list[str] = []
+        for batch in survey.batches(server_ids):
+            with self._parts.database.reader() as session:
+                leased = set(session.scalars(
+                    sa.select(models.Booking.server_id).where(
+                        models.Booking.server_id.in_(batch))))
+            unleased += [one for one in batch if one not in leased]
+        return unleased

@@ -50,6 +50,7 @@ from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
+from blazar_nova.api import dates
 from blazar_nova.api import lease_params
 
 HOSTS, BOOKINGS, LEASES = 1000, 100_000, 20_000
@@ -170,7 +171,7 @@ class Member:
         asked = bodies.create({
             'start_date': clocks.iso(_window(ahead, hours).start),
             'end_date': clocks.iso(min(
-                _window(ahead, hours).end, lease_params.LATEST - 1)),
+                _window(ahead, hours).end, dates.LATEST - 1)),
             'reservations': [{
                 'amount': max(1, servers // reservations),
                 'vcpus': vcpus, 'memory_mb': 1024 + number % kinds,
@@ -189,7 +190,7 @@ class Member:
                      affinity: bool | None, hours: int, ahead: int,
                      condition: str | None) -> None:
         window = _window(ahead, 24 * days)
-        if window.end + hours * 3600 >= lease_params.LATEST:
+        if window.end + hours * 3600 >= dates.LATEST:
             return
         self.search.starts.availability(
             self._demand(vcpus, servers, affinity, condition, 0), window,

@@ -12,7 +12,7 @@
 """From the JSON of an API request to what is wanted of leases.
 
 The names and formats are those that clients of reservations in OpenStack send.
-Dates are as in lease_params (:mod:`blazar_nova.api.lease_params`); null stands
+Dates are as in lease_params (:mod:`blazar_nova.api.dates`); null stands
 for what is left out; whole numbers and booleans may come as text.
 """
 
@@ -27,6 +27,7 @@ from blazar_core.common import model
 from blazar_core.leases import changing
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_nova.api import dates
 from blazar_nova.api import lease_params
 
 __all__ = ['ChangeRequest', 'CreateRequest', 'MAX_LIMIT', 'MAX_RESERVATIONS',
@@ -108,9 +109,9 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
     """
     values = inputs.json_object(body, 'The body of the request')
     inputs.check_keys(values, _CREATE_KEYS, 'the lease')
-    start = lease_params.start_of(
+    start = dates.start_of(
         _text(values, 'start_date', defaults.start), now)
-    end = lease_params.parse_date(_text(values, 'end_date'), now)
+    end = dates.parse_date(_text(values, 'end_date'), now)
     window = lease_params.window_of(start, end, now)
     offer = values.get('offer_seconds')
     return CreateRequest(
@@ -145,7 +146,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     if before_end is None and end is not None and 'before_end_date' in values:
         # What is not said moves with the end; this is to stay.
         before_end = clock.parse_iso(lease['before_end_date'])
-    window = model.Window(0, lease_params.LATEST)
+    window = model.Window(0, dates.LATEST)
     return ChangeRequest(
         changing.Change(
             start=start, end=end,
@@ -165,13 +166,13 @@ def query(values: collections.abc.Mapping[str, str], now: int,
     :raises InvalidLeaseParams: with the sentence that the user reads
     """
     inputs.check_keys(dict(values), _QUERY_KEYS, 'the query of leases')
-    dates = {key: lease_params.parse_date(values[key + '_date'], now)
+    found = {key: dates.parse_date(values[key + '_date'], now)
              for key in ('start', 'end') if key + '_date' in values}
     return views.Query(
         project_id=values.get('project_id'), name=values.get('name'),
         status=values.get('status', '').upper() or None,
         resource_type=values.get('resource_type'),
-        start=dates.get('start'), end=dates.get('end'),
+        start=found.get('start'), end=found.get('end'),
         sort=_sort(values.get('sort', 'start_date')),
         marker=values.get('marker'),
         ended=inputs.boolean(values.get('ended', 'false'), 'ended'),
@@ -208,8 +209,8 @@ def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
     if key not in values:
         return None
     text = _text(values, key)
-    time, old = lease_params.parse_date(text, now), lease[key]
-    same = 16 if lease_params.is_whole_minute(text) else None
+    time, old = dates.parse_date(text, now), lease[key]
+    same = 16 if dates.is_whole_minute(text) else None
     if old is not None and old[:same] == clock.iso(time)[:same]:
         return None
     return time
@@ -219,7 +220,7 @@ def _before_end(values: _Object, window: model.Window, now: int,
                 defaults: lease_params.Defaults) -> int | None:
     if 'before_end_date' in values:
         return lease_params.inside(
-            lease_params.parse_date(_text(values, 'before_end_date'), now),
+            dates.parse_date(_text(values, 'before_end_date'), now),
             window, 'before_end_date')
     return lease_params.default_before_end(window, defaults)
 

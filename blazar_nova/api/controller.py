@@ -34,6 +34,7 @@ from blazar_core.leases import repeats
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
+from blazar_nova.api import dates
 from blazar_nova.api import faults
 from blazar_nova.api import lease_params
 from blazar_nova.api import policy
@@ -314,18 +315,18 @@ class Leases:
                                {'project_id': context.project_id})
         now = self._parts.clock.now()
         values: dict[str, ty.Any] = _query(request)
-        start = lease_params.start_of(values.pop('start_date', 'now'), now)
-        end = lease_params.parse_date(values.pop('end_date'), now) if (
-            'end_date' in values) else min(start + _AHEAD, lease_params.LATEST)
+        start = dates.start_of(values.pop('start_date', 'now'), now)
+        end = dates.parse_date(values.pop('end_date'), now) if (
+            'end_date' in values) else min(start + _AHEAD, dates.LATEST)
         window = lease_params.window_of(start, end, now)
-        duration = lease_params.parse_duration(values.pop('duration', '1h'))
+        duration = dates.parse_duration(values.pop('duration', '1h'))
         most = inputs.integer(values.pop('limit', _STARTS), 'limit', 1,
                               bodies.MAX_LIMIT)
         wanted = inputs.integer(values.get('amount', 1), 'amount', 1,
                                 requests.MAX_AMOUNT)
         values.setdefault('resource_type', 'flavor:instance' if (
             'flavor_id' in values) else making.RESOURCE_TYPE)
-        if window.end + duration >= lease_params.LATEST:
+        if window.end + duration >= dates.LATEST:
             raise errors.InvalidLeaseParams(
                 'The window and the duration lead beyond the year 9998. '
                 'Write an earlier end_date.')

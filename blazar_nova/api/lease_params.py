@@ -22,18 +22,11 @@ says what that means, or which sentence answers it. What was decided:
   and ``on_end``; none may be null, one that is not wanted is left out.
 * Hints whose names begin with "blazar" are marks that the service makes.
 * Blanks around a name are cut, as Nova does for servers.
-* A date is "now", ``YYYY-MM-DD HH:MM`` in UTC (month, day and hour may have
-  one digit) or ISO 8601 with a ``T``; either may have seconds, whose fraction
-  is cut, and end in ``Z`` or an offset (``+02``, ``+0200``, ``+02:00``).
-* Dates without seconds compare at the minute: such a date inside the current
-  minute is now, so that "start at 16:07" does not fail at 16:07:20. A start
-  that was over less than a minute ago, with seconds or without, is now too.
-* A duration is whole numbers with units, the largest first: ``1d12h``.
+* Dates and durations are what :mod:`blazar_nova.api.dates` says.
 """
 
 import collections.abc
 import dataclasses
-import datetime
 import json
 import re
 import typing as ty
@@ -46,11 +39,11 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.leases import requests
+from blazar_nova.api import dates
 
-__all__ = ['Defaults', 'LATEST', 'LEASE_PARAMS', 'ON_END', 'check_defaults',
+__all__ = ['Defaults', 'LEASE_PARAMS', 'ON_END', 'check_defaults',
            'default_before_end', 'defaults', 'events_of', 'inside',
-           'is_whole_minute', 'lease_request', 'name_of', 'parse_date',
-           'parse_duration', 'start_of', 'window_of']
+           'lease_request', 'name_of', 'window_of']
 
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
@@ -58,14 +51,6 @@ SERVICE_PREFIX = 'blazar'
 
 MAX_BYTES = 16 * 1024
 MAX_NAME = 255
-
-#: Every lease ends before this: 9999-01-01 00:00 UTC. The year that is left
-#: lets others add to a date without leaving what a datetime can hold.
-LATEST = 253370764800
-
-#: A start so many seconds ago is now: a request needs time to arrive, and
-#: clocks differ.
-LATE = 60
 
 #: What the service can do with a server at the end of its lease.
 ON_END = ('delete',)
@@ -95,14 +80,6 @@ _OWN_EVENTS = {
 }
 
 _EVENT_TYPE = re.compile(r'[A-Za-z0-9_.-]{1,64}')
-_DATE = re.compile(
-    r'([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})[ T]([0-9]{1,2}):([0-9]{2})'
-    r'(?::([0-9]{2})(?:\.[0-9]+)?)?'
-    r'(Z|([+-])([0-9]{2})(?::?([0-9]{2}))?)?')
-_DURATION = re.compile(''.join(
-    f'(?:([0-9]{{1,10}}){unit})?' for unit in 'wdhms'))
-_UNIT_SECONDS = (7 * 86400, 86400, 3600, 60, 1)
-_EPOCH = datetime.datetime(1970, 1, 1)
 
 _Object: ty.TypeAlias = dict[str, object]
 
@@ -157,70 +134,11 @@ def lease_request(
     if not _is_reserved(hints):
         return None
     if LEASE_PARAMS not in hints:
-        start = parse_date(defaults.start, now)
+        start = dates.parse_date(defaults.start, now)
         return _request({}, start, start + defaults.length, now, defaults)
     params = _load(_scalar(hints[LEASE_PARAMS]))
-    start = start_of(_text(params, 'start', defaults.start), now)
+    start = dates.start_of(_text(params, 'start', defaults.start), now)
     return _request(params, start, _end(params, start, now), now, defaults)
-
-
-def parse_date(text: str, now: int) -> int:
-    """The instant that a date names, in seconds since the epoch, UTC.
-
-    :raises InvalidLeaseParams: for all but the documented forms, and for
-        years before 1970 and after 9998
-    """
-    text = text.strip()
-    if text.lower() == 'now':
-        return now
-    match = _DATE.fullmatch(text)
-    seconds = None if match is None else _seconds(match)
-    if match is None or seconds is None or not 0 <= seconds < LATEST:
-        raise errors.InvalidLeaseParams(
-            f'{inputs.shown(text)} is an invalid date. Required format: '
-            '%Y-%m-%d %H:%M in UTC, such as "2026-12-01 16:07", with a year '
-            'from 1970 to 9998; "now", seconds and ISO 8601 such as '
-            '"2026-12-01T16:07:00+02:00" are accepted too.')
-    whole_minute = match[6] is None
-    return now if whole_minute and seconds == now - now % 60 else seconds
-
-
-def start_of(text: str, now: int) -> int:
-    """The start that a date names; one of a moment ago is now.
-
-    One without seconds is meant for all of its minute.
-
-    :raises InvalidLeaseParams: when it is no date
-    """
-    start = parse_date(text, now)
-    late = LATE + 60 * is_whole_minute(text)
-    return now if now - late < start < now else start
-
-
-def is_whole_minute(text: str) -> bool:
-    """Whether a date is written without seconds."""
-    match = _DATE.fullmatch(text.strip())
-    return match is not None and match[6] is None
-
-
-def parse_duration(text: str) -> int:
-    """The seconds of a duration such as "2h" or "1d12h"; never 0.
-
-    :raises InvalidLeaseParams: for anything else
-    """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or not any(match.groups()):
-        raise errors.InvalidLeaseParams(
-            f'"{inputs.shown(text)}" is an invalid duration. Write whole '
-            'numbers of at most 10 digits with the units w, d, h, m, s, the '
-            'largest first, such as "2h", "90m" or "1d12h".')
-    seconds = sum(int(number or 0) * unit for number, unit in
-                  zip(match.groups(), _UNIT_SECONDS, strict=True))
-    if seconds == 0:
-        raise errors.InvalidLeaseParams(
-            f'The duration "{inputs.shown(text)}" is zero. Write one that is '
-            'longer, such as "2h".')
-    return seconds
 
 
 # The hints
@@ -358,9 +276,9 @@ def _end(params: _Object, start: int, now: int) -> int:
             'lease_params has both "end" and "duration". Write only one of '
             'them.')
     if 'end' in params:
-        return parse_date(_text(params, 'end', ''), now)
+        return dates.parse_date(_text(params, 'end', ''), now)
     if 'duration' in params:
-        return start + parse_duration(_text(params, 'duration', ''))
+        return start + dates.parse_duration(_text(params, 'duration', ''))
     raise errors.InvalidLeaseParams(
         'lease_params needs "end" or "duration". Write for example "end": '
         f'{_KEYS["end"]} or "duration": {_KEYS["duration"]}.')
@@ -381,10 +299,10 @@ def window_of(start: int, end: int, now: int) -> model.Window:
             'End date must be later than start date. The start is '
             f'{clock.minute(start)}, the end is {clock.minute(end)} UTC: '
             'write a later end, or a duration such as "2h".')
-    if end >= LATEST:
+    if end >= dates.LATEST:
         raise errors.InvalidLeaseParams(
-            f'The lease would not end before {clock.minute(LATEST)} UTC. '
-            'Write an earlier one.')
+            f'The lease would not end before {clock.minute(dates.LATEST)} '
+            'UTC. Write an earlier one.')
     return model.Window(start, end)
 
 
@@ -413,7 +331,7 @@ def name_of(text: str) -> str:
 def _before_end(params: _Object, window: model.Window, now: int,
                 defaults: Defaults) -> int | None:
     if 'before_end' in params:
-        time = parse_date(_text(params, 'before_end', ''), now)
+        time = dates.parse_date(_text(params, 'before_end', ''), now)
         return inside(time, window, 'before_end')
     return default_before_end(window, defaults)
 
@@ -468,7 +386,7 @@ def _event(event: object, window: model.Window, now: int,
     date = _string(event['event_date'], 'event_date', _EVENT_KEYS)
     return requests.EventRequest(
         _event_type(_string(event['event_type'], 'event_type', _EVENT_KEYS)),
-        inside(parse_date(date, now), window, 'event_date'))
+        inside(dates.parse_date(date, now), window, 'event_date'))
 
 
 def _event_type(text: str) -> str:
@@ -492,21 +410,3 @@ def _on_end(params: _Object) -> str:
             f'{", ".join(ON_END)}. Write "on_end": "{ON_END[0]}" or leave it '
             'out.')
     return value
-
-
-# Small things
-
-def _seconds(date: re.Match[str]) -> int | None:
-    """What a date that has the right form means; None for a 30 February."""
-    year, month, day, hour, minute, second = (
-        int(part or 0) for part in date.groups()[:6])
-    sign, hours, minutes = date[8], int(date[9] or 0), int(date[10] or 0)
-    if hours > 23 or minutes > 59:
-        return None
-    try:
-        when = datetime.datetime(year, month, day, hour, minute, second)
-    except ValueError:
-        return None
-    # In integers, because a datetime overflows at the ends of the calendar.
-    offset = (hours * 60 + minutes) * (-60 if sign == '-' else 60)
-    return (when - _EPOCH) // datetime.timedelta(seconds=1) - offset

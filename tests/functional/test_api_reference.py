@@ -30,8 +30,8 @@ import testtools
 from blazar_core.common import clock as clocks
 from blazar_core.common import states
 from blazar_core.leases import views
+from blazar_nova.api import dates
 from blazar_nova.api import faults
-from blazar_nova.api import lease_params
 from blazar_nova.api import rest
 from tests.functional import openapi
 from tests.functional import test_api
@@ -40,7 +40,7 @@ SAMPLES = os.path.join(openapi.DOCUMENTS, 'samples')
 WRITE = 'BLAZAR_WRITE_SAMPLES' in os.environ
 
 #: What the samples say instead of the moment at which a test begins.
-BEGAN = lease_params.parse_date('2026-12-01 13:00', 0)
+BEGAN = dates.parse_date('2026-12-01 13:00', 0)
 PROJECT = 'a0b86a98b0d343cb948e00689182efd4'
 USER = 'c631173edec04bb7a0c3f7711153c06c'
 HOST = 'http://controller:8774'
@@ -227,7 +227,7 @@ def moved(text, seconds):
         date = match.group()
         if 'T' in date:
             return clocks.iso(clocks.parse_iso(date) + seconds)
-        return clocks.minute(lease_params.parse_date(date, 0) + seconds)
+        return clocks.minute(dates.parse_date(date, 0) + seconds)
 
     return _DATE.sub(move, text)
 

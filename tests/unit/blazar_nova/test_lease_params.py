@@ -21,6 +21,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.leases import requests
+from blazar_nova.api import dates
 from blazar_nova.api import lease_params as parser
 from tests import examples
 
@@ -271,12 +272,12 @@ class TestDates(ParamsTestCase):
                 ('2027-1-2 3:04', at(2027, 1, 2, 3, 4)),
                 ('2028-02-29 00:00', at(2028, 2, 29)),
                 ('1970-01-01 00:00', 0),
-                ('9998-12-31 23:59:59', parser.LATEST - 1)):
-            self.assertEqual(expected, parser.parse_date(text, NOW), text)
+                ('9998-12-31 23:59:59', dates.LATEST - 1)):
+            self.assertEqual(expected, dates.parse_date(text, NOW), text)
 
     def test_now_is_the_instant_of_the_request(self):
         for text in ('now', 'NOW', ' Now '):
-            self.assertEqual(NOW, parser.parse_date(text, NOW))
+            self.assertEqual(NOW, dates.parse_date(text, NOW))
 
     def test_other_forms_are_refused_with_the_known_sentence(self):
         for text in (
@@ -294,7 +295,7 @@ class TestDates(ParamsTestCase):
                 (f'{text.replace(chr(10), "?")} is an invalid date. '
                  'Required format: %Y-%m-%d %H:%M', '"2026-12-01 16:07"',
                  'ISO 8601'),
-                parser.parse_date, text, NOW)
+                dates.parse_date, text, NOW)
 
     def test_dates_outside_the_calendar_are_refused(self):
         for text in (
@@ -308,28 +309,28 @@ class TestDates(ParamsTestCase):
                 '9998-12-31T23:59-01:00'):
             self.assert_sentence(
                 ('is an invalid date', '1970 to 9998'),
-                parser.parse_date, text, NOW)
+                dates.parse_date, text, NOW)
 
     def test_what_a_refusal_says_to_write_can_be_written(self):
         for start in (NOW, NOW + 7):
             sentence = refusals.Refusal(
                 refusals.Reason.NO_ROOM, 3, 1, start).sentence()
             written = sentence.split('"start": "')[1].split('"')[0]
-            self.assertEqual(start, parser.parse_date(written, NOW))
+            self.assertEqual(start, dates.parse_date(written, NOW))
 
     def test_a_date_without_seconds_in_this_minute_is_now(self):
         for text in ('2026-11-20 16:07', '2026-11-20T16:07Z',
                      '2026-11-20T18:07+02:00'):
-            self.assertEqual(NOW, parser.parse_date(text, NOW), text)
+            self.assertEqual(NOW, dates.parse_date(text, NOW), text)
         self.assertEqual(NOW - 20,
-                         parser.parse_date('2026-11-20 16:07:00', NOW))
-        self.assertEqual(NOW - 80, parser.parse_date('2026-11-20 16:06', NOW))
-        self.assertEqual(NOW + 40, parser.parse_date('2026-11-20 16:08', NOW))
+                         dates.parse_date('2026-11-20 16:07:00', NOW))
+        self.assertEqual(NOW - 80, dates.parse_date('2026-11-20 16:06', NOW))
+        self.assertEqual(NOW + 40, dates.parse_date('2026-11-20 16:08', NOW))
 
     def test_long_texts_are_shown_short(self):
         self.assert_sentence(
             ('111... is an invalid date.',),
-            parser.parse_date, '1' * 16000, NOW)
+            dates.parse_date, '1' * 16000, NOW)
 
 
 class TestDurations(ParamsTestCase):
@@ -339,7 +340,7 @@ class TestDurations(ParamsTestCase):
                 ('2h', 7200), ('3d', 3 * DAY), ('90m', 5400), ('45s', 45),
                 ('1d12h', 36 * 3600), ('1w', 7 * DAY), (' 2h ', 7200),
                 ('1w1d1h1m1s', 8 * DAY + 3661), ('0d5m', 300), ('02h', 7200)):
-            self.assertEqual(expected, parser.parse_duration(text), text)
+            self.assertEqual(expected, dates.parse_duration(text), text)
 
     def test_other_forms_are_refused(self):
         for text in ('', ' ', '2', 'h', '2 h', '2H', '-2h', '+2h', '1.5h',
@@ -347,11 +348,11 @@ class TestDurations(ParamsTestCase):
                      '\u0662h', '1' * 11 + 's', '9' * 5000 + 'd'):
             self.assert_sentence(
                 ('is an invalid duration', 'such as "2h"'),
-                parser.parse_duration, text)
+                dates.parse_duration, text)
 
     def test_zero_is_refused(self):
         for text in ('0h', '0w0d0h0m0s', '00s'):
-            self.assert_sentence(('is zero',), parser.parse_duration, text)
+            self.assert_sentence(('is zero',), dates.parse_duration, text)
 
 
 class TestWindow(ParamsTestCase):
@@ -437,7 +438,7 @@ class TestWindow(ParamsTestCase):
                                 'not end before 9999-01-01 00:00')
         start = {'start': '9998-12-31 23:00'}
         self.assertEqual(
-            parser.LATEST - 1,
+            dates.LATEST - 1,
             self.ask({**start, 'duration': '59m59s'}).window.end)
         self.assert_refused({**start, 'duration': '1h'}, 'not end before')
 
@@ -590,11 +591,11 @@ keys = st.one_of(st.text(max_size=12), st.sampled_from(
 values = st.recursive(scalars, lambda inner: st.one_of(
     st.lists(inner, max_size=3),
     st.dictionaries(keys, inner, max_size=3)), max_leaves=8)
-dates = st.one_of(st.just('now'), naive_dates.map(str), texts)
+date_texts = st.one_of(st.just('now'), naive_dates.map(str), texts)
 near_misses = st.fixed_dictionaries({}, optional={
-    'name': texts, 'start': dates, 'end': dates, 'duration': texts,
-    'before_end': dates, 'on_end': texts, 'events': st.lists(
-        st.fixed_dictionaries({'event_type': texts, 'event_date': dates}),
+    'name': texts, 'start': date_texts, 'end': date_texts, 'duration': texts,
+    'before_end': date_texts, 'on_end': texts, 'events': st.lists(
+        st.fixed_dictionaries({'event_type': texts, 'event_date': date_texts}),
         max_size=2)})
 json_texts = st.one_of(values, near_misses).map(json.dumps)
 hint_values = st.one_of(values, json_texts, st.lists(json_texts, max_size=2))
@@ -612,7 +613,7 @@ class TestProperties(ParamsTestCase):
         zone = text[-6:]
         for form in (text, text.replace('T', ' '),
                      text[:-6] + zone.replace(':', '')):
-            self.assertEqual(expected, parser.parse_date(form, NOW), form)
+            self.assertEqual(expected, dates.parse_date(form, NOW), form)
 
     @repeatable
     @hypothesis.given(naive_dates)
@@ -621,7 +622,7 @@ class TestProperties(ParamsTestCase):
         expected = int(cut.replace(tzinfo=UTC).timestamp())
         for form in (str(cut), cut.isoformat(), naive.isoformat(),
                      f'{cut.isoformat()}Z'):
-            self.assertEqual(expected, parser.parse_date(form, NOW), form)
+            self.assertEqual(expected, dates.parse_date(form, NOW), form)
 
     @repeatable
     @hypothesis.given(naive_dates, offsets)
@@ -629,11 +630,11 @@ class TestProperties(ParamsTestCase):
         naive = naive.replace(second=0, microsecond=0)
         expected = int(naive.replace(tzinfo=offset).timestamp())
         text = naive.replace(tzinfo=offset).isoformat(timespec='minutes')
-        self.assertEqual(expected, parser.parse_date(text, -1), text)
+        self.assertEqual(expected, dates.parse_date(text, -1), text)
         short = (f'{naive.year}-{naive.month}-{naive.day} '
                  f'{naive.hour}:{naive.minute:02}')
         self.assertEqual(int(naive.replace(tzinfo=UTC).timestamp()),
-                         parser.parse_date(short, -1), short)
+                         dates.parse_date(short, -1), short)
 
     @repeatable
     @hypothesis.given(st.lists(st.integers(0, 10 ** 6), min_size=5,
@@ -646,7 +647,7 @@ class TestProperties(ParamsTestCase):
         text = ''.join(f'{number}{unit}' for number, unit in
                        zip(numbers, 'wdhms', strict=True) if number)
         self.assertEqual(int(expected.total_seconds()),
-                         parser.parse_duration(text))
+                         dates.parse_duration(text))
 
     @repeatable
     @hypothesis.given(naive_dates, st.integers(1, 86400), st.integers(0, 99))
@@ -670,11 +671,11 @@ class TestProperties(ParamsTestCase):
     @hypothesis.given(texts)
     def test_any_text_is_a_date_or_refused(self, text):
         try:
-            seconds = parser.parse_date(text, NOW)
+            seconds = dates.parse_date(text, NOW)
         except errors.InvalidLeaseParams as e:
             self.assertTrue(str(e).isprintable())
         else:
-            self.assertTrue(0 <= seconds < parser.LATEST)
+            self.assertTrue(0 <= seconds < dates.LATEST)
 
     @repeatable
     @hypothesis.given(st.dictionaries(st.one_of(st.text(), st.sampled_from(
@@ -699,7 +700,7 @@ class TestProperties(ParamsTestCase):
 
     def assert_valid(self, request):
         start, end = request.window.start, request.window.end
-        self.assertTrue(NOW <= start < end < parser.LATEST)
+        self.assertTrue(NOW <= start < end < dates.LATEST)
         self.assertEqual(start == NOW, request.starts_now)
         self.assertTrue(start <= request.before_end <= end)
         self.assertEqual('delete', request.on_end)

@@ -1,0 +1,123 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Dates and durations, as users write them.
+
+* A date is "now", ``YYYY-MM-DD HH:MM`` in UTC (month, day and hour may have
+  one digit) or ISO 8601 with a ``T``; either may have seconds, whose fraction
+  is cut, and end in ``Z`` or an offset (``+02``, ``+0200``, ``+02:00``).
+* Dates without seconds compare at the minute: such a date inside the current
+  minute is now, so that "start at 16:07" does not fail at 16:07:20. A start
+  that was over less than a minute ago, with seconds or without, is now too.
+* A duration is whole numbers with units, the largest first: ``1d12h``.
+"""
+
+import datetime
+import re
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+
+__all__ = ['LATEST', 'is_whole_minute', 'parse_date', 'parse_duration',
+           'start_of']
+
+#: Every lease ends before this: 9999-01-01 00:00 UTC. The year that is left
+#: lets others add to a date without leaving what a datetime can hold.
+LATEST = 253370764800
+
+#: A start so many seconds ago is now: a request needs time to arrive, and
+#: clocks differ.
+LATE = 60
+
+_DATE = re.compile(
+    r'([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})[ T]([0-9]{1,2}):([0-9]{2})'
+    r'(?::([0-9]{2})(?:\.[0-9]+)?)?'
+    r'(Z|([+-])([0-9]{2})(?::?([0-9]{2}))?)?')
+_DURATION = re.compile(''.join(
+    f'(?:([0-9]{{1,10}}){unit})?' for unit in 'wdhms'))
+_UNIT_SECONDS = (7 * 86400, 86400, 3600, 60, 1)
+_EPOCH = datetime.datetime(1970, 1, 1)
+
+
+def parse_date(text: str, now: int) -> int:
+    """The instant that a date names, in seconds since the epoch, UTC.
+
+    :raises InvalidLeaseParams: for all but the documented forms, and for
+        years before 1970 and after 9998
+    """
+    text = text.strip()
+    if text.lower() == 'now':
+        return now
+    match = _DATE.fullmatch(text)
+    seconds = None if match is None else _seconds(match)
+    if match is None or seconds is None or not 0 <= seconds < LATEST:
+        raise errors.InvalidLeaseParams(
+            f'{inputs.shown(text)} is an invalid date. Required format: '
+            '%Y-%m-%d %H:%M in UTC, such as "2026-12-01 16:07", with a year '
+            'from 1970 to 9998; "now", seconds and ISO 8601 such as '
+            '"2026-12-01T16:07:00+02:00" are accepted too.')
+    whole_minute = match[6] is None
+    return now if whole_minute and seconds == now - now % 60 else seconds
+
+
+def start_of(text: str, now: int) -> int:
+    """The start that a date names; one of a moment ago is now.
+
+    One without seconds is meant for all of its minute.
+
+    :raises InvalidLeaseParams: when it is no date
+    """
+    start = parse_date(text, now)
+    late = LATE + 60 * is_whole_minute(text)
+    return now if now - late < start < now else start
+
+
+def is_whole_minute(text: str) -> bool:
+    """Whether a date is written without seconds."""
+    match = _DATE.fullmatch(text.strip())
+    return match is not None and match[6] is None
+
+
+def parse_duration(text: str) -> int:
+    """The seconds of a duration such as "2h" or "1d12h"; never 0.
+
+    :raises InvalidLeaseParams: for anything else
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not any(match.groups()):
+        raise errors.InvalidLeaseParams(
+            f'"{inputs.shown(text)}" is an invalid duration. Write whole '
+            'numbers of at most 10 digits with the units w, d, h, m, s, the '
+            'largest first, such as "2h", "90m" or "1d12h".')
+    seconds = sum(int(number or 0) * unit for number, unit in
+                  zip(match.groups(), _UNIT_SECONDS, strict=True))
+    if seconds == 0:
+        raise errors.InvalidLeaseParams(
+            f'The duration "{inputs.shown(text)}" is zero. Write one that is '
+            'longer, such as "2h".')
+    return seconds
+
+
+def _seconds(date: re.Match[str]) -> int | None:
+    """What a date that has the right form means; None for a 30 February."""
+    year, month, day, hour, minute, second = (
+        int(part or 0) for part in date.groups()[:6])
+    sign, hours, minutes = date[8], int(date[9] or 0), int(date[10] or 0)
+    if hours > 23 or minutes > 59:
+        return None
+    try:
+        when = datetime.datetime(year, month, day, hour, minute, second)
+    except ValueError:
+        return None
+    # In integers, because a datetime overflows at the ends of the calendar.
+    offset = (hours * 60 + minutes) * (-60 if sign == '-' else 60)
+    return (when - _EPOCH) // datetime.timedelta(seconds=1) - offset

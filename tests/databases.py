@@ -400,6 +400,7 @@ class Books(fixtures.Fixture):
         """One more connection to it, as another process would have."""
         database = api.Database(self.conf)
         _compile_once(database.engine)
+        _keep_connections(database.engine)
         self.addCleanup(lambda: database.engine.dispose())
         return database
 
@@ -440,6 +441,18 @@ def _compile_once(engine: sa.Engine) -> None:
         _COMPILED[engine.dialect.name] = (
             engine.dialect, engine._compiled_cache)
     engine.dialect, engine._compiled_cache = _COMPILED[engine.dialect.name]
+
+
+def _keep_connections(engine: sa.Engine) -> None:
+    """Let an engine keep those to a SQLite file, as it keeps those to a server.
+
+    oslo.db opens one for each transaction. To read the tables anew, and to
+    remove the log when it was the only one, took a third of a test's time.
+    """
+    if isinstance(engine.pool, sa.NullPool):
+        engine.pool = sa.QueuePool(
+            engine.pool._creator, max_overflow=50, dialect=engine.dialect,
+            _dispatch=engine.pool.dispatch)
 
 
 @functools.cache

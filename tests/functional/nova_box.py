@@ -30,12 +30,14 @@ import logging
 import os
 import shutil
 import sqlite3
+import threading
 import typing as ty
 from unittest import mock
 
 from cryptography import fernet
 import fixtures
 from nova.conf import CONF
+from nova.api.openstack import urlmap
 from nova import config as nova_config
 from nova import context as nova_context
 from nova.db.api import api as api_db
@@ -59,6 +61,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_nova.parts import wiring
 
+from tests.functional import engines
 from tests import paste as pastes
 
 __all__ = ['ApiClient', 'Capacity', 'Identity', 'NovaBox', 'TokenReader',
@@ -215,6 +218,13 @@ class WriteLock(nova_fixtures.DatabaseWriteLock):
         return super()._get_lock(db_url)
 
 
+class NoDatabase(fixtures.Fixture):
+    """In the place of the database that Nova's harness would make."""
+
+    def __init__(self, **_which: ty.Any) -> None:
+        pass
+
+
 class Databases(fixtures.Fixture):
     """Nova's API database and cells, each a SQLite file in WAL mode.
 
@@ -233,6 +243,7 @@ class Databases(fixtures.Fixture):
         self.cell_mappings: dict[str, objects.CellMapping] = {}
 
     def _setUp(self) -> None:
+        self.useFixture(engines.Engines())
         self.useFixture(WriteLock())
         for name in ('api', 'cell0', 'cell1'):
             self._create(name)
@@ -283,6 +294,53 @@ class Databases(fixtures.Fixture):
             self.cell_mappings[name].create()
 
 
+# -- the API ----------------------------------------------------------------
+
+class Policy(nova_fixtures.RealPolicyFixture):
+    """The rules that Nova ships, and no file of an operator's."""
+
+    def _prepare_policy(self) -> None:
+        CONF.set_override('policy_dirs', [], group='oslo_policy')
+
+
+class LegacyApi(fixtures.Fixture):
+    """Loads what is below /v2 when it is first asked for.
+
+    It is the whole API a second time, and few tests ask for it.
+    """
+
+    PATH = '/v2/+'
+
+    def _setUp(self) -> None:
+        factory = urlmap.urlmap_factory
+
+        def without(loader: ty.Any, conf: ty.Any, **paths: str) -> ty.Any:
+            name = paths.pop(self.PATH)
+            apis = factory(loader, conf, **paths)
+            apis[self.PATH] = Later(
+                lambda: loader.get_app(name, global_conf=conf))
+            return apis
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.api.openstack.urlmap.urlmap_factory', without))
+
+
+class Later:
+    """A WSGI application that is loaded for its first request."""
+
+    def __init__(self, load: ty.Callable[[], ty.Any]) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._app: ty.Any = None
+
+    def __call__(self, environ: dict[str, ty.Any],
+                 start_response: ty.Callable[..., ty.Any]) -> ty.Any:
+        with self._lock:
+            if self._app is None:
+                self._app = self._load()
+        return self._app(environ, start_response)
+
+
 # -- the box ----------------------------------------------------------------
 
 class Capacity(ty.NamedTuple):
@@ -303,6 +361,8 @@ class NovaBox(nova_test.TestCase):
     plugin: bool = True
     #: The compute hosts to begin with.
     hosts: dict[str, Capacity] = {}
+    #: Whether the API below /v2 is loaded from the start, as in a cloud.
+    legacy_api: bool = False
     #: More lines of nova.conf, after all others.
     more_conf: str = ''
 
@@ -319,7 +379,10 @@ class NovaBox(nova_test.TestCase):
             parse(argv, **kwargs)
 
         # Nova's harness reads no file; this Nova is configured by its file.
-        with mock.patch.object(nova_config, 'parse_args', parse_file):
+        # It has Nova's own policy, and no database but those of _setup_cells.
+        with (mock.patch.object(nova_config, 'parse_args', parse_file),
+              mock.patch.object(nova_fixtures, 'PolicyFixture', Policy),
+              mock.patch.object(nova_fixtures, 'Database', NoDatabase)):
             super().setUp()
         for name in CHATTY:
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -371,7 +434,6 @@ class NovaBox(nova_test.TestCase):
 
     def _setup_neighbours(self) -> None:
         """The services around Nova: placement is real."""
-        self.policy = self.useFixture(nova_fixtures.RealPolicyFixture())
         self.neutron = self.useFixture(nova_fixtures.NeutronFixture(self))
         self.glance = self.useFixture(nova_fixtures.GlanceFixture(self))
         self.cinder = self.useFixture(nova_fixtures.CinderFixture(self))
@@ -380,14 +442,26 @@ class NovaBox(nova_test.TestCase):
         self.placement = self.placement_fixture.api
         self.useFixture(nova_fixtures.AllServicesCurrent())
 
+    #: The plugin's database after its migrations.
+    _plugin_database: ty.ClassVar[bytes] = b''
+
     def _setup_plugin_database(self) -> None:
-        from blazar_core.db import api
-        from blazar_core.db import migration
-        database = api.Database(CONF)
-        migration.upgrade(database)
-        database.engine.dispose()
+        path = os.path.join(self.folder, 'blazar.sqlite')
+        if not self._plugin_database:
+            from blazar_core.db import api
+            from blazar_core.db import migration
+            database = api.Database(CONF)
+            migration.upgrade(database)
+            # Closing the last connection moves the WAL into the file.
+            database.engine.dispose()
+            with open(path, 'rb') as f:
+                NovaBox._plugin_database = f.read()
+        with open(path, 'wb') as f:
+            f.write(self._plugin_database)
 
     def _setup_api(self) -> None:
+        if not self.legacy_api:
+            self.useFixture(LegacyApi())
         # Each test is a process to nova-api.
         wiring.shared.cache_clear()
         self.useFixture(fixtures.MonkeyPatch(

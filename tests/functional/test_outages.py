@@ -34,6 +34,8 @@ HOUR = 3600
 class BooksAwayTest(leased.LeasedTestCase):
     """Nobody can open the database."""
 
+    legacy_api = True
+
     def setUp(self):
         super().setUp()
         self.path = os.path.join(self.folder, 'blazar.sqlite')

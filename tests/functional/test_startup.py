@@ -36,6 +36,7 @@ from tests.functional import base
 class StartupTestCase(base.FunctionalTestCase):
 
     hosts = {}  # Nothing is booted here.
+    legacy_api = True
 
     def refusal(self, start):
         """The message with which something refuses to start."""

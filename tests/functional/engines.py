@@ -1,0 +1,107 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""SQLAlchemy's engines, cheaper to have many of.
+
+Each test has databases of its own, and so engines of its own. oslo.db opens a
+connection for each session on a SQLite file, and SQLAlchemy compiles each
+statement again for each engine: a quarter of what a test used to cost.
+"""
+
+import os
+import threading
+import typing as ty
+
+import fixtures
+from oslo_db.sqlalchemy import engines as oslo_engines
+import sqlalchemy as sa
+from sqlalchemy import pool
+
+__all__ = ['Engines']
+
+
+class Engines(fixtures.Fixture):
+    """Engines that oslo.db makes from now on share what they compile.
+
+    Those of Nova's and placement's SQLite files keep their connections as
+    well, until this fixture ends. The plugin's do not: tests take the file
+    away from under it.
+    """
+
+    #: The first engine of each kind. SQLAlchemy keeps what it has compiled
+    #: by the dialect that it was compiled for; with the dialect of the first
+    #: one all others find it. Neither knows of a database or a connection.
+    _first: ty.ClassVar[dict[str, sa.Engine]] = {}
+    _lock: ty.ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self._made: list[sa.Engine] = []
+
+    def _setUp(self) -> None:
+        self._create = oslo_engines.create_engine
+        self.addCleanup(self._dispose)
+        self.useFixture(fixtures.MonkeyPatch(
+            'oslo_db.sqlalchemy.engines.create_engine', self._new_engine))
+
+    def _new_engine(self, sql_connection: ty.Any, **kwargs: ty.Any
+                    ) -> sa.Engine:
+        kind = kind_of(sa.make_url(sql_connection))
+        if kind == 'nova':
+            kwargs['_engine_target'] = pooled
+        engine = ty.cast(
+            sa.Engine, self._create(sql_connection, **kwargs))
+        if kind is not None:
+            self._share(kind, engine)
+        self._made.append(engine)
+        return engine
+
+    def _share(self, kind: str, engine: sa.Engine) -> None:
+        with self._lock:
+            if kind not in self._first:
+                # A dialect asks its first connection what the database is.
+                engine.connect().close()
+                self._first[kind] = engine
+        first = self._first[kind]
+        engine.dialect = first.dialect
+        engine._compiled_cache = first._compiled_cache
+
+    def _dispose(self) -> None:
+        for engine in self._made:
+            engine.dispose()
+
+
+def kind_of(url: sa.URL) -> str | None:
+    """Whose SQLite file a URL names; None when it is none of them."""
+    name = os.path.basename(url.database or '')
+    if url.get_backend_name() != 'sqlite' or not name.endswith('.sqlite'):
+        return None
+    if name == 'blazar.sqlite':
+        return 'plugin'
+    if name in ('api.sqlite', 'cell0.sqlite', 'cell1.sqlite'):
+        return 'nova'
+    return 'nova' if name.startswith('nova-test-placement-') else None
+
+
+def pooled(url: sa.URL, **kwargs: ty.Any) -> tuple[sa.Engine, sa.Engine]:
+    """An engine with as many connections as are used at once."""
+    # A file does not go away, so nobody has to ask whether it is there.
+    kwargs.update(poolclass=pool.QueuePool, pool_size=0, pool_pre_ping=False)
+    # Nova alone has more statements than the 500 of the default.
+    engine = sa.create_engine(url, query_cache_size=5000, **kwargs)
+
+    @sa.event.listens_for(engine, 'checkin')
+    def _checked_in(_connection: ty.Any, record: ty.Any) -> None:
+        # oslo.db's mark of a transaction that has begun. What takes back a
+        # connection ends the transaction without telling oslo.db.
+        record.info.pop('in_transaction', None)
+
+    return engine, engine

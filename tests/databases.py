@@ -444,7 +444,7 @@ def _compile_once(engine: sa.Engine) -> None:
 
 
 def _keep_connections(engine: sa.Engine) -> None:
-    """Let an engine keep those to a SQLite file, as it keeps those to a server.
+    """Let an engine keep those to a SQLite file, as those to a server.
 
     oslo.db opens one for each transaction. To read the tables anew, and to
     remove the log when it was the only one, took a third of a test's time.

@@ -447,7 +447,7 @@ def _keep_connections(engine: sa.Engine) -> None:
     """Let an engine keep those to a SQLite file, as those to a server.
 
     oslo.db opens one for each transaction. To read the tables anew, and to
-    remove the log when it was the only one, took a third of a test's time.
+    remove the log when it was the only one, took a quarter of a test's time.
     """
     if isinstance(engine.pool, sa.NullPool):
         engine.pool = sa.QueuePool(

@@ -38,7 +38,7 @@ from blazar_nova.compat import service
 from blazar_nova.parts import credentials
 from blazar_nova.parts import external
 
-__all__ = ['Parts', 'admission', 'asked_of', 'assemble', 'compare_settings',
+__all__ = ['Parts', 'asked_of', 'assemble', 'compare_settings',
            'database', 'lost_after', 'shared']
 
 LOG = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         if event_type in _OVER:
             outside.on_end(lease)
 
-    search = admission(conf, books, clock)
+    search = _admission(conf, books, clock)
     return Parts(
         conf, books, clock, secrets, trusts, search,
         leases.Leases(books, clock, search), cloud,
@@ -190,8 +190,8 @@ def _compare_settings(process: str, mine: settings.Settings,
     books.engine.dispose()
 
 
-def admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
-              ) -> admissions.Admission:
+def _admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
+               ) -> admissions.Admission:
     """What finds room, by the strategy that is configured."""
     return admissions.Admission(
         books, clock, strategies.spread

@@ -81,13 +81,13 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
             return hosts
         takes = plugins.takes(hosts, spec_obj)
         leased = plugins.may_be_leased(spec_obj)
-        rooms = self._rooms(spec_obj, takes, leased)
-        kept = _kept(hosts, rooms)
+        found = self._rooms(spec_obj, takes, leased)
+        kept = _kept(hosts, found)
         if not leased and len(kept) < min(
                 len(hosts), FEW * plugins.servers_of(spec_obj)):
-            rooms = self._rooms(spec_obj, takes, True)
-            kept = _kept(hosts, rooms)
-        marks.mark_booked(spec_obj, rooms.booked)
+            found = self._rooms(spec_obj, takes, True)
+            kept = _kept(hosts, found)
+        marks.mark_booked(spec_obj, found.booked)
         if len(kept) < len(hosts):
             LOG.log(logging.DEBUG if kept else logging.INFO,
                     'Server %s: %s of %s hosts are promised to leases',
@@ -116,9 +116,9 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
             return rooms.Rooms(None, {}, 0)
 
 
-def _kept(hosts: list[ty.Any], rooms: rooms.Rooms) -> list[ty.Any]:
+def _kept(hosts: list[ty.Any], found: rooms.Rooms) -> list[ty.Any]:
     """The hosts that have room."""
-    room_on, elsewhere = rooms.by_host.get, rooms.elsewhere
-    if elsewhere and all(rooms.by_host.values()):
+    room_on, elsewhere = found.by_host.get, found.elsewhere
+    if elsewhere and all(found.by_host.values()):
         return hosts
     return [host for host in hosts if room_on(host.uuid, elsewhere) > 0]

@@ -24,6 +24,7 @@ take to say which hosts may be used is not in it.
 import dataclasses
 import json
 import logging
+import os
 import random
 import threading
 import time
@@ -52,6 +53,7 @@ from blazar_core.leases import views
 from blazar_nova.api import bodies
 from blazar_nova.api import dates
 from blazar_nova.api import lease_params
+from tests.unit.blazar_core import racer
 
 HOSTS, BOOKINGS, LEASES = 1000, 100_000, 20_000
 #: Requests that are drawn of each kind, and changes of the worst one.
@@ -148,7 +150,8 @@ class Member:
         with self.search.index.fresh():
             self.hosts = frozenset(self.search.index.ids_by_uuid)
         self.host_ids = [*self.search.index.hosts]
-        self.leases = leases.Leases(database, clock, self.search)
+        self.leases = leases.Leases(
+            database, clock, self.search, racer.FileKind.types(os.devnull))
         self.made: list[str] = []
         self.marker = views.page(database, views.Query(
             project_id='project', limit=500))[0][-1]['id']
@@ -222,7 +225,7 @@ class Member:
         reserved = tuple(
             making.NewReservation(self._demand(
                 1, max(1, servers // reservations), None, None, 0,
-                1024 + number), params={}, flavor={})
+                1024 + number), params={}, spec={})
             for number in range(reservations))
         self.made.append(self.leases.making.create(making.NewLease(
             'project', 'user', request, reserved), None)['id'])

@@ -32,6 +32,7 @@ import functools
 import itertools
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -57,6 +58,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from tests import databases
+from tests.unit.blazar_core import racer
 
 PROCESSES, HOSTS, SECONDS = 4, 1000, 15
 DAY = 86_400
@@ -137,7 +139,8 @@ class Worker:
         database = api.Database(databases.configuration(url))
         search = admission.Admission(database, clock, STRATEGIES[strategy])
         self.search = search
-        self.leases = leases.Leases(database, clock, search)
+        self.leases = leases.Leases(
+            database, clock, search, racer.FileKind.types(os.devnull))
         self.reservation = self.lease(self.window())['reservations'][0]['id']
         self.admit = {'lease': self.lease, 'admission': self.book}[what]
         self.disturbed: collections.Counter[str] = collections.Counter()

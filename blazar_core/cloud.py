@@ -22,8 +22,7 @@ import typing as ty
 
 from blazar_core.common import clock as clocks
 
-__all__ = ['Cloud', 'Deadline', 'Gate', 'Opening', 'Seen', 'ServerState',
-           'Trace']
+__all__ = ['Cloud', 'Deadline', 'Gate', 'Seen', 'ServerState', 'Trace']
 
 
 class ServerState(enum.Enum):
@@ -63,20 +62,6 @@ class Trace(enum.Enum):
 
     NONE = 'none'
     CAUGHT = 'caught'
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Opening:
-    """A reservation whose servers come later, and whose time has come.
-
-    :ivar affinity: True: its servers share one host; False: no two do
-    """
-
-    reservation_id: str
-    project_id: str
-    user_id: str
-    flavor: ty.Mapping[str, ty.Any]
-    affinity: bool | None
 
 
 class Deadline:
@@ -171,12 +156,4 @@ class Cloud(ty.Protocol):
 
         For one whose build was never sent; safe to repeat.
         """
-        ...
-
-    def open(self, reservation: Opening) -> None:
-        """Let a project boot servers with a reservation; safe to repeat."""
-        ...
-
-    def close(self, reservation_id: str) -> None:
-        """Let nobody boot with a reservation any more; safe to repeat."""
         ...

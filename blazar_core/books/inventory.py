@@ -338,7 +338,7 @@ def _keeps(booking: models.Booking, takes: model.Resources,
     A place stays as large as was promised, whoever takes less of it: the
     next one may take all.
     """
-    if booking.reservation.flavor is None:
+    if booking.reservation.booted:
         return dict(takes)
     return dict(collections.Counter(booking.reservation.resources) |
                 collections.Counter(takes))
@@ -398,15 +398,15 @@ def _usage(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
 
 
 def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
-           ) -> list[str]:
-    """Take the capacity from hosts that Nova does not have any more.
+           pool: str = model.COMPUTE) -> list[str]:
+    """Take the capacity from hosts of a pool that it does not have any more.
 
     :returns: their names
     :raises LostRace: when somebody decided about one of them meanwhile
     """
     gone = [row for row in session.scalars(sa.select(models.Host).where(
-        models.Host.uuid.not_in(uuids)).order_by(models.Host.id))
-        if row.capacity]
+        models.Host.pool == pool, models.Host.uuid.not_in(uuids),
+    ).order_by(models.Host.id)) if row.capacity]
     ledger.take(session.connection(), now, gone, {})
     for row in gone:
         row.capacity, row.updated_at = {}, now

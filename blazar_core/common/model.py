@@ -35,6 +35,7 @@ from blazar_core.common import properties as properties_
 
 __all__ = [
     'Affinity',
+    'COMPUTE',
     'Demand',
     'FOREVER',
     'Host',
@@ -45,6 +46,9 @@ __all__ = [
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
+#: Whose hosts are compared with those of the cloud; others have pools of
+#: their own, and whoever wrote them down looks after them.
+COMPUTE = 'compute'
 #: The end of a window that has no end (9999-12-31 23:59:59 UTC).
 FOREVER = 253402300799
 
@@ -138,7 +142,10 @@ class Host:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a cloud says of a host, but for what runs there."""
+    """What is said of a host, but for what runs there.
+
+    :ivar pool: of which it is one
+    """
 
     uuid: str
     name: str
@@ -146,3 +153,4 @@ class HostFacts:
     capacity: Resources
     properties: ty.Mapping[str, ty.Any] = dataclasses.field(
         default_factory=dict)
+    pool: str = COMPUTE

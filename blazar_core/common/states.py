@@ -80,10 +80,19 @@ EVENT = Machine('event', {
 
 
 class EventType:
-    """The events that every lease has; others are the user's own."""
+    """The events of leases; others are a resource type's, or the user's own.
+
+    MOVED: something of a lease that has begun was bound to another host.
+    """
 
     START = 'start_lease'
     EXPIRE = 'expire_offer'
     BEFORE_END = 'before_end_lease'
     END = 'end_lease'
-    OWN = (START, EXPIRE, BEFORE_END, END)
+    MOVED = 'moved_lease'
+    OWN = (START, EXPIRE, BEFORE_END, END, MOVED)
+
+    @classmethod
+    def is_users(cls, event_type: str) -> bool:
+        """Whether a user has asked for it; a resource type's has a colon."""
+        return event_type not in cls.OWN and ':' not in event_type

@@ -22,6 +22,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy import orm
 
+from blazar_core.common import model
+
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
            'HeldBuild', 'Host', 'Lease', 'RequestKey', 'Reservation',
            'Setting']
@@ -96,11 +98,13 @@ class Lease(Base):
 class Reservation(Base):
     """What a lease holds: so many of one thing.
 
-    The bookings of a boot's lease are its servers' and go with them. A
-    reservation with a ``flavor`` is there first: each of its bookings is a
-    place that a server of this flavor takes and leaves. ``params`` is what
-    was asked for, in the API's words. ``moved_at`` is when what was promised
-    was last bound to other hosts, because there was no room for it any more.
+    The bookings of a boot's lease are its servers' and go with them. Any
+    other reservation is there first: each of its bookings is a place that a
+    server may take and leave, if it is of a type that servers come to.
+    ``params`` is what was asked for, in the API's words, and ``spec`` what
+    its resource type keeps beside that; a boot's has neither. ``moved_at`` is
+    when what was promised was last bound to other hosts, because there was no
+    room for it any more.
     """
 
     __tablename__ = 'reservations'
@@ -113,8 +117,10 @@ class Reservation(Base):
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     params: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True))
-    flavor: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True))
+    # The column is called after what the first types kept: while an upgrade
+    # goes on, processes of the release before still know it by that name.
+    spec: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
+        'flavor', sa.JSON(none_as_null=True))
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     moved_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
@@ -123,6 +129,11 @@ class Reservation(Base):
     lease: orm.Mapped[Lease] = orm.relationship(back_populates='reservations')
     bookings: orm.Mapped[list['Booking']] = orm.relationship(
         back_populates='reservation', order_by='Booking.id')
+
+    @property
+    def booted(self) -> bool:
+        """Whether it came with a boot, and its bookings are its servers'."""
+        return self.params is None
 
 
 class Event(Base):
@@ -160,13 +171,14 @@ class Event(Base):
 
 
 class Host(Base):
-    """A compute node: what it has, and what is used of it without an end.
+    """What has room: how much, and what is used of it without an end.
 
     ``generation`` is the guard of the books: who decides something about a
     host must find the generation that it read, and leaves the next one.
     ``usage`` is what all ``consumers`` take; who is booked on the host is
     none of them. ``recheck_at`` is when the cloud is to be asked again what
-    runs there; None: with the next comparison in full.
+    runs there; None: with the next comparison in full. ``pool`` is what it is
+    one of: the compute nodes, or something that the cloud does not know.
     """
 
     __tablename__ = 'hosts'
@@ -176,6 +188,8 @@ class Host(Base):
     name: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     service_host: orm.Mapped[str] = orm.mapped_column(
         sa.String(255), index=True)
+    pool: orm.Mapped[str] = orm.mapped_column(
+        sa.String(66), default=model.COMPUTE, server_default=model.COMPUTE)
     capacity: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     usage: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     consumers: orm.Mapped[dict[str, Consumer] | None] = orm.mapped_column(

@@ -16,13 +16,16 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import events
 from blazar_core.leases import views
+from blazar_core import resources
 
 __all__ = ['Binding', 'MISSING', 'may_move']
 
@@ -35,9 +38,11 @@ MISSING = 'What was promised does not fit any more. '
 class Binding:
     """Binds bookings of leases to other hosts."""
 
-    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 types: resources.Types) -> None:
         self._database = database
         self._clock = clock
+        self._types = types
 
     def rebind(self, lease_id: str, seen: int,
                hosts: ty.Mapping[int, int | None], reason: str = '',
@@ -59,8 +64,7 @@ class Binding:
                 return None
             held = session.get(models.HeldBuild, lease_id) is not None
             rows = [row for row in lease.bookings if row.id in hosts and
-                    may_move(row, row.reservation.flavor is not None, held,
-                             lease)]
+                    may_move(row, not row.reservation.booted, held, lease)]
             if len(rows) != len(hosts):
                 return None
             rows = [row for row in rows if row.host_id != hosts[row.id]]
@@ -70,6 +74,7 @@ class Binding:
                 row, ledger.new_of(row, host_id=hosts[row.id]))
                 for row in rows])
             _moved(lease, rows, reason, self._clock.now())
+            self._tell(session, lease, rows)
             session.flush()
             names = {host_id: name for host_id, name in session.execute(
                 sa.select(models.Host.id, models.Host.name).where(
@@ -86,6 +91,16 @@ class Binding:
                 LOG.warning('Lease %s: %s has no room on host %s any more. '
                             '%s', lease_id, what, names[old], reason)
         return described
+
+    def _tell(self, session: orm.Session, lease: models.Lease,
+              rows: ty.Iterable[models.Booking]) -> None:
+        """Have the types of what was moved do what is to be done then."""
+        if lease.status in states.BEGUN and any(
+                self._types.of_row(row.reservation).minds_moves
+                for row in rows):
+            now = self._clock.now()
+            session.add(models.Event(**events.row(
+                lease.id, states.EventType.MOVED, now, now)))
 
 
 def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:

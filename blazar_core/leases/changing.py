@@ -34,6 +34,7 @@ from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_core import resources
 
 __all__ = ['Change', 'Changing']
 
@@ -69,10 +70,12 @@ class Changing:
     """Changes leases: all that is asked for, or nothing."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 admission: admissions.Admission) -> None:
+                 admission: admissions.Admission, types: resources.Types,
+                 ) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
+        self._types = types
 
     def update(self, lease_id: str, change: Change) -> dict[str, ty.Any]:
         """Prolong, shorten, move, resize or rename: all of it, or nothing.
@@ -250,6 +253,7 @@ class Changing:
             ledger.amend(session, self._clock.now(), edits)
             for one in lease.reservations:
                 _resize(one, change, self._clock.now())
+            self._retime(session, lease, window)
             _redate(lease, window, self._clock.now())
             # Only what is written can be deleted again.
             session.flush()
@@ -257,6 +261,18 @@ class Changing:
             session.flush()
             session.expire(lease)
             return views.describe(lease)
+
+    def _retime(self, session: orm.Session, lease: models.Lease,
+                window: model.Window) -> None:
+        """The events of its resource types' own, in another window."""
+        if (window.start, window.end) == (lease.start_date, lease.end_date):
+            return
+        now, own = self._clock.now(), self._types.events(lease, window)
+        for event in lease.events:
+            if event.event_type in own and event.status == 'UNDONE':
+                event.time = own[event.event_type]
+                if event.due != model.FOREVER:
+                    event.due = max(event.time, now)
 
     def _rename(self, session: orm.Session, lease: models.Lease,
                 change: Change, window: model.Window) -> None:
@@ -286,7 +302,7 @@ class Changing:
                   if event.status == 'UNDONE' and (
                       event.event_type in parts or
                       change.events is not None and
-                      event.event_type not in states.EventType.OWN)),
+                      states.EventType.is_users(event.event_type))),
                 *_old_events(lease)]:
             session.delete(event)
         for event_type, time in own + [
@@ -313,7 +329,7 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
     resources = change.resources
     if wanted is not None:
         used = sum(row.server_id is not None for row in rows)
-        if reservation.flavor is None:
+        if reservation.booted:
             raise errors.InvalidLeaseParams(
                 f'Reservation {reservation.id} was made by a boot: its '
                 f'servers are what they are. Leave it out.')
@@ -374,7 +390,7 @@ def _resize(reservation: models.Reservation, change: Change, now: int,
         reservation.resources = dict(wanted.demand.resources)
         reservation.amount = wanted.demand.count
         reservation.params = dict(wanted.params or {})
-        reservation.flavor = dict(wanted.flavor or {})
+        reservation.spec = dict(wanted.spec or {})
         reservation.updated_at = now
     elif change.resources is not None:
         reservation.resources = dict(change.resources)

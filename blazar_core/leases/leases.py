@@ -21,6 +21,7 @@ from blazar_core.leases import credentials
 from blazar_core.leases import making
 from blazar_core.leases import places
 from blazar_core.leases import servers
+from blazar_core import resources
 
 __all__ = ['Leases']
 
@@ -29,10 +30,11 @@ class Leases:
     """The leases in the books."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 admission: admissions.Admission) -> None:
-        self.making = making.Making(database, clock, admission)
-        self.changing = changing.Changing(database, clock, admission)
-        self.binding = binding.Binding(database, clock)
+                 admission: admissions.Admission, types: resources.Types,
+                 ) -> None:
+        self.making = making.Making(database, clock, admission, types)
+        self.changing = changing.Changing(database, clock, admission, types)
+        self.binding = binding.Binding(database, clock, types)
         self.places = places.Places(database, clock)
         self.credentials = credentials.Credentials(database, clock)
         self.servers = servers.Servers(database)

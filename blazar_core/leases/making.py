@@ -36,6 +36,7 @@ from blazar_core.leases import limits
 from blazar_core.leases import repeats
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_core import resources
 
 __all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE', 'total']
 
@@ -47,19 +48,19 @@ RESOURCE_TYPE = 'virtual:instance'
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewReservation:
-    """So many servers of a kind.
+    """So many of one thing.
 
-    :ivar server_ids: those that are about to be built; none when servers
-        come later, of ``flavor``
-    :ivar params: what was asked for, in the API's words
-    :ivar flavor: what servers that come later will be made of
+    :ivar server_ids: those that are about to be built; none unless it comes
+        with a boot
+    :ivar params: what was asked for, in the API's words; None: a boot
+    :ivar spec: what its resource type keeps beside that
     """
 
     demand: model.Demand
     server_ids: tuple[str, ...] = ()
     resource_type: str = RESOURCE_TYPE
     params: ty.Mapping[str, ty.Any] | None = None
-    flavor: ty.Mapping[str, ty.Any] | None = None
+    spec: ty.Mapping[str, ty.Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,10 +94,12 @@ class Making:
     """Makes leases, and takes back those that come to nothing."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 admission: admissions.Admission) -> None:
+                 admission: admissions.Admission, types: resources.Types,
+                 ) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
+        self._types = types
 
     def check(self, new: NewLease) -> None:
         """Make sure that there is room now; books nothing.
@@ -120,8 +123,8 @@ class Making:
         """Admit a lease: all of its servers, or nothing is written.
 
         :param sealed: the call to be sent at its start; None when the caller
-            sends it now, and the lease starts with that, or when its servers
-            come later
+            sends it now, and the lease starts with that, or when it does not
+            come with a boot
         :returns: the lease, as :func:`~blazar_core.leases.views.describe` has
         it
         :raises Refused: when there is no room; says why and when
@@ -135,15 +138,16 @@ class Making:
                 connection, new, sealed, picked))
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
                  lease['id'], lease['name'], new.project_id, lease['status'],
-                 lease['start_date'], lease['end_date'],
+                 clocks.iso(lease['start_date']),
+                 clocks.iso(lease['end_date']),
                  ', '.join(new.server_ids) or 'come later')
         return lease
 
     def _create(self, connection: sa.Connection, new: NewLease,
                 sealed: str | None, picked: picking.Picked,
                 ) -> dict[str, ty.Any]:
-        rows = _rows(new, self._clock.now(),
-                     started=sealed is None and bool(new.server_ids))
+        rows = _rows(new, self._clock.now(), sealed is None and bool(
+            new.server_ids), self._types)
         if sealed is not None:
             rows.held = [{
                 'lease_id': rows.lease['id'], 'sealed': sealed,
@@ -204,7 +208,7 @@ class Making:
     def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
                picked: picking.Picked) -> dict[str, ty.Any]:
         now = self._clock.now()
-        rows = _rows(new, now, started=False)
+        rows = _rows(new, now, False, self._types)
         rows.lease['status'] = 'OFFERED'
         # Nothing of it happens unless it is accepted.
         for event in rows.events:
@@ -310,7 +314,8 @@ class _Rows:
                 for reservation in self.reservations]))
 
 
-def _rows(new: NewLease, now: int, started: bool) -> _Rows:
+def _rows(new: NewLease, now: int, started: bool, types: resources.Types,
+          ) -> _Rows:
     """What is to be written of a lease."""
     request = new.request
     lease_id = uuidutils.generate_uuid()
@@ -329,18 +334,23 @@ def _rows(new: NewLease, now: int, started: bool) -> _Rows:
         'resource_type': one.resource_type, 'amount': one.demand.count,
         'resources': dict(one.demand.resources), 'status': 'pending',
         'params': None if one.params is None else dict(one.params),
-        'flavor': None if one.flavor is None else dict(one.flavor),
+        'flavor': None if one.spec is None else dict(one.spec),
         'moved_at': None, 'created_at': now, 'updated_at': now,
     } for reservation_id, one in zip(ids, new.reservations, strict=True)], [
         events.row(lease_id, event_type, time, now,
                    done=started and event_type == states.EventType.START)
-        for event_type, time in _events(request)])
+        for event_type, time in _events(new, types)])
 
 
-def _events(request: requests.LeaseRequest) -> list[tuple[str, int]]:
+def _events(new: NewLease, types: resources.Types) -> list[tuple[str, int]]:
+    request = new.request
     events = [(states.EventType.START, request.window.start),
               (states.EventType.END, request.window.end)]
     if request.before_end is not None:
         events.append((states.EventType.BEFORE_END, request.before_end))
     events += [(event.event_type, event.time) for event in request.events]
-    return events
+    own = {resources.event_of(one.resource_type, name): time
+           for one in new.reservations if one.params is not None
+           for name, time in types.named[one.resource_type].events(
+               request.window).items()}
+    return [*events, *own.items()]

@@ -21,23 +21,17 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['DELETING', 'FIELDS', 'Query', 'describe', 'get', 'listed',
-           'owner_of_deleted', 'page', 'payload', 'status']
+__all__ = ['DELETING', 'Query', 'describe', 'get', 'listed',
+           'owner_of_deleted', 'page', 'status']
 
 #: What users see of a lease whose deletion is under way.
 DELETING = 'DELETING'
 
-
-#: What :func:`describe` says of a lease.
-FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
-          'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
-          'created_at', 'updated_at', 'reservations', 'events')
 
 #: Of how many leases the parts are asked for by one statement.
 _AT_ONCE = 200
@@ -207,7 +201,7 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
                 id=part.id, lease_id=part.owner, resource_type=part.name,
                 status=part.status, amount=part.number,
                 resources=part.resources, params=part.params,
-                flavor=part.flavor, moved_at=part.moved_at,
+                spec=part.spec, moved_at=part.moved_at,
                 created_at=part.created_at,
                 updated_at=part.updated_at, bookings=bookings[part.id]))
         elif part.kind == 'e':
@@ -231,7 +225,7 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
 
     def part(kind: str, *columns: ty.Any) -> sa.Select[ty.Any]:
         names = ('id', 'owner', 'name', 'status', 'number', 'created_at',
-                 'updated_at', 'resources', 'params', 'flavor', 'moved_at')
+                 'updated_at', 'resources', 'params', 'spec', 'moved_at')
         return sa.select(sa.literal_column(f"'{kind}'").label('kind'), *(
             column.label(name)
             for name, column in zip(names, columns, strict=True)))
@@ -243,7 +237,7 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
              reservation.resource_type, reservation.status,
              sa.cast(reservation.amount, sa.BigInteger),
              reservation.created_at, reservation.updated_at,
-             reservation.resources, reservation.params, reservation.flavor,
+             reservation.resources, reservation.params, reservation.spec,
              reservation.moved_at)
         .where(reservation.lease_id.in_(lease_ids)),
         part('e', event.id, event.lease_id, event.event_type, event.status,
@@ -275,7 +269,12 @@ def status(lease: ty.Any) -> str:
 
 
 def describe(lease: ty.Any) -> dict[str, ty.Any]:
-    """A row of a lease in the API's words; no secrets in it."""
+    """What there is to say of a row of a lease; no secrets in it.
+
+    Times are seconds since the epoch, as in the row. ``degraded`` says that
+    some reservation has ``missing_resources`` (a booking without a host) or
+    ``resources_changed`` (it has other hosts than when it was made).
+    """
     reservations = [_describe_reservation(one) for one in lease.reservations]
     return {
         'id': lease.id, 'name': lease.name, 'status': status(lease),
@@ -283,59 +282,25 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
         'degraded': any(one['missing_resources'] or one['resources_changed']
                         for one in reservations),
         'project_id': lease.project_id, 'user_id': lease.user_id,
-        # A secret of ours; clients expect the key.
-        'trust_id': None,
-        'start_date': clocks.iso(lease.start_date),
-        'end_date': clocks.iso(lease.end_date),
-        'before_end_date': _iso(lease.before_end_date),
-        'created_at': clocks.iso(lease.created_at),
-        'updated_at': clocks.iso(lease.updated_at),
+        **{name: getattr(lease, name) for name in (
+            'start_date', 'end_date', 'before_end_date', 'created_at',
+            'updated_at')},
         'reservations': reservations,
-        'events': [{'id': event.id, 'lease_id': lease.id,
-                    'event_type': event.event_type,
-                    'time': clocks.iso(event.time), 'status': event.status,
-                    'created_at': _iso(event.created_at),
-                    'updated_at': _iso(event.updated_at)}
-                   for event in lease.events],
+        'events': [{name: getattr(event, name) for name in (
+            'id', 'lease_id', 'event_type', 'time', 'status', 'created_at',
+            'updated_at')} for event in lease.events],
     }
 
 
-def payload(lease: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
-    """What a notification says of a lease.
-
-    ``version`` is that of this form: its second number changes with what is
-    added, its first with what is not there any more or means something else.
-
-    :param lease: as :func:`describe` has it
-    """
-    told = {key: value for key, value in lease.items() if key != 'trust_id'}
-    return {'version': '1.0', 'lease_id': lease['id'], **told, 'events': [
-        {**event, 'event_date': event['time']} for event in lease['events']]}
-
-
-def _iso(seconds: int | None) -> str | None:
-    return None if seconds is None else clocks.iso(seconds)
-
-
 def _describe_reservation(reservation: ty.Any) -> dict[str, ty.Any]:
-    described = {
-        'id': reservation.id, 'lease_id': reservation.lease_id,
-        'resource_id': reservation.id,
-        'resource_type': reservation.resource_type,
-        'status': reservation.status, 'amount': reservation.amount,
+    return {
+        **{name: getattr(reservation, name) for name in (
+            'id', 'lease_id', 'resource_type', 'status', 'amount', 'params',
+            'created_at', 'updated_at')},
         'resources': dict(reservation.resources),
         'missing_resources': any(booking.host_id is None
                                  for booking in reservation.bookings),
         'resources_changed': reservation.moved_at is not None,
-        'created_at': clocks.iso(reservation.created_at),
-        'updated_at': clocks.iso(reservation.updated_at),
         'servers': [booking.server_id for booking in reservation.bookings
                     if booking.server_id is not None],
     }
-    if reservation.flavor is not None:
-        affine = reservation.params.get('affinity') is not None
-        described |= {
-            **reservation.params, 'flavor_id': reservation.id,
-            'server_group_id': reservation.id if affine else None,
-            'aggregate_id': None}
-    return described

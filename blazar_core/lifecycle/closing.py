@@ -25,6 +25,7 @@ from blazar_core.db import models
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
+from blazar_core import resources
 
 __all__ = ['Closing']
 
@@ -40,7 +41,9 @@ class Closing:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: clouds.Cloud, opens: ty.Callable[[str], str],
-                 notify: ty.Callable[[str, facts.Lease], None]) -> None:
+                 notify: ty.Callable[[str, facts.Lease], None],
+                 types: resources.Types) -> None:
+        self._types = types
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -52,15 +55,15 @@ class Closing:
         so. One that cannot be closed yet keeps nothing else from ending.
         """
         with self._database.reader() as session:
-            openings = facts.openings(api.found(session, lease_id))
+            over = self._types.reserved(session, api.found(session, lease_id))
         closed = True
-        for opening in openings:
+        for kind, reserved in over:
             try:
-                self._cloud.close(opening.reservation_id)
+                kind.end(reserved)
             except Exception:
                 closed = False
                 LOG.exception('Lease %s: reservation %s could not be closed '
-                              'yet', lease_id, opening.reservation_id)
+                              'yet', lease_id, reserved.id)
         return closed
 
     def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
@@ -73,7 +76,7 @@ class Closing:
             if lease.status == 'TERMINATED':
                 return True
             if facts.servers(lease) or (
-                    facts.openings(lease) and not closed) or (
+                    facts.comes_first(lease) and not closed) or (
                     lease.status != 'TERMINATING' and facts.bookings(lease)):
                 return False
             described = transitions.finish(session, lease, self._clock.now())

@@ -53,13 +53,6 @@ class Ending:
         self._observing = observing
         self._closing = closing
 
-    def announce(self, lease_id: str, event_type: str) -> facts.Outcome:
-        """Tell the world that an event of a lease has come."""
-        described = self._described(lease_id)
-        if described['status'] not in (*facts.ENDING, views.DELETING):
-            self._notify(f'lease.event.{event_type}', described)
-        return None
-
     def expire(self, lease_id: str) -> facts.Outcome:
         """An offer that nobody accepted in time is over."""
         self._database.retried(self._expire, lease_id)
@@ -178,7 +171,3 @@ class Ending:
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
             return facts.servers(lease)
-
-    def _described(self, lease_id: str) -> facts.Lease:
-        with self._database.reader() as session:
-            return views.describe(api.found(session, lease_id))

@@ -354,8 +354,11 @@ class Engine:
                 ending.end, claim.lease_id, when_due=True)
         if claim.event_type == states.EventType.EXPIRE:
             return functools.partial(ending.expire, claim.lease_id)
+        telling = self._lifecycle.telling
+        if claim.event_type == states.EventType.MOVED:
+            return functools.partial(telling.moved, claim.lease_id)
         return functools.partial(
-            ending.announce, claim.lease_id, claim.event_type)
+            telling.announce, claim.lease_id, claim.event_type)
 
     def _settled(self, claim: _Claim, outcome: facts.Outcome) -> None:
         if outcome is None:
@@ -375,11 +378,12 @@ class Engine:
         """Again after a pause that doubles, or not at all any more.
 
         The end of a lease or an offer is never given up: its capacity would
-        be lost.
+        be lost; nor is a move: it would be used where it is not.
         """
         attempts = claim.attempts + 1
         if attempts > self._max_retries and claim.event_type not in (
-                states.EventType.END, states.EventType.EXPIRE):
+                states.EventType.END, states.EventType.EXPIRE,
+                states.EventType.MOVED):
             self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
                     self._update, claim, status='ERROR', attempts=attempts))

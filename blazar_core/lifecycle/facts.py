@@ -24,14 +24,13 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.db import models
 
 __all__ = ['AGAIN', 'AWAY', 'BEGUN', 'ENDING', 'LONGEST_PAUSE',
            'LONGEST_WAIT', 'Later', 'Lease', 'Outcome', 'TO_START', 'apart',
-           'booking_of', 'bookings', 'failures', 'is_building',
-           'is_unsettled', 'openings', 'pause', 'put_off',
+           'booking_of', 'bookings', 'comes_first', 'failures',
+           'is_building', 'is_unsettled', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
 
 LOG = logging.getLogger(__name__)
@@ -92,12 +91,9 @@ def bookings(lease: models.Lease) -> list[models.Booking]:
             for booking in reservation.bookings]
 
 
-def openings(lease: models.Lease) -> list[clouds.Opening]:
-    """The reservations of a lease that servers come to later."""
-    return [clouds.Opening(
-        one.id, lease.project_id, lease.user_id, one.flavor,
-        (one.params or {}).get('affinity'))
-        for one in lease.reservations if one.flavor is not None]
+def comes_first(lease: models.Lease) -> bool:
+    """Whether a lease is there before what takes it: no boot made it."""
+    return any(not one.booted for one in lease.reservations)
 
 
 def waiting(lease: models.Lease) -> list[str]:

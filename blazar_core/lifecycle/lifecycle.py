@@ -32,6 +32,8 @@ from blazar_core.lifecycle import lost
 from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import starting
+from blazar_core.lifecycle import telling
+from blazar_core import resources
 
 __all__ = ['Lifecycle']
 
@@ -49,16 +51,19 @@ class Lifecycle:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: clouds.Cloud, opens: ty.Callable[[str], str],
                  notify: ty.Callable[[str, facts.Lease], None],
-                 patience: int, lost_after: int) -> None:
-        self.closing = closing.Closing(database, clock, cloud, opens, notify)
+                 patience: int, lost_after: int, types: resources.Types,
+                 ) -> None:
+        self.closing = closing.Closing(
+            database, clock, cloud, opens, notify, types)
         self.observing = observing.Observing(
             database, clock, cloud, notify, self.closing)
         self.sending = sending.Sending(
             database, clock, cloud, opens, notify)
         self.starting = starting.Starting(
             database, clock, cloud, notify, patience, self.sending,
-            self.closing)
+            self.closing, types)
         self.lost = lost.Lost(
             database, clock, cloud, lost_after, self.sending, self.observing)
         self.ending = ending.Ending(
             database, clock, cloud, notify, self.observing, self.closing)
+        self.telling = telling.Telling(database, notify, types)

@@ -43,7 +43,7 @@ _HAS_BOOKINGS = sa.exists().where(
 _BEGUN_BY_BOOT = sa.select(models.Lease.id).where(
     models.Lease.status.in_(facts.BEGUN), sa.exists().where(
         models.Reservation.lease_id == models.Lease.id,
-        models.Reservation.flavor.is_(None)))
+        models.Reservation.params.is_(None)))
 
 
 class Observing:
@@ -127,7 +127,7 @@ class Observing:
             if booking is None:
                 return
             left = None
-            if booking.reservation.flavor is not None and (
+            if not booking.reservation.booted and (
                     lease.status not in facts.ENDING):
                 left = ledger.new_of(
                     booking, server_id=None, running=False, sent_at=None,
@@ -177,7 +177,7 @@ class Observing:
                     seen.unplaced and booking.sent_at is None or
                     sent not in (None, (booking.sent_at,))):
                 return []
-            if booking.reservation.flavor is not None:
+            if not booking.reservation.booted:
                 # The place is the lease's, whatever becomes of a server.
                 return []
             fault = seen.fault or 'Nova gave no reason'

@@ -29,6 +29,7 @@ from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
+from blazar_core import resources
 
 __all__ = ['Starting']
 
@@ -45,7 +46,8 @@ class Starting:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None], patience: int,
-                 sending: sending.Sending, closing: closing.Closing) -> None:
+                 sending: sending.Sending, closing: closing.Closing,
+                 types: resources.Types) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -53,6 +55,7 @@ class Starting:
         self._patience = patience
         self._sending = sending
         self._closing = closing
+        self._types = types
 
     def start(self, lease_id: str, when_due: bool = False) -> facts.Outcome:
         """Send the held call of a lease for the servers that wait for it.
@@ -130,13 +133,12 @@ class Starting:
                 lease.updated_at = self._clock.now()
 
     def _begin(self, lease_id: str, when_due: bool) -> facts.Outcome:
-        """Its servers come later, from now on."""
-        openings = self._database.retried(
+        """It may be used from now on."""
+        begun, outcome = self._database.retried(
             self._take_places, lease_id, when_due)
-        if not isinstance(openings, list):
-            return openings
-        for opening in openings:
-            self._cloud.open(opening)
+        if not begun:
+            return outcome
+        self.open(lease_id)
         described = self._database.retried(self._activate, lease_id)
         if described is not None:
             self._notify('lease.event.start_lease', described)
@@ -148,28 +150,29 @@ class Starting:
     def open(self, lease_id: str) -> None:
         """Let the reservations of a lease be used; safe to repeat."""
         with self._database.reader() as session:
-            openings = facts.openings(api.found(session, lease_id))
-        for opening in openings:
-            self._cloud.open(opening)
+            begun = self._types.reserved(session, api.found(session, lease_id))
+        for kind, reserved in begun:
+            kind.start(reserved)
 
     def _is_ending(self, lease_id: str) -> bool:
         with self._database.reader() as session:
             return api.found(session, lease_id).status in facts.ENDING
 
     def _take_places(self, lease_id: str, when_due: bool,
-                     ) -> list[clouds.Opening] | facts.Outcome:
-        """What is to be opened; it is not changed any more after this."""
+                     ) -> tuple[bool, facts.Outcome]:
+        """Whether it may; what is to start is not changed any more then."""
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if when_due and lease.start_date > now:
-                return facts.Later(lease.start_date - now, 'it was just moved')
+                return False, facts.Later(
+                    lease.start_date - now, 'it was just moved')
             if lease.status not in facts.TO_START or facts.servers(lease):
                 # Servers have a call that builds them; without it they
                 # cannot start.
-                return None
+                return False, None
             transitions.enter(lease, 'STARTING', self._clock.now())
-            return facts.openings(lease)
+            return True, None
 
     def _activate(self, lease_id: str) -> facts.Lease | None:
         with self._database.writer() as session:

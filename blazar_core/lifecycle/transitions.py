@@ -50,7 +50,7 @@ def settle(session: orm.Session, lease: models.Lease, now: int) -> None:
     session.flush()
     session.expire_all()
     rows = facts.bookings(lease)
-    if lease.status not in facts.BEGUN or not rows or facts.openings(lease):
+    if lease.status not in facts.BEGUN or not rows or facts.comes_first(lease):
         return
     for reservation in lease.reservations:
         reservation.status = facts.reservation_status(reservation)
@@ -96,7 +96,7 @@ def give_room_back(session: orm.Session,
 def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
                  ) -> None:
     """What was not sent yet is not sent any more."""
-    if lease.status == 'PENDING' or facts.openings(lease):
+    if lease.status == 'PENDING' or facts.comes_first(lease):
         enter(lease, 'ERROR', now)
         for reservation in lease.reservations:
             reservation.status = 'error'

@@ -41,8 +41,9 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding as bindings
+from blazar_core import resources
 
-__all__ = ['PAUSE', 'Promise', 'Watch']
+__all__ = ['PAUSE', 'Watch']
 
 LOG = logging.getLogger(__name__)
 
@@ -53,24 +54,6 @@ PAUSE = 3
 AGAIN = 30
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Promise:
-    """A reservation whose servers have not all been sent yet.
-
-    :ivar call: the build of its servers; None: they come later, of
-        ``flavor``, which was made by ``params``
-    """
-
-    project_id: str
-    user_id: str
-    call: str | None
-    params: ty.Mapping[str, ty.Any]
-    flavor: ty.Mapping[str, ty.Any]
-
-
-#: What servers of a reservation need, and which hosts they may use now.
-#: Raises Refused when they may use none.
-DemandOf: ty.TypeAlias = ty.Callable[[Promise], model.Demand]
 Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 
 
@@ -82,6 +65,7 @@ class _Case(ty.NamedTuple):
     """
 
     reservation: models.Reservation
+    reserved: resources.Reserved
     lease: models.Lease
     sealed: str | None
     rows: list[models.Booking]
@@ -99,14 +83,14 @@ class Watch:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, binding: bindings.Binding,
-                 opens: ty.Callable[[str], str], demand_of: DemandOf,
+                 opens: ty.Callable[[str], str], types: resources.Types,
                  notify: Notify, patience: int) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._binding = binding
         self._opens = opens
-        self._demand_of = demand_of
+        self._types = types
         self._notify = notify
         self._patience = patience
         #: By host, the generation at which nothing could be done for it, and
@@ -318,9 +302,10 @@ class Watch:
             lease = reservation.lease
             held = session.get(models.HeldBuild, lease.id)
             rows = [row for row in reservation.bookings if bindings.may_move(
-                row, reservation.flavor is not None, held is not None, lease)]
+                row, not reservation.booted, held is not None, lease)]
             return _Case(
-                reservation, lease, None if held is None else held.sealed,
+                reservation, resources.reserved(session, reservation), lease,
+                None if held is None else held.sealed,
                 rows, [row for row in reservation.bookings
                        if row not in rows])
 
@@ -342,12 +327,11 @@ class Watch:
 
     def _ask(self, case: _Case,
              ) -> model.Demand | refusals.Refusal | errors.CloudUnavailable:
-        one, lease = case.reservation, case.lease
         try:
-            return self._demand_of(Promise(
-                lease.project_id, lease.user_id,
-                None if case.sealed is None else self._opens(case.sealed),
-                one.params or {}, one.flavor or {}))
+            return self._types.of_row(case.reservation).demand(
+                dataclasses.replace(
+                    case.reserved, call=None if case.sealed is None else
+                    self._opens(case.sealed)))
         except errors.Refused as exc:
             return exc.refusal
         except errors.CloudUnavailable as exc:
@@ -414,7 +398,7 @@ _ROWS = sa.select(
     _BOOKING.start_date, _BOOKING.end_date, _BOOKING.resources,
     _BOOKING.sent_at, _BOOKING.placed_at,
     _LEASE.id.label('lease_id'), _LEASE.status, _LEASE.deleted_at,
-    _LEASE.created_at, _RESERVATION.flavor.is_not(None).label('later'),
+    _LEASE.created_at, _RESERVATION.params.is_not(None).label('later'),
     _HELD.lease_id.is_not(None).label('held'),
 ).join(_RESERVATIONS, _RESERVATION.id == _BOOKING.reservation_id).join(
     _LEASES, _LEASE.id == _RESERVATION.lease_id).outerjoin(

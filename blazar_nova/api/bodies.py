@@ -20,7 +20,6 @@ import collections.abc
 import dataclasses
 import typing as ty
 
-from blazar_core.common import clock
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
@@ -29,6 +28,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import dates
 from blazar_nova.api import lease_params
+from blazar_nova.parts import answers
 
 __all__ = ['ChangeRequest', 'CreateRequest', 'MAX_LIMIT', 'MAX_RESERVATIONS',
            'change', 'check_total', 'create', 'query']
@@ -135,7 +135,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     Dates without seconds compare at the minute: one that says the minute at
     which the lease begins or ends anyway changes nothing.
 
-    :param lease: as it is, in the API's words
+    :param lease: as :func:`blazar_core.leases.views.describe` has it
     :raises InvalidLeaseParams: with the sentence that the user reads
     """
     values = inputs.json_object(body, 'The body of the request')
@@ -145,7 +145,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     before_end = _new_date(values, 'before_end_date', lease, now)
     if before_end is None and end is not None and 'before_end_date' in values:
         # What is not said moves with the end; this is to stay.
-        before_end = clock.parse_iso(lease['before_end_date'])
+        before_end = ty.cast(int, lease['before_end_date'])
     window = model.Window(0, dates.LATEST)
     return ChangeRequest(
         changing.Change(
@@ -184,10 +184,10 @@ def query(values: collections.abc.Mapping[str, str], now: int,
 def _fields(text: str) -> list[str]:
     names = [name.strip() for name in text.split(',')]
     for name in names:
-        if name not in views.FIELDS:
+        if name not in answers.FIELDS:
             raise errors.InvalidLeaseParams(
                 f'"{inputs.shown(name)}" is no field of a lease. Write some '
-                f'of {", ".join(views.FIELDS)}.')
+                f'of {", ".join(answers.FIELDS)}.')
     return names
 
 
@@ -210,10 +210,8 @@ def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
         return None
     text = _text(values, key)
     time, old = dates.parse_date(text, now), lease[key]
-    same = 16 if dates.is_whole_minute(text) else None
-    if old is not None and old[:same] == clock.iso(time)[:same]:
-        return None
-    return time
+    unit = 60 if dates.is_whole_minute(text) else 1
+    return None if old is not None and old // unit == time // unit else time
 
 
 def _before_end(values: _Object, window: model.Window, now: int,

@@ -39,7 +39,6 @@ from blazar_nova.api import faults
 from blazar_nova.api import lease_params
 from blazar_nova.api import policy
 from blazar_nova.api import trusts
-from blazar_nova.compat import service
 from blazar_nova.parts import wiring
 from blazar_nova.resources import types
 
@@ -78,15 +77,19 @@ class Leases:
             query = dataclasses.replace(query, project_id=context.project_id)
         found, more = views.page(self._parts.database, query)
         body: dict[str, ty.Any] = {
-            'leases': [_chosen(lease, fields) for lease in found]}
+            'leases': [_chosen(self._parts.answers.lease(lease), fields)
+                       for lease in found]}
         if more:
             body['leases_links'] = [{'rel': 'next', 'href': _next(
                 request, found[-1]['id'])}]
         return 200, body
 
     def show(self, request: webob.Request, lease_id: str) -> Answer:
-        return 200, {'lease': self._lease(
-            request, lease_id, 'blazar:leases:get')}
+        return self._answer(200, self._lease(
+            request, lease_id, 'blazar:leases:get'))
+
+    def _answer(self, code: int, lease: dict[str, ty.Any]) -> Answer:
+        return code, {'lease': self._parts.answers.lease(lease)}
 
     def _lease(self, request: webob.Request, lease_id: str, rule: str,
                ) -> dict[str, ty.Any]:
@@ -117,7 +120,7 @@ class Leases:
                 made = repeats.made_by(self._parts.database, key)
                 if made is None:
                     raise
-        return 201, {'lease': made}
+        return self._answer(201, made)
 
     def _create(self, request: webob.Request, key: repeats.Key | None,
                 ) -> Answer:
@@ -151,20 +154,21 @@ class Leases:
         else:
             lease = self._parts.leases.making.create(new, None)
             trusts.entrust(self._parts, context, lease)
-        service.notify('lease.create', lease)
-        return 201, {'lease': lease}
+        self._parts.tell('lease.create', lease)
+        return self._answer(201, lease)
 
     def _asking(self, context: ty.Any) -> types.Asking:
         return types.Asking(
-            context, self._parts.conf.blazar.public_properties)
+            context, self._parts.conf.blazar.public_properties,
+            self._parts.types)
 
     def accept(self, request: webob.Request, lease_id: str) -> Answer:
         self._lease(request, lease_id, 'blazar:leases:offer')
         lease = self._parts.leases.making.accept(lease_id)
         if _is_owner(_context(request), lease):
             trusts.entrust(self._parts, _context(request), lease)
-        service.notify('lease.update', lease)
-        return 200, {'lease': lease}
+        self._parts.tell('lease.update', lease)
+        return self._answer(200, lease)
 
     # -- changing ----------------------------------------------------------
 
@@ -182,10 +186,10 @@ class Leases:
         change = dataclasses.replace(
             change, granted=self._check_change(lease, change, resized))
         changed = self._prolong(_context(request), lease, change)
-        service.notify('lease.update', changed)
+        self._parts.tell('lease.update', changed)
         if _is_near_end(lease) and not _is_near_end(changed):
-            service.notify('lease.event.before_end_lease.stop', changed)
-        return 200, {'lease': changed}
+            self._parts.tell('lease.event.before_end_lease.stop', changed)
+        return self._answer(200, changed)
 
     def _prolong(self, context: ty.Any, lease: dict[str, ty.Any],
                  change: changing.Change) -> dict[str, ty.Any]:
@@ -195,8 +199,7 @@ class Leases:
         :raises Forbidden: when it is built by its trust, and who asks cannot
             give another one
         """
-        later = change.end is not None and change.end > clocks.parse_iso(
-            lease['end_date'])
+        later = change.end is not None and change.end > lease['end_date']
         if not later or not self._parts.trusts.is_configured():
             return self._parts.leases.changing.update(lease['id'], change)
         if not self._parts.leases.servers.keeps_build(lease['id']):
@@ -241,7 +244,7 @@ class Leases:
                     f'{", ".join(own) or "it has none"}.')
             if not one.keys() - {'id', 'resource_type'}:
                 continue
-            if 'flavor_id' not in reservation:
+            if reservation['params'] is None:
                 raise errors.InvalidLeaseParams(
                     f'Reservation {reservation["id"]} was made by a boot: '
                     f'its servers are what they are. Leave it out.')
@@ -260,7 +263,7 @@ class Leases:
         same = {}
         for one in lease['reservations']:
             if lease['status'] in ('PENDING', 'OFFERED') and (
-                    'flavor_id' in one):
+                    one['params'] is not None):
                 with contextlib.suppress(
                         errors.InvalidLeaseParams, errors.Refused):
                     new = asking.new_reservation({}, one)
@@ -272,7 +275,7 @@ class Leases:
                       resized: bool) -> limits.Granted | None:
         """Ask the limits about a lease as it would be."""
         start, end = (
-            getattr(change, key) or clocks.parse_iso(lease[f'{key}_date'])
+            getattr(change, key) or lease[f'{key}_date']
             for key in ('start', 'end'))
         if end <= start:
             raise errors.InvalidLeaseParams(
@@ -292,7 +295,7 @@ class Leases:
             sum(one['amount'] for one in lease['reservations']))
         return self._parts.limits.check(dataclasses.replace(
             wiring.asked_of(new, held=False), lease_id=lease['id'],
-            resized=resized, current=lease))
+            resized=resized, current=self._parts.answers.lease(lease)))
 
     def delete(self, request: webob.Request, lease_id: str) -> Answer:
         try:
@@ -324,14 +327,14 @@ class Leases:
                               bodies.MAX_LIMIT)
         wanted = inputs.integer(values.get('amount', 1), 'amount', 1,
                                 requests.MAX_AMOUNT)
-        values.setdefault('resource_type', 'flavor:instance' if (
-            'flavor_id' in values) else making.RESOURCE_TYPE)
         if window.end + duration >= dates.LATEST:
             raise errors.InvalidLeaseParams(
                 'The window and the duration lead beyond the year 9998. '
                 'Write an earlier end_date.')
         try:
-            new = self._asking(context).new_reservation(values)
+            asking = self._asking(context)
+            values.setdefault('resource_type', asking.guess(values))
+            new = asking.new_reservation(values)
         except errors.Refused:
             found, more = [(window.start, 0)], False
         else:

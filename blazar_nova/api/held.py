@@ -15,12 +15,10 @@
 import dataclasses
 import typing as ty
 
-from oslo_log import log as logging
 from oslo_utils import excutils
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.common import refusals
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import steps
@@ -31,13 +29,10 @@ from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 from blazar_nova.compat import router
-from blazar_nova.compat import service
 from blazar_nova.parts import wiring
 from blazar_nova.resources import groups
 
 __all__ = ['Admission']
-
-LOG = logging.getLogger(__name__)
 
 
 class Admission:
@@ -119,8 +114,8 @@ class Admission:
             with excutils.save_and_reraise_exception():
                 self._leases.making.withdraw(lease['id'])
         trusts.entrust(self._parts, call.context, lease)
-        service.notify('lease.create', lease)
-        service.notify('lease.event.start_lease', lease)
+        self._parts.tell('lease.create', lease)
+        self._parts.tell('lease.event.start_lease', lease)
 
     def _hold(self, new: making.NewLease, call: calls.BuildCall) -> None:
         """The lease starts later: the build is kept until then.
@@ -145,15 +140,9 @@ class Admission:
             with excutils.save_and_reraise_exception():
                 trusts.take_back(self._parts, trust)
         steps.reached(steps.Step.CREATE_BOOKED, servers)
-        service.notify('lease.create', lease)
+        self._parts.tell('lease.create', lease)
 
     def _demand(self, call: calls.BuildCall) -> model.Demand:
-        try:
+        with demands.refused(len(call.request_spec)):
             demand = demands.demand_of(call.context, call.request_spec)
-        except demands.NoSuchHost as exc:
-            LOG.info('Boot of %s: no host may be used: %s',
-                     ', '.join(call.server_ids), exc)
-            raise errors.Refused(refusals.Refusal(
-                refusals.Reason.NO_HOST, len(call.request_spec), 0, None),
-            ) from exc
         return groups.in_group(demand, call, self._leases.servers)

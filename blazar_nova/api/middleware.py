@@ -118,6 +118,10 @@ class LeaseMiddleware:
                 'The hint "reservation" must be the id of a reservation of '
                 'your project that is not over; no such reservation was '
                 'found.')
+        if not self._parts.types.of(kind, False).for_servers:
+            raise errors.InvalidLeaseParams(
+                f'Reservation {wanted} is of {kind}: no servers are booted '
+                f'with it. Leave the hint "reservation" out.')
         raise errors.InvalidLeaseParams(
             f'The hint "reservation" is for reservations of hosts, and this '
             f'one is of {kind}. Leave the hint out; a reservation made by '

@@ -21,7 +21,6 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_nova.parts import wiring
 
@@ -39,11 +38,10 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
     """Let a lease end in the name of its owner, if that can be.
 
     :param context: of a request of his
-    :param lease: as the API describes it; it is in the books
+    :param lease: as it was made; it is in the books
     """
     try:
-        trust = parts.trusts.delegate(
-            context, clocks.parse_iso(lease['end_date']))
+        trust = parts.trusts.delegate(context, lease['end_date'])
     except (errors.NotDelegated, errors.CloudUnavailable) as exc:
         LOG.info('Lease %s: its servers will not be deleted in the name of '
                  'its owner: %s', lease['id'], exc.__cause__ or exc)
@@ -65,9 +63,9 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
                       lease['id'])
         take_back(parts, trust)
         return
-    starts = clocks.parse_iso(lease['start_date'])
-    if before is not None and (lease['status'] == 'ACTIVE' or
-                               starts > parts.clock.now() + _SOON):
+    if before is not None and (
+            lease['status'] == 'ACTIVE' or
+            lease['start_date'] > parts.clock.now() + _SOON):
         # Else its token may be under way with the build, and dies with it.
         take_back(parts, parts.vault.open(before))
 

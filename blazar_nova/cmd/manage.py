@@ -20,6 +20,7 @@ import typing as ty
 from oslo_config import cfg
 import prettytable
 
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
 from blazar_core.db import api
@@ -137,7 +138,8 @@ def _lease_list(conf: cfg.ConfigOpts) -> None:
     for lease in views.listed(api.Database(conf)):
         table.add_row([
             lease['id'], lease['name'], lease['project_id'], lease['status'],
-            lease['start_date'][:19], lease['end_date'][:19],
+            clocks.iso(lease['start_date'])[:19],
+            clocks.iso(lease['end_date'])[:19],
             '\n'.join(server for reservation in lease['reservations']
                       for server in reservation['servers']),
             lease['status_reason']])

@@ -34,7 +34,7 @@ import oslo_messaging
 
 from blazar_core.common import errors
 
-__all__ = ['Bounded', 'LIMIT', 'of_cells']
+__all__ = ['API', 'Bounded', 'LIMIT', 'of_api', 'of_cells']
 
 LOG = logging.getLogger(__name__)
 
@@ -112,7 +112,18 @@ class Bounded:
         answer.add_done_callback(come)
 
 
-_cells = Bounded()
+#: Who is asked of whom no cell is to be asked.
+API = 'Nova\'s API database'
+
+_api, _cells = Bounded(), Bounded()
+
+
+def of_api(work: ty.Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """What a call that asks Nova's API database returns, or raises.
+
+    :raises CloudUnavailable: when it does not answer
+    """
+    return _api(API, work, *args, **kwargs)
 
 
 def of_cells(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,

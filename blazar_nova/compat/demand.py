@@ -18,6 +18,7 @@ tenant isolation, image type, disabled services ...) together with the traits
 of the flavor; what only filters can judge is left to Nova at the start.
 """
 
+import contextlib
 import typing as ty
 from urllib import parse
 
@@ -26,14 +27,19 @@ from nova import exception
 from nova import objects
 from nova.scheduler import request_filter
 from nova.scheduler import utils as scheduler_utils
+from oslo_log import log as logging
 
+from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import refusals
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
 
 __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
-           'group_of', 'policy_of', 'resources_of', 'resources_of_flavor',
-           'settings_of']
+           'group_of', 'policy_of', 'refused', 'resources_of',
+           'resources_of_flavor', 'settings_of']
+
+LOG = logging.getLogger(__name__)
 
 #: Options in [scheduler] by which Nova's prefilters judge. nova-scheduler
 #: asks them at the start of what was promised by them in nova-api.
@@ -62,6 +68,20 @@ class Group(ty.NamedTuple):
 
 class NoSuchHost(Exception):
     """Nova's own rules leave no host at all for a build."""
+
+
+@contextlib.contextmanager
+def refused(wanted: int) -> ty.Iterator[None]:
+    """Say of so many servers that there is no host for them.
+
+    :raises Refused: for :class:`NoSuchHost` within this block
+    """
+    try:
+        yield
+    except NoSuchHost as exc:
+        LOG.info('No host may be used: %s', exc)
+        raise errors.Refused(refusals.Refusal(
+            refusals.Reason.NO_HOST, wanted, 0, None)) from exc
 
 
 class Placement:

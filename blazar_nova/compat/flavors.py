@@ -27,9 +27,10 @@ from oslo_db import api as db_api
 from oslo_utils import uuidutils
 from sqlalchemy.orm import exc as orm_exc
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core import resources
+from blazar_nova.compat import bounded
 from blazar_nova.compat import demand as demands
 
 __all__ = ['close_reservation', 'context_of', 'demand_of', 'facts_of',
@@ -106,29 +107,37 @@ def reservation_of(flavor: ty.Any) -> str | None:
         flavor.extra_specs if 'extra_specs' in flavor else {}).get(_MARK))
 
 
-def open_reservation(opening: clouds.Opening) -> None:
+def open_reservation(reserved: resources.Reserved) -> None:
     """Make the flavor of a reservation, and its server group.
 
     What is there already is left as it is.
+
+    :param reserved: its ``spec`` is a flavor as it is kept; of its ``params``
+        the affinity counts
     """
+    bounded.of_api(_open, reserved)
+
+
+def _open(reserved: resources.Reserved) -> None:
     context = nova_context.get_admin_context()
-    name = f'reservation:{opening.reservation_id}'
-    facts = {**opening.flavor, 'extra_specs': {
-        **opening.flavor['extra_specs'], _MARK: opening.reservation_id}}
+    name = f'reservation:{reserved.id}'
+    facts = {**reserved.spec, 'extra_specs': {
+        **reserved.spec['extra_specs'], _MARK: reserved.id}}
     try:
         objects.Flavor(
-            context, flavorid=opening.reservation_id, name=name,
-            is_public=False, disabled=False, rxtx_factor=1.0,
-            projects=[opening.project_id], **facts).create()
+            context, flavorid=reserved.id, name=name, is_public=False,
+            disabled=False, rxtx_factor=1.0, projects=[reserved.project_id],
+            **facts).create()
     except (exception.FlavorIdExists, exception.FlavorExists):
         pass
-    if opening.affinity is None:
+    affinity = reserved.params.get('affinity')
+    if affinity is None:
         return
     try:
         objects.InstanceGroup(
-            context, uuid=opening.reservation_id, name=name,
-            user_id=opening.user_id, project_id=opening.project_id,
-            policy=_POLICIES[opening.affinity]).create()
+            context, uuid=reserved.id, name=name, user_id=reserved.user_id,
+            project_id=reserved.project_id, policy=_POLICIES[affinity]
+        ).create()
     except exception.InstanceGroupIdExists:
         pass
 
@@ -146,10 +155,10 @@ def close_reservation(reservation_id: str) -> None:
     # nova-api and a blazar-listener may do it at the same moment: Nova fails
     # in the midst of it for the one that comes second. A second look finds
     # that there is nothing left to remove.
-    db_api.wrap_db_retry(
+    bounded.of_api(db_api.wrap_db_retry(
         max_retries=3, retry_interval=0.1, inc_retry_interval=True,
         retry_on_deadlock=True, exception_checker=lambda exc: isinstance(
-            exc, orm_exc.StaleDataError))(_close)(reservation_id)
+            exc, orm_exc.StaleDataError))(_close), reservation_id)
 
 
 def _close(reservation_id: str) -> None:

@@ -37,7 +37,6 @@ from blazar_nova.compat import bounded
 from blazar_nova.compat import calls
 from blazar_nova.compat import deletion
 from blazar_nova.compat import demand
-from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts
 from blazar_nova.compat import leftovers
 from blazar_nova.compat import quota
@@ -61,9 +60,6 @@ _TRIES = 30
 #: The owner of a lease may not, or not any more.
 _NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
                 keystone_exceptions.ClientException)
-
-#: Who is asked of whom no cell is to be asked.
-_API = 'Nova\'s API database'
 
 #: Seconds that a service has to answer a ping.
 _PING_TIMEOUT = 10
@@ -113,11 +109,11 @@ class NovaCloud:
 
         :raises CloudUnavailable: when the cell does not answer
         """
-        its = self._within(_API, again.mapping,
+        its = self._within(bounded.API, again.mapping,
                            nova_context.get_admin_context(), server_id)
         cell = None if its is None else its.cell_mapping
         return self._within(
-            _API if cell is None else f'Cell {cell.name or cell.uuid}',
+            bounded.API if cell is None else f'Cell {cell.name or cell.uuid}',
             work, server_id, *args, **kwargs)
 
     def send(self, call: str, credential: str | None,
@@ -342,14 +338,6 @@ class NovaCloud:
     @functools.cached_property
     def _compute_api(self) -> ty.Any:
         return compute_api.API()
-
-    def open(self, reservation: clouds.Opening) -> None:
-        """Make the flavor with which a reservation is used."""
-        self._within(_API, flavors.open_reservation, reservation)
-
-    def close(self, reservation_id: str) -> None:
-        """Remove the flavor of a reservation."""
-        self._within(_API, flavors.close_reservation, reservation_id)
 
 
 def _ping(topic: str) -> None:

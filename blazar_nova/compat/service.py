@@ -30,7 +30,6 @@ import oslo_messaging
 from oslo_messaging._drivers import amqpdriver
 
 from blazar_core.common import model
-from blazar_core.leases import views
 from blazar_nova.compat import demand
 
 __all__ = ['CONF', 'Handler', 'Outbox', 'Told', 'bound_waiting',
@@ -161,12 +160,9 @@ atexit.register(flush)
 os.register_at_fork(after_in_child=_outbox.empty)
 
 
-def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
-    """Have an event of a lease published; returns at once.
-
-    :param lease: as :func:`blazar_core.leases.views.describe` has it
-    """
-    _outbox.put(event_type, views.payload(lease))
+def notify(event_type: str, payload: dict[str, ty.Any]) -> None:
+    """Have an event of a lease published; returns at once."""
+    _outbox.put(event_type, payload)
 
 
 #: After each message oslo.messaging wakes up time and again to see whether it

@@ -36,7 +36,6 @@ from blazar_nova.compat import checks
 from blazar_nova.compat import service
 from blazar_nova.listener import mirror
 from blazar_nova.parts import wiring
-from blazar_nova.resources import promises
 
 __all__ = ['Listener']
 
@@ -81,8 +80,7 @@ class Listener:
         self.watch = watch.Watch(
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.binding, self.parts.vault.open,
-            promises.Promises(self.parts.leases.servers).demand_of,
-            service.notify, conf.blazar.start_patience)
+            self.parts.types, self.parts.tell, conf.blazar.start_patience)
         self._interval = conf.blazar.comparison_interval
         self._messages = service.notification_listener(
             conf.blazar.notification_topic, self.handle)

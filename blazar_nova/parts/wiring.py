@@ -30,13 +30,17 @@ from blazar_core.db import vault
 from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import making
+from blazar_core.leases import servers
 from blazar_core.lifecycle import lifecycle
+from blazar_core import resources
 from blazar_nova.compat import demand
 from blazar_nova.compat import quota
-from blazar_nova.compat import servers
+from blazar_nova.compat import servers as nova_servers
 from blazar_nova.compat import service
+from blazar_nova.parts import answers
 from blazar_nova.parts import credentials
 from blazar_nova.parts import external
+from blazar_nova.resources import types as resource_types
 
 __all__ = ['Parts', 'asked_of', 'assemble', 'compare_settings',
            'database', 'lost_after', 'shared']
@@ -52,7 +56,10 @@ _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What a process of ours works with."""
+    """What a process of ours works with.
+
+    :ivar tell: publishes an event of a lease
+    """
 
     conf: ty.Any
     database: api.Database
@@ -60,8 +67,11 @@ class Parts:
     vault: vault.Vault
     trusts: credentials.Credentials
     admission: admissions.Admission
+    types: resources.Types
+    answers: answers.Answers
+    tell: ty.Callable[[str, dict[str, ty.Any]], None]
     leases: leases.Leases
-    cloud: servers.NovaCloud
+    cloud: nova_servers.NovaCloud
     lifecycle: lifecycle.Lifecycle
     limits: limits.Limits
 
@@ -76,21 +86,23 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     books = database(conf)
     secrets = vault.Vault(conf.blazar.encryption_keys)
     trusts = credentials.Credentials(conf)
-    cloud = servers.NovaCloud(trusts)
+    cloud = nova_servers.NovaCloud(trusts)
     outside = external.External(conf, trusts.place)
+    types = resource_types.types(servers.Servers(books))
+    words = answers.Answers(types)
 
     def tell(event_type: str, lease: dict[str, ty.Any]) -> None:
-        service.notify(event_type, lease)
+        service.notify(event_type, words.payload(lease))
         if event_type in _OVER:
-            outside.on_end(lease)
+            outside.on_end(words.lease(lease))
 
     search = _admission(conf, books, clock)
     return Parts(
-        conf, books, clock, secrets, trusts, search,
-        leases.Leases(books, clock, search), cloud,
+        conf, books, clock, secrets, trusts, search, types, words, tell,
+        leases.Leases(books, clock, search, types), cloud,
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
                             tell, conf.blazar.start_patience,
-                            lost_after(conf)),
+                            lost_after(conf), types),
         limits.Limits(conf, books, clock, quota.NovaQuota(),
                       [outside.check]))
 

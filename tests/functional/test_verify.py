@@ -731,15 +731,17 @@ class FlavorsTest(VerifyTestCase, test_api.ApiTestCase):
     def test_a_flavor_that_is_lost_is_made_again(self):
         lease = self.make_active()
         reservation_id = lease['reservations'][0]['id']
-        self.listener.parts.cloud.close(reservation_id)
-        self.assert_left('has no flavor')
-        self.assert_mended('has no flavor')
+        self.listener.parts.types.named['virtual:instance'].end(
+            resources.unknown(reservation_id))
+        self.assertIsNone(self.flavor(reservation_id))
+        self.assert_left('cannot be used')
+        self.assert_mended('cannot be used')
         self.boot_active('one', flavor=reservation_id)
 
     def test_a_flavor_that_is_left_is_removed(self):
         lease = self.make(start_in=HOUR)
         reservation_id = lease['reservations'][0]['id']
         self.listener.parts.lifecycle.starting.open(lease['id'])
-        self.assert_left(f'a flavor for reservation {reservation_id}')
-        self.assert_mended(f'a flavor for reservation {reservation_id}')
+        self.assert_left(f'{reservation_id} can still be used')
+        self.assert_mended(f'{reservation_id} can still be used')
         self.assertIsNone(self.flavor(reservation_id))

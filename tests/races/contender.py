@@ -22,6 +22,7 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import random
 import sys
 import time
@@ -80,10 +81,12 @@ class Contender:
             url, admission_retries=retries))
         self.clock = clocks.SystemClock()
         self.search = admission.Admission(self.database, self.clock)
-        self.leases = leases.Leases(self.database, self.clock, self.search)
+        types = racer.FileKind.types(os.devnull)
+        self.leases = leases.Leases(
+            self.database, self.clock, self.search, types)
         self.lifecycle = lifecycle.Lifecycle(
             self.database, self.clock, ty.cast(clouds.Cloud, None), str,
-            lambda event, lease: None, 0, 120)
+            lambda event, lease: None, 0, 120, types)
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.disturbed: collections.Counter[str] = collections.Counter()
         self.failures: list[str] = []

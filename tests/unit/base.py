@@ -35,9 +35,10 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
+from blazar_core import resources
 from tests import databases
 
-__all__ = ['DatabaseTestCase', 'FakeCloud', 'LeaseTestCase', 'NOW',
+__all__ = ['DatabaseTestCase', 'FakeCloud', 'FakeKind', 'LeaseTestCase', 'NOW',
            'RefusalTestCase', 'TestCase']
 
 #: 2027-01-15 08:00 UTC, where a ManualClock begins.
@@ -100,7 +101,6 @@ class FakeCloud:
     :ivar deleted_with: the credential of each of these
     :ivar forgotten: the servers of which nothing was to be left
     :ivar held: servers that were shown as held again
-    :ivar opened: the reservations that may be booted with
     :ivar stubborn: servers that do not go when they are deleted
     :ivar broken: raised instead of what is asked for
     """
@@ -118,7 +118,6 @@ class FakeCloud:
         self.deleted_with: list[str | None] = []
         self.forgotten: list[str] = []
         self.held: list[str] = []
-        self.opened: dict[str, clouds.Opening] = {}
         self.stubborn: set[str] = set()
         self.broken: dict[str, Exception] = {}
 
@@ -138,14 +137,6 @@ class FakeCloud:
     def hold(self, server_ids: ty.Collection[str]) -> None:
         self._break('hold')
         self.held += server_ids
-
-    def open(self, reservation: clouds.Opening) -> None:
-        self._break('open')
-        self.opened[reservation.reservation_id] = reservation
-
-    def close(self, reservation_id: str) -> None:
-        self._break('close')
-        self.opened.pop(reservation_id, None)
 
     def revoke(self, credential: str) -> None:
         self._break('revoke')
@@ -187,6 +178,52 @@ class FakeCloud:
     def _break(self, what: str) -> None:
         if what in self.broken:
             raise self.broken[what]
+
+
+class FakeKind(resources.ResourceType):
+    """Servers, as far as the core is concerned.
+
+    :ivar open: the reservations that may be used
+    :ivar demand_of: what they need of hosts
+    :ivar broken: raised instead of what is asked for
+    """
+
+    for_servers = True
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'amount': '1', 'vcpus': '1', 'affinity': 'None'}
+
+    def __init__(self) -> None:
+        self.open: dict[str, resources.Reserved] = {}
+        self.broken: dict[str, Exception] = {}
+        self.demand_of: ty.Callable[[resources.Reserved], model.Demand] = (
+            _demand_of)
+
+    def read(self, values: resources.Values) -> resources.Values:
+        return values
+
+    def wanted(self, asking: ty.Any, params: resources.Values,
+               ) -> resources.Wanted:
+        return resources.Wanted(model.Demand(
+            {'VCPU': params['vcpus']}, params['amount']), {})
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        return self.demand_of(reserved)
+
+    def start(self, reserved: resources.Reserved) -> None:
+        if 'start' in self.broken:
+            raise self.broken['start']
+        self.open[reserved.id] = reserved
+
+    def end(self, reserved: resources.Reserved) -> None:
+        if 'end' in self.broken:
+            raise self.broken['end']
+        self.open.pop(reserved.id, None)
+
+
+def _demand_of(reserved: resources.Reserved) -> model.Demand:
+    return model.Demand({'VCPU': reserved.params.get('vcpus', 1)}, affinity={
+        None: model.Affinity.NONE, True: model.Affinity.SAME,
+        False: model.Affinity.DIFFERENT}[reserved.params.get('affinity')])
 
 
 class DatabaseTestCase(TestCase):
@@ -265,12 +302,19 @@ class LeaseTestCase(DatabaseTestCase):
         self.notified: list[tuple[str, str]] = []
         self.vault = vault.Vault([vault.new_key()])
         self.admission = admission.Admission(self.database, self.clock)
+        self.kind = FakeKind()
+        self.types = resources.Types({
+            'virtual:instance': self.kind, **self.more_types()}, self.kind)
         self.leases = leases.Leases(
-            self.database, self.clock, self.admission)
+            self.database, self.clock, self.admission, self.types)
         self.lifecycle = lifecycle.Lifecycle(
             self.database, self.clock, self.cloud, self.vault.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
-            self.patience, LOST_AFTER)
+            self.patience, LOST_AFTER, self.types)
+
+    def more_types(self) -> dict[str, resources.ResourceType]:
+        """What else can be reserved."""
+        return {}
 
     def new_engine(self, name: str = 'first', **options: ty.Any,
                    ) -> engine.Engine:
@@ -328,7 +372,7 @@ class LeaseTestCase(DatabaseTestCase):
                 None: model.Affinity.NONE, True: model.Affinity.SAME,
                 False: model.Affinity.DIFFERENT}[affinity], **demand),
             params={'amount': amount, 'vcpus': vcpus, 'affinity': affinity},
-            flavor={'vcpus': vcpus})
+            spec={'vcpus': vcpus})
 
     def reserve(self, start: int = 0, end: int = 100,
                 *reserved: making.NewReservation, active: bool = False,

@@ -23,8 +23,9 @@ from oslotest import base
 #: What stands at the top of each package; who is named later knows who is
 #: named before, and not the other way round.
 ROOMS = {
-    'blazar_core': ('common', 'db', 'cloud', 'books', 'leases', 'lifecycle'),
-    'blazar_nova': ('compat', 'parts', 'resources', 'scheduler', 'listener',
+    'blazar_core': ('common', 'db', 'cloud', 'books', 'resources', 'leases',
+                    'lifecycle'),
+    'blazar_nova': ('compat', 'resources', 'parts', 'scheduler', 'listener',
                     'api', 'cmd', 'osc'),
 }
 

@@ -21,7 +21,7 @@ at again after a while, and counts only if it differs in the same way then.
 
 * :mod:`~blazar_nova.cmd.verify.verifier` looks, mends, and looks again;
 * :mod:`~blazar_nova.cmd.verify.hosts`, :mod:`~blazar_nova.cmd.verify.servers`,
-  :mod:`~blazar_nova.cmd.verify.flavors` and
+  :mod:`~blazar_nova.cmd.verify.reservations` and
   :mod:`~blazar_nova.cmd.verify.trusts` compare what their names say;
 * :mod:`~blazar_nova.cmd.verify.gaps` are what could not be compared.
 """

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.lifecycle.audit import Difference
 from blazar_nova.cmd.verify import gaps
@@ -60,7 +61,9 @@ class Hosts:
                 'A cell did not answer: its hosts were not compared.')
         with self._parts.database.reader() as session:
             rows = {row.uuid: row for row in session.execute(
-                inventory.HOSTS.add_columns(models.Host.consumers))}
+                inventory.HOSTS.add_columns(
+                    models.Host.consumers).where(
+                        models.Host.pool == model.COMPUTE))}
         if complete:
             yield from self._lost_hosts(rows, {host.uuid for host in found})
         found = [host for host in found if only is None or host.uuid in only]

@@ -86,7 +86,7 @@ class Servers:
             models.Host.name.label('host_name'),
             models.Lease.id.label('lease_id'), models.Lease.name,
             models.Lease.status, models.Lease.start_date,
-            models.Booking.sent_at, models.Reservation.flavor,
+            models.Booking.sent_at, models.Reservation.params,
             models.HeldBuild.lease_id.label('sealed'),
         ).join(models.Booking.reservation).join(
             models.Reservation.lease).outerjoin(
@@ -135,7 +135,7 @@ class Servers:
             # One that ran before keeps what it has, and so its booking;
             # so does one that will be sent again.
             return None if (row.running or row.host_id is None or
-                            row.flavor is not None or
+                            row.params is not None or
                             row.sent_at is None) else (
                 f'is in ERROR in Nova, and its booking holds room on host '
                 f'{row.host_name}', None)
@@ -178,7 +178,7 @@ class Servers:
             'and nova-conductor, and what do their logs say?'
             if row.sealed else
             'delete it, and boot it anew' + (
-                '' if row.flavor is not None else '; its lease ends with it'))
+                '' if row.params is not None else '; its lease ends with it'))
 
     def _orphans(self, nova: survey.Survey) -> ty.Iterator[Difference]:
         """Servers that wait for a build which no lease has."""

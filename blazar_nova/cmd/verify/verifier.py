@@ -19,9 +19,9 @@ from oslo_log import log as logging
 
 from blazar_core.lifecycle import audit
 from blazar_core.lifecycle.audit import Difference
-from blazar_nova.cmd.verify import flavors
 from blazar_nova.cmd.verify import gaps
 from blazar_nova.cmd.verify import hosts
+from blazar_nova.cmd.verify import reservations
 from blazar_nova.cmd.verify import servers
 from blazar_nova.cmd.verify import trusts
 from blazar_nova.listener import mirror
@@ -93,7 +93,7 @@ class Verifier:
                     parts, self._mirror, self._gaps, say).differences,
                 'servers': lambda _only: of_servers.differences(),
                 'books': lambda _only: self._audit.differences(),
-                'flavors': lambda _only: flavors.differences(parts),
+                'reservations': lambda _only: reservations.differences(parts),
                 'trusts': lambda _only: of_trusts.differences()}
 
     def size(self) -> dict[str, int]:

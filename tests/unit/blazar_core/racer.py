@@ -51,6 +51,7 @@ from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
+from blazar_core import resources
 from tests import databases
 
 
@@ -149,12 +150,6 @@ class FileCloud:
     def hold(self, server_ids: ty.Collection[str]) -> None:
         pass
 
-    def open(self, reservation: clouds.Opening) -> None:
-        self.write(f'open {reservation.reservation_id}')
-
-    def close(self, reservation_id: str) -> None:
-        self.write(f'close {reservation_id}')
-
     def revoke(self, credential: str) -> None:
         self.write(f'revoke {credential}')
 
@@ -179,6 +174,33 @@ class FileCloud:
         self.write(f'delete {server_id}')
 
 
+class FileKind(resources.Kind):
+    """Writes down what became of reservations."""
+
+    for_servers = True
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @classmethod
+    def types(cls, path: str) -> resources.Types:
+        kind = cls(path)
+        return resources.Types({making.RESOURCE_TYPE: kind}, kind)
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        raise NotImplementedError
+
+    def start(self, reserved: resources.Reserved) -> None:
+        self._write(f'open {reserved.id}')
+
+    def end(self, reserved: resources.Reserved) -> None:
+        self._write(f'close {reserved.id}')
+
+    def _write(self, line: str) -> None:
+        with open(self._path, 'a') as file:
+            file.write(f'{line}\n')
+
+
 class Racer:
     """One task, prepared."""
 
@@ -189,7 +211,9 @@ class Racer:
         self.database = api.Database(self.conf)
         self.clock = clocks.ManualClock(task['now'])
         search = admission.Admission(self.database, self.clock)
-        self.leases = leases.Leases(self.database, self.clock, search)
+        self.types = FileKind.types(task.get('path', os.devnull))
+        self.leases = leases.Leases(
+            self.database, self.clock, search, self.types)
         self.limits = limits.Limits(self.conf, self.database, self.clock)
         for name, value in task.get('limits', {}).items():
             self.conf.set_override(name, value, 'enforcement')
@@ -215,7 +239,7 @@ class Racer:
             resources, len(server_ids), model.Affinity(affinity))
         wanted = making.NewReservation(demand, tuple(server_ids))
         if later:
-            wanted = making.NewReservation(demand, params={}, flavor={})
+            wanted = making.NewReservation(demand, params={}, spec={})
         new = making.NewLease('project', 'user', request, (wanted,))
         try:
             if 'limits' in self.task:
@@ -285,7 +309,7 @@ class Racer:
         answers: list[Answer] = []
         for amount in self.task['amounts']:
             wanted = making.NewReservation(
-                model.Demand({'VCPU': 1}, amount), flavor={'vcpus': 1},
+                model.Demand({'VCPU': 1}, amount), spec={'vcpus': 1},
                 params={'vcpus': 1, 'affinity': None, 'amount': amount})
             try:
                 self.leases.changing.update(
@@ -318,7 +342,7 @@ class Racer:
         return lifecycle.Lifecycle(
             self.database, self.clock, cloud, lambda sealed: sealed,
             lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0,
-            120)
+            120, self.types)
 
 
 def main() -> None:

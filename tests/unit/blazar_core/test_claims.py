@@ -403,7 +403,7 @@ class TestPlaces(ClaimTestCase):
         self.host('one', VCPU=2, DISK_GB=30)
         self.lease_ = self.reserve(0, 1000, making.NewReservation(
             model.Demand({'VCPU': 1, 'DISK_GB': 20}),
-            params={'amount': 1, 'vcpus': 1}, flavor={'vcpus': 1}),
+            params={'amount': 1, 'vcpus': 1}, spec={'vcpus': 1}),
             active=True)
 
     def booked(self):

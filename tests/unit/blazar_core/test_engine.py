@@ -40,7 +40,7 @@ class Actions:
     """
 
     def __init__(self, database):
-        self.starting = self.ending = self
+        self.starting = self.ending = self.telling = self
         self.done = []
         self.database = database
         self.begun = collections.Counter()

@@ -816,7 +816,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         amend, moved = ledger.decide, []
         elsewhere = lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda event, lease: None, 0, base.LOST_AFTER)
+            lambda event, lease: None, 0, base.LOST_AFTER, self.types)
 
         def late(session, now, edits, *args):
             if not moved:
@@ -830,7 +830,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         database = self.books.connect()
         newer = leases.Leases(
             database, self.clock, admission.Admission(database, self.clock),
-        ).making.create(self.new_lease(0, 100), None)
+            self.types).making.create(self.new_lease(0, 100), None)
         self.assertEqual(self.scalars(
             models.Host.id, models.Host.name == 'two'), [
             edit.new.host_id for edit in moved])

@@ -30,6 +30,7 @@ from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
+from blazar_core import resources
 from tests import databases
 from tests.unit import base
 
@@ -953,7 +954,7 @@ class TestLostBuilds(LifecycleTestCase):
         self.cloud.send = send
         other = lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda *args: None, 0, base.LOST_AFTER)
+            lambda *args: None, 0, base.LOST_AFTER, self.types)
         other.lost.send()
         self.look_after(120)
         other.lost.send()
@@ -1202,22 +1203,23 @@ class TestPlaces(LifecycleTestCase):
     def test_they_are_opened_at_the_start_and_closed_at_the_end(self):
         lease = self.reserve(50, 100, self.places(1, affinity=False),
                              self.places(1))
-        self.assertEqual({}, self.cloud.opened)
+        self.assertEqual({}, self.kind.open)
         self.clock.advance(50)
         self.assertIsNone(
             self.lifecycle.starting.start(lease['id'], when_due=True))
         first, second = lease['reservations']
         self.assertEqual([
-            clouds.Opening(first['id'], 'project', 'user', {'vcpus': 1},
-                           False),
-            clouds.Opening(second['id'], 'project', 'user', {'vcpus': 1},
-                           None)], list(self.cloud.opened.values()))
+            resources.Reserved(
+                one['id'], lease['id'], 'project', 'user', one['params'],
+                {'vcpus': 1}, (self.uuid_of(one_host),))
+            for one, one_host in ((first, 'one'), (second, 'one'))],
+            list(self.kind.open.values()))
         self.assertEqual(('ACTIVE', ['active'] * 2), self.states(lease))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
         self.clock.advance(50)
         self.assertIsNone(
             self.lifecycle.ending.end(lease['id'], when_due=True))
-        self.assertEqual({}, self.cloud.opened)
+        self.assertEqual({}, self.kind.open)
         self.assertEqual(('TERMINATED', ['deleted'] * 2), self.states(lease))
         self.assertEqual(2, self.room())
 
@@ -1225,7 +1227,7 @@ class TestPlaces(LifecycleTestCase):
         """Whoever sees that it is may boot."""
         lease = self.reserve(50, 100)
         seen = []
-        self.cloud.open = lambda opening: seen.append(self.status(lease))
+        self.kind.start = lambda reserved: seen.append(self.status(lease))
         self.lifecycle.starting.start(lease['id'])
         self.assertNotIn('ACTIVE', seen)
         self.assertEqual(1, len(seen))
@@ -1237,7 +1239,7 @@ class TestPlaces(LifecycleTestCase):
         opened = []
         delete = self.cloud.delete
         self.cloud.delete = lambda *args: (
-            opened.append(dict(self.cloud.opened)), delete(*args))
+            opened.append(dict(self.kind.open)), delete(*args))
         self.lifecycle.ending.end(lease['id'])
         self.assertEqual([{}], opened)
 
@@ -1245,28 +1247,28 @@ class TestPlaces(LifecycleTestCase):
         lease = self.reserve(0, 100, self.places(), self.places(),
                              active=True)
         server_id, = self.occupy(lease)
-        self.cloud.broken['close'] = RuntimeError('Nova is away')
+        self.kind.broken['end'] = RuntimeError('Nova is away')
         self.clock.advance(100)
         self.assertEqual(facts.AWAY, self.lifecycle.ending.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([server_id], self.cloud.deleted)
         # Its room is back, but it is not over as long as it can be used.
-        self.assertEqual(2, len(self.cloud.opened))
+        self.assertEqual(2, len(self.kind.open))
         self.assertEqual('TERMINATING', self.status(lease))
-        self.cloud.broken.clear()
+        self.kind.broken.clear()
         self.assertIsNone(
             self.lifecycle.ending.end(lease['id'], when_due=True))
-        self.assertEqual({}, self.cloud.opened)
+        self.assertEqual({}, self.kind.open)
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_a_start_that_fails_is_done_again(self):
         lease = self.reserve()
-        self.cloud.broken['open'] = RuntimeError('the database is away')
+        self.kind.broken['start'] = RuntimeError('the database is away')
         for _time in range(2):
             self.assertRaises(
                 RuntimeError, self.lifecycle.starting.start, lease['id'])
             self.assertNotEqual('ACTIVE', self.status(lease))
-        self.cloud.broken.clear()
+        self.kind.broken.clear()
         self.lifecycle.starting.start(lease['id'])
         self.assertEqual(('ACTIVE', ['active']), self.states(lease))
         for _time in range(2):
@@ -1275,7 +1277,7 @@ class TestPlaces(LifecycleTestCase):
 
     def test_one_that_cannot_be_opened_fails(self):
         lease = self.reserve(0, 10_000)
-        self.cloud.broken['open'] = RuntimeError('no')
+        self.kind.broken['start'] = RuntimeError('no')
         self.assertRaises(
             RuntimeError, self.lifecycle.starting.start, lease['id'])
         self.lifecycle.starting.give_up(lease['id'], 'start_lease')
@@ -1303,7 +1305,7 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual(10, self.lifecycle.starting.start(
             lease['id'], when_due=True).seconds)
         self.assertEqual(('PENDING', {}), (
-            self.status(lease), self.cloud.opened))
+            self.status(lease), self.kind.open))
         self.assertEqual([], self.notified)
         self.clock.advance(10)
         self.assertIsNone(
@@ -1316,7 +1318,7 @@ class TestPlaces(LifecycleTestCase):
         reservation_id = lease['reservations'][0]['id']
         change = changing.Change(reservations={
             reservation_id: self.places(1, 2)})
-        plain, refused = self.cloud.open, []
+        plain, refused = self.kind.start, []
 
         def late(opening):
             plain(opening)
@@ -1325,11 +1327,11 @@ class TestPlaces(LifecycleTestCase):
                     'id'],
                 change))
 
-        self.cloud.open = late
+        self.kind.start = late
         self.lifecycle.starting.start(lease['id'])
         self.assertEqual(1, len(refused))
         self.assertEqual({'vcpus': 1},
-                         self.cloud.opened[reservation_id].flavor)
+                         self.kind.open[reservation_id].spec)
         self.assertEqual([{'VCPU': 1}],
                          self.scalars(models.Booking.resources))
 
@@ -1338,20 +1340,20 @@ class TestPlaces(LifecycleTestCase):
         for before in (False, True):
             lease = self.reserve(50, 100, self.places(), self.places())
             opened = []
-            open_ = base.FakeCloud.open
+            open_ = base.FakeKind.start
 
             def late(opening, lease=lease, opened=opened, before=before):
                 if before:
-                    open_(self.cloud, opening)
+                    open_(self.kind, opening)
                 if not opened:
                     self.lifecycle.ending.delete(lease['id'])
                 opened.append(opening)
                 if not before:
-                    open_(self.cloud, opening)
+                    open_(self.kind, opening)
 
-            self.cloud.open = late
+            self.kind.start = late
             self.assertIsNone(self.lifecycle.starting.start(lease['id']))
-            self.assertEqual({}, self.cloud.opened)
+            self.assertEqual({}, self.kind.open)
             self.assertRaises(errors.NotFound, views.get, self.database,
                               lease['id'])
             self.assertNotIn('lease.event.start_lease', self.events_told())
@@ -1476,7 +1478,7 @@ class TestPlaces(LifecycleTestCase):
         self.clock.advance(50)
         self.assertIsInstance(self.lifecycle.starting.start(lease['id']),
                               facts.Later)
-        self.assertEqual({}, self.cloud.opened)
+        self.assertEqual({}, self.kind.open)
         for server_id in base.servers_of(before):
             self.see(server_id, State.GONE)
         self.assertIsNone(self.lifecycle.starting.start(lease['id']))
@@ -1557,7 +1559,7 @@ class TestDelete(LifecycleTestCase):
                           lease['id'])
         row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
         self.assertEqual('TERMINATED', row.status)
-        self.assertEqual({}, self.cloud.opened)
+        self.assertEqual({}, self.kind.open)
         self.assertEqual({}, self.cloud.servers)
         self.assertEqual({'leases', 'reservations', 'events', 'hosts'},
                          set(self.count_rows('changes')))
@@ -1609,12 +1611,12 @@ class TestDelete(LifecycleTestCase):
 
     def test_what_cannot_be_closed_yet_is_closed_later(self):
         lease = self.with_free_places()
-        self.cloud.broken['close'] = RuntimeError('the database is away')
+        self.kind.broken['end'] = RuntimeError('the database is away')
         self.lifecycle.ending.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))
         self.worker.run_due()
         self.assertEqual('DELETING', self.status(lease))
-        self.cloud.broken.clear()
+        self.kind.broken.clear()
         self.clock.advance(300)
         self.worker.run_due()
         self.assert_over(lease)
@@ -1665,7 +1667,7 @@ class TestDelete(LifecycleTestCase):
         lease = self.active()
         self.lifecycle.ending.delete(lease['id'])
         self.notified.clear()
-        self.lifecycle.ending.announce(lease['id'], 'before_end_lease')
+        self.lifecycle.telling.announce(lease['id'], 'before_end_lease')
         self.assertEqual([], self.notified)
 
 
@@ -1695,7 +1697,7 @@ class TestAnnounce(LifecycleTestCase):
     def test_the_world_is_told_of_an_event(self):
         lease = self.running_lease()
         self.assertIsNone(
-            self.lifecycle.ending.announce(lease['id'], 'before_end_lease'))
+            self.lifecycle.telling.announce(lease['id'], 'before_end_lease'))
         self.assertEqual([('lease.event.before_end_lease', lease['id'])],
                          self.notified)
 
@@ -1704,7 +1706,7 @@ class TestAnnounce(LifecycleTestCase):
         self.lifecycle.ending.end(lease['id'])
         self.notified.clear()
         self.assertIsNone(
-            self.lifecycle.ending.announce(lease['id'], 'before_end_lease'))
+            self.lifecycle.telling.announce(lease['id'], 'before_end_lease'))
         self.assertEqual([], self.notified)
 
 
@@ -1848,7 +1850,8 @@ class TestStepsThatMeet(LifecycleTestCase):
         """That of another process."""
         return lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda event, lease: None, self.patience, base.LOST_AFTER)
+            lambda event, lease: None, self.patience, base.LOST_AFTER,
+            self.types)
 
     def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
         lease = self.reserve(0, 100, active=True)

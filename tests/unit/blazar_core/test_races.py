@@ -142,7 +142,7 @@ class RaceTestCase(base.LeaseTestCase):
                 session.execute(sa.text(f'DELETE FROM {table}'))
         self.leases = leases.Leases(
             self.database, self.clock,
-            admission.Admission(self.database, self.clock))
+            admission.Admission(self.database, self.clock), self.types)
 
 
 def decoded(value):

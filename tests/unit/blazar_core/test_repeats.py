@@ -124,7 +124,7 @@ class TestRepeats(base.LeaseTestCase):
             database = self.books.connect()
             threads.append(self.in_thread(lambda by=leases.Leases(
                 database, self.clock, admission.Admission(
-                    database, self.clock)): ask(by)))
+                    database, self.clock), self.types): ask(by)))
         for thread in threads:
             thread.join(60)
         self.assertEqual(4, len(answers))

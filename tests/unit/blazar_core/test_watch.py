@@ -29,6 +29,7 @@ from blazar_core.leases import binding
 from blazar_core.leases import making
 from blazar_core.leases import views
 from blazar_core.lifecycle import watch
+from blazar_core import resources
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -50,6 +51,7 @@ class WatchTestCase(base.LeaseTestCase):
         self.wanted = {}
         self.asked = []
         self.uuids = {}
+        self.kind.demand_of = self.demand_of
         self.watch = self.new_watch()
         self.log = self.useFixture(fixtures.FakeLogger(
             format='%(levelname)s %(message)s'))
@@ -60,8 +62,8 @@ class WatchTestCase(base.LeaseTestCase):
         search = admission.Admission(database, self.clock)
         return watch.Watch(
             database, self.clock, search,
-            binding.Binding(database, self.clock), self.vault.open,
-            self.demand_of,
+            binding.Binding(database, self.clock, self.types),
+            self.vault.open, self.types,
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.patience)
 
@@ -197,8 +199,10 @@ class TestElsewhere(WatchTestCase):
         self.with_host('one', usage=1, VCPU=1)
         self.watch.look()
         self.assertEqual(['three'], self.hosts_of(lease))
-        self.assertEqual([watch.Promise(
-            'project', 'user', 'the call', {}, {})], self.asked)
+        reservation, = lease['reservations']
+        self.assertEqual([resources.Reserved(
+            reservation['id'], lease['id'], 'project', 'user', {}, {},
+            (self.uuids['one'],), 'the call')], self.asked)
 
     def test_places_go_together_if_they_belong_together(self):
         self.with_host('one', VCPU=3)
@@ -210,7 +214,7 @@ class TestElsewhere(WatchTestCase):
         self.with_host('one', usage=2, VCPU=3)
         self.watch.look()
         self.assertEqual(['three', 'three'], self.hosts_of(lease))
-        self.assertEqual({'vcpus': 1}, self.asked[0].flavor)
+        self.assertEqual({'vcpus': 1}, self.asked[0].spec)
         self.assertIsNone(self.asked[0].call)
 
     def test_those_that_are_to_be_apart_stay_so(self):

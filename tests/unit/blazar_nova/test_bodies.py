@@ -13,7 +13,6 @@
 import hypothesis
 from hypothesis import strategies as st
 
-from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import changing
@@ -203,8 +202,8 @@ class TestCreate(base.RefusalTestCase):
 class TestChange(base.RefusalTestCase):
 
     #: From 09:00 to 10:00:30, the same day.
-    lease = {'start_date': clocks.iso(base.NOW + HOUR),
-             'end_date': clocks.iso(base.NOW + 2 * HOUR + 30),
+    lease = {'start_date': base.NOW + HOUR,
+             'end_date': base.NOW + 2 * HOUR + 30,
              'before_end_date': None}
 
     def change(self, now=NOW, lease=None, **values):
@@ -265,14 +264,14 @@ class TestChange(base.RefusalTestCase):
         time = base.NOW + HOUR + 3000
         self.assertEqual(time, self.change(
             before_end_date=date).change.before_end)
-        lease = {**self.lease, 'before_end_date': clocks.iso(time)}
+        lease = {**self.lease, 'before_end_date': time}
         self.assertIsNone(self.change(
             lease=lease, before_end_date=date).change.before_end)
 
     def test_one_that_is_to_stay_while_the_end_moves_is_said(self):
         """It would move with the end, if it were not."""
         time = base.NOW + HOUR + 3000
-        lease = {**self.lease, 'before_end_date': clocks.iso(time)}
+        lease = {**self.lease, 'before_end_date': time}
         self.assertEqual(time, self.change(
             lease=lease, before_end_date='2027-01-15 09:50',
             end_date='2027-01-15 12:00').change.before_end)

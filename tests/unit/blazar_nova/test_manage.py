@@ -124,7 +124,7 @@ class ManageTest(base.TestCase):
         code, text = self.manage('lease', 'list')
         self.assertEqual(0, code)
         for words in (lease['id'], 'lease1', 'project', 'PENDING',
-                      'server-1', lease['start_date'][:19]):
+                      'server-1', clocks.iso(lease['start_date'])[:19]):
             self.assertIn(words, text)
 
     def test_what_is_wrong_is_a_sentence_and_a_code(self):

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The flavors of reservations, in the books and in Nova."""
+"""The reservations that can be used, in the books and in Nova."""
 
 import functools
 import typing as ty
@@ -19,16 +19,21 @@ import sqlalchemy as sa
 
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
-from blazar_core.lifecycle.audit import Difference
-from blazar_nova.compat import flavors
+from blazar_core import resources
 from blazar_nova.parts import wiring
 
 __all__ = ['differences']
 
 
-def differences(parts: wiring.Parts) -> ty.Iterator[Difference]:
-    """A reservation has a flavor while its lease is ACTIVE."""
-    there = flavors.reservations_open()
+def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
+    """A reservation can be used while its lease is ACTIVE."""
+    there: dict[str, resources.ResourceType] = {}
+    telling = set()
+    for name, kind in parts.types.named.items():
+        opened = kind.opened()
+        if opened is not None:
+            telling.add(name)
+            there |= dict.fromkeys(opened, kind)
     with parts.database.reader() as session:
         begun = {row.id: row for row in session.execute(
             sa.select(models.Reservation.id, models.Lease.name,
@@ -36,20 +41,21 @@ def differences(parts: wiring.Parts) -> ty.Iterator[Difference]:
                       models.Lease.status)
             .join(models.Lease).where(
                 models.Lease.status.in_(('STARTING', 'ACTIVE')),
+                models.Reservation.resource_type.in_(telling),
                 models.Reservation.params.is_not(None)))}
-    for reservation_id in sorted(there - begun.keys()):
-        yield Difference(
-            ('flavor', reservation_id),
-            f'There is a flavor for reservation {reservation_id}, which '
-            f'is not active.', '--fix removes it', functools.partial(
-                parts.cloud.close, reservation_id))
-    for reservation_id in sorted(begun.keys() - there):
+    for reservation_id in sorted(there.keys() - begun.keys()):
+        yield audit.Difference(
+            ('open', reservation_id),
+            f'Reservation {reservation_id} can still be used in Nova, and is '
+            f'not active.', '--fix closes it', functools.partial(
+                there[reservation_id].end, resources.unknown(reservation_id)))
+    for reservation_id in sorted(begun.keys() - there.keys()):
         row = begun[reservation_id]
         if row.status != 'ACTIVE':
             continue
-        yield Difference(
-            ('no flavor', reservation_id),
-            f'{audit.named(row.lease_id, row.name)} is ACTIVE, and '
-            f'nobody can boot with its reservation {reservation_id}: it '
-            f'has no flavor.', '--fix makes it', functools.partial(
+        yield audit.Difference(
+            ('not open', reservation_id),
+            f'{audit.named(row.lease_id, row.name)} is ACTIVE, and its '
+            f'reservation {reservation_id} cannot be used: Nova has nothing '
+            f'of it.', '--fix opens it', functools.partial(
                 parts.lifecycle.starting.open, row.lease_id))

@@ -1,0 +1,219 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Resource types: what can be reserved, and what becomes of it.
+
+All that tells one kind of thing from another stands in its class. Whoever
+makes, starts, ends, heals or shows reservations asks the class, and knows none
+by its name.
+
+A reservation holds so many **bookings**, each a part of one host. Where
+servers take them (:attr:`Kind.for_servers`), these come when the
+reservation has begun, and leave; where a boot asked for the lease, its servers
+have their bookings from the beginning, and keep them until they go. Else the
+lease itself holds them.
+"""
+
+import abc
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+
+__all__ = ['Kind', 'Reserved', 'ResourceType', 'Types', 'Values', 'Wanted',
+           'event_of', 'reserved', 'unknown']
+
+Values: ty.TypeAlias = dict[str, ty.Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reserved:
+    """A reservation, as its resource type is told of it.
+
+    :ivar params: what was asked for, in the API's words; empty for a boot
+    :ivar spec: what its type keeps beside that
+    :ivar hosts: the uuid of the host of each booking that has one
+    :ivar call: for a boot: the call that builds its servers, while it is kept
+    """
+
+    id: str
+    lease_id: str
+    project_id: str
+    user_id: str
+    params: ty.Mapping[str, ty.Any]
+    spec: ty.Mapping[str, ty.Any]
+    hosts: tuple[str, ...] = ()
+    call: str | None = None
+
+
+class Wanted(ty.NamedTuple):
+    """What a user asks for, as it is booked.
+
+    :ivar spec: what the type wants to find in :attr:`Reserved.spec`; JSON
+    """
+
+    demand: model.Demand
+    spec: Values
+
+
+class Kind(abc.ABC):
+    """A kind of thing that leases hold; one object serves all threads.
+
+    What it does to a cloud may be asked for again after a crash, or by two
+    processes at once, and must then do no harm. What raises is tried again
+    after a pause.
+    """
+
+    #: Whether servers take its bookings.
+    for_servers: ty.ClassVar[bool] = False
+    #: Whether :meth:`moved` has something to do.
+    minds_moves: ty.ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def demand(self, reserved: Reserved) -> model.Demand:
+        """What a reservation needs of hosts as of now, to be bound anew.
+
+        :raises Refused: when no host may be used at all
+        :raises CloudUnavailable: when that cannot be said now
+        """
+
+    def start(self, reserved: Reserved) -> None:
+        """The time of a reservation has come: let it be used."""
+
+    def end(self, reserved: Reserved) -> None:
+        """The time of a reservation is over: let nobody use it."""
+
+    def moved(self, reserved: Reserved) -> None:
+        """A reservation has other hosts than when it started."""
+
+    def events(self, window: model.Window) -> ty.Mapping[str, int]:
+        """Events of its own: by name, when in its window they happen."""
+        return {}
+
+    def happens(self, event_type: str, reserved: Reserved) -> None:
+        """An event has come between start and end: that the end is near
+        (``before_end_lease``), or one of :meth:`events`, by its name.
+        """
+
+
+class ResourceType(Kind):
+    """One that users ask for by its name, with parameters."""
+
+    #: The parameters, each with an example of its value.
+    parameters: ty.ClassVar[ty.Mapping[str, str]]
+
+    @abc.abstractmethod
+    def read(self, values: Values) -> Values:
+        """What a user wrote, as it is kept and shown: ``amount`` and all.
+
+        :param values: by the names of :attr:`parameters`, none of them null
+        :raises InvalidLeaseParams: when one is missing or wrong
+        """
+
+    @abc.abstractmethod
+    def wanted(self, asking: ty.Any, params: Values) -> Wanted:
+        """What these parameters need of hosts.
+
+        :param asking: who asks, as the API knows it
+        :raises InvalidLeaseParams: when there is no such thing
+        :raises Refused: when no host may be used at all
+        """
+
+    def written(self, params: ty.Mapping[str, ty.Any]) -> Values:
+        """What a user would write to get these parameters again."""
+        return {key: value for key, value in params.items()
+                if key in self.parameters}
+
+    def show(self, reservation_id: str, params: ty.Mapping[str, ty.Any],
+             ) -> Values:
+        """What the API says of a reservation, beside what it says of all."""
+        return dict(params)
+
+    def opened(self) -> ty.Collection[str] | None:
+        """The ids of all reservations that can be used now, as the cloud
+        has them; None: it has nothing to show for them.
+        """
+        return None
+
+
+class Types:
+    """The resource types of an installation.
+
+    :param named: those that users may ask for, by their names
+    :param booted: of what comes with a boot
+    """
+
+    def __init__(self, named: ty.Mapping[str, ResourceType],
+                 booted: Kind) -> None:
+        self.named = named
+        self._booted = booted
+
+    def of(self, name: str, booted: bool) -> Kind:
+        """The type of a reservation.
+
+        :param booted: whether it came with a boot
+        :raises ConfigurationError: when it is not installed any more
+        """
+        if booted:
+            return self._booted
+        try:
+            return self.named[name]
+        except KeyError:
+            raise errors.ConfigurationError(
+                f'The resource type {name} is not installed here any more. '
+                f'Install what brings it, until no lease has one.') from None
+
+    def of_row(self, reservation: models.Reservation) -> Kind:
+        """The same for a row."""
+        return self.of(reservation.resource_type, reservation.booted)
+
+    def events(self, lease: models.Lease, window: model.Window,
+               ) -> dict[str, int]:
+        """When the events of its reservations' own happen to a lease."""
+        return {event_of(one.resource_type, name): time
+                for one in lease.reservations
+                for name, time in self.of_row(one).events(window).items()}
+
+    def reserved(self, session: orm.Session, lease: models.Lease,
+                 ) -> list[tuple[Kind, Reserved]]:
+        """The reservations of a lease, each with its type."""
+        return [(self.of_row(one), reserved(session, one))
+                for one in lease.reservations]
+
+
+def event_of(resource_type: str, name: str) -> str:
+    """What an event of a type's own is called; no user may call one so."""
+    return f'{resource_type}:{name}'
+
+
+def unknown(reservation_id: str) -> Reserved:
+    """A reservation that the books do not have any more, to be ended."""
+    return Reserved(reservation_id, '', '', '', {}, {})
+
+
+def reserved(session: orm.Session, reservation: models.Reservation,
+             call: str | None = None) -> Reserved:
+    """What the type of a reservation is told of it."""
+    lease = reservation.lease
+    uuids = {row.id: row.uuid for row in session.execute(
+        sa.select(models.Host.id, models.Host.uuid).where(models.Host.id.in_(
+            {one.host_id for one in reservation.bookings})))}
+    return Reserved(
+        reservation.id, lease.id, lease.project_id, lease.user_id,
+        reservation.params or {}, reservation.spec or {}, tuple(
+            uuids[one.host_id] for one in reservation.bookings
+            if one.host_id in uuids), call)

@@ -1,0 +1,83 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases in the words of the API and of notifications.
+
+The core says of a lease what there is to say
+(:func:`blazar_core.leases.views.describe`); the names and formats that
+clients of reservations in OpenStack know stand here.
+"""
+
+import typing as ty
+
+from blazar_core.common import clock as clocks
+from blazar_core import resources
+
+__all__ = ['Answers', 'FIELDS']
+
+#: What is said of a lease.
+FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
+          'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
+          'created_at', 'updated_at', 'reservations', 'events')
+
+_Object: ty.TypeAlias = dict[str, ty.Any]
+_Lease: ty.TypeAlias = ty.Mapping[str, ty.Any]
+
+
+class Answers:
+    """Says what leases are."""
+
+    def __init__(self, types: resources.Types) -> None:
+        self._types = types
+
+    def lease(self, described: _Lease) -> _Object:
+        """What the API says of a lease."""
+        lease = _in_words(described) | {
+            # A secret of ours; clients expect the key.
+            'trust_id': None,
+            'reservations': [self._reservation(one)
+                             for one in described['reservations']],
+            'events': [_in_words(event) for event in described['events']]}
+        return {name: lease[name] for name in FIELDS}
+
+    def payload(self, described: _Lease) -> _Object:
+        """What a notification says of a lease.
+
+        ``version`` is that of this form: its second number changes with what
+        is added, its first with what is not there any more or means something
+        else.
+        """
+        told = self.lease(described)
+        del told['trust_id']
+        return {'version': '1.0', 'lease_id': told['id'], **told, 'events': [
+            {**event, 'event_date': event['time']}
+            for event in told['events']]}
+
+    def _reservation(self, described: _Lease) -> _Object:
+        said = _in_words(described)
+        params = said.pop('params')
+        said['resource_id'] = said['id']
+        if params is None:
+            return said
+        try:
+            kind = self._types.named[described['resource_type']]
+        except KeyError:
+            # It is not installed any more; the lease is shown all the same.
+            return {**params, **said}
+        return {**said, **kind.show(said['id'], params)}
+
+
+def _in_words(described: _Lease) -> _Object:
+    """With its times as text."""
+    return {name: clocks.iso(value) if value is not None and (
+        name.endswith(('_date', '_at')) or name == 'time') else value
+        for name, value in described.items()}

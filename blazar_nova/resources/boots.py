@@ -1,0 +1,47 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers that come with a boot, as a resource type."""
+
+from blazar_core.common import model
+from blazar_core.leases import servers
+from blazar_core import resources
+from blazar_nova.compat import calls
+from blazar_nova.compat import demand as demands
+from blazar_nova.resources import groups
+
+__all__ = ['Boots']
+
+
+class Boots(resources.Kind):
+    """What a boot asks for is the call that builds its servers.
+
+    Nobody asks for it by its name, and to start and end it is to build its
+    servers and to delete them: that is done for all servers of leases.
+    """
+
+    for_servers = True
+
+    def __init__(self, known: servers.Servers) -> None:
+        self._known = known
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        """By the same rules as when the lease was made: what has changed of
+        hosts, aggregates, image types and server groups since then counts.
+        """
+        assert reserved.call is not None
+        call = calls.load(reserved.call)
+        call.reread_group()
+        with demands.refused(0):
+            demand = demands.demand_of(
+                call.context.elevated(), call.request_spec)
+        return groups.in_group(demand, call, self._known)

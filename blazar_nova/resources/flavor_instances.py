@@ -1,0 +1,51 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""flavor:instance: so many servers like those of a flavor."""
+
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core import resources
+from blazar_nova.compat import flavors
+from blazar_nova.resources import places
+
+__all__ = ['FlavorInstances']
+
+
+class FlavorInstances(places.Places):
+    """Servers of what a flavor is when the lease is made."""
+
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'amount': '2', 'flavor_id': '"1"', 'affinity': 'None'}
+
+    def read(self, values: resources.Values) -> resources.Values:
+        flavor_id = places.needed(values, 'flavor_id')
+        if isinstance(flavor_id, int) and not isinstance(flavor_id, bool):
+            # Clients make a number of what looks like one.
+            flavor_id = str(flavor_id)
+        if not isinstance(flavor_id, str) or not flavor_id.isprintable() or (
+                not 1 <= len(flavor_id) <= 255):
+            raise errors.InvalidLeaseParams(
+                '"flavor_id" must be the id of a flavor, a string.')
+        # flavor_id is shown as that of the reserved flavor, as instances
+        # have it; what it is like stays beside it.
+        return {**self._common(values), 'source_flavor_id': flavor_id}
+
+    def written(self, params: ty.Mapping[str, ty.Any]) -> resources.Values:
+        return {**super().written(params),
+                'flavor_id': params['source_flavor_id']}
+
+    def wanted(self, asking: ty.Any, params: resources.Values,
+               ) -> resources.Wanted:
+        return self._of_flavor(asking, flavors.facts_like(
+            asking.context, params['source_flavor_id']), params)

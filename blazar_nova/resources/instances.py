@@ -1,0 +1,47 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""virtual:instance: so many servers of so much."""
+
+import typing as ty
+
+from blazar_core.common import inputs
+from blazar_core.common import properties
+from blazar_core import resources
+from blazar_nova.compat import flavors
+from blazar_nova.resources import places
+
+__all__ = ['Instances']
+
+
+class Instances(places.Places):
+    """Servers of amounts that the user writes."""
+
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'amount': '2', 'vcpus': '2', 'memory_mb': '4096', 'disk_gb': '20',
+        'affinity': 'None',
+        'resource_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"'}
+
+    def read(self, values: resources.Values) -> resources.Values:
+        asked = self._common(values)
+        for key, least in (('vcpus', 1), ('memory_mb', 1), ('disk_gb', 0)):
+            asked[key] = inputs.integer(
+                places.needed(values, key), key, least)
+        text = values.get('resource_properties', '')
+        properties.parse(text)
+        asked['resource_properties'] = text
+        return asked
+
+    def wanted(self, asking: ty.Any, params: resources.Values,
+               ) -> resources.Wanted:
+        return self._of_flavor(asking, flavors.facts_of(
+            params['vcpus'], params['memory_mb'], params['disk_gb']), params)

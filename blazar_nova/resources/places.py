@@ -1,0 +1,94 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What reservations of servers have in common, whatever they are asked by."""
+
+import dataclasses
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import properties
+from blazar_core.leases import requests
+from blazar_core import resources
+from blazar_nova.compat import demand as demands
+from blazar_nova.compat import flavors
+
+__all__ = ['Places', 'needed']
+
+Values: ty.TypeAlias = resources.Values
+
+
+class Places(resources.ResourceType):
+    """So many servers of one flavor, which is theirs while the lease lasts.
+
+    What is kept of a reservation is that flavor: whatever becomes of the one
+    that it was made like, it stays what it was.
+    """
+
+    for_servers = True
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        with demands.refused(0):
+            return self._demand_of(
+                flavors.context_of(reserved.project_id, reserved.user_id),
+                reserved.spec, reserved.params)
+
+    def _demand_of(self, context: ty.Any, flavor: ty.Mapping[str, ty.Any],
+                   params: ty.Mapping[str, ty.Any],
+                   placement: demands.Placement | None = None,
+                   ) -> model.Demand:
+        demand = flavors.demand_of(
+            context, flavor, params.get('amount', 1), params.get('affinity'),
+            placement)
+        return dataclasses.replace(demand, properties=properties.parse(
+            params.get('resource_properties', '')))
+
+    def start(self, reserved: resources.Reserved) -> None:
+        flavors.open_reservation(reserved)
+
+    def end(self, reserved: resources.Reserved) -> None:
+        flavors.close_reservation(reserved.id)
+
+    def opened(self) -> ty.Collection[str]:
+        return flavors.reservations_open()
+
+    def show(self, reservation_id: str, params: ty.Mapping[str, ty.Any],
+             ) -> Values:
+        affine = params.get('affinity') is not None
+        return {**params, 'flavor_id': reservation_id,
+                'server_group_id': reservation_id if affine else None,
+                'aggregate_id': None}
+
+    def _common(self, values: Values) -> Values:
+        """The parameters that all of them have."""
+        return {
+            'amount': inputs.integer(values.get('amount', 1), 'amount', 1,
+                                     requests.MAX_AMOUNT),
+            'affinity': inputs.affinity_of(values.get('affinity'))}
+
+    def _of_flavor(self, asking: ty.Any, flavor: Values, params: Values,
+                   ) -> resources.Wanted:
+        with demands.refused(params['amount']):
+            return resources.Wanted(self._demand_of(
+                asking.context, flavor, params, asking.placement), flavor)
+
+
+def needed(values: Values, key: str) -> object:
+    """What must be there.
+
+    :raises InvalidLeaseParams: when it is not
+    """
+    if key not in values:
+        raise errors.InvalidLeaseParams(f'Missing parameter {key}.')
+    return values[key]

@@ -25,6 +25,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import closing
+from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import steps
@@ -45,13 +46,14 @@ class Ending:
                  cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None],
                  observing: observing.Observing, closing: closing.Closing,
-                 ) -> None:
+                 policies: ends.Policies) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
         self._observing = observing
         self._closing = closing
+        self._policies = policies
 
     def expire(self, lease_id: str) -> facts.Outcome:
         """An offer that nobody accepted in time is over."""
@@ -109,21 +111,23 @@ class Ending:
             return views.describe(lease)
 
     def end(self, lease_id: str, when_due: bool = False) -> facts.Outcome:
-        """Delete the servers of a lease; done when they are gone.
+        """End a lease; done when its servers have come to their end.
 
         :param when_due: put it off when the lease was prolonged meanwhile
         """
-        servers = self._database.retried(self._begin_end, lease_id, when_due)
-        if isinstance(servers, facts.Later):
-            return servers
+        begun = self._database.retried(self._begin_end, lease_id, when_due)
+        if isinstance(begun, facts.Later):
+            return begun
+        policy, servers = begun
         steps.reached(steps.Step.END_BEGUN, lease_id)
         closed = self._closing.close(lease_id)
         credential = self._closing.credential(lease_id) if servers else None
         waiting = [server_id for server_id in servers
-                   if not self._is_gone(lease_id, server_id, credential)]
+                   if not self._is_over(
+                       lease_id, server_id, policy, credential)]
         if waiting:
             return facts.Later(
-                facts.AGAIN, 'not gone yet: ' + ', '.join(waiting),
+                facts.AGAIN, 'not over yet: ' + ', '.join(waiting),
                 facts.LONGEST_PAUSE)
         if not closed:
             return facts.Later(
@@ -134,35 +138,40 @@ class Ending:
             return facts.Later(facts.AGAIN, 'another server has come')
         return None
 
-    def _is_gone(self, lease_id: str, server_id: str,
-                 credential: str | None) -> bool:
+    def _is_over(self, lease_id: str, server_id: str,
+                 policy: ends.EndPolicy, credential: str | None) -> bool:
         """Ask for the end of a server, and look whether it has come.
 
-        One that cannot be deleted does not keep the others of its lease.
+        One that does not come to its end keeps no other of its lease.
         """
         try:
-            self._cloud.delete(server_id, credential)
+            policy.ask(self._cloud, server_id, credential)
             steps.reached(steps.Step.END_DELETED, lease_id)
             seen = self._cloud.look(server_id)
             self._observing.observe(server_id, seen)
         except errors.CloudUnavailable as exc:
-            LOG.warning('Lease %s: server %s is not deleted yet: %s',
+            LOG.warning('Lease %s: server %s has not come to its end yet: %s',
                         lease_id, server_id, exc)
             return False
         except Exception:
-            LOG.exception('Lease %s: server %s could not be deleted',
-                          lease_id, server_id)
+            LOG.exception('Lease %s: server %s could not be brought to its '
+                          'end', lease_id, server_id)
             return False
-        return seen.state is clouds.ServerState.GONE
+        if not policy.is_over(seen):
+            return False
+        if seen.state is not clouds.ServerState.GONE:
+            self._observing.let_go(lease_id, server_id)
+        return True
 
     def _begin_end(self, lease_id: str, when_due: bool,
-                   ) -> list[str] | facts.Later:
-        """No start after this; returns the servers that have to go."""
+                   ) -> tuple[ends.EndPolicy, list[str]] | facts.Later:
+        """No start after this; returns what is to be done to which servers.
+        """
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status == 'TERMINATED':
-                return []
+                return self._policies[ends.DELETE], []
             if when_due and lease.status != 'TERMINATING' and (
                     lease.end_date > now):
                 return facts.Later(lease.end_date - now, 'it was prolonged')
@@ -170,4 +179,12 @@ class Ending:
                 transitions.enter(lease, 'TERMINATING', self._clock.now())
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
-            return facts.servers(lease)
+            return self._policy_of(lease), facts.servers(lease)
+
+    def _policy_of(self, lease: models.Lease) -> ends.EndPolicy:
+        name = ends.DELETE if lease.deleted_at is not None else lease.on_end
+        if name not in self._policies:
+            LOG.warning('Lease %s: its servers are deleted, because nothing '
+                        'installed here knows how to %s them', lease.id, name)
+            name = ends.DELETE
+        return self._policies[name]

@@ -27,6 +27,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.db import api
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import ending
+from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lost
 from blazar_core.lifecycle import observing
@@ -52,7 +53,7 @@ class Lifecycle:
                  cloud: clouds.Cloud, opens: ty.Callable[[str], str],
                  notify: ty.Callable[[str, facts.Lease], None],
                  patience: int, lost_after: int, types: resources.Types,
-                 ) -> None:
+                 policies: ends.Policies) -> None:
         self.closing = closing.Closing(
             database, clock, cloud, opens, notify, types)
         self.observing = observing.Observing(
@@ -65,5 +66,6 @@ class Lifecycle:
         self.lost = lost.Lost(
             database, clock, cloud, lost_after, self.sending, self.observing)
         self.ending = ending.Ending(
-            database, clock, cloud, notify, self.observing, self.closing)
+            database, clock, cloud, notify, self.observing, self.closing,
+            policies)
         self.telling = telling.Telling(database, notify, types)

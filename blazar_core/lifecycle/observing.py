@@ -98,6 +98,10 @@ class Observing:
                 self._failed, lease_id, server_id, seen, sent)
         return []
 
+    def let_go(self, lease_id: str, server_id: str) -> None:
+        """A server is no business of its lease any more, wherever it is."""
+        self._database.retried(self._gone, lease_id, server_id)
+
     def _lease_of(self, server_id: str) -> str | None:
         """The lease in which a server has its booking."""
         with self._database.reader() as session:
@@ -137,7 +141,7 @@ class Observing:
             if left is not None:
                 booking.failed_at = booking.moving_to = None
             transitions.settle(session, lease, self._clock.now())
-        LOG.info('Lease %s: server %s is gone', lease_id, server_id)
+        LOG.info('Lease %s: server %s is its no more', lease_id, server_id)
         steps.reached(steps.Step.END_GONE, lease_id)
         self._database.retried(self._closing.finish_if_empty, lease_id)
 

@@ -122,7 +122,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
             before_end=_before_end(values, window, now, defaults),
             events=lease_params.events_of(
                 values.get('events', []), window, now),
-            on_end=lease_params.ON_END[0], starts_now=start == now),
+            on_end=defaults.ends[0], starts_now=start == now),
         _reservations(values),
         None if offer is None else inputs.integer(
             offer, 'offer_seconds', *OFFER))

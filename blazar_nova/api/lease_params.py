@@ -39,9 +39,11 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.leases import requests
+from blazar_core.lifecycle import ends
 from blazar_nova.api import dates
+from blazar_nova.parts import ends as policies
 
-__all__ = ['Defaults', 'LEASE_PARAMS', 'ON_END', 'check_defaults',
+__all__ = ['Defaults', 'LEASE_PARAMS', 'check_defaults',
            'default_before_end', 'defaults', 'events_of', 'inside',
            'lease_request', 'name_of', 'window_of']
 
@@ -52,8 +54,6 @@ SERVICE_PREFIX = 'blazar'
 MAX_BYTES = 16 * 1024
 MAX_NAME = 255
 
-#: What the service can do with a server at the end of its lease.
-ON_END = ('delete',)
 
 _EXAMPLE = '{"start": "now", "duration": "2h"}'
 
@@ -95,6 +95,8 @@ class Defaults:
     start: str
     length: int
     minutes_before_end: int
+    #: What there is for ``on_end``; what is not said is the first of them.
+    ends: tuple[str, ...] = (ends.DELETE,)
 
 
 def defaults(conf: ty.Any) -> Defaults:
@@ -105,7 +107,9 @@ def defaults(conf: ty.Any) -> Defaults:
         length=60 * (group.reservation_length_minutes + 60 * (
             group.reservation_length_hours +
             24 * group.reservation_length_days)),
-        minutes_before_end=group.minutes_before_end_lease)
+        minutes_before_end=group.minutes_before_end_lease,
+        ends=(ends.DELETE, *sorted(
+            policies.available().keys() - {ends.DELETE})))
 
 
 def check_defaults(made: Defaults, now: int) -> None:
@@ -266,7 +270,7 @@ def _request(params: _Object, start: int, end: int, now: int,
         window=window,
         before_end=_before_end(params, window, now, defaults),
         events=events_of(params.get('events', []), window, now),
-        on_end=_on_end(params),
+        on_end=_on_end(params, defaults.ends),
         starts_now=start == now)
 
 
@@ -401,12 +405,12 @@ def _event_type(text: str) -> str:
     return text
 
 
-def _on_end(params: _Object) -> str:
-    value = _text(params, 'on_end', ON_END[0])
-    if value not in ON_END:
+def _on_end(params: _Object, known: ty.Sequence[str]) -> str:
+    value = _text(params, 'on_end', known[0])
+    if value not in known:
         raise errors.InvalidLeaseParams(
             f'"on_end": "{inputs.shown(value)}" is not available. What is '
             'available at the end of a lease: '
-            f'{", ".join(ON_END)}. Write "on_end": "{ON_END[0]}" or leave it '
+            f'{", ".join(known)}. Write "on_end": "{known[0]}" or leave it '
             'out.')
     return value

@@ -27,7 +27,6 @@ from blazar_nova.api import controller
 from blazar_nova.api import faults
 from blazar_nova.compat import checks
 from blazar_nova.parts import wiring
-from blazar_nova.resources import types
 
 __all__ = ['Application', 'factory', 'versions']
 
@@ -118,7 +117,6 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
         as it has to be; it says which line to write
     """
     checks.refuse('nova-api', checks.nova_objects())
-    types.check()
     return Application(controller.Leases(wiring.shared()))
 
 

@@ -39,6 +39,7 @@ from blazar_nova.compat import servers as nova_servers
 from blazar_nova.compat import service
 from blazar_nova.parts import answers
 from blazar_nova.parts import credentials
+from blazar_nova.parts import ends
 from blazar_nova.parts import external
 from blazar_nova.resources import types as resource_types
 
@@ -102,7 +103,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         leases.Leases(books, clock, search, types), cloud,
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
                             tell, conf.blazar.start_patience,
-                            lost_after(conf), types),
+                            lost_after(conf), types, ends.available()),
         limits.Limits(conf, books, clock, quota.NovaQuota(),
                       [outside.check]))
 

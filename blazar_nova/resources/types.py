@@ -20,8 +20,6 @@ import dataclasses
 import functools
 import typing as ty
 
-import stevedore
-
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import properties
@@ -30,10 +28,9 @@ from blazar_core.leases import servers
 from blazar_core import resources
 from blazar_nova.compat import demand as demands
 from blazar_nova.resources import boots
+from blazar_nova.resources import extensions
 
-__all__ = ['Asking', 'available', 'check', 'types']
-
-_GROUP = 'blazar_nova.resource_types'
+__all__ = ['Asking', 'available', 'types']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,29 +100,13 @@ class Asking:
 
 @functools.cache
 def available() -> dict[str, resources.ResourceType]:
-    """The resource types of this installation, by their names."""
-    found: stevedore.ExtensionManager[resources.ResourceType] = (
-        stevedore.ExtensionManager(_GROUP, on_load_failure_callback=_fail))
-    return {one.name: one.plugin() for one in found}
+    """The resource types of this installation, by their names.
+
+    :raises ConfigurationError: when there are none, or one cannot be loaded
+    """
+    return extensions.load('blazar_nova.resource_types')
 
 
 def types(known: servers.Servers) -> resources.Types:
     """All of them, and what comes with a boot."""
     return resources.Types(available(), boots.Boots(known))
-
-
-def check() -> None:
-    """Make sure that something can be reserved.
-
-    :raises ConfigurationError: when not, or a resource type cannot be loaded
-    """
-    if not available():
-        raise errors.ConfigurationError(
-            f'There are no resource types: install the package again, for '
-            f'its entry points {_GROUP}.')
-
-
-def _fail(_manager: ty.Any, entry_point: ty.Any, exc: BaseException,
-          ) -> None:
-    raise errors.ConfigurationError(
-        f'The resource type {entry_point.name} cannot be loaded: {exc}')

@@ -86,9 +86,10 @@ class LeasedTestCase(base.FunctionalTestCase):
     # -- looking at leases ------------------------------------------------
 
     def leases(self) -> list[dict[str, ty.Any]]:
-        """All leases, as Leases.all() describes them."""
-        return ty.cast(list[dict[str, ty.Any]],
-                       views.listed(self.listener.parts.database))
+        """All leases, as the API describes them."""
+        parts = self.listener.parts
+        return [parts.answers.lease(one)
+                for one in views.listed(parts.database)]
 
     def lease(self, name_or_id: str) -> dict[str, ty.Any]:
         """The one lease of that name or id."""

@@ -24,6 +24,7 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.db import models
+from blazar_core import resources
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import verify
 from blazar_nova.compat import hosts

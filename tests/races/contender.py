@@ -86,7 +86,7 @@ class Contender:
             self.database, self.clock, self.search, types)
         self.lifecycle = lifecycle.Lifecycle(
             self.database, self.clock, ty.cast(clouds.Cloud, None), str,
-            lambda event, lease: None, 0, 120, types)
+            lambda event, lease: None, 0, 120, types, {})
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.disturbed: collections.Counter[str] = collections.Counter()
         self.failures: list[str] = []

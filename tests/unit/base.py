@@ -33,6 +33,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
 from blazar_core import resources
@@ -310,11 +311,15 @@ class LeaseTestCase(DatabaseTestCase):
         self.lifecycle = lifecycle.Lifecycle(
             self.database, self.clock, self.cloud, self.vault.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
-            self.patience, LOST_AFTER, self.types)
+            self.patience, LOST_AFTER, self.types, self.policies())
 
     def more_types(self) -> dict[str, resources.ResourceType]:
         """What else can be reserved."""
         return {}
+
+    def policies(self) -> ends.Policies:
+        """What may become of servers at the end."""
+        return {ends.DELETE: ends.Delete()}
 
     def new_engine(self, name: str = 'first', **options: ty.Any,
                    ) -> engine.Engine:

@@ -49,6 +49,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
 from blazar_core import resources
@@ -342,7 +343,7 @@ class Racer:
         return lifecycle.Lifecycle(
             self.database, self.clock, cloud, lambda sealed: sealed,
             lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0,
-            120, self.types)
+            120, self.types, {ends.DELETE: ends.Delete()})
 
 
 def main() -> None:

@@ -816,7 +816,8 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         amend, moved = ledger.decide, []
         elsewhere = lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda event, lease: None, 0, base.LOST_AFTER, self.types)
+            lambda event, lease: None, 0, base.LOST_AFTER, self.types,
+            self.policies())
 
         def late(session, now, edits, *args):
             if not moved:

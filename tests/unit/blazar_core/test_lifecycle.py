@@ -954,7 +954,8 @@ class TestLostBuilds(LifecycleTestCase):
         self.cloud.send = send
         other = lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda *args: None, 0, base.LOST_AFTER, self.types)
+            lambda *args: None, 0, base.LOST_AFTER, self.types,
+            self.policies())
         other.lost.send()
         self.look_after(120)
         other.lost.send()
@@ -1851,7 +1852,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         return lifecycle.Lifecycle(
             self.books.connect(), self.clock, self.cloud, self.vault.open,
             lambda event, lease: None, self.patience, base.LOST_AFTER,
-            self.types)
+            self.types, self.policies())
 
     def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
         lease = self.reserve(0, 100, active=True)

@@ -13,14 +13,57 @@
 """Lease, reservation and event states, as data.
 
 One table per state machine: what may follow what. The documentation prints
-these tables from here.
+these tables from here. Rows enter a state by :meth:`Stateful.enter
+<blazar_core.db.models.Stateful.enter>`, which asks them.
 """
 
+import enum
 import typing as ty
 
 from blazar_core.common import errors
 
-__all__ = ['BEGUN', 'EVENT', 'EventType', 'LEASE', 'Machine', 'RESERVATION']
+__all__ = ['BEFORE', 'BEGUN', 'ENDING', 'EVENT', 'Event', 'EventType',
+           'LEASE', 'Lease', 'Machine', 'OPEN', 'RESERVATION', 'Reservation',
+           'TO_START']
+
+
+class Lease(enum.StrEnum):
+    """OFFERED: booked for some minutes, to be accepted. PENDING: booked, its
+    time has not come. STARTING: what it is for is made ready (its servers are
+    being built). ACTIVE: it can be used. TERMINATING: its time is over or it
+    was ended, its servers are going. TERMINATED: they are gone and the
+    capacity is free. ERROR: something failed (status_reason says what); its
+    end still comes.
+    """
+
+    OFFERED = 'OFFERED'
+    PENDING = 'PENDING'
+    STARTING = 'STARTING'
+    ACTIVE = 'ACTIVE'
+    TERMINATING = 'TERMINATING'
+    TERMINATED = 'TERMINATED'
+    ERROR = 'ERROR'
+
+
+class Reservation(enum.StrEnum):
+    """As its lease, by the names that clients know."""
+
+    PENDING = 'pending'
+    ACTIVE = 'active'
+    ERROR = 'error'
+    DELETED = 'deleted'
+
+
+class Event(enum.StrEnum):
+    """UNDONE: it waits for its time, or to be tried again. IN_PROGRESS: a
+    worker is at it. DONE: it was carried out, or there is no need to. ERROR:
+    it was given up.
+    """
+
+    UNDONE = 'UNDONE'
+    IN_PROGRESS = 'IN_PROGRESS'
+    DONE = 'DONE'
+    ERROR = 'ERROR'
 
 
 class Machine:
@@ -46,37 +89,46 @@ class Machine:
         return [state for state, after in self.steps.items() if not after]
 
 
-#: OFFERED: booked for some minutes, to be accepted. PENDING: booked, its time
-#: has not come. STARTING: its servers are being built. ACTIVE: they run.
-#: TERMINATING: its time is over or it was ended, its servers are going.
-#: TERMINATED: they are gone and the capacity is free. ERROR: something failed
-#: (status_reason says what); its end still comes.
 LEASE = Machine('lease', {
-    'OFFERED': ['PENDING', 'TERMINATING', 'TERMINATED'],
-    'PENDING': ['STARTING', 'TERMINATING', 'TERMINATED', 'ERROR'],
-    'STARTING': ['ACTIVE', 'TERMINATING', 'TERMINATED', 'ERROR'],
-    'ACTIVE': ['TERMINATING', 'TERMINATED', 'ERROR'],
-    'TERMINATING': ['TERMINATED', 'ERROR'],
-    'ERROR': ['TERMINATING', 'TERMINATED'],
-    'TERMINATED': [],
+    Lease.OFFERED: [Lease.PENDING, Lease.TERMINATING, Lease.TERMINATED],
+    Lease.PENDING: [Lease.STARTING, Lease.TERMINATING, Lease.TERMINATED,
+                    Lease.ERROR],
+    Lease.STARTING: [Lease.ACTIVE, Lease.TERMINATING, Lease.TERMINATED,
+                     Lease.ERROR],
+    Lease.ACTIVE: [Lease.TERMINATING, Lease.TERMINATED, Lease.ERROR],
+    Lease.TERMINATING: [Lease.TERMINATED, Lease.ERROR],
+    Lease.ERROR: [Lease.TERMINATING, Lease.TERMINATED],
+    Lease.TERMINATED: [],
 })
 
-#: The states of a lease whose servers are being built or run.
-BEGUN = ('STARTING', 'ACTIVE')
+#: The states of a lease that has not begun.
+BEFORE = (Lease.OFFERED, Lease.PENDING)
+#: Of one of which something is to start.
+TO_START = (Lease.PENDING, Lease.STARTING)
+#: Of one that has begun and does not end yet.
+BEGUN = (Lease.STARTING, Lease.ACTIVE)
+#: Of one whose servers have to go.
+ENDING = (Lease.TERMINATING, Lease.TERMINATED)
 
 RESERVATION = Machine('reservation', {
-    'pending': ['active', 'deleted', 'error'],
-    'active': ['deleted', 'error'],
-    'error': ['deleted'],
-    'deleted': [],
+    Reservation.PENDING: [Reservation.ACTIVE, Reservation.DELETED,
+                          Reservation.ERROR],
+    Reservation.ACTIVE: [Reservation.DELETED, Reservation.ERROR],
+    Reservation.ERROR: [Reservation.DELETED],
+    Reservation.DELETED: [],
 })
 
+#: A start that was done is to be done again when Nova finds no host for a
+#: server; what was given up, when its lease gets other dates.
 EVENT = Machine('event', {
-    'UNDONE': ['IN_PROGRESS', 'DONE'],
-    'IN_PROGRESS': ['UNDONE', 'DONE', 'ERROR'],
-    'ERROR': ['DONE'],
-    'DONE': [],
+    Event.UNDONE: [Event.IN_PROGRESS, Event.DONE],
+    Event.IN_PROGRESS: [Event.UNDONE, Event.DONE, Event.ERROR],
+    Event.DONE: [Event.UNDONE],
+    Event.ERROR: [Event.UNDONE, Event.DONE],
 })
+
+#: The states of an event that is still to be carried out.
+OPEN = (Event.UNDONE, Event.IN_PROGRESS)
 
 
 class EventType:

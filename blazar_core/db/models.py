@@ -23,6 +23,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy import orm
 
 from blazar_core.common import model
+from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
            'HeldBuild', 'Host', 'Lease', 'RequestKey', 'Reservation',
@@ -50,7 +51,27 @@ class Base(orm.DeclarativeBase):
     __table__: ty.ClassVar[sa.Table]
 
 
-class Lease(Base):
+class Stateful:
+    """A row with a state, of which :mod:`blazar_core.common.states` says what
+    may follow what.
+    """
+
+    machine: ty.ClassVar[states.Machine]
+    status: orm.Mapped[str]
+    updated_at: orm.Mapped[ty.Any]
+
+    def enter(self, status: str, now: int) -> None:
+        """Get another state; nothing when it is this one.
+
+        :raises InvalidTransition: when there is no way to it
+        """
+        self.machine.check(self.status, status)
+        if self.status != status:
+            self.status = status
+            self.updated_at = now
+
+
+class Lease(Stateful, Base):
     """A promise to a project over one window.
 
     ``deleted_at`` is when its deletion was asked for: it is on its way out,
@@ -59,6 +80,7 @@ class Lease(Base):
     """
 
     __tablename__ = 'leases'
+    machine = states.LEASE
     __table_args__ = (
         sa.Index('leases_project_idx', 'project_id', 'status'),
         sa.Index('leases_status_idx', 'status', 'end_date'),
@@ -95,7 +117,7 @@ class Lease(Base):
                 for booking in reservation.bookings]
 
 
-class Reservation(Base):
+class Reservation(Stateful, Base):
     """What a lease holds: so many of one thing.
 
     The bookings of a boot's lease are its servers' and go with them. Any
@@ -108,6 +130,7 @@ class Reservation(Base):
     """
 
     __tablename__ = 'reservations'
+    machine = states.RESERVATION
     __table_args__ = (sa.Index('reservations_lease_idx', 'lease_id'),)
 
     id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
@@ -136,7 +159,7 @@ class Reservation(Base):
         return self.params is None
 
 
-class Event(Base):
+class Event(Stateful, Base):
     """Something that happens to a lease at ``time``.
 
     ``due`` is when it wants attention next: its time, or later when it was
@@ -146,6 +169,7 @@ class Event(Base):
     """
 
     __tablename__ = 'events'
+    machine = states.EVENT
     __table_args__ = (
         sa.Index('events_lease_idx', 'lease_id'),
         sa.Index('events_due_idx', 'status', 'due'),

@@ -118,8 +118,8 @@ def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
         return False
     if later:
         return row.server_id is None and lease.status in (
-            'OFFERED', 'PENDING', *states.BEGUN)
-    return held and lease.status in ('PENDING', 'STARTING')
+            *states.BEFORE, *states.BEGUN)
+    return held and lease.status in states.TO_START
 
 
 def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],

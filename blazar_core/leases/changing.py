@@ -204,7 +204,7 @@ class Changing:
         now = self._clock.now()
         begun = lease.status in states.BEGUN
         if lease.deleted_at is not None or not begun and (
-                lease.status not in ('PENDING', 'OFFERED')):
+                lease.status not in states.BEFORE):
             raise errors.InvalidLeaseParams(
                 f'Lease {lease.id} is {views.status(lease)}: it cannot be '
                 f'changed any more.')
@@ -269,7 +269,7 @@ class Changing:
             return
         now, own = self._clock.now(), self._types.events(lease, window)
         for event in lease.events:
-            if event.event_type in own and event.status == 'UNDONE':
+            if event.event_type in own and event.status == states.Event.UNDONE:
                 event.time = own[event.event_type]
                 if event.due != model.FOREVER:
                     event.due = max(event.time, now)
@@ -299,7 +299,7 @@ class Changing:
                     f'UTC.')
         for event in [
                 *(event for event in lease.events
-                  if event.status == 'UNDONE' and (
+                  if event.status == states.Event.UNDONE and (
                       event.event_type in parts or
                       change.events is not None and
                       states.EventType.is_users(event.event_type))),
@@ -309,7 +309,7 @@ class Changing:
                 (event.event_type, event.time)
                 for event in change.events or ()]:
             row = events.row(lease.id, event_type, time, now)
-            if lease.status == 'OFFERED':
+            if lease.status == states.Lease.OFFERED:
                 row['due'] = model.FOREVER
             session.add(models.Event(**row))
 
@@ -402,7 +402,7 @@ def _old_events(lease: models.Lease) -> list[models.Event]:
     which as many are kept as may be still to come.
     """
     done = [event for event in lease.events
-            if event.status in ('DONE', 'ERROR') and event.event_type not in (
+            if event.status not in states.OPEN and event.event_type not in (
                 states.EventType.START, states.EventType.END,
                 states.EventType.EXPIRE)]
     done.sort(key=lambda event: (event.time, event.id))
@@ -419,17 +419,17 @@ def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
         if event.event_type not in moved:
             continue
         time = max(event.time + moved[event.event_type], window.start)
-        if event.status != 'DONE':
+        if event.status != states.Event.DONE:
             event.time = time
             if event.due != model.FOREVER:
                 event.due = time
             # Who is at it has the old date in mind: it is not his any more.
-            event.status, event.claimed_by = 'UNDONE', None
-            event.claimed_until = event.waits = 0
+            event.enter(states.Event.UNDONE, now)
+            event.claimed_by, event.claimed_until, event.waits = None, 0, 0
         elif event.event_type == states.EventType.BEFORE_END and time > now:
             again = max(again, time)
     if again and not any(
-            event.status == 'UNDONE' and
+            event.status == states.Event.UNDONE and
             event.event_type == states.EventType.BEFORE_END
             for event in lease.events):
         # It was told of an end that is none any more.

@@ -16,6 +16,8 @@ import typing as ty
 
 from oslo_utils import uuidutils
 
+from blazar_core.common import states
+
 __all__ = ['row']
 
 
@@ -23,6 +25,6 @@ def row(lease_id: str, event_type: str, time: int, now: int,
         done: bool = False) -> dict[str, ty.Any]:
     return {'id': uuidutils.generate_uuid(), 'lease_id': lease_id,
             'event_type': event_type, 'time': time, 'due': time,
-            'status': 'DONE' if done else 'UNDONE', 'attempts': 0,
-            'waits': 0, 'claimed_by': None, 'claimed_until': 0,
+            'status': states.Event.DONE if done else states.Event.UNDONE,
+            'attempts': 0, 'waits': 0, 'claimed_by': None, 'claimed_until': 0,
             'created_at': now, 'updated_at': now}

@@ -173,7 +173,7 @@ class Making:
                          rows.lease['id'])
         # Who starts a lease as it is made sends its build right after that.
         sent_at = rows.lease['created_at'] if (
-            rows.lease['status'] == 'STARTING') else None
+            rows.lease['status'] == states.Lease.STARTING) else None
         edits = [ledger.Edit(None, ledger.NewBooking(
             row['id'], host_id, server_id, new.request.window,
             one.demand.resources, sent_at=sent_at))
@@ -209,7 +209,7 @@ class Making:
                picked: picking.Picked) -> dict[str, ty.Any]:
         now = self._clock.now()
         rows = _rows(new, now, False, self._types)
-        rows.lease['status'] = 'OFFERED'
+        rows.lease['status'] = states.Lease.OFFERED
         # Nothing of it happens unless it is accepted.
         for event in rows.events:
             event['due'] = model.FOREVER
@@ -227,17 +227,16 @@ class Making:
     def _accept(self, lease_id: str) -> dict[str, ty.Any]:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status != 'OFFERED' or (
+            if lease.status != states.Lease.OFFERED or (
                     lease.end_date <= self._clock.now()):
                 raise errors.NotFound(
                     f'Offer {lease_id} could not be found; it may have '
                     f'expired. Ask for another one.')
-            states.LEASE.check(lease.status, 'PENDING')
-            lease.status = 'PENDING'
-            lease.updated_at = self._clock.now()
+            now = self._clock.now()
+            lease.enter(states.Lease.PENDING, now)
             for event in lease.events:
                 if event.event_type == states.EventType.EXPIRE:
-                    event.status = 'DONE'
+                    event.enter(states.Event.DONE, now)
                 else:
                     event.due = event.time
             session.flush()
@@ -327,12 +326,14 @@ def _rows(new: NewLease, now: int, started: bool, types: resources.Types,
         'project_id': new.project_id, 'user_id': new.user_id,
         'start_date': request.window.start, 'end_date': request.window.end,
         'before_end_date': request.before_end, 'on_end': request.on_end,
-        'status': 'STARTING' if started else 'PENDING', 'status_reason': '',
+        'status': states.Lease.STARTING if started else states.Lease.PENDING,
+        'status_reason': '',
         'created_at': now, 'updated_at': now, 'deleted_at': None,
     }, [{
         'id': reservation_id, 'lease_id': lease_id,
         'resource_type': one.resource_type, 'amount': one.demand.count,
-        'resources': dict(one.demand.resources), 'status': 'pending',
+        'resources': dict(one.demand.resources),
+        'status': states.Reservation.PENDING,
         'params': None if one.params is None else dict(one.params),
         'flavor': None if one.spec is None else dict(one.spec),
         'moved_at': None, 'created_at': now, 'updated_at': now,

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
@@ -49,7 +50,7 @@ class Places:
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status != 'ACTIVE' or lease.end_date <= now:
+            if lease.status != states.Lease.ACTIVE or lease.end_date <= now:
                 raise errors.Conflict(
                     f'Reservation {reservation_id} belongs to lease '
                     f'{lease.name} ({lease.id}), which is '

@@ -17,6 +17,7 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
@@ -100,7 +101,8 @@ class Servers:
                 .join(models.Lease)
                 .where(models.Reservation.id == reservation_id,
                        models.Lease.project_id == project_id,
-                       models.Reservation.status != 'deleted')).one_or_none()
+                       models.Reservation.status !=
+                       states.Reservation.DELETED)).one_or_none()
 
     def booked_hosts(self, server_ids: ty.Collection[str]) -> dict[str, str]:
         """The hosts on which these servers have bookings.

@@ -70,7 +70,7 @@ def get(database: api.Database, lease_id: str) -> dict[str, ty.Any]:
     with database.reader() as session:
         lease = session.get(models.Lease, lease_id)
         if lease is None or (lease.deleted_at is not None and
-                             lease.status == 'TERMINATED'):
+                             lease.status == states.Lease.TERMINATED):
             raise errors.NotFound(f'Lease {lease_id} could not be found.')
         return describe(lease)
 
@@ -263,7 +263,8 @@ def _position(part: ty.Any) -> tuple[ty.Any, ...]:
 
 def status(lease: ty.Any) -> str:
     """The status of a lease that users see."""
-    if lease.deleted_at is not None and lease.status != 'TERMINATED':
+    if lease.deleted_at is not None and (
+            lease.status != states.Lease.TERMINATED):
         return DELETING
     return str(lease.status)
 

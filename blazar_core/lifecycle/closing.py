@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import facts
@@ -73,11 +74,12 @@ class Closing:
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status == 'TERMINATED':
+            if lease.status == states.Lease.TERMINATED:
                 return True
             if facts.servers(lease) or (
                     facts.comes_first(lease) and not closed) or (
-                    lease.status != 'TERMINATING' and facts.bookings(lease)):
+                    lease.status != states.Lease.TERMINATING and
+                    facts.bookings(lease)):
                 return False
             described = transitions.finish(session, lease, self._clock.now())
         steps.reached(steps.Step.END_OVER, lease_id)
@@ -130,8 +132,9 @@ class Closing:
                 sa.select(models.Credential.lease_id).outerjoin(
                     models.Lease,
                     models.Lease.id == models.Credential.lease_id)
-                .where(sa.or_(models.Lease.id.is_(None),
-                              models.Lease.status == 'TERMINATED'))))
+                .where(sa.or_(
+                    models.Lease.id.is_(None),
+                    models.Lease.status == states.Lease.TERMINATED))))
         for lease_id in over:
             with facts.apart(lease_id):
                 self.revoke_of(lease_id)

@@ -63,7 +63,7 @@ class Ending:
     def _expire(self, lease_id: str) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status != 'OFFERED':
+            if lease.status != states.Lease.OFFERED:
                 return
             described = transitions.finish(session, lease, self._clock.now())
         LOG.info('Lease %s: nobody accepted the offer', lease_id)
@@ -96,14 +96,14 @@ class Ending:
             if lease.deleted_at is not None:
                 return None
             lease.deleted_at = lease.updated_at = now
-            if lease.status != 'TERMINATED':
-                transitions.enter(lease, 'TERMINATING', self._clock.now())
+            if lease.status != states.Lease.TERMINATED:
+                lease.enter(states.Lease.TERMINATING, self._clock.now())
                 # Who carries out its end now will find that he does not.
                 session.execute(
                     sa.update(models.Event)
                     .where(models.Event.lease_id == lease_id,
                            models.Event.event_type == states.EventType.END)
-                    .values(status='UNDONE', due=now, waits=0,
+                    .values(status=states.Event.UNDONE, due=now, waits=0,
                             claimed_by=None, claimed_until=0,
                             updated_at=now))
             session.flush()
@@ -170,13 +170,13 @@ class Ending:
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status == 'TERMINATED':
+            if lease.status == states.Lease.TERMINATED:
                 return self._policies[ends.DELETE], []
-            if when_due and lease.status != 'TERMINATING' and (
+            if when_due and lease.status != states.Lease.TERMINATING and (
                     lease.end_date > now):
                 return facts.Later(lease.end_date - now, 'it was prolonged')
-            if lease.status != 'TERMINATING':
-                transitions.enter(lease, 'TERMINATING', self._clock.now())
+            if lease.status != states.Lease.TERMINATING:
+                lease.enter(states.Lease.TERMINATING, self._clock.now())
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
             return self._policy_of(lease), facts.servers(lease)

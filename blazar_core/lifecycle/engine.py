@@ -197,7 +197,7 @@ class Engine:
             session.execute(
                 sa.update(models.Event)
                 .where(models.Event.lease_id.in_({lease_id, *leases}),
-                       models.Event.status.in_(('UNDONE', 'IN_PROGRESS')),
+                       models.Event.status.in_(states.OPEN),
                        models.Event.waits > 0)
                 .values(due=now, waits=0))
 
@@ -266,7 +266,7 @@ class Engine:
             claimed = session.execute(
                 sa.update(models.Event)
                 .where(models.Event.id == event_id, _is_free(now))
-                .values(status='IN_PROGRESS', claimed_by=self._name,
+                .values(status=states.Event.IN_PROGRESS, claimed_by=self._name,
                         claimed_until=now + self._claim_seconds))
             return ty.cast(
                 'sa.CursorResult[ty.Any]', claimed).rowcount == 1
@@ -302,8 +302,9 @@ class Engine:
         if running >= self._workers:
             return latest
         with self._database.reader() as session:
-            due = session.scalar(sa.select(sa.func.min(models.Event.due))
-                                 .where(models.Event.status == 'UNDONE'))
+            due = session.scalar(
+                sa.select(sa.func.min(models.Event.due))
+                .where(models.Event.status == states.Event.UNDONE))
         return latest if due is None else min(latest, due)
 
     # -- actions -----------------------------------------------------------
@@ -362,14 +363,14 @@ class Engine:
 
     def _settled(self, claim: _Claim, outcome: facts.Outcome) -> None:
         if outcome is None:
-            self._write(claim, status='DONE')
+            self._write(claim, status=states.Event.DONE)
             return
         seconds, now = outcome.after(claim.waits), self._clock.now()
         LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
                  claim.event_type, seconds, outcome.why)
         # Unless something has happened since it was claimed.
         same = models.Event.waits == claim.waits
-        self._write(claim, status='UNDONE', attempts=0,
+        self._write(claim, status=states.Event.UNDONE, attempts=0,
                     due=sa.case((same, now + seconds),
                                 else_=now + outcome.seconds),
                     waits=sa.case((same, claim.waits + 1), else_=1))
@@ -386,10 +387,11 @@ class Engine:
                 states.EventType.MOVED):
             self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
-                    self._update, claim, status='ERROR', attempts=attempts))
+                    self._update, claim, status=states.Event.ERROR,
+                    attempts=attempts))
             return
         pause = min(300, 2 ** min(attempts, 10))
-        self._write(claim, status='UNDONE', attempts=attempts,
+        self._write(claim, status=states.Event.UNDONE, attempts=attempts,
                     due=self._clock.now() + pause)
 
     def _write(self, claim: _Claim, **values: ty.Any) -> None:
@@ -400,11 +402,12 @@ class Engine:
     def _update(self, claim: _Claim, session: orm.Session, **values: ty.Any,
                 ) -> bool:
         """The same within a transaction; says whether it was."""
+        states.EVENT.check(states.Event.IN_PROGRESS, values['status'])
         settled = session.execute(
             sa.update(models.Event)
             .where(models.Event.id == claim.event_id,
                    models.Event.claimed_by == self._name,
-                   models.Event.status == 'IN_PROGRESS')
+                   models.Event.status == states.Event.IN_PROGRESS)
             .values(claimed_by=None, claimed_until=0,
                     updated_at=self._clock.now(), **values))
         return ty.cast('sa.CursorResult[ty.Any]', settled).rowcount == 1
@@ -416,11 +419,12 @@ def _is_free(now: int) -> sa.ColumnElement[bool]:
 
 
 def _is_waiting(now: int) -> sa.ColumnElement[bool]:
-    return sa.and_(models.Event.status == 'UNDONE', models.Event.due <= now)
+    return sa.and_(models.Event.status == states.Event.UNDONE,
+                   models.Event.due <= now)
 
 
 def _is_abandoned(now: int) -> sa.ColumnElement[bool]:
-    return sa.and_(models.Event.status == 'IN_PROGRESS',
+    return sa.and_(models.Event.status == states.Event.IN_PROGRESS,
                    models.Event.claimed_until <= now)
 
 

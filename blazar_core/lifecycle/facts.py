@@ -25,10 +25,11 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['AGAIN', 'AWAY', 'BEGUN', 'ENDING', 'LONGEST_PAUSE',
-           'LONGEST_WAIT', 'Later', 'Lease', 'Outcome', 'TO_START', 'apart',
+__all__ = ['AGAIN', 'AWAY', 'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later',
+           'Lease', 'Outcome', 'apart',
            'booking_of', 'bookings', 'comes_first', 'failures',
            'is_building', 'is_unsettled', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
@@ -50,15 +51,6 @@ LONGEST_PAUSE = 300
 #: Seconds at most between two tries of a start that waits for something that
 #: may come without anybody telling us.
 LONGEST_WAIT = 60
-
-#: The states of a lease of which something is to start.
-TO_START = ('PENDING', 'STARTING')
-
-#: The states of a lease that has begun.
-BEGUN = ('STARTING', 'ACTIVE')
-
-#: The states of a lease whose servers have to go.
-ENDING = ('TERMINATING', 'TERMINATED')
 
 Lease: ty.TypeAlias = dict[str, ty.Any]
 
@@ -116,11 +108,12 @@ def is_building(lease: models.Lease) -> bool:
 
 def reservation_status(reservation: models.Reservation) -> str:
     """The state of a boot's reservation follows from its servers too."""
-    if reservation.status != 'pending' or any(
+    if reservation.status != states.Reservation.PENDING or any(
             map(is_unsettled, reservation.bookings)):
         return reservation.status
-    return 'active' if any(
-        one.running for one in reservation.bookings) else 'error'
+    return states.Reservation.ACTIVE if any(
+        one.running for one in reservation.bookings) else (
+            states.Reservation.ERROR)
 
 
 def pause(lease: models.Lease, now: int) -> int:

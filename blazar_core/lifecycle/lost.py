@@ -20,9 +20,9 @@ import sqlalchemy as sa
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import sending
 
@@ -100,7 +100,8 @@ class Lost:
                               models.Booking.sent_at)
                     .join(models.Booking.reservation)
                     .join(models.Reservation.lease)
-                    .where(models.Lease.status.in_((*facts.BEGUN, 'ERROR')),
+                    .where(models.Lease.status.in_(
+                        (*states.BEGUN, states.Lease.ERROR)),
                            models.Booking.server_id.is_not(None),
                            models.Booking.running.is_(False))):
                 sent.setdefault(row.id, {})[row.server_id] = row.sent_at

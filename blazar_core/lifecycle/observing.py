@@ -41,7 +41,7 @@ _HAS_BOOKINGS = sa.exists().where(
     models.Reservation.lease_id == models.Lease.id)
 #: Leases with a reservation that servers came with, and no others.
 _BEGUN_BY_BOOT = sa.select(models.Lease.id).where(
-    models.Lease.status.in_(facts.BEGUN), sa.exists().where(
+    models.Lease.status.in_(states.BEGUN), sa.exists().where(
         models.Reservation.lease_id == models.Lease.id,
         models.Reservation.params.is_(None)))
 
@@ -132,7 +132,7 @@ class Observing:
                 return
             left = None
             if not booking.reservation.booted and (
-                    lease.status not in facts.ENDING):
+                    lease.status not in states.ENDING):
                 left = ledger.new_of(
                     booking, server_id=None, running=False, sent_at=None,
                     placed_at=None, resources=booking.reservation.resources)
@@ -194,7 +194,7 @@ class Observing:
             booking.failed_at = self._clock.now()
             transitions.give_room_back(
                 session, [booking], self._clock.now())
-            if lease.status != 'TERMINATING':
+            if lease.status != states.Lease.TERMINATING:
                 lease.status_reason = (
                     f'Server {server_id} could not be built: {fault}')
             transitions.settle(session, lease, self._clock.now())
@@ -212,7 +212,7 @@ class Observing:
         the cloud that waits, as often as it takes.
         """
         now = self._clock.now()
-        if lease.status not in facts.TO_START or lease.end_date <= now or (
+        if lease.status not in states.TO_START or lease.end_date <= now or (
                 session.get(models.HeldBuild, lease.id) is None):
             return False
         booking.sent_at = booking.placed_at = None
@@ -220,8 +220,8 @@ class Observing:
         for event in lease.events:
             if event.event_type == states.EventType.START:
                 # Who is at it has sent what there was: this is not his.
-                event.status, event.due = 'UNDONE', now + pause
-                event.attempts = event.waits = 0
+                event.enter(states.Event.UNDONE, now)
+                event.due, event.attempts, event.waits = now + pause, 0, 0
                 event.claimed_by, event.claimed_until = None, 0
         lease.status_reason = facts.put_off(facts.waiting(lease), fault)
         lease.updated_at = now
@@ -236,7 +236,8 @@ class Observing:
         """
         with self._database.reader() as session:
             begun = list(session.scalars(_BEGUN_BY_BOOT.where(sa.or_(
-                models.Lease.status == 'STARTING', ~_HAS_BOOKINGS))))
+                models.Lease.status == states.Lease.STARTING,
+                ~_HAS_BOOKINGS))))
         for lease_id in begun:
             with facts.apart(lease_id), contextlib.suppress(errors.NotFound):
                 self._database.retried(self._settle_again, lease_id)

@@ -100,16 +100,17 @@ class Sending:
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status not in facts.TO_START or lease.end_date <= now or (
+            if lease.status not in states.TO_START or (
+                    lease.end_date <= now or
                     when_due and lease.start_date > now):
                 # It was moved meanwhile, or ended.
                 raise _Closed
             if facts.is_building(lease):
                 raise _Closed
             self._mark_sent(session, dict.fromkeys(server_ids), now)
-            begins = lease.status == 'PENDING'
-            transitions.enter(lease, 'STARTING', self._clock.now())
-            lease.status_reason = facts.failures(lease)
+            begins = lease.status == states.Lease.PENDING
+            lease.enter(states.Lease.STARTING, self._clock.now())
+            lease.status_reason, lease.updated_at = facts.failures(lease), now
             return [views.describe(lease)] if begins else []
 
     def send_again(self, lease_id: str, sealed: str,
@@ -138,7 +139,7 @@ class Sending:
                     ) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status not in facts.BEGUN:
+            if lease.status not in states.BEGUN:
                 raise _Closed
             self._mark_sent(session, sent, self._clock.now())
 
@@ -197,7 +198,7 @@ class Sending:
             lease = api.locked(session, lease_id)
             if not settle(session) or (
                     event_type != states.EventType.START or
-                    lease.status not in facts.TO_START):
+                    lease.status not in states.TO_START):
                 return
             lease.status_reason = reason
             transitions.fail_waiting(session, lease, self._clock.now())

@@ -21,6 +21,7 @@ from sqlalchemy import orm
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
@@ -28,7 +29,6 @@ from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import steps
-from blazar_core.lifecycle import transitions
 from blazar_core import resources
 
 __all__ = ['Starting']
@@ -68,7 +68,7 @@ class Starting:
             lease = api.found(session, lease_id)
             held = session.get(models.HeldBuild, lease_id)
             now = self._clock.now()
-            if lease.status not in facts.TO_START or lease.end_date <= now:
+            if lease.status not in states.TO_START or lease.end_date <= now:
                 return None
             if when_due and lease.start_date > now:
                 return facts.Later(lease.start_date - now, 'it was moved')
@@ -102,7 +102,7 @@ class Starting:
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             waiting = facts.waiting(lease)
-        if lease.status not in facts.TO_START or not waiting:
+        if lease.status not in states.TO_START or not waiting:
             return None
         # They were made ready to be built, and are to be held again.
         self._cloud.hold(waiting)
@@ -128,7 +128,7 @@ class Starting:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             waiting = facts.waiting(lease)
-            if lease.status in facts.TO_START and waiting:
+            if lease.status in states.TO_START and waiting:
                 lease.status_reason = facts.put_off(waiting, why)
                 lease.updated_at = self._clock.now()
 
@@ -156,7 +156,7 @@ class Starting:
 
     def _is_ending(self, lease_id: str) -> bool:
         with self._database.reader() as session:
-            return api.found(session, lease_id).status in facts.ENDING
+            return api.found(session, lease_id).status in states.ENDING
 
     def _take_places(self, lease_id: str, when_due: bool,
                      ) -> tuple[bool, facts.Outcome]:
@@ -167,21 +167,22 @@ class Starting:
             if when_due and lease.start_date > now:
                 return False, facts.Later(
                     lease.start_date - now, 'it was just moved')
-            if lease.status not in facts.TO_START or facts.servers(lease):
+            if lease.status not in states.TO_START or facts.servers(lease):
                 # Servers have a call that builds them; without it they
                 # cannot start.
                 return False, None
-            transitions.enter(lease, 'STARTING', self._clock.now())
+            lease.enter(states.Lease.STARTING, self._clock.now())
             return True, None
 
     def _activate(self, lease_id: str) -> facts.Lease | None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status != 'STARTING':
+            if lease.status != states.Lease.STARTING:
                 return None
-            transitions.enter(lease, 'ACTIVE', self._clock.now())
+            lease.enter(states.Lease.ACTIVE, self._clock.now())
             for reservation in lease.reservations:
-                reservation.status = 'active'
+                reservation.enter(
+                    states.Reservation.ACTIVE, self._clock.now())
             return views.describe(lease)
 
     def _waits_for_host(self, session: orm.Session, lease: models.Lease,

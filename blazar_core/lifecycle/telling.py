@@ -43,7 +43,7 @@ class Telling:
             described = views.describe(lease)
             parts = self._types.reserved(session, lease)
             names = {one.id: one.resource_type for one in lease.reservations}
-        if described['status'] in (*facts.ENDING, views.DELETING):
+        if described['status'] in (*states.ENDING, views.DELETING):
             return None
         for kind, reserved in parts:
             of_type, own, name = event_type.rpartition(':')
@@ -57,7 +57,7 @@ class Telling:
         """Something of a lease that has begun has another host."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            if lease.status not in facts.BEGUN or lease.deleted_at:
+            if lease.status not in states.BEGUN or lease.deleted_at:
                 return None
             parts = self._types.reserved(session, lease)
         for kind, reserved in parts:

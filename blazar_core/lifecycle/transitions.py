@@ -24,20 +24,10 @@ from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
 
-__all__ = ['enter', 'fail_waiting', 'finish', 'follow', 'give_room_back',
+__all__ = ['fail_waiting', 'finish', 'follow', 'give_room_back',
            'settle']
 
 LOG = logging.getLogger(__name__)
-
-
-def enter(lease: models.Lease, status: str, now: int) -> None:
-    """A lease gets another state.
-
-    :raises InvalidTransition: when there is no way to it
-    """
-    states.LEASE.check(lease.status, status)
-    lease.status = status
-    lease.updated_at = now
 
 
 def settle(session: orm.Session, lease: models.Lease, now: int) -> None:
@@ -50,15 +40,17 @@ def settle(session: orm.Session, lease: models.Lease, now: int) -> None:
     session.flush()
     session.expire_all()
     rows = facts.bookings(lease)
-    if lease.status not in facts.BEGUN or not rows or facts.comes_first(lease):
+    if lease.status not in states.BEGUN or (
+            not rows or facts.comes_first(lease)):
         return
     for reservation in lease.reservations:
-        reservation.status = facts.reservation_status(reservation)
+        reservation.enter(facts.reservation_status(reservation), now)
     if any(map(facts.is_unsettled, rows)):
         return
-    status = 'ACTIVE' if any(row.running for row in rows) else 'ERROR'
+    status = states.Lease.ACTIVE if any(
+        row.running for row in rows) else states.Lease.ERROR
     if lease.status != status:
-        enter(lease, status, now)
+        lease.enter(status, now)
         LOG.info('Lease %s is %s', lease.id, status)
     if not any(row.failed_at for row in rows):
         lease.status_reason = ''
@@ -71,13 +63,11 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     """Nothing of a lease is left but its record."""
     ledger.amend(session, now, [
         ledger.Edit(booking, None) for booking in facts.bookings(lease)])
-    enter(lease, 'TERMINATED', now)
+    lease.enter(states.Lease.TERMINATED, now)
     for reservation in lease.reservations:
-        states.RESERVATION.check(reservation.status, 'deleted')
-        reservation.status = 'deleted'
-        reservation.updated_at = now
+        reservation.enter(states.Reservation.DELETED, now)
     for event in lease.events:
-        event.status = 'DONE'
+        event.enter(states.Event.DONE, now)
     session.execute(sa.delete(models.HeldBuild).where(
         models.HeldBuild.lease_id == lease.id))
     session.flush()
@@ -96,10 +86,10 @@ def give_room_back(session: orm.Session,
 def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
                  ) -> None:
     """What was not sent yet is not sent any more."""
-    if lease.status == 'PENDING' or facts.comes_first(lease):
-        enter(lease, 'ERROR', now)
+    if lease.status == states.Lease.PENDING or facts.comes_first(lease):
+        lease.enter(states.Lease.ERROR, now)
         for reservation in lease.reservations:
-            reservation.status = 'error'
+            reservation.enter(states.Reservation.ERROR, now)
     waiting = [row for row in facts.bookings(lease) if row.sent_at is None]
     for row in waiting:
         row.failed_at = now

@@ -38,6 +38,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding as bindings
@@ -413,11 +414,11 @@ _COMING = sa.select(_BOOKING.reservation_id).where(
     _BOOKING.moving_to == sa.bindparam('host'))
 _UNBOUND = _ROWS.where(
     _BOOKING.host_id.is_(None), _BOOKING.end_date > sa.bindparam('now'),
-    _BOOKING.sent_at.is_(None), _LEASE.status.in_(
-        ('OFFERED', 'PENDING', 'STARTING', 'ACTIVE')))
+    _BOOKING.sent_at.is_(None),
+    _LEASE.status.in_((*states.BEFORE, *states.BEGUN)))
 #: The leases that say that something is missing of which nothing is.
 _RELIEVED = sa.select(_LEASE.id, _LEASE.generation).where(
-    _LEASE.status.in_(('OFFERED', 'PENDING', 'STARTING', 'ACTIVE')),
+    _LEASE.status.in_((*states.BEFORE, *states.BEGUN)),
     _LEASE.status_reason.startswith(bindings.MISSING, autoescape=True),
     ~sa.exists().where(
         _RESERVATION.lease_id == _LEASE.id,

@@ -262,7 +262,7 @@ class Leases:
         """
         same = {}
         for one in lease['reservations']:
-            if lease['status'] in ('PENDING', 'OFFERED') and (
+            if lease['status'] in states.BEFORE and (
                     one['params'] is not None):
                 with contextlib.suppress(
                         errors.InvalidLeaseParams, errors.Refused):
@@ -358,7 +358,7 @@ def _is_near_end(lease: dict[str, ty.Any]) -> bool:
     """Whether it was told of a lease that its end is near, which it is."""
     told = {event['status'] for event in lease['events']
             if event['event_type'] == states.EventType.BEFORE_END}
-    return 'DONE' in told and 'UNDONE' not in told
+    return states.Event.DONE in told and states.Event.UNDONE not in told
 
 
 def _context(request: webob.Request) -> ty.Any:

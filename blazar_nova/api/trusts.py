@@ -22,6 +22,7 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_nova.parts import wiring
 
 __all__ = ['entrust', 'keep', 'take_back']
@@ -64,7 +65,7 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
         take_back(parts, trust)
         return
     if before is not None and (
-            lease['status'] == 'ACTIVE' or
+            lease['status'] == states.Lease.ACTIVE or
             lease['start_date'] > parts.clock.now() + _SOON):
         # Else its token may be under way with the build, and dies with it.
         take_back(parts, parts.vault.open(before))

@@ -17,6 +17,7 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle.audit import capacity
@@ -52,7 +53,7 @@ class Audit:
             return {
                 'leases': session.scalars(
                     sa.select(sa.func.count()).where(
-                        models.Lease.status != 'TERMINATED')).one(),
+                        models.Lease.status != states.Lease.TERMINATED)).one(),
                 'servers': session.scalars(
                     sa.select(sa.func.count(models.Booking.server_id))).one(),
                 'hosts': session.scalars(

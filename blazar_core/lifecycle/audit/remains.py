@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle.audit.differences import Difference
@@ -63,7 +64,7 @@ class Remains:
             for what, query in parts.items():
                 for row in session.execute(
                         sa.select(models.Lease.id, models.Lease.name).where(
-                            models.Lease.status == 'TERMINATED',
+                            models.Lease.status == states.Lease.TERMINATED,
                             models.Lease.id.in_(query))):
                     left[row.id, row.name].append(what)
         for (lease_id, name), has in left.items():
@@ -78,7 +79,7 @@ class Remains:
         with contextlib.suppress(errors.NotFound), (
                 self._database.writer()) as session:
             lease = api.locked(session, lease_id)
-            if lease.status != 'TERMINATED':
+            if lease.status != states.Lease.TERMINATED:
                 return
             ledger.amend(session, self._clock.now(), [
                 ledger.Edit(booking, None)
@@ -88,7 +89,7 @@ class Remains:
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
             for event in lease.events:
-                event.status = 'DONE'
+                event.enter(states.Event.DONE, self._clock.now())
 
     def _unlike(self) -> ty.Iterator[Difference]:
         """Bookings are over the window of their lease."""
@@ -102,7 +103,7 @@ class Remains:
                           models.Lease.end_date.label('end'))
                 .join(models.Booking.reservation)
                 .join(models.Reservation.lease)
-                .where(models.Lease.status != 'TERMINATED', sa.or_(
+                .where(models.Lease.status != states.Lease.TERMINATED, sa.or_(
                     models.Booking.start_date != models.Lease.start_date,
                     models.Booking.end_date != models.Lease.end_date))).all()
         for row in found:

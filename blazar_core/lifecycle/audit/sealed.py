@@ -18,6 +18,7 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle.audit.differences import Difference
@@ -48,7 +49,7 @@ class Sealed:
         for table, what in ((models.HeldBuild, 'the build of its servers'),
                             (models.Credential, 'the trust of its owner')):
             for row in self._rows(table):
-                if row.id is None or row.status == 'TERMINATED':
+                if row.id is None or row.status == states.Lease.TERMINATED:
                     if table is models.Credential:
                         yield self._unrevoked(row)
                 elif self._open(row.sealed) is None:
@@ -80,7 +81,7 @@ class Sealed:
                 table.lease_id).limit(_BATCH)
         if table is models.HeldBuild:
             query = query.where(models.Lease.status.in_(
-                ('PENDING', 'STARTING')))
+                (states.Lease.PENDING, states.Lease.STARTING)))
         last = ''
         while True:
             with self._database.reader() as session:
@@ -97,6 +98,6 @@ class Sealed:
         :returns: to each credential the id, name and status of its lease
         """
         return {opened: (row.lease_id, row.name or '',
-                         row.status or 'TERMINATED')
+                         row.status or states.Lease.TERMINATED)
                 for row in self._rows(models.Credential)
                 if (opened := self._open(row.sealed)) is not None}

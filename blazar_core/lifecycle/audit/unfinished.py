@@ -44,8 +44,7 @@ _COUNTS = sa.select(
         models.Booking.server_id))).label('waiting'),
 ).outerjoin(models.Reservation.bookings).group_by(models.Reservation.lease_id)
 
-OPEN_STATES = ('UNDONE', 'IN_PROGRESS')
-OPEN = models.Event.status.in_(OPEN_STATES)
+OPEN = models.Event.status.in_(states.OPEN)
 
 
 class _Lease(ty.NamedTuple):
@@ -102,7 +101,7 @@ class Unfinished:
                 events[row.lease_id][row.event_type] = row
             found = session.execute(
                 sa.select(models.Lease.__table__).where(
-                    models.Lease.status != 'TERMINATED')
+                    models.Lease.status != states.Lease.TERMINATED)
                 .order_by(models.Lease.start_date, models.Lease.id)).all()
         return [_Lease(row, *counts.get(row.id, (None, 0, 0)),
                        row.id in builds, events.get(row.id, {}))
@@ -117,7 +116,7 @@ class Unfinished:
         yield from self._overstaying(lease)
 
     def _empty(self, lease: _Lease) -> Difference:
-        offered = lease.row.status == 'OFFERED'
+        offered = lease.row.status == states.Lease.OFFERED
         return Difference(
             ('empty', lease.row.id),
             f'{lease.title} is {lease.row.status}, and has no booking.',
@@ -130,7 +129,7 @@ class Unfinished:
         runs has nothing left to be sent.
         """
         status = lease.row.status
-        if status == 'PENDING' and lease.servers and not (
+        if status == states.Lease.PENDING and lease.servers and not (
                 lease.has_build and lease.waiting == lease.servers):
             kept = 'was sent already' if lease.has_build else 'is not kept'
             yield Difference(
@@ -138,8 +137,8 @@ class Unfinished:
                 f'{lease.title} is PENDING, but the build of its servers '
                 f'{kept}: it cannot start.',
                 'delete its servers, which ends it, and book again')
-        elif lease.waiting and (status == 'ACTIVE' or (
-                status == 'STARTING' and not lease.has_build)):
+        elif lease.waiting and (status == states.Lease.ACTIVE or (
+                status == states.Lease.STARTING and not lease.has_build)):
             yield Difference(
                 ('build', lease.row.id),
                 f'{lease.title} is {status}, but {lease.waiting} of its '
@@ -149,10 +148,11 @@ class Unfinished:
 
     def _without_event(self, lease: _Lease) -> ty.Iterator[Difference]:
         """What moves a lease on is an event that will still come."""
-        wanted = {'OFFERED': [states.EventType.EXPIRE],
-                  'PENDING': [states.EventType.START, states.EventType.END],
+        wanted = {states.Lease.OFFERED: [states.EventType.EXPIRE],
+                  states.Lease.PENDING: [
+                      states.EventType.START, states.EventType.END],
                   }.get(lease.row.status, [states.EventType.END])
-        if lease.row.status == 'STARTING' and lease.waiting:
+        if lease.row.status == states.Lease.STARTING and lease.waiting:
             wanted = [states.EventType.START, *wanted]
         for event_type in wanted:
             if event_type in lease.events:
@@ -176,19 +176,20 @@ class Unfinished:
         with contextlib.suppress(errors.NotFound), (
                 self._database.writer()) as session:
             lease = api.locked(session, lease_id)
-            if lease.status == 'TERMINATED' or (
+            if lease.status == states.Lease.TERMINATED or (
                     event_type == states.EventType.START and
-                    lease.status not in ('PENDING', 'STARTING')) or any(
+                    lease.status not in states.TO_START) or any(
                         event.event_type == event_type and
-                        event.status in OPEN_STATES
+                        event.status in states.OPEN
                         for event in lease.events):
                 return
             time = (lease.start_date if event_type == states.EventType.START
                     else lease.end_date)
             session.add(models.Event(
                 id=uuidutils.generate_uuid(), lease_id=lease_id,
-                event_type=event_type, time=time, due=time, status='UNDONE',
-                attempts=0, claimed_by=None, claimed_until=0))
+                event_type=event_type, time=time, due=time,
+                status=states.Event.UNDONE, attempts=0, claimed_by=None,
+                claimed_until=0))
 
     def overdue(self) -> ty.Iterator[Difference]:
         """The events that nobody carries out."""
@@ -197,15 +198,15 @@ class Unfinished:
             found = session.execute(
                 sa.select(models.Event.__table__, models.Lease.name).join(
                     models.Lease, models.Lease.id == models.Event.lease_id)
-                .where(models.Lease.status != 'TERMINATED', sa.or_(
-                    sa.and_(models.Event.status == 'UNDONE',
+                .where(models.Lease.status != states.Lease.TERMINATED, sa.or_(
+                    sa.and_(models.Event.status == states.Event.UNDONE,
                             models.Event.due < latest),
-                    sa.and_(models.Event.status == 'IN_PROGRESS',
+                    sa.and_(models.Event.status == states.Event.IN_PROGRESS,
                             models.Event.claimed_until < latest)))
                 .order_by(models.Event.due)).all()
         for event in found:
             text = (f'is due since {when(event.due)}, and nobody has taken '
-                    f'it up' if event.status == 'UNDONE' else
+                    f'it up' if event.status == states.Event.UNDONE else
                     f'was taken up by {event.claimed_by}, who has given no '
                     f'sign of life since {when(event.claimed_until)}, and '
                     f'nobody has taken it over')
@@ -218,15 +219,15 @@ class Unfinished:
         """A lease whose end has begun, or should have, comes to an end."""
         row, latest = lease.row, self._clock.now() - STUCK
         end = lease.events.get(states.EventType.END)
-        if row.status == 'TERMINATING' and row.updated_at < latest:
+        if row.status == states.Lease.TERMINATING and row.updated_at < latest:
             yield Difference(
                 ('ending', row.id),
                 f'{lease.title} is TERMINATING since {when(row.updated_at)}: '
                 f'{lease.servers} of its servers are not gone.',
                 'see why Nova does not delete them; blazar-listener goes on '
                 'trying')
-        elif row.status != 'TERMINATING' and row.end_date < latest and (
-                end is not None and end.attempts):
+        elif row.status != states.Lease.TERMINATING and (
+                row.end_date < latest) and end is not None and end.attempts:
             yield Difference(
                 ('not ended', row.id),
                 f'{lease.title} should have ended at {when(row.end_date)} '

@@ -17,6 +17,7 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
 from blazar_core import resources
@@ -40,7 +41,7 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
                       models.Lease.id.label('lease_id'),
                       models.Lease.status)
             .join(models.Lease).where(
-                models.Lease.status.in_(('STARTING', 'ACTIVE')),
+                models.Lease.status.in_(states.BEGUN),
                 models.Reservation.resource_type.in_(telling),
                 models.Reservation.params.is_not(None)))}
     for reservation_id in sorted(there.keys() - begun.keys()):
@@ -51,7 +52,7 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
                 there[reservation_id].end, resources.unknown(reservation_id)))
     for reservation_id in sorted(begun.keys() - there.keys()):
         row = begun[reservation_id]
-        if row.status != 'ACTIVE':
+        if row.status != states.Lease.ACTIVE:
             continue
         yield audit.Difference(
             ('not open', reservation_id),

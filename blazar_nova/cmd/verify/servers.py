@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
 from blazar_core.lifecycle.audit import Difference
@@ -128,7 +129,7 @@ class Servers:
             return 'does not exist in Nova any more', None
         if state is State.LEAVING:
             return None
-        if row.status == 'TERMINATED':
+        if row.status == states.Lease.TERMINATED:
             return f'still exists in Nova ({state.value})', (
                 'delete it: its time is over')
         if state is State.ERROR:
@@ -139,10 +140,10 @@ class Servers:
                             row.sent_at is None) else (
                 f'is in ERROR in Nova, and its booking holds room on host '
                 f'{row.host_name}', None)
-        if row.status == 'PENDING':
+        if row.status == states.Lease.PENDING:
             return self._judge_pending(row, seen)
         if state is State.HELD and row.sent_at is not None and (
-                row.status in ('STARTING', 'ACTIVE')):
+                row.status in (states.Lease.STARTING, states.Lease.ACTIVE)):
             return 'is still RESERVED in Nova', (
                 'delete it; its lease ends with it')
         if state is State.BUILDING and seen.host is None:
@@ -167,7 +168,7 @@ class Servers:
             'delete it, or let it run: it goes when its lease ends')
 
     def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
-        if row.status not in ('STARTING', 'ACTIVE') or (
+        if row.status not in (states.Lease.STARTING, states.Lease.ACTIVE) or (
                 row.sent_at is None or
                 row.sent_at > self._parts.clock.now() - audit.STUCK):
             return None

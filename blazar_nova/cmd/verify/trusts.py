@@ -17,6 +17,7 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
 from blazar_core.lifecycle.audit import Difference
@@ -53,7 +54,7 @@ class Trusts:
         for trust_id, (lease_id, name, status) in known.items():
             # Any other ends without it, if need be.
             if trust_id not in held and lease_id in builds and (
-                    status in ('PENDING', 'STARTING')):
+                    status in (states.Lease.PENDING, states.Lease.STARTING)):
                 yield Difference(
                     ('no trust', lease_id),
                     f'{audit.named(lease_id, name)} is {status}, and '

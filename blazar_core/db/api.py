@@ -31,7 +31,8 @@ from blazar_core.common import opts
 from blazar_core.db import models
 from blazar_core.db import presence
 
-__all__ = ['Database', 'LostRace', 'found', 'is_disturbance', 'locked']
+__all__ = ['Database', 'LostRace', 'Outdated', 'found', 'is_disturbance',
+           'locked']
 
 #: Seconds that the database has to accept a connection, and to answer a
 #: statement: many times what the longest one takes.
@@ -45,7 +46,11 @@ P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
 
 
-class LostRace(Exception):
+class Outdated(Exception):
+    """What something was decided by is not so any more: decide again."""
+
+
+class LostRace(Outdated):
     """Another transaction decided about the same host first."""
 
     def __init__(self, host_id: int) -> None:
@@ -232,7 +237,7 @@ def is_disturbance(exc: BaseException) -> bool:
     """Whether it was another transaction's doing, and trying again helps."""
     # A duplicate is a row that somebody else has just written: the next run
     # finds it.
-    if isinstance(exc, LostRace | db_exception.DBDeadlock |
+    if isinstance(exc, Outdated | db_exception.DBDeadlock |
                   db_exception.DBDuplicateEntry):
         return True
     # oslo.db has no classes for these: SQLite's, and PostgreSQL's for a

@@ -95,12 +95,19 @@ class Binding:
     def _tell(self, session: orm.Session, lease: models.Lease,
               rows: ty.Iterable[models.Booking]) -> None:
         """Have the types of what was moved do what is to be done then."""
-        if lease.status in states.BEGUN and any(
+        if lease.status not in states.BEGUN or not any(
                 self._types.of_row(row.reservation).minds_moves
                 for row in rows):
-            now = self._clock.now()
+            return
+        now = self._clock.now()
+        told = {event.status: event for event in lease.events
+                if event.event_type == states.EventType.MOVED}
+        if states.Event.UNDONE not in told:
             session.add(models.Event(**events.row(
                 lease.id, states.EventType.MOVED, now, now)))
+        if states.Event.DONE in told:
+            # Only the last one is remembered.
+            session.delete(told[states.Event.DONE])
 
 
 def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:

@@ -38,8 +38,23 @@ from blazar_core import resources
 
 __all__ = ['Change', 'Changing']
 
-#: No host: one that is still to be picked.
-_UNPICKED = 0
+
+class _Unpicked(Exception):
+    """Hosts have to be picked before a lease can be changed like this."""
+
+
+class _Plan(ty.NamedTuple):
+    """For what hosts are to be picked.
+
+    :ivar demands: by reservation: all of its servers, or those that are added
+    :ivar instead_of: the bookings that it has
+    :ivar kept: what stays where it is
+    """
+
+    demands: dict[str, model.Demand]
+    window: model.Window
+    instead_of: list[models.Booking]
+    kept: list[picking.Kept]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,35 +110,39 @@ class Changing:
     def _update(self, lease_id: str, change: Change) -> dict[str, ty.Any]:
         try:
             return self._rewrite(lease_id, change, {})
-        except ledger.Full as full:
-            with self._database.reader() as session:
-                lease = api.found(session, lease_id)
-                window = self._new_window(lease, change)
-                rows = lease.bookings
-                if not rows:
-                    # Its servers have gone meanwhile.
-                    raise api.LostRace(full.host_id) from full
-                demands = self._demands(session, lease, change)
-                kept = self._kept(lease, change)
-                if lease.status in states.BEGUN and (
-                        window.end <= self._clock.now()):
-                    raise errors.InvalidLeaseParams(
-                        f'Lease {lease.id} is over: nothing can be added to '
-                        f'it. Write a later end, or make another lease.'
-                    ) from full
-            if not demands and full.host_id == _UNPICKED:
-                # Somebody else has added meanwhile what was to be added.
-                raise api.LostRace(_UNPICKED) from full
-            if not demands:
+        except (ledger.Full, _Unpicked) as exc:
+            plan = self._plan(lease_id, change)
+            if not plan.demands and isinstance(exc, _Unpicked):
+                raise api.Outdated('somebody else has added meanwhile what '
+                                   'was to be added') from exc
+            if not plan.demands:
                 # What runs stays where it is, and has started already.
                 raise errors.Refused(refusals.Refusal(
-                    refusals.Reason.NO_ROOM, len(rows), 0, None)) from full
+                    refusals.Reason.NO_ROOM, len(plan.instead_of), 0, None,
+                )) from exc
+        picked = self._admission.pick_all(
+            [*plan.demands.values()], plan.window,
+            instead_of=plan.instead_of, kept=plan.kept)
+        return self._rewrite(lease_id, change, dict(
+            zip(plan.demands, picked, strict=True)))
+
+    def _plan(self, lease_id: str, change: Change) -> _Plan:
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            window = self._new_window(lease, change)
+            rows = lease.bookings
+            if not rows:
+                raise api.Outdated('its servers have gone meanwhile')
+            demands = self._demands(session, lease, change)
+            kept = self._kept(lease, change)
+            if lease.status in states.BEGUN and (
+                    window.end <= self._clock.now()):
+                raise errors.InvalidLeaseParams(
+                    f'Lease {lease.id} is over: nothing can be added to it. '
+                    f'Write a later end, or make another lease.')
         if kept:
             window = model.Window(self._clock.now(), window.end)
-        picked = self._admission.pick_all(
-            [*demands.values()], window, instead_of=rows, kept=kept)
-        return self._rewrite(lease_id, change, dict(
-            zip(demands, picked, strict=True)))
+        return _Plan(demands, window, rows, kept)
 
     def _kept(self, lease: models.Lease, change: Change,
               ) -> list[picking.Kept]:
@@ -231,9 +250,9 @@ class Changing:
 
         :param picked: by reservation, the hosts that it gets (all of them,
             or those that are added, if it has begun); empty: where it is
-        :raises Full: when there is no room for that on a host, or hosts
-            have to be picked first
-        :raises LostRace: when it has other bookings than was thought
+        :raises Full: when there is no room for that on a host
+        :raises _Unpicked: when hosts have to be picked first
+        :raises Outdated: when it has other bookings than was thought
         """
         with self._database.writer() as session:
             if change.granted is not None:
@@ -254,7 +273,7 @@ class Changing:
             for one in lease.reservations:
                 _resize(one, change, self._clock.now())
             self._retime(session, lease, window)
-            _redate(lease, window, self._clock.now())
+            events.redate(lease, window, self._clock.now())
             # Only what is written can be deleted again.
             session.flush()
             self._rename(session, lease, change, window)
@@ -303,7 +322,7 @@ class Changing:
                       event.event_type in parts or
                       change.events is not None and
                       states.EventType.is_users(event.event_type))),
-                *_old_events(lease)]:
+                *events.forgotten(lease)]:
             session.delete(event)
         for event_type, time in own + [
                 (event.event_type, event.time)
@@ -319,8 +338,8 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
            ) -> list[ledger.Edit]:
     """What becomes of the bookings of a reservation.
 
-    :raises Full: when hosts have to be picked first
-    :raises LostRace: when they were picked for other bookings
+    :raises _Unpicked: when hosts have to be picked first
+    :raises Outdated: when they were picked for other bookings
     """
     wanted = change.reservations.get(reservation.id)
     begun = lease.status in states.BEGUN
@@ -348,13 +367,13 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
                 f'amount can be changed.')
         if others and picked is None:
             # Such servers may not be allowed where these are.
-            raise ledger.Full(0)
+            raise _Unpicked
         resources = wanted.demand.resources
     kept = _kept(reservation, wanted)
     gone = [row for row in rows if row not in kept]
     if picked is None:
         if count > len(kept):
-            raise ledger.Full(_UNPICKED)
+            raise _Unpicked
         hosts: list[int | None] = [row.host_id for row in kept]
         added: list[int] = []
     elif begun:
@@ -362,7 +381,7 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
     else:
         hosts, added = [*picked[:len(kept)]], picked[len(kept):]
     if len(kept) + len(added) != count or len(hosts) != len(kept):
-        raise api.LostRace(-1)
+        raise api.Outdated('it has other bookings than was thought')
     return [
         *(ledger.Edit(row, None) for row in gone),
         *(ledger.Edit(row, ledger.new_of(
@@ -395,48 +414,3 @@ def _resize(reservation: models.Reservation, change: Change, now: int,
     elif change.resources is not None:
         reservation.resources = dict(change.resources)
         reservation.updated_at = now
-
-
-def _old_events(lease: models.Lease) -> list[models.Event]:
-    """What has happened and is remembered no more: all but the newest, of
-    which as many are kept as may be still to come.
-    """
-    done = [event for event in lease.events
-            if event.status not in states.OPEN and event.event_type not in (
-                states.EventType.START, states.EventType.END,
-                states.EventType.EXPIRE)]
-    done.sort(key=lambda event: (event.time, event.id))
-    return done[:-requests.MAX_EVENTS]
-
-
-def _redate(lease: models.Lease, window: model.Window, now: int) -> None:
-    """Move a lease and its events; the user's own stay where they are."""
-    moved = {states.EventType.START: window.start - lease.start_date,
-             states.EventType.BEFORE_END: window.end - lease.end_date,
-             states.EventType.END: window.end - lease.end_date}
-    again = 0
-    for event in lease.events:
-        if event.event_type not in moved:
-            continue
-        time = max(event.time + moved[event.event_type], window.start)
-        if event.status != states.Event.DONE:
-            event.time = time
-            if event.due != model.FOREVER:
-                event.due = time
-            # Who is at it has the old date in mind: it is not his any more.
-            event.enter(states.Event.UNDONE, now)
-            event.claimed_by, event.claimed_until, event.waits = None, 0, 0
-        elif event.event_type == states.EventType.BEFORE_END and time > now:
-            again = max(again, time)
-    if again and not any(
-            event.status == states.Event.UNDONE and
-            event.event_type == states.EventType.BEFORE_END
-            for event in lease.events):
-        # It was told of an end that is none any more.
-        lease.events.append(models.Event(**events.row(
-            lease.id, states.EventType.BEFORE_END, again, now)))
-    if lease.before_end_date is not None:
-        lease.before_end_date = max(
-            lease.before_end_date + window.end - lease.end_date, window.start)
-    lease.start_date, lease.end_date = window.start, window.end
-    lease.updated_at = now

@@ -101,7 +101,7 @@ class Lost:
                     .join(models.Booking.reservation)
                     .join(models.Reservation.lease)
                     .where(models.Lease.status.in_(
-                        (*states.BEGUN, states.Lease.ERROR)),
+                           (*states.BEGUN, states.Lease.ERROR)),
                            models.Booking.server_id.is_not(None),
                            models.Booking.running.is_(False))):
                 sent.setdefault(row.id, {})[row.server_id] = row.sent_at

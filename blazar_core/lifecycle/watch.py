@@ -262,7 +262,7 @@ class Watch:
     def _bind(self, reservation_id: str, ids: ty.Collection[int]) -> None:
         """Give bookings of a reservation other hosts, as many as there are.
 
-        :raises LostRace: when somebody was faster: look again
+        :raises Outdated: when somebody was faster: look again
         """
         case = self._case(reservation_id)
         if case is None or not case.rows:
@@ -365,7 +365,7 @@ class Watch:
                 ) -> tuple[list[int], refusals.Refusal | None]:
         """Hosts for as many as possible, and why not for the others.
 
-        :raises LostRace: when somebody was faster: look again
+        :raises Outdated: when somebody was faster: look again
         """
         window = model.Window(
             max(lease.start_date, self._clock.now()), lease.end_date)
@@ -384,8 +384,7 @@ class Watch:
             self._admission.pick(demand, window, instead_of=rows)
         except errors.Refused as exc:
             return hosts, exc.refusal
-        # There is room, all of a sudden.
-        raise api.LostRace(-1)
+        raise api.Outdated('there is room, all of a sudden')
 
 
 _RESERVATIONS, _LEASES, _HELD_BUILDS = (

@@ -12,22 +12,18 @@
 
 """Due events, each carried out by one worker.
 
-An event is a row with a due time. A worker takes one by compare-and-swap,
-writing its name and until when the claim holds, and keeps extending it while
-the action runs; the claims of a worker that died run out and fall to the
+An event is a row with a due time. A worker claims one (:mod:`the queue
+<blazar_core.lifecycle.queue>`), and keeps extending its claim while the
+action runs; the claims of a worker that died run out and fall to the
 others. Actions may therefore run again after a crash, and are written for
 that. Due events run side by side in a bounded pool: one slow lease delays
 no other. Between them the engine sleeps until the next due time.
 
-Who has much that is due delays nobody else: a free worker goes to the project
-for which the fewest are at work. What starts and ends leases goes before what
-only tells of them, and what is tried for the first time before what was put
-off. The pauses of what is put off grow, until something happens to it.
+The pauses of what is put off grow, until something happens to it.
 """
 
 import collections
 from concurrent import futures
-import dataclasses
 import functools
 import threading
 import typing as ty
@@ -35,7 +31,6 @@ import typing as ty
 from oslo_config import cfg
 from oslo_log import log as logging
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -44,25 +39,12 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import queue as queues
 from blazar_core.lifecycle import steps
 
 __all__ = ['Engine']
 
 LOG = logging.getLogger(__name__)
-
-#: How many due events are read at a time.
-_BATCH = 50
-
-#: What moves leases; all else only tells of them.
-_URGENT = (states.EventType.START, states.EventType.END,
-           states.EventType.EXPIRE)
-
-#: Due events as they are read, and whose they are.
-_READ = sa.select(
-    models.Event.id, models.Event.lease_id, models.Event.event_type,
-    models.Event.attempts, models.Event.waits, models.Event.due,
-    models.Lease.project_id,
-).join(models.Event.lease)
 
 #: Before and after the action of an event.
 _STEPS = {
@@ -73,18 +55,6 @@ _STEPS = {
 
 #: Seconds until the database is asked again after it did not answer.
 _AFTER_FAILURE = 5
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Claim:
-    """An event that this worker owns."""
-
-    event_id: str
-    lease_id: str
-    event_type: str
-    attempts: int
-    waits: int
-    project_id: str
 
 
 class Engine:
@@ -99,15 +69,15 @@ class Engine:
         self._database = database
         self._clock = clock
         self._lifecycle = lifecycle
-        self._name = name
         self._workers: int = conf.blazar.workers
         self._longest_sleep: int = conf.blazar.longest_sleep
-        self._claim_seconds: int = conf.blazar.claim_seconds
-        self._beat = max(1, self._claim_seconds // 3)
+        seconds: int = conf.blazar.claim_seconds
+        self._queue = queues.Queue(database, clock, name, seconds)
+        self._beat = max(1, seconds // 3)
         self._max_retries: int = conf.blazar.event_max_retries
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._running: dict[str, _Claim] = {}
+        self._running: dict[str, queues.Claim] = {}
         self._lock = threading.Lock()
 
     # -- running -----------------------------------------------------------
@@ -178,28 +148,8 @@ class Engine:
 
         :param host_id: where it was; others may have waited for its room
         """
-        self._database.retried(self._hasten, lease_id, host_id)
+        self._database.retried(self._queue.hasten, lease_id, host_id)
         self.wake()
-
-    def _hasten(self, lease_id: str, host_id: int | None) -> None:
-        now = self._clock.now()
-        with self._database.writer() as session:
-            # Read first: a statement that changes events by what other
-            # tables say goes through all events on some databases.
-            leases = set(session.scalars(
-                sa.select(models.Reservation.lease_id)
-                .join(models.Reservation.bookings)
-                .where(models.Booking.host_id == host_id,
-                       models.Booking.end_date > now,
-                       models.Booking.start_date <= now)))
-            # Who is at one just now may have looked before: he tries again
-            # as soon as if it were the first time.
-            session.execute(
-                sa.update(models.Event)
-                .where(models.Event.lease_id.in_({lease_id, *leases}),
-                       models.Event.status.in_(states.OPEN),
-                       models.Event.waits > 0)
-                .values(due=now, waits=0))
 
     # -- claims ------------------------------------------------------------
 
@@ -207,85 +157,23 @@ class Engine:
         with self._lock:
             return self._workers - len(self._running)
 
-    def _hold(self, claim: _Claim) -> None:
+    def _hold(self, claim: queues.Claim) -> None:
         with self._lock:
             self._running[claim.event_id] = claim
 
-    def _claim_due(self, most: int) -> list[_Claim]:
+    def _claim_due(self, most: int) -> list[queues.Claim]:
         """Up to ``most`` due events that are now this worker's."""
-        claims: list[_Claim] = []
-        if most <= 0:
-            return claims
-        now = self._clock.now()
         with self._lock:
             busy = collections.Counter(
                 claim.project_id for claim in self._running.values())
-        for event in _in_turn(self._due(now, most, busy), busy):
-            if self._database.retried(self._claim, event.id, now):
-                claims.append(_Claim(
-                    event.id, event.lease_id, event.event_type,
-                    event.attempts, event.waits, event.project_id))
-                busy[event.project_id] += 1
-            if len(claims) == most:
-                break
-        return claims
-
-    def _due(self, now: int, most: int, busy: ty.Mapping[str, int],
-             ) -> list[ty.Any]:
-        """Due events, so that each of ``most`` workers could have one, and
-        could have it of a project for which nobody works.
-        """
-        def read(kind: sa.ColumnElement[bool],
-                 *order: sa.ColumnElement[ty.Any]) -> None:
-            projects: set[str] = set()
-            while True:
-                rows = session.execute(
-                    _READ.where(kind, models.Lease.project_id.not_in(projects))
-                    .order_by(*order, models.Event.due, models.Event.id)
-                    .limit(_BATCH)).all()
-                found.update((row.id, row) for row in rows)
-                projects.update(row.project_id for row in rows)
-                # Behind many of one project there may be others.
-                if len(rows) < _BATCH or len(projects - busy.keys()) >= most:
-                    break
-
-        found: dict[str, ty.Any] = {}
-        with self._database.reader() as session:
-            read(_is_abandoned(now))
-            # Each kind by itself: there may be many of one before the others.
-            for urgent in _URGENT:
-                read(sa.and_(_is_waiting(now),
-                             models.Event.event_type == urgent),
-                     models.Event.waits > 0)
-            if len(found) < most:
-                read(_is_waiting(now))
-        return list(found.values())
-
-    def _claim(self, event_id: str, now: int) -> bool:
-        with self._database.writer() as session:
-            claimed = session.execute(
-                sa.update(models.Event)
-                .where(models.Event.id == event_id, _is_free(now))
-                .values(status=states.Event.IN_PROGRESS, claimed_by=self._name,
-                        claimed_until=now + self._claim_seconds))
-            return ty.cast(
-                'sa.CursorResult[ty.Any]', claimed).rowcount == 1
+        return self._queue.claim_due(most, busy)
 
     def _extend(self) -> None:
         """Tell the others that the actions under way have not died."""
         with self._lock:
             running = list(self._running)
         if running:
-            self._database.retried(self._extend_claims, running)
-
-    def _extend_claims(self, event_ids: list[str]) -> None:
-        with self._database.writer() as session:
-            session.execute(
-                sa.update(models.Event)
-                .where(models.Event.id.in_(event_ids),
-                       models.Event.claimed_by == self._name)
-                .values(claimed_until=self._clock.now() +
-                        self._claim_seconds))
+            self._database.retried(self._queue.extend, running)
 
     def _next_look(self) -> int:
         """When to look again: at the next due time, at the latest soon.
@@ -301,15 +189,12 @@ class Engine:
             latest = min(latest, now + self._beat)
         if running >= self._workers:
             return latest
-        with self._database.reader() as session:
-            due = session.scalar(
-                sa.select(sa.func.min(models.Event.due))
-                .where(models.Event.status == states.Event.UNDONE))
+        due = self._queue.next_due()
         return latest if due is None else min(latest, due)
 
     # -- actions -----------------------------------------------------------
 
-    def _carry_out(self, claim: _Claim) -> None:
+    def _carry_out(self, claim: queues.Claim) -> None:
         """Run the action of an event and write down how it went."""
         before, after = _STEPS.get(claim.event_type, (None, None))
         try:
@@ -345,7 +230,7 @@ class Engine:
                 self._running.pop(claim.event_id, None)
             self.wake()
 
-    def _action(self, claim: _Claim) -> ty.Callable[[], facts.Outcome]:
+    def _action(self, claim: queues.Claim) -> ty.Callable[[], facts.Outcome]:
         starting, ending = self._lifecycle.starting, self._lifecycle.ending
         if claim.event_type == states.EventType.START:
             return functools.partial(
@@ -361,21 +246,21 @@ class Engine:
         return functools.partial(
             telling.announce, claim.lease_id, claim.event_type)
 
-    def _settled(self, claim: _Claim, outcome: facts.Outcome) -> None:
+    def _settled(self, claim: queues.Claim, outcome: facts.Outcome) -> None:
         if outcome is None:
-            self._write(claim, status=states.Event.DONE)
+            self._queue.write(claim, status=states.Event.DONE)
             return
         seconds, now = outcome.after(claim.waits), self._clock.now()
         LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
                  claim.event_type, seconds, outcome.why)
         # Unless something has happened since it was claimed.
         same = models.Event.waits == claim.waits
-        self._write(claim, status=states.Event.UNDONE, attempts=0,
-                    due=sa.case((same, now + seconds),
-                                else_=now + outcome.seconds),
-                    waits=sa.case((same, claim.waits + 1), else_=1))
+        self._queue.write(
+            claim, status=states.Event.UNDONE, attempts=0,
+            due=sa.case((same, now + seconds), else_=now + outcome.seconds),
+            waits=sa.case((same, claim.waits + 1), else_=1))
 
-    def _failed(self, claim: _Claim) -> None:
+    def _failed(self, claim: queues.Claim) -> None:
         """Again after a pause that doubles, or not at all any more.
 
         The end of a lease or an offer is never given up: its capacity would
@@ -387,66 +272,10 @@ class Engine:
                 states.EventType.MOVED):
             self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
-                    self._update, claim, status=states.Event.ERROR,
+                    self._queue.update, claim, status=states.Event.ERROR,
                     attempts=attempts))
             return
         pause = min(300, 2 ** min(attempts, 10))
-        self._write(claim, status=states.Event.UNDONE, attempts=attempts,
-                    due=self._clock.now() + pause)
-
-    def _write(self, claim: _Claim, **values: ty.Any) -> None:
-        """Settle an event, if it is still this worker's."""
-        with self._database.writer() as session:
-            self._update(claim, session, **values)
-
-    def _update(self, claim: _Claim, session: orm.Session, **values: ty.Any,
-                ) -> bool:
-        """The same within a transaction; says whether it was."""
-        states.EVENT.check(states.Event.IN_PROGRESS, values['status'])
-        settled = session.execute(
-            sa.update(models.Event)
-            .where(models.Event.id == claim.event_id,
-                   models.Event.claimed_by == self._name,
-                   models.Event.status == states.Event.IN_PROGRESS)
-            .values(claimed_by=None, claimed_until=0,
-                    updated_at=self._clock.now(), **values))
-        return ty.cast('sa.CursorResult[ty.Any]', settled).rowcount == 1
-
-
-def _is_free(now: int) -> sa.ColumnElement[bool]:
-    """Due, and nobody's; or its worker has died."""
-    return sa.or_(_is_waiting(now), _is_abandoned(now))
-
-
-def _is_waiting(now: int) -> sa.ColumnElement[bool]:
-    return sa.and_(models.Event.status == states.Event.UNDONE,
-                   models.Event.due <= now)
-
-
-def _is_abandoned(now: int) -> sa.ColumnElement[bool]:
-    return sa.and_(models.Event.status == states.Event.IN_PROGRESS,
-                   models.Event.claimed_until <= now)
-
-
-def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],
-             ) -> ty.Iterator[ty.Any]:
-    """The next event that a free worker should take, again and again.
-
-    :param busy: how many are at work, by project; counted on by the caller
-    """
-    def turn(event: ty.Any) -> tuple[ty.Any, ...]:
-        return (event.event_type not in _URGENT,
-                busy.get(event.project_id, 0), event.waits > 0,
-                event.event_type != states.EventType.START, event.due,
-                event.id)
-
-    # Of equals of a project the order stays as it is.
-    waiting: dict[tuple[str, bool], collections.deque[ty.Any]] = (
-        collections.defaultdict(collections.deque))
-    for event in sorted(events, key=turn):
-        waiting[event.project_id, event.event_type in _URGENT].append(event)
-    while waiting:
-        key = min(waiting, key=lambda key: turn(waiting[key][0]))
-        yield waiting[key].popleft()
-        if not waiting[key]:
-            del waiting[key]
+        self._queue.write(
+            claim, status=states.Event.UNDONE, attempts=attempts,
+            due=self._clock.now() + pause)

@@ -52,11 +52,12 @@ from blazar_core.leases import requests
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import queue
 from blazar_core import resources
 from tests import databases
 
 
-def seize(self: engine.Engine, event_id: str, now: int) -> bool:
+def seize(self: queue.Queue, event_id: str, now: int) -> bool:
     """Claim an event, whoever has it."""
     with self._database.writer() as session:
         session.execute(
@@ -128,7 +129,7 @@ GUARDS = {
     'gate': ('blazar_core.lifecycle.sending.Sending._take',
              lambda self, *_lease: []),
     'lock': ('blazar_core.db.api.locked', late_lock),
-    'claim': ('blazar_core.lifecycle.engine.Engine._claim', seize),
+    'claim': ('blazar_core.lifecycle.queue.Queue.claim', seize),
     'confirm': ('blazar_core.leases.limits.Granted.confirm',
                 lambda self, connection: None),
 }

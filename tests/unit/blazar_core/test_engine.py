@@ -23,6 +23,7 @@ from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import queue
 from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -197,8 +198,8 @@ class TestRunDue(EngineTestCase):
             [what for what, _lease_id in self.actions.done])
 
     def test_more_than_one_batch_is_done(self):
-        self.many('a', engine._BATCH + 5, 0)
-        self.assertEqual(engine._BATCH + 5, self.engine().run_due())
+        self.many('a', queue._BATCH + 5, 0)
+        self.assertEqual(queue._BATCH + 5, self.engine().run_due())
 
     def test_what_is_put_off_is_done_again_after_that_time(self):
         event_id = self.event('a')
@@ -323,7 +324,7 @@ class TestShares(EngineTestCase):
         self.done_beside('start')
 
     def test_nor_do_starts_that_were_put_off(self):
-        for number in range(engine._BATCH):
+        for number in range(queue._BATCH):
             self.event(f'old-{number}', -50, 'start_lease', waits=3)
             self.shut(f'old-{number}')
         self.event('start', 0, 'start_lease')
@@ -388,7 +389,7 @@ class TestCost(EngineTestCase):
         before = self.rows_read()
         worker.hasten('a', 1)
         self.assertEqual(2, worker.run_due())
-        worker._running['b'] = engine._Claim('b', 'b', '', 0, 0, '')
+        worker._running['b'] = queue.Claim('b', 'b', '', 0, 0, '')
         worker._extend()
         worker._running.clear()
         worker._next_look()
@@ -535,9 +536,9 @@ class TestClaims(EngineTestCase):
     def test_both_may_find_an_event_and_one_gets_it(self):
         event_id = self.event('a')
         first, second = self.engine('first'), self.engine('second')
-        self.assertTrue(first._claim(event_id, NOW))
-        self.assertFalse(second._claim(event_id, NOW))
-        self.assertFalse(first._claim(event_id, NOW))
+        self.assertTrue(first._queue.claim(event_id, NOW))
+        self.assertFalse(second._queue.claim(event_id, NOW))
+        self.assertFalse(first._queue.claim(event_id, NOW))
         self.assertEqual('first', self.row(event_id).claimed_by)
 
     def test_the_claim_of_a_dead_worker_falls_free(self):

@@ -1686,7 +1686,7 @@ class TestAnnounce(LifecycleTestCase):
                 self.leases.changing.update(
                     lease['id'], changing.Change(end=NOW + 200))
 
-        self.lifecycle.ending._notify = notify
+        self.lifecycle.telling._notify = notify
         worker = self.new_engine()
         worker.run_due()
         self.clock.advance(99)

@@ -1,0 +1,232 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The events that are due, and whose they are.
+
+A worker takes an event by compare-and-swap, writing its name and until when
+the claim holds. Who has much that is due delays nobody else: a free worker
+goes to the project for which the fewest are at work. What starts and ends
+leases goes before what only tells of them, and what is tried for the first
+time before what was put off.
+"""
+
+import collections
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Claim', 'Queue']
+
+#: How many due events are read at a time.
+_BATCH = 50
+
+#: What moves leases; all else only tells of them.
+_URGENT = (states.EventType.START, states.EventType.END,
+           states.EventType.EXPIRE)
+
+#: Due events as they are read, and whose they are.
+_READ = sa.select(
+    models.Event.id, models.Event.lease_id, models.Event.event_type,
+    models.Event.attempts, models.Event.waits, models.Event.due,
+    models.Lease.project_id,
+).join(models.Event.lease)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """An event that this worker owns."""
+
+    event_id: str
+    lease_id: str
+    event_type: str
+    attempts: int
+    waits: int
+    project_id: str
+
+
+class Queue:
+    """The due events, as one worker sees them.
+
+    :param name: of the worker, unique among all that run
+    :param seconds: how long a claim holds
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 name: str, seconds: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._name = name
+        self._seconds = seconds
+
+    def claim_due(self, most: int, busy: collections.Counter[str],
+                  ) -> list[Claim]:
+        """Up to ``most`` due events that are now this worker's.
+
+        :param busy: how many are at work, by project; counted on
+        """
+        claims: list[Claim] = []
+        if most <= 0:
+            return claims
+        now = self._clock.now()
+        for event in _in_turn(self._due(now, most, busy), busy):
+            if self._database.retried(self.claim, event.id, now):
+                claims.append(Claim(
+                    event.id, event.lease_id, event.event_type,
+                    event.attempts, event.waits, event.project_id))
+                busy[event.project_id] += 1
+            if len(claims) == most:
+                break
+        return claims
+
+    def _due(self, now: int, most: int, busy: ty.Mapping[str, int],
+             ) -> list[ty.Any]:
+        """Due events, so that each of ``most`` workers could have one, and
+        could have it of a project for which nobody works.
+        """
+        def read(kind: sa.ColumnElement[bool],
+                 *order: sa.ColumnElement[ty.Any]) -> None:
+            projects: set[str] = set()
+            while True:
+                rows = session.execute(
+                    _READ.where(kind, models.Lease.project_id.not_in(projects))
+                    .order_by(*order, models.Event.due, models.Event.id)
+                    .limit(_BATCH)).all()
+                found.update((row.id, row) for row in rows)
+                projects.update(row.project_id for row in rows)
+                # Behind many of one project there may be others.
+                if len(rows) < _BATCH or len(projects - busy.keys()) >= most:
+                    break
+
+        found: dict[str, ty.Any] = {}
+        with self._database.reader() as session:
+            read(_is_abandoned(now))
+            # Each kind by itself: there may be many of one before the others.
+            for urgent in _URGENT:
+                read(sa.and_(_is_waiting(now),
+                             models.Event.event_type == urgent),
+                     models.Event.waits > 0)
+            if len(found) < most:
+                read(_is_waiting(now))
+        return list(found.values())
+
+    def claim(self, event_id: str, now: int) -> bool:
+        """Take an event; says whether it is this worker's now."""
+        with self._database.writer() as session:
+            claimed = session.execute(
+                sa.update(models.Event)
+                .where(models.Event.id == event_id, _is_free(now))
+                .values(status=states.Event.IN_PROGRESS, claimed_by=self._name,
+                        claimed_until=now + self._seconds))
+            return ty.cast(
+                'sa.CursorResult[ty.Any]', claimed).rowcount == 1
+
+    def extend(self, event_ids: ty.Collection[str]) -> None:
+        """Tell the others that the actions of events have not died."""
+        with self._database.writer() as session:
+            session.execute(
+                sa.update(models.Event)
+                .where(models.Event.id.in_(event_ids),
+                       models.Event.claimed_by == self._name)
+                .values(claimed_until=self._clock.now() +
+                        self._seconds))
+
+    def next_due(self) -> int | None:
+        """When the next event is due that waits; None: there is none."""
+        with self._database.reader() as session:
+            return session.scalar(
+                sa.select(sa.func.min(models.Event.due))
+                .where(models.Event.status == states.Event.UNDONE))
+
+    def hasten(self, lease_id: str, host_id: int | None) -> None:
+        """Make due what was put off, of a lease and of others on a host."""
+        now = self._clock.now()
+        with self._database.writer() as session:
+            # Read first: a statement that changes events by what other
+            # tables say goes through all events on some databases.
+            leases = set(session.scalars(
+                sa.select(models.Reservation.lease_id)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.host_id == host_id,
+                       models.Booking.end_date > now,
+                       models.Booking.start_date <= now)))
+            # Who is at one just now may have looked before: he tries again
+            # as soon as if it were the first time.
+            session.execute(
+                sa.update(models.Event)
+                .where(models.Event.lease_id.in_({lease_id, *leases}),
+                       models.Event.status.in_(states.OPEN),
+                       models.Event.waits > 0)
+                .values(due=now, waits=0))
+
+    def write(self, claim: Claim, **values: ty.Any) -> None:
+        """Settle an event, if it is still this worker's."""
+        with self._database.writer() as session:
+            self.update(claim, session, **values)
+
+    def update(self, claim: Claim, session: orm.Session, **values: ty.Any,
+               ) -> bool:
+        """The same within a transaction; says whether it was."""
+        states.EVENT.check(states.Event.IN_PROGRESS, values['status'])
+        settled = session.execute(
+            sa.update(models.Event)
+            .where(models.Event.id == claim.event_id,
+                   models.Event.claimed_by == self._name,
+                   models.Event.status == states.Event.IN_PROGRESS)
+            .values(claimed_by=None, claimed_until=0,
+                    updated_at=self._clock.now(), **values))
+        return ty.cast('sa.CursorResult[ty.Any]', settled).rowcount == 1
+
+
+def _is_free(now: int) -> sa.ColumnElement[bool]:
+    """Due, and nobody's; or its worker has died."""
+    return sa.or_(_is_waiting(now), _is_abandoned(now))
+
+
+def _is_waiting(now: int) -> sa.ColumnElement[bool]:
+    return sa.and_(models.Event.status == states.Event.UNDONE,
+                   models.Event.due <= now)
+
+
+def _is_abandoned(now: int) -> sa.ColumnElement[bool]:
+    return sa.and_(models.Event.status == states.Event.IN_PROGRESS,
+                   models.Event.claimed_until <= now)
+
+
+def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],
+             ) -> ty.Iterator[ty.Any]:
+    """The next event that a free worker should take, again and again.
+
+    :param busy: how many are at work, by project; counted on by the caller
+    """
+    def turn(event: ty.Any) -> tuple[ty.Any, ...]:
+        return (event.event_type not in _URGENT,
+                busy.get(event.project_id, 0), event.waits > 0,
+                event.event_type != states.EventType.START, event.due,
+                event.id)
+
+    # Of equals of a project the order stays as it is.
+    waiting: dict[tuple[str, bool], collections.deque[ty.Any]] = (
+        collections.defaultdict(collections.deque))
+    for event in sorted(events, key=turn):
+        waiting[event.project_id, event.event_type in _URGENT].append(event)
+    while waiting:
+        key = min(waiting, key=lambda key: turn(waiting[key][0]))
+        yield waiting[key].popleft()
+        if not waiting[key]:
+            del waiting[key]

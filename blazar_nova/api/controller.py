@@ -11,14 +11,10 @@
 #    under the License.
 """What the lease API does."""
 
-import contextlib
-import copy
 import dataclasses
 import typing as ty
 from urllib import parse
 
-from oslo_serialization import jsonutils
-from oslo_utils import excutils
 import webob
 
 from blazar_core.common import clock as clocks
@@ -26,21 +22,19 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import refusals
-from blazar_core.common import states
-from blazar_core.leases import changing
-from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import repeats
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
+from blazar_nova.api import changes
 from blazar_nova.api import dates
 from blazar_nova.api import faults
 from blazar_nova.api import lease_params
 from blazar_nova.api import policy
 from blazar_nova.api import trusts
+from blazar_nova.api import web
 from blazar_nova.parts import wiring
-from blazar_nova.resources import types
 
 __all__ = ['Handler', 'Leases']
 
@@ -59,15 +53,16 @@ class Leases:
         self._parts = parts
         self._defaults = lease_params.defaults(parts.conf)
         self._policy = policy.Policy(parts.conf)
+        self._changes = changes.Changes(parts)
 
     # -- looking -----------------------------------------------------------
 
     def index(self, request: webob.Request) -> Answer:
-        context = _context(request)
+        context = web.context(request)
         target = {'project_id': context.project_id}
         self._policy.authorize(context, 'blazar:leases:get', target)
         query, fields = bodies.query(
-            _query(request), self._parts.clock.now())
+            web.query(request), self._parts.clock.now())
         if not self._policy.allows(
                 context, 'blazar:leases:get_all_projects', target):
             if query.project_id not in (None, context.project_id):
@@ -98,7 +93,7 @@ class Leases:
         Who may not even see it is told that there is none.
         """
         lease = views.get(self._parts.database, lease_id)
-        context = _context(request)
+        context = web.context(request)
         target = {'project_id': lease['project_id']}
         if not self._policy.allows(context, 'blazar:leases:get', target):
             raise errors.NotFound(f'Lease {lease_id} could not be found.')
@@ -108,7 +103,7 @@ class Leases:
     # -- making ------------------------------------------------------------
 
     def create(self, request: webob.Request) -> Answer:
-        key = None if _flag(request, 'dry_run') else _key(request)
+        key = None if web.flag(request, 'dry_run') else web.key(request)
         if key is None:
             return self._create(request, None)
         made = repeats.made_by(self._parts.database, key)
@@ -124,15 +119,15 @@ class Leases:
 
     def _create(self, request: webob.Request, key: repeats.Key | None,
                 ) -> Answer:
-        context = _context(request)
+        context = web.context(request)
         target = {'project_id': context.project_id}
-        asked = bodies.create(_body(request), self._parts.clock.now(),
+        asked = bodies.create(web.body(request), self._parts.clock.now(),
                               self._defaults)
-        dry = _flag(request, 'dry_run')
+        dry = web.flag(request, 'dry_run')
         self._policy.authorize(
             context, 'blazar:leases:post' if asked.offer_seconds is None
             else 'blazar:leases:offer', target)
-        asking = self._asking(context)
+        asking = changes.asking(self._parts, context)
         try:
             new = making.NewLease(
                 context.project_id, context.user_id, asked.lease, tuple(
@@ -157,16 +152,11 @@ class Leases:
         self._parts.tell('lease.create', lease)
         return self._answer(201, lease)
 
-    def _asking(self, context: ty.Any) -> types.Asking:
-        return types.Asking(
-            context, self._parts.conf.blazar.public_properties,
-            self._parts.types)
-
     def accept(self, request: webob.Request, lease_id: str) -> Answer:
         self._lease(request, lease_id, 'blazar:leases:offer')
         lease = self._parts.leases.making.accept(lease_id)
-        if _is_owner(_context(request), lease):
-            trusts.entrust(self._parts, _context(request), lease)
+        if changes.is_owner(web.context(request), lease):
+            trusts.entrust(self._parts, web.context(request), lease)
         self._parts.tell('lease.update', lease)
         return self._answer(200, lease)
 
@@ -174,128 +164,8 @@ class Leases:
 
     def update(self, request: webob.Request, lease_id: str) -> Answer:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
-        asked = bodies.change(_body(request), self._parts.clock.now(), lease)
-        change = asked.change
-        asking = self._asking(
-            _for_project(_context(request), lease['project_id']))
-        reservations = self._changed(asking, lease, asked.reservations)
-        resized = bool(reservations)
-        if (change.start, change.end) != (None, None):
-            reservations = self._as_they_are(asking, lease) | reservations
-        change = dataclasses.replace(change, reservations=reservations)
-        change = dataclasses.replace(
-            change, granted=self._check_change(lease, change, resized))
-        changed = self._prolong(_context(request), lease, change)
-        self._parts.tell('lease.update', changed)
-        if _is_near_end(lease) and not _is_near_end(changed):
-            self._parts.tell('lease.event.before_end_lease.stop', changed)
-        return self._answer(200, changed)
-
-    def _prolong(self, context: ty.Any, lease: dict[str, ty.Any],
-                 change: changing.Change) -> dict[str, ty.Any]:
-        """Change a lease; one that ends later than before gets a trust that
-        holds as long.
-
-        :raises Forbidden: when it is built by its trust, and who asks cannot
-            give another one
-        """
-        later = change.end is not None and change.end > lease['end_date']
-        if not later or not self._parts.trusts.is_configured():
-            return self._parts.leases.changing.update(lease['id'], change)
-        if not self._parts.leases.servers.keeps_build(lease['id']):
-            changed = self._parts.leases.changing.update(lease['id'], change)
-            if _is_owner(context, lease):
-                trusts.entrust(self._parts, context, changed)
-            return changed
-        trust = self._trust_until(context, lease, ty.cast(int, change.end))
-        try:
-            changed = self._parts.leases.changing.update(lease['id'], change)
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                trusts.take_back(self._parts, trust)
-        trusts.keep(self._parts, changed, trust)
-        return changed
-
-    def _trust_until(self, context: ty.Any, lease: dict[str, ty.Any],
-                     end: int) -> str:
-        if not _is_owner(context, lease):
-            raise errors.Forbidden(
-                f'The servers of lease {lease["id"]} are built in the name '
-                f'of the user who booted them, by a trust until its end. '
-                f'Only he can let it end later, until they run.')
-        try:
-            return ty.cast(str, self._parts.trusts.delegate(context, end))
-        except errors.NotDelegated as exc:
-            raise errors.Forbidden(str(exc)) from exc
-
-    def _changed(self, asking: types.Asking, lease: dict[str, ty.Any],
-                 asked: bodies.Reservations,
-                 ) -> dict[str, making.NewReservation]:
-        """What the reservations of a lease are to be."""
-        own = {one['id']: one for one in lease['reservations']}
-        changed = {}
-        for one in asked:
-            reservation = own.get(ty.cast(str, one.get('id'))) if isinstance(
-                one.get('id'), str) else None
-            if reservation is None:
-                raise errors.InvalidLeaseParams(
-                    'An entry of "reservations" must have the "id" of a '
-                    f'reservation of this lease: '
-                    f'{", ".join(own) or "it has none"}.')
-            if not one.keys() - {'id', 'resource_type'}:
-                continue
-            if reservation['params'] is None:
-                raise errors.InvalidLeaseParams(
-                    f'Reservation {reservation["id"]} was made by a boot: '
-                    f'its servers are what they are. Leave it out.')
-            changed[reservation['id']] = asking.new_reservation(
-                one, reservation)
-        return changed
-
-    def _as_they_are(self, asking: types.Asking,
-                     lease: dict[str, ty.Any],
-                     ) -> dict[str, making.NewReservation]:
-        """What hosts may be for a lease that is to be at another time.
-
-        Of what cannot be had any more, or would be of another size by now,
-        the hosts stay what they are.
-        """
-        same = {}
-        for one in lease['reservations']:
-            if lease['status'] in states.BEFORE and (
-                    one['params'] is not None):
-                with contextlib.suppress(
-                        errors.InvalidLeaseParams, errors.Refused):
-                    new = asking.new_reservation({}, one)
-                    if dict(new.demand.resources) == one['resources']:
-                        same[one['id']] = new
-        return same
-
-    def _check_change(self, lease: dict[str, ty.Any], change: changing.Change,
-                      resized: bool) -> limits.Granted | None:
-        """Ask the limits about a lease as it would be."""
-        start, end = (
-            getattr(change, key) or lease[f'{key}_date']
-            for key in ('start', 'end'))
-        if end <= start:
-            raise errors.InvalidLeaseParams(
-                f'End date must be later than start date: from '
-                f'{clocks.minute(start)} to {clocks.minute(end)} UTC.')
-        new = making.NewLease(
-            lease['project_id'], lease['user_id'], requests.LeaseRequest(
-                name=change.name or lease['name'],
-                window=model.Window(start, end), before_end=None, events=(),
-                on_end='', starts_now=False),
-            tuple(change.reservations.get(one['id']) or making.NewReservation(
-                model.Demand(one['resources'], one['amount']),
-                resource_type=one['resource_type'])
-                for one in lease['reservations']))
-        bodies.check_total(
-            (demand.count for demand in new.demands),
-            sum(one['amount'] for one in lease['reservations']))
-        return self._parts.limits.check(dataclasses.replace(
-            wiring.asked_of(new, held=False), lease_id=lease['id'],
-            resized=resized, current=self._parts.answers.lease(lease)))
+        return self._answer(200, self._changes.make(
+            web.context(request), web.body(request), lease))
 
     def delete(self, request: webob.Request, lease_id: str) -> Answer:
         try:
@@ -303,7 +173,7 @@ class Leases:
         except errors.NotFound:
             owner = views.owner_of_deleted(self._parts.database, lease_id)
             if owner is None or not self._policy.allows(
-                    _context(request), 'blazar:leases:delete',
+                    web.context(request), 'blazar:leases:delete',
                     {'project_id': owner}):
                 raise
             return 204, None
@@ -313,11 +183,11 @@ class Leases:
     # -- asking what would fit ---------------------------------------------
 
     def availability(self, request: webob.Request) -> Answer:
-        context = _context(request)
+        context = web.context(request)
         self._policy.authorize(context, 'blazar:availability:get',
                                {'project_id': context.project_id})
         now = self._parts.clock.now()
-        values: dict[str, ty.Any] = _query(request)
+        values: dict[str, ty.Any] = web.query(request)
         start = dates.start_of(values.pop('start_date', 'now'), now)
         end = dates.parse_date(values.pop('end_date'), now) if (
             'end_date' in values) else min(start + _AHEAD, dates.LATEST)
@@ -332,7 +202,7 @@ class Leases:
                 'The window and the duration lead beyond the year 9998. '
                 'Write an earlier end_date.')
         try:
-            asking = self._asking(context)
+            asking = changes.asking(self._parts, context)
             values.setdefault('resource_type', asking.guess(values))
             new = asking.new_reservation(values)
         except errors.Refused:
@@ -348,73 +218,6 @@ class Leases:
             'truncated': more}
 
 
-def _is_owner(context: ty.Any, lease: dict[str, ty.Any]) -> bool:
-    """Whether a lease is that of who asks, in the project he asks for."""
-    return (context.user_id, context.project_id) == (
-        lease['user_id'], lease['project_id'])
-
-
-def _is_near_end(lease: dict[str, ty.Any]) -> bool:
-    """Whether it was told of a lease that its end is near, which it is."""
-    told = {event['status'] for event in lease['events']
-            if event['event_type'] == states.EventType.BEFORE_END}
-    return states.Event.DONE in told and states.Event.UNDONE not in told
-
-
-def _context(request: webob.Request) -> ty.Any:
-    return request.environ['nova.context']
-
-
-def _for_project(context: ty.Any, project_id: str) -> ty.Any:
-    """Who asks, as if for a project: an admin may for all of them."""
-    context = copy.copy(context)
-    context.project_id = project_id
-    return context
-
-
-def _body(request: webob.Request) -> object:
-    try:
-        return ty.cast(object, jsonutils.loads(request.body))
-    except (ValueError, RecursionError) as exc:
-        raise errors.InvalidLeaseParams(
-            'The body of the request is not JSON that can be read. Send an '
-            'object, such as {"name": "lease1", "end_date": '
-            '"2026-12-01 16:07", "reservations": []}.') from exc
-
-
-def _key(request: webob.Request) -> repeats.Key | None:
-    """What the user calls his request, if he does."""
-    text, context = request.headers.get('Idempotency-Key'), _context(request)
-    return None if text is None else repeats.key_of(
-        context.project_id, context.user_id, text, _body(request))
-
-
-def _query(request: webob.Request) -> dict[str, ty.Any]:
-    """The parameters of a request, each of which may be there once."""
-    try:
-        values = request.GET.mixed()
-    except UnicodeDecodeError as exc:
-        raise errors.InvalidLeaseParams(
-            'The query is not UTF-8.') from exc
-    for key, value in values.items():
-        if not isinstance(value, str):
-            raise errors.InvalidLeaseParams(
-                f'The parameter "{inputs.shown(key)}" is given twice. Write '
-                f'it once.')
-        if '\0' in value:
-            # PostgreSQL takes no text with one in it.
-            raise errors.InvalidLeaseParams(
-                f'The parameter "{inputs.shown(key)}" has a NUL in it. Leave '
-                f'it out.')
-    return ty.cast('dict[str, ty.Any]', values)
-
-
-def _flag(request: webob.Request, name: str) -> bool:
-    values = _query(request)
-    inputs.check_keys(values, {name: 'true'}, 'the query')
-    return inputs.boolean(values.get(name, 'false'), name)
-
-
 def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
             ) -> dict[str, ty.Any]:
     return lease if fields is None else {
@@ -422,7 +225,7 @@ def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
 
 
 def _next(request: webob.Request, marker: str) -> str:
-    values = {**_query(request), 'marker': marker}
+    values = {**web.query(request), 'marker': marker}
     return f'{request.path_url}?{parse.urlencode(values)}'
 
 

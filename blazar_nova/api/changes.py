@@ -1,0 +1,191 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""What is to become of a lease, by a request of the lease API."""
+
+import contextlib
+import dataclasses
+import typing as ty
+
+from oslo_utils import excutils
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.leases import changing
+from blazar_core.leases import limits
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_nova.api import bodies
+from blazar_nova.api import trusts
+from blazar_nova.api import web
+from blazar_nova.parts import wiring
+from blazar_nova.resources import types
+
+__all__ = ['Changes', 'asking', 'is_owner']
+
+
+class Changes:
+    """Changes leases, as far as who asks may."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+
+    def make(self, context: ty.Any, body: object, lease: dict[str, ty.Any],
+             ) -> dict[str, ty.Any]:
+        """Change a lease as the body of a request says; it is told.
+
+        :param lease: as it is
+        :returns: the lease as it is then
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        """
+        asked = bodies.change(body, self._parts.clock.now(), lease)
+        change = asked.change
+        asks = asking(self._parts, web.for_project(
+            context, lease['project_id']))
+        reservations = self._changed(asks, lease, asked.reservations)
+        resized = bool(reservations)
+        if (change.start, change.end) != (None, None):
+            reservations = self._as_they_are(asks, lease) | reservations
+        change = dataclasses.replace(change, reservations=reservations)
+        change = dataclasses.replace(
+            change, granted=self._check_change(lease, change, resized))
+        changed = self._prolong(context, lease, change)
+        self._parts.tell('lease.update', changed)
+        if _is_near_end(lease) and not _is_near_end(changed):
+            self._parts.tell('lease.event.before_end_lease.stop', changed)
+        return changed
+
+    def _prolong(self, context: ty.Any, lease: dict[str, ty.Any],
+                 change: changing.Change) -> dict[str, ty.Any]:
+        """Change a lease; one that ends later than before gets a trust that
+        holds as long.
+
+        :raises Forbidden: when it is built by its trust, and who asks cannot
+            give another one
+        """
+        later = change.end is not None and change.end > lease['end_date']
+        if not later or not self._parts.trusts.is_configured():
+            return self._parts.leases.changing.update(lease['id'], change)
+        if not self._parts.leases.servers.keeps_build(lease['id']):
+            changed = self._parts.leases.changing.update(lease['id'], change)
+            if is_owner(context, lease):
+                trusts.entrust(self._parts, context, changed)
+            return changed
+        trust = self._trust_until(context, lease, ty.cast(int, change.end))
+        try:
+            changed = self._parts.leases.changing.update(lease['id'], change)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                trusts.take_back(self._parts, trust)
+        trusts.keep(self._parts, changed, trust)
+        return changed
+
+    def _trust_until(self, context: ty.Any, lease: dict[str, ty.Any],
+                     end: int) -> str:
+        if not is_owner(context, lease):
+            raise errors.Forbidden(
+                f'The servers of lease {lease["id"]} are built in the name '
+                f'of the user who booted them, by a trust until its end. '
+                f'Only he can let it end later, until they run.')
+        try:
+            return ty.cast(str, self._parts.trusts.delegate(context, end))
+        except errors.NotDelegated as exc:
+            raise errors.Forbidden(str(exc)) from exc
+
+    def _changed(self, asking: types.Asking, lease: dict[str, ty.Any],
+                 asked: bodies.Reservations,
+                 ) -> dict[str, making.NewReservation]:
+        """What the reservations of a lease are to be."""
+        own = {one['id']: one for one in lease['reservations']}
+        changed = {}
+        for one in asked:
+            reservation = own.get(ty.cast(str, one.get('id'))) if isinstance(
+                one.get('id'), str) else None
+            if reservation is None:
+                raise errors.InvalidLeaseParams(
+                    'An entry of "reservations" must have the "id" of a '
+                    f'reservation of this lease: '
+                    f'{", ".join(own) or "it has none"}.')
+            if not one.keys() - {'id', 'resource_type'}:
+                continue
+            if reservation['params'] is None:
+                raise errors.InvalidLeaseParams(
+                    f'Reservation {reservation["id"]} was made by a boot: '
+                    f'its servers are what they are. Leave it out.')
+            changed[reservation['id']] = asking.new_reservation(
+                one, reservation)
+        return changed
+
+    def _as_they_are(self, asking: types.Asking,
+                     lease: dict[str, ty.Any],
+                     ) -> dict[str, making.NewReservation]:
+        """What hosts may be for a lease that is to be at another time.
+
+        Of what cannot be had any more, or would be of another size by now,
+        the hosts stay what they are.
+        """
+        same = {}
+        for one in lease['reservations']:
+            if lease['status'] in states.BEFORE and (
+                    one['params'] is not None):
+                with contextlib.suppress(
+                        errors.InvalidLeaseParams, errors.Refused):
+                    new = asking.new_reservation({}, one)
+                    if dict(new.demand.resources) == one['resources']:
+                        same[one['id']] = new
+        return same
+
+    def _check_change(self, lease: dict[str, ty.Any], change: changing.Change,
+                      resized: bool) -> limits.Granted | None:
+        """Ask the limits about a lease as it would be."""
+        start, end = (
+            getattr(change, key) or lease[f'{key}_date']
+            for key in ('start', 'end'))
+        if end <= start:
+            raise errors.InvalidLeaseParams(
+                f'End date must be later than start date: from '
+                f'{clocks.minute(start)} to {clocks.minute(end)} UTC.')
+        new = making.NewLease(
+            lease['project_id'], lease['user_id'], requests.LeaseRequest(
+                name=change.name or lease['name'],
+                window=model.Window(start, end), before_end=None, events=(),
+                on_end='', starts_now=False),
+            tuple(change.reservations.get(one['id']) or making.NewReservation(
+                model.Demand(one['resources'], one['amount']),
+                resource_type=one['resource_type'])
+                for one in lease['reservations']))
+        bodies.check_total(
+            (demand.count for demand in new.demands),
+            sum(one['amount'] for one in lease['reservations']))
+        return self._parts.limits.check(dataclasses.replace(
+            wiring.asked_of(new, held=False), lease_id=lease['id'],
+            resized=resized, current=self._parts.answers.lease(lease)))
+
+
+def asking(parts: wiring.Parts, context: ty.Any) -> types.Asking:
+    """A request of a user for reservations."""
+    return types.Asking(
+        context, parts.conf.blazar.public_properties, parts.types)
+
+
+def _is_near_end(lease: dict[str, ty.Any]) -> bool:
+    """Whether it was told of a lease that its end is near, which it is."""
+    told = {event['status'] for event in lease['events']
+            if event['event_type'] == states.EventType.BEFORE_END}
+    return states.Event.DONE in told and states.Event.UNDONE not in told
+
+
+def is_owner(context: ty.Any, lease: dict[str, ty.Any]) -> bool:
+    """Whether a lease is that of who asks, in the project he asks for."""
+    return (context.user_id, context.project_id) == (
+        lease['user_id'], lease['project_id'])

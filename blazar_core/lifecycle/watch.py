@@ -23,7 +23,6 @@ Any number of processes may do this at the same time.
 
 import collections
 import contextlib
-import dataclasses
 import itertools
 import threading
 import typing as ty
@@ -37,11 +36,11 @@ from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.common import refusals
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding as bindings
+from blazar_core.lifecycle import rebinding
 from blazar_core import resources
 
 __all__ = ['PAUSE', 'Watch']
@@ -51,26 +50,8 @@ LOG = logging.getLogger(__name__)
 #: Seconds between two looks.
 PAUSE = 3
 #: Seconds after which all is tried again though nothing has changed in the
-#: books, and for which the cloud is not asked again about hosts.
-AGAIN = 30
-
-
-Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
-
-
-class _Case(ty.NamedTuple):
-    """A reservation with bookings that need another host.
-
-    :ivar rows: the bookings that may be bound elsewhere
-    :ivar staying: those that stay where they are
-    """
-
-    reservation: models.Reservation
-    reserved: resources.Reserved
-    lease: models.Lease
-    sealed: str | None
-    rows: list[models.Booking]
-    staying: list[models.Booking]
+#: books: the cloud is asked again about hosts by then.
+AGAIN = rebinding.AGAIN
 
 
 class Watch:
@@ -85,23 +66,19 @@ class Watch:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, binding: bindings.Binding,
                  opens: ty.Callable[[str], str], types: resources.Types,
-                 notify: Notify, patience: int) -> None:
+                 notify: rebinding.Notify, patience: int) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._binding = binding
-        self._opens = opens
-        self._types = types
+        self._rebinding = rebinding.Rebinding(
+            database, clock, admission, binding, opens, types, notify)
         self._notify = notify
         self._patience = patience
         #: By host, the generation at which nothing could be done for it, and
         #: that at which this was told.
         self._left: dict[int, int] = {}
         self._told: dict[int, int] = {}
-        #: By reservation, what the cloud said of it, and when.
-        self._asked: dict[tuple[str, int], tuple[
-            model.Demand | refusals.Refusal | errors.CloudUnavailable,
-            int]] = {}
         self._news = -1
         self._since = 0
         #: The last lease for which hosts were looked for, if not for all.
@@ -138,7 +115,7 @@ class Watch:
         self._news = news
         if again:
             self._since = now
-            self._forget(short, now)
+            self._forget(short)
         self._bind_all([
             row for host in short
             if again or self._left.get(host.id) != host.generation
@@ -153,7 +130,8 @@ class Watch:
         last; the next look goes on from there.
         """
         late = self._clock.elapsed() + PAUSE
-        of_leases = itertools.groupby(sorted(rows, key=_age), key=_age)
+        of_leases = itertools.groupby(
+            sorted(rows, key=rebinding.age), key=rebinding.age)
         for age, of_lease in of_leases:
             if self._tried is not None and age <= self._tried:
                 continue
@@ -162,6 +140,11 @@ class Watch:
             self._bind_all(of_lease)
             self._tried = age
         self._tried = None
+
+    def _bind_all(self, found: ty.Iterable[ty.Any]) -> None:
+        if not self._rebinding.bind_all(found):
+            # The next look does not go by what this one has seen.
+            self._news = -1
 
     def _relieve(self) -> None:
         """Say nothing more of leases of which nothing is missing any more.
@@ -177,13 +160,12 @@ class Watch:
                 if lease is not None:
                     self._notify('lease.update', lease)
 
-    def _forget(self, short: ty.Iterable[model.Host], now: int) -> None:
+    def _forget(self, short: ty.Iterable[model.Host]) -> None:
         """What is over does not stay in memory."""
         ids = {host.id for host in short}
         self._told = {one: generation for one, generation
                       in self._told.items() if one in ids}
-        self._asked = {one: (said, when) for one, (said, when)
-                       in self._asked.items() if now - when < AGAIN}
+        self._rebinding.forget()
 
     # -- what does not fit ---------------------------------------------------
 
@@ -237,155 +219,6 @@ class Watch:
         return [row for row in rows
                 if bindings.may_move(row, row.later, row.held, row)]
 
-    # -- and where it would --------------------------------------------------
-
-    def _bind_all(self, found: ty.Iterable[ty.Any]) -> None:
-        """Oldest lease first; none keeps another one from its room."""
-        ids: dict[str, set[int]] = collections.defaultdict(set)
-        for row in sorted(found, key=_age):
-            ids[row.reservation_id].add(row.id)
-        for reservation_id, of_it in ids.items():
-            try:
-                self._database.retried(self._bind, reservation_id, of_it)
-            except errors.NotFound:
-                LOG.debug('Reservation %s has gone meanwhile', reservation_id)
-            except Exception as exc:
-                # Nothing is said of a lease for what is not known.
-                self._news = -1
-                known = isinstance(exc, errors.CloudUnavailable |
-                                   errors.BooksBusy | errors.Refused)
-                LOG.warning(
-                    'Reservation %s has no room where it is booked, and none '
-                    'could be found elsewhere yet: %s', reservation_id, exc,
-                    exc_info=not known)
-
-    def _bind(self, reservation_id: str, ids: ty.Collection[int]) -> None:
-        """Give bookings of a reservation other hosts, as many as there are.
-
-        :raises Outdated: when somebody was faster: look again
-        """
-        case = self._case(reservation_id)
-        if case is None or not case.rows:
-            # Its build was sent meanwhile, say.
-            return
-        demand = self._asked_of(case)
-        rows, staying = case.rows, case.staying
-        if isinstance(demand, refusals.Refusal) or (
-                demand.affinity is not model.Affinity.SAME):
-            staying = [*staying, *(row for row in rows if row.id not in ids)]
-            rows = [row for row in rows if row.id in ids]
-        if not rows:
-            return
-        hosts: list[int] = []
-        refusal = None
-        if isinstance(demand, refusals.Refusal):
-            refusal = dataclasses.replace(demand, wanted=len(rows))
-        else:
-            hosts, refusal = self._search(
-                self._beside(demand, rows, staying), rows, case.lease)
-        bound = dict(itertools.zip_longest((row.id for row in rows), hosts))
-        if bound == {row.id: row.host_id for row in rows}:
-            return
-        lease = self._binding.rebind(
-            case.lease.id, case.lease.generation, bound,
-            '' if refusal is None else refusal.sentence())
-        if lease is None:
-            # It has changed meanwhile.
-            self._news = -1
-            return
-        self._notify('lease.update', lease)
-
-    def _case(self, reservation_id: str) -> _Case | None:
-        with self._database.reader() as session:
-            reservation = session.get(models.Reservation, reservation_id)
-            if reservation is None:
-                return None
-            lease = reservation.lease
-            held = session.get(models.HeldBuild, lease.id)
-            rows = [row for row in reservation.bookings if bindings.may_move(
-                row, not reservation.booted, held is not None, lease)]
-            return _Case(
-                reservation, resources.reserved(session, reservation), lease,
-                None if held is None else held.sealed,
-                rows, [row for row in reservation.bookings
-                       if row not in rows])
-
-    def _asked_of(self, case: _Case) -> model.Demand | refusals.Refusal:
-        """What the cloud says of a reservation; not asked in every round.
-
-        :raises CloudUnavailable: when it did not answer a while ago
-        """
-        now, one = self._clock.now(), case.reservation
-        # It has another key when it was changed meanwhile.
-        key = one.id, one.updated_at
-        said, when = self._asked.get(key, (None, 0))
-        if said is None or now - when >= AGAIN:
-            said = self._ask(case)
-            self._asked[key] = said, now
-        if isinstance(said, errors.CloudUnavailable):
-            raise said
-        return said
-
-    def _ask(self, case: _Case,
-             ) -> model.Demand | refusals.Refusal | errors.CloudUnavailable:
-        try:
-            return self._types.of_row(case.reservation).demand(
-                dataclasses.replace(
-                    case.reserved, call=None if case.sealed is None else
-                    self._opens(case.sealed)))
-        except errors.Refused as exc:
-            return exc.refusal
-        except errors.CloudUnavailable as exc:
-            # Each of many would wait for it in every look.
-            return exc
-
-    def _beside(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
-                staying: ty.Iterable[models.Booking]) -> model.Demand:
-        """The demand of some bookings of a reservation, beside its others.
-
-        They get what was promised, whatever would be asked for by now.
-        """
-        known = self._admission.index.hosts
-        here = collections.Counter(known[row.host_id].uuid for row in staying
-                                   if row.host_id in known)
-        demand = dataclasses.replace(
-            demand, resources=rows[0].resources, count=len(rows))
-        if demand.affinity is model.Affinity.SAME and here:
-            return dataclasses.replace(
-                demand, hosts=frozenset(here) if demand.hosts is None
-                else demand.hosts & here.keys())
-        if demand.affinity is model.Affinity.DIFFERENT:
-            return dataclasses.replace(
-                demand, avoid=demand.avoid | here.keys())
-        return dataclasses.replace(demand, members=here + collections.Counter(
-            demand.members))
-
-    def _search(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
-                lease: models.Lease,
-                ) -> tuple[list[int], refusals.Refusal | None]:
-        """Hosts for as many as possible, and why not for the others.
-
-        :raises Outdated: when somebody was faster: look again
-        """
-        window = model.Window(
-            max(lease.start_date, self._clock.now()), lease.end_date)
-        fits = self._admission.fits(demand, window, rows)
-        if fits == demand.count:
-            return self._admission.pick(
-                demand, window, instead_of=rows), None
-        hosts: list[int] = []
-        if fits and demand.affinity is not model.Affinity.SAME:
-            hosts = self._admission.pick(dataclasses.replace(
-                demand, count=fits), window, instead_of=rows)
-        if all(row.host_id is None for row in rows[len(hosts):]):
-            # It has been said before.
-            return hosts, None
-        try:
-            self._admission.pick(demand, window, instead_of=rows)
-        except errors.Refused as exc:
-            return hosts, exc.refusal
-        raise api.Outdated('there is room, all of a sudden')
-
 
 _RESERVATIONS, _LEASES, _HELD_BUILDS = (
     models.Reservation.__table__, models.Lease.__table__,
@@ -423,8 +256,3 @@ _RELIEVED = sa.select(_LEASE.id, _LEASE.generation).where(
         _RESERVATION.lease_id == _LEASE.id,
         _BOOKING.reservation_id == _RESERVATION.id,
         _BOOKING.host_id.is_(None)))
-
-
-def _age(row: ty.Any) -> tuple[int, str]:
-    """Whose turn it is: the oldest lease comes first."""
-    return row.created_at, row.lease_id

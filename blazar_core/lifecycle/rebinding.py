@@ -1,0 +1,246 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Other hosts for what has no room where it is booked.
+
+Any number of processes may look for them at the same time.
+"""
+
+import collections
+import dataclasses
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.books import admission as admissions
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import binding as bindings
+from blazar_core import resources
+
+__all__ = ['AGAIN', 'Notify', 'Rebinding', 'age']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds for which the cloud is not asked again about hosts.
+AGAIN = 30
+
+Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
+
+
+class _Case(ty.NamedTuple):
+    """A reservation with bookings that need another host.
+
+    :ivar rows: the bookings that may be bound elsewhere
+    :ivar staying: those that stay where they are
+    """
+
+    reservation: models.Reservation
+    reserved: resources.Reserved
+    lease: models.Lease
+    sealed: str | None
+    rows: list[models.Booking]
+    staying: list[models.Booking]
+
+
+class Rebinding:
+    """Binds bookings to other hosts.
+
+    :param opens: opens a sealed call
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission, binding: bindings.Binding,
+                 opens: ty.Callable[[str], str], types: resources.Types,
+                 notify: Notify) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._binding = binding
+        self._opens = opens
+        self._types = types
+        self._notify = notify
+        #: By reservation, what the cloud said of it, and when.
+        self._asked: dict[tuple[str, int], tuple[
+            model.Demand | refusals.Refusal | errors.CloudUnavailable,
+            int]] = {}
+
+    def forget(self) -> None:
+        """What the cloud said too long ago does not stay in memory."""
+        now = self._clock.now()
+        self._asked = {one: (said, when) for one, (said, when)
+                       in self._asked.items() if now - when < AGAIN}
+
+    def bind_all(self, found: ty.Iterable[ty.Any]) -> bool:
+        """Oldest lease first; none keeps another one from its room.
+
+        :param found: bookings that have no room where they are
+        :returns: whether all that could be done is done
+        """
+        ids: dict[str, set[int]] = collections.defaultdict(set)
+        for row in sorted(found, key=age):
+            ids[row.reservation_id].add(row.id)
+        done = True
+        for reservation_id, of_it in ids.items():
+            try:
+                done &= self._database.retried(
+                    self._bind, reservation_id, of_it)
+            except errors.NotFound:
+                LOG.debug('Reservation %s has gone meanwhile', reservation_id)
+            except Exception as exc:
+                # Nothing is said of a lease for what is not known.
+                done = False
+                known = isinstance(exc, errors.CloudUnavailable |
+                                   errors.BooksBusy | errors.Refused)
+                LOG.warning(
+                    'Reservation %s has no room where it is booked, and none '
+                    'could be found elsewhere yet: %s', reservation_id, exc,
+                    exc_info=not known)
+        return done
+
+    def _bind(self, reservation_id: str, ids: ty.Collection[int]) -> bool:
+        """Give bookings of a reservation other hosts, as many as there are.
+
+        :returns: false when its lease has changed meanwhile
+        :raises Outdated: when somebody was faster: look again
+        """
+        case = self._case(reservation_id)
+        if case is None or not case.rows:
+            # Its build was sent meanwhile, say.
+            return True
+        demand = self._asked_of(case)
+        rows, staying = case.rows, case.staying
+        if isinstance(demand, refusals.Refusal) or (
+                demand.affinity is not model.Affinity.SAME):
+            staying = [*staying, *(row for row in rows if row.id not in ids)]
+            rows = [row for row in rows if row.id in ids]
+        if not rows:
+            return True
+        hosts: list[int] = []
+        refusal = None
+        if isinstance(demand, refusals.Refusal):
+            refusal = dataclasses.replace(demand, wanted=len(rows))
+        else:
+            hosts, refusal = self._search(
+                self._beside(demand, rows, staying), rows, case.lease)
+        bound = dict(itertools.zip_longest((row.id for row in rows), hosts))
+        if bound == {row.id: row.host_id for row in rows}:
+            return True
+        lease = self._binding.rebind(
+            case.lease.id, case.lease.generation, bound,
+            '' if refusal is None else refusal.sentence())
+        if lease is None:
+            return False
+        self._notify('lease.update', lease)
+        return True
+
+    def _case(self, reservation_id: str) -> _Case | None:
+        with self._database.reader() as session:
+            reservation = session.get(models.Reservation, reservation_id)
+            if reservation is None:
+                return None
+            lease = reservation.lease
+            held = session.get(models.HeldBuild, lease.id)
+            rows = [row for row in reservation.bookings if bindings.may_move(
+                row, not reservation.booted, held is not None, lease)]
+            return _Case(
+                reservation, resources.reserved(session, reservation), lease,
+                None if held is None else held.sealed,
+                rows, [row for row in reservation.bookings
+                       if row not in rows])
+
+    def _asked_of(self, case: _Case) -> model.Demand | refusals.Refusal:
+        """What the cloud says of a reservation; not asked in every round.
+
+        :raises CloudUnavailable: when it did not answer a while ago
+        """
+        now, one = self._clock.now(), case.reservation
+        # It has another key when it was changed meanwhile.
+        key = one.id, one.updated_at
+        said, when = self._asked.get(key, (None, 0))
+        if said is None or now - when >= AGAIN:
+            said = self._ask(case)
+            self._asked[key] = said, now
+        if isinstance(said, errors.CloudUnavailable):
+            raise said
+        return said
+
+    def _ask(self, case: _Case,
+             ) -> model.Demand | refusals.Refusal | errors.CloudUnavailable:
+        try:
+            return self._types.of_row(case.reservation).demand(
+                dataclasses.replace(
+                    case.reserved, call=None if case.sealed is None else
+                    self._opens(case.sealed)))
+        except errors.Refused as exc:
+            return exc.refusal
+        except errors.CloudUnavailable as exc:
+            # Each of many would wait for it in every look.
+            return exc
+
+    def _beside(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
+                staying: ty.Iterable[models.Booking]) -> model.Demand:
+        """The demand of some bookings of a reservation, beside its others.
+
+        They get what was promised, whatever would be asked for by now.
+        """
+        known = self._admission.index.hosts
+        here = collections.Counter(known[row.host_id].uuid for row in staying
+                                   if row.host_id in known)
+        demand = dataclasses.replace(
+            demand, resources=rows[0].resources, count=len(rows))
+        if demand.affinity is model.Affinity.SAME and here:
+            return dataclasses.replace(
+                demand, hosts=frozenset(here) if demand.hosts is None
+                else demand.hosts & here.keys())
+        if demand.affinity is model.Affinity.DIFFERENT:
+            return dataclasses.replace(
+                demand, avoid=demand.avoid | here.keys())
+        return dataclasses.replace(demand, members=here + collections.Counter(
+            demand.members))
+
+    def _search(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
+                lease: models.Lease,
+                ) -> tuple[list[int], refusals.Refusal | None]:
+        """Hosts for as many as possible, and why not for the others.
+
+        :raises Outdated: when somebody was faster: look again
+        """
+        window = model.Window(
+            max(lease.start_date, self._clock.now()), lease.end_date)
+        fits = self._admission.fits(demand, window, rows)
+        if fits == demand.count:
+            return self._admission.pick(
+                demand, window, instead_of=rows), None
+        hosts: list[int] = []
+        if fits and demand.affinity is not model.Affinity.SAME:
+            hosts = self._admission.pick(dataclasses.replace(
+                demand, count=fits), window, instead_of=rows)
+        if all(row.host_id is None for row in rows[len(hosts):]):
+            # It has been said before.
+            return hosts, None
+        try:
+            self._admission.pick(demand, window, instead_of=rows)
+        except errors.Refused as exc:
+            return hosts, exc.refusal
+        raise api.Outdated('there is room, all of a sudden')
+
+
+def age(row: ty.Any) -> tuple[int, str]:
+    """Whose turn it is: the oldest lease comes first."""
+    return row.created_at, row.lease_id

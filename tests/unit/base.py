@@ -39,7 +39,7 @@ from blazar_core.lifecycle import lifecycle
 from blazar_core import resources
 from tests import databases
 
-__all__ = ['DatabaseTestCase', 'FakeCloud', 'FakeKind', 'LeaseTestCase', 'NOW',
+__all__ = ['DatabaseTestCase', 'FakeCloud', 'FakeType', 'LeaseTestCase', 'NOW',
            'RefusalTestCase', 'TestCase']
 
 #: 2027-01-15 08:00 UTC, where a ManualClock begins.
@@ -181,7 +181,7 @@ class FakeCloud:
             raise self.broken[what]
 
 
-class FakeKind(resources.ResourceType):
+class FakeType(resources.ResourceType):
     """Servers, as far as the core is concerned.
 
     :ivar open: the reservations that may be used
@@ -303,9 +303,10 @@ class LeaseTestCase(DatabaseTestCase):
         self.notified: list[tuple[str, str]] = []
         self.vault = vault.Vault([vault.new_key()])
         self.admission = admission.Admission(self.database, self.clock)
-        self.kind = FakeKind()
+        self.places_type = FakeType()
         self.types = resources.Types({
-            'virtual:instance': self.kind, **self.more_types()}, self.kind)
+            'virtual:instance': self.places_type, **self.more_types()},
+            self.places_type)
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, self.types)
         self.lifecycle = lifecycle.Lifecycle(

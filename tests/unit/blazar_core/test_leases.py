@@ -756,7 +756,7 @@ class TestResize(PlacesTestCase):
         self.assertEqual([{'vcpus': 4}],
                          self.scalars(models.Reservation.spec))
         self.lifecycle.starting.start(lease['id'])
-        reserved, = self.kind.open.values()
+        reserved, = self.places_type.open.values()
         self.assertEqual(({'vcpus': 4}, True), (
             reserved.spec, reserved.params['affinity']))
 

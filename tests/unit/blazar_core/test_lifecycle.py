@@ -1204,7 +1204,7 @@ class TestPlaces(LifecycleTestCase):
     def test_they_are_opened_at_the_start_and_closed_at_the_end(self):
         lease = self.reserve(50, 100, self.places(1, affinity=False),
                              self.places(1))
-        self.assertEqual({}, self.kind.open)
+        self.assertEqual({}, self.places_type.open)
         self.clock.advance(50)
         self.assertIsNone(
             self.lifecycle.starting.start(lease['id'], when_due=True))
@@ -1214,13 +1214,13 @@ class TestPlaces(LifecycleTestCase):
                 one['id'], lease['id'], 'project', 'user', one['params'],
                 {'vcpus': 1}, (self.uuid_of(one_host),))
             for one, one_host in ((first, 'one'), (second, 'one'))],
-            list(self.kind.open.values()))
+            list(self.places_type.open.values()))
         self.assertEqual(('ACTIVE', ['active'] * 2), self.states(lease))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
         self.clock.advance(50)
         self.assertIsNone(
             self.lifecycle.ending.end(lease['id'], when_due=True))
-        self.assertEqual({}, self.kind.open)
+        self.assertEqual({}, self.places_type.open)
         self.assertEqual(('TERMINATED', ['deleted'] * 2), self.states(lease))
         self.assertEqual(2, self.room())
 
@@ -1228,7 +1228,8 @@ class TestPlaces(LifecycleTestCase):
         """Whoever sees that it is may boot."""
         lease = self.reserve(50, 100)
         seen = []
-        self.kind.start = lambda reserved: seen.append(self.status(lease))
+        self.places_type.start = lambda reserved: seen.append(
+            self.status(lease))
         self.lifecycle.starting.start(lease['id'])
         self.assertNotIn('ACTIVE', seen)
         self.assertEqual(1, len(seen))
@@ -1240,7 +1241,7 @@ class TestPlaces(LifecycleTestCase):
         opened = []
         delete = self.cloud.delete
         self.cloud.delete = lambda *args: (
-            opened.append(dict(self.kind.open)), delete(*args))
+            opened.append(dict(self.places_type.open)), delete(*args))
         self.lifecycle.ending.end(lease['id'])
         self.assertEqual([{}], opened)
 
@@ -1248,28 +1249,28 @@ class TestPlaces(LifecycleTestCase):
         lease = self.reserve(0, 100, self.places(), self.places(),
                              active=True)
         server_id, = self.occupy(lease)
-        self.kind.broken['end'] = RuntimeError('Nova is away')
+        self.places_type.broken['end'] = RuntimeError('Nova is away')
         self.clock.advance(100)
         self.assertEqual(facts.AWAY, self.lifecycle.ending.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([server_id], self.cloud.deleted)
         # Its room is back, but it is not over as long as it can be used.
-        self.assertEqual(2, len(self.kind.open))
+        self.assertEqual(2, len(self.places_type.open))
         self.assertEqual('TERMINATING', self.status(lease))
-        self.kind.broken.clear()
+        self.places_type.broken.clear()
         self.assertIsNone(
             self.lifecycle.ending.end(lease['id'], when_due=True))
-        self.assertEqual({}, self.kind.open)
+        self.assertEqual({}, self.places_type.open)
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_a_start_that_fails_is_done_again(self):
         lease = self.reserve()
-        self.kind.broken['start'] = RuntimeError('the database is away')
+        self.places_type.broken['start'] = RuntimeError('the database is away')
         for _time in range(2):
             self.assertRaises(
                 RuntimeError, self.lifecycle.starting.start, lease['id'])
             self.assertNotEqual('ACTIVE', self.status(lease))
-        self.kind.broken.clear()
+        self.places_type.broken.clear()
         self.lifecycle.starting.start(lease['id'])
         self.assertEqual(('ACTIVE', ['active']), self.states(lease))
         for _time in range(2):
@@ -1278,7 +1279,7 @@ class TestPlaces(LifecycleTestCase):
 
     def test_one_that_cannot_be_opened_fails(self):
         lease = self.reserve(0, 10_000)
-        self.kind.broken['start'] = RuntimeError('no')
+        self.places_type.broken['start'] = RuntimeError('no')
         self.assertRaises(
             RuntimeError, self.lifecycle.starting.start, lease['id'])
         self.lifecycle.starting.give_up(lease['id'], 'start_lease')
@@ -1306,7 +1307,7 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual(10, self.lifecycle.starting.start(
             lease['id'], when_due=True).seconds)
         self.assertEqual(('PENDING', {}), (
-            self.status(lease), self.kind.open))
+            self.status(lease), self.places_type.open))
         self.assertEqual([], self.notified)
         self.clock.advance(10)
         self.assertIsNone(
@@ -1319,7 +1320,7 @@ class TestPlaces(LifecycleTestCase):
         reservation_id = lease['reservations'][0]['id']
         change = changing.Change(reservations={
             reservation_id: self.places(1, 2)})
-        plain, refused = self.kind.start, []
+        plain, refused = self.places_type.start, []
 
         def late(opening):
             plain(opening)
@@ -1328,11 +1329,11 @@ class TestPlaces(LifecycleTestCase):
                     'id'],
                 change))
 
-        self.kind.start = late
+        self.places_type.start = late
         self.lifecycle.starting.start(lease['id'])
         self.assertEqual(1, len(refused))
         self.assertEqual({'vcpus': 1},
-                         self.kind.open[reservation_id].spec)
+                         self.places_type.open[reservation_id].spec)
         self.assertEqual([{'VCPU': 1}],
                          self.scalars(models.Booking.resources))
 
@@ -1341,20 +1342,20 @@ class TestPlaces(LifecycleTestCase):
         for before in (False, True):
             lease = self.reserve(50, 100, self.places(), self.places())
             opened = []
-            open_ = base.FakeKind.start
+            open_ = base.FakeType.start
 
             def late(opening, lease=lease, opened=opened, before=before):
                 if before:
-                    open_(self.kind, opening)
+                    open_(self.places_type, opening)
                 if not opened:
                     self.lifecycle.ending.delete(lease['id'])
                 opened.append(opening)
                 if not before:
-                    open_(self.kind, opening)
+                    open_(self.places_type, opening)
 
-            self.kind.start = late
+            self.places_type.start = late
             self.assertIsNone(self.lifecycle.starting.start(lease['id']))
-            self.assertEqual({}, self.kind.open)
+            self.assertEqual({}, self.places_type.open)
             self.assertRaises(errors.NotFound, views.get, self.database,
                               lease['id'])
             self.assertNotIn('lease.event.start_lease', self.events_told())
@@ -1479,7 +1480,7 @@ class TestPlaces(LifecycleTestCase):
         self.clock.advance(50)
         self.assertIsInstance(self.lifecycle.starting.start(lease['id']),
                               facts.Later)
-        self.assertEqual({}, self.kind.open)
+        self.assertEqual({}, self.places_type.open)
         for server_id in base.servers_of(before):
             self.see(server_id, State.GONE)
         self.assertIsNone(self.lifecycle.starting.start(lease['id']))
@@ -1560,7 +1561,7 @@ class TestDelete(LifecycleTestCase):
                           lease['id'])
         row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
         self.assertEqual('TERMINATED', row.status)
-        self.assertEqual({}, self.kind.open)
+        self.assertEqual({}, self.places_type.open)
         self.assertEqual({}, self.cloud.servers)
         self.assertEqual({'leases', 'reservations', 'events', 'hosts'},
                          set(self.count_rows('changes')))
@@ -1612,12 +1613,12 @@ class TestDelete(LifecycleTestCase):
 
     def test_what_cannot_be_closed_yet_is_closed_later(self):
         lease = self.with_free_places()
-        self.kind.broken['end'] = RuntimeError('the database is away')
+        self.places_type.broken['end'] = RuntimeError('the database is away')
         self.lifecycle.ending.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))
         self.worker.run_due()
         self.assertEqual('DELETING', self.status(lease))
-        self.kind.broken.clear()
+        self.places_type.broken.clear()
         self.clock.advance(300)
         self.worker.run_due()
         self.assert_over(lease)

@@ -51,7 +51,7 @@ class WatchTestCase(base.LeaseTestCase):
         self.wanted = {}
         self.asked = []
         self.uuids = {}
-        self.kind.demand_of = self.demand_of
+        self.places_type.demand_of = self.demand_of
         self.watch = self.new_watch()
         self.log = self.useFixture(fixtures.FakeLogger(
             format='%(levelname)s %(message)s'))

@@ -32,7 +32,7 @@ class TestAnswers(base.LeaseTestCase):
         self.answers = answers.Answers(resources.Types({
             'virtual:instance': instances.Instances(),
             'flavor:instance': flavor_instances.FlavorInstances()},
-            base.FakeKind()))
+            base.FakeType()))
 
     def test_its_fields_are_those_that_may_be_asked_for(self):
         said = self.answers.lease(self.lease(50, 100))
@@ -91,7 +91,7 @@ class TestAnswers(base.LeaseTestCase):
     def test_what_is_not_installed_any_more_is_shown(self):
         lease = self.reserve(50, 100, self.places(2, 3))
         reservation, = answers.Answers(resources.Types(
-            {}, base.FakeKind())).lease(lease)['reservations']
+            {}, base.FakeType())).lease(lease)['reservations']
         self.assertEqual(
             (3, 2, lease['reservations'][0]['id']), (
                 reservation['vcpus'], reservation['amount'],

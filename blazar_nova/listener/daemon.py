@@ -124,16 +124,17 @@ class Listener:
         elif not event_type.startswith(_IGNORED):
             told = service.told(event_type, payload)
             if told is not None:
-                self.mirror.tell(told)
+                self.mirror.hints.add_told(told)
                 return
             data = payload.get('nova_object.data', {})
             kind = 'usage' if event_type.startswith('instance.') else 'host'
-            self.mirror.hint(data.get('uuid') or data.get('instance_uuid'),
-                             **{kind: data.get('host')})
+            self.mirror.hints.add(
+                data.get('uuid') or data.get('instance_uuid'),
+                **{kind: data.get('host')})
             if event_type.startswith(_MOVES):
                 # 'nova-compute:' and its host
-                self.mirror.watch(data.get('host'),
-                                  publisher_id.partition(':')[2])
+                self.mirror.hints.add_move(
+                    data.get('host'), publisher_id.partition(':')[2])
 
     def _recheck(self) -> None:
         clock = self.parts.clock

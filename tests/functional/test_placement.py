@@ -405,7 +405,7 @@ class MovedTest(base.FunctionalTestCase):
 
     def test_who_has_moved_leaves_its_old_host_soon(self):
         self.listener = self.start_listener()
-        self.wait_for(lambda: len(self.listener.mirror._facts) == 2,
+        self.wait_for(lambda: len(self.listener.mirror.hosts._facts) == 2,
                       what='the books know the hosts')
         server = self.boot_active('plain')
         before = server['OS-EXT-SRV-ATTR:host']

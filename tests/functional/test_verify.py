@@ -27,9 +27,9 @@ from blazar_core.db import models
 from blazar_core import resources
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import verify
-from blazar_nova.compat import hosts
+from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import reserved
-from blazar_nova.listener import mirror
+from blazar_nova.listener import hosts
 
 from tests.functional import leased
 from tests.functional import test_api
@@ -607,7 +607,7 @@ class AwayTest(VerifyTestCase):
     def test_one_host_hides_no_other(self):
         self.start_compute('host3')
         self.start_compute('host4')
-        silent, facts = [], hosts.facts
+        silent, facts = [], nova_hosts.facts
 
         def some_facts(uuid):
             if uuid in silent:
@@ -620,7 +620,7 @@ class AwayTest(VerifyTestCase):
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.hosts.facts', some_facts))
-        uuids = {one.name: one.uuid for one in hosts.all_hosts()[0]}
+        uuids = {one.name: one.uuid for one in nova_hosts.all_hosts()[0]}
         silent.append(uuids['host3'])
         failed = 'Host host3 could not be compared: ValueError: no placement'
         report = self.compare()
@@ -628,7 +628,7 @@ class AwayTest(VerifyTestCase):
             [one.text for one in report.left], report.failures))
         # What could be seen once and not again is not called mended.
         del silent[:]
-        compare_host = mirror.Mirror.compare_host
+        compare_host = hosts.Hosts.compare
 
         def and_then_silent(self, host):
             if host.uuid == uuids['host4']:
@@ -636,7 +636,7 @@ class AwayTest(VerifyTestCase):
                 silent.append(uuids['host3'])
 
         with mock.patch.object(
-                mirror.Mirror, 'compare_host', and_then_silent):
+                hosts.Hosts, 'compare', and_then_silent):
             report = self.compare(fix=True)
         self.assertEqual(
             ([unknown('host4')], [unknown('host3')], [failed]),
@@ -655,7 +655,7 @@ class AwayTest(VerifyTestCase):
             if not gone:
                 gone.append(away.start())
 
-        with mock.patch('blazar_nova.listener.mirror.Mirror.compare_host',
+        with mock.patch('blazar_nova.listener.hosts.Hosts.compare',
                         go):
             report = self.compare(fix=True)
         self.assertEqual(

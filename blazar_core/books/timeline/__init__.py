@@ -22,8 +22,9 @@ added and taken away in any order.
 * :mod:`~blazar_core.books.timeline.calendar` has the hosts, the resource
   classes by their names, and what is booked of them;
 * :mod:`~blazar_core.books.timeline.questions` answers what is asked of that;
-* :mod:`~blazar_core.books.timeline.rows` keeps the levels, in arrays that
-  :mod:`~blazar_core.books.timeline.steps` explains;
+* :mod:`~blazar_core.books.timeline.rows` changes the levels, which stand in
+  the arrays of :mod:`~blazar_core.books.timeline.layout`;
+  :mod:`~blazar_core.books.timeline.marks` finds an instant in them;
 * :mod:`~blazar_core.books.timeline.search` finds room and the earliest start,
   by :mod:`~blazar_core.books.timeline.offers`.
 """

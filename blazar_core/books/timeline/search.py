@@ -203,7 +203,7 @@ class Scan:
         So it is with whole hosts, where nothing but the lowest level fits:
         the next step has another one, if there is no other column.
         """
-        return (self.most == 1 and self.rows.columns == 1 and
+        return (self.most == 1 and len(self.rows.levels) == 1 and
                 self._limit() <= self.rows.lowest[0])
 
     def _limit(self) -> int:

@@ -26,7 +26,7 @@ from blazar_core.db import models
 from blazar_core.lifecycle.audit import Difference
 from blazar_nova.cmd.verify import gaps
 from blazar_nova.compat import hosts as nova_hosts
-from blazar_nova.listener import mirror
+from blazar_nova.listener import hosts
 from blazar_nova.parts import wiring
 
 __all__ = ['Hosts']
@@ -45,10 +45,10 @@ class Hosts:
     :param say: is told how it goes on
     """
 
-    def __init__(self, parts: wiring.Parts, mirror: mirror.Mirror,
+    def __init__(self, parts: wiring.Parts, books: hosts.Hosts,
                  gaps: gaps.Gaps, say: ty.Callable[[str], None]) -> None:
         self._parts = parts
-        self._mirror = mirror
+        self._books = books
         self._gaps = gaps
         self._say = say
 
@@ -81,7 +81,7 @@ class Hosts:
                     f'Host {host.name} could not be compared: {gaps.why(exc)}')
                 silent += 1
                 # It is not the hosts then.
-                if silent == mirror.SILENT or only is None and not seen and (
+                if silent == hosts.SILENT or only is None and not seen and (
                         number == len(found)):
                     raise
                 LOG.exception('Host %s could not be compared', host.name)
@@ -99,12 +99,12 @@ class Hosts:
                     f'Host {row.name} is in the books with '
                     f'{_amounts(row.capacity)}, and Nova has no such host.',
                     '--fix takes its capacity out of the books',
-                    functools.partial(self._mirror.retain, uuids))
+                    functools.partial(self._books.retain, uuids))
 
     def _host(self, host: nova_hosts.ComputeHost, row: ty.Any,
               ) -> ty.Iterator[Difference]:
         facts = nova_hosts.facts(host.uuid)
-        mend = functools.partial(self._mirror.compare_host, host)
+        mend = functools.partial(self._books.compare, host)
         if row is None or facts is None:
             if row is not None and row.capacity:
                 yield Difference(

@@ -90,7 +90,7 @@ class Verifier:
         self._sections: dict[str, ty.Callable[
             [set[ty.Hashable] | None], ty.Iterable[Difference]]] = {
                 'hosts': hosts.Hosts(
-                    parts, self._mirror, self._gaps, say).differences,
+                    parts, self._mirror.hosts, self._gaps, say).differences,
                 'servers': lambda _only: of_servers.differences(),
                 'books': lambda _only: self._audit.differences(),
                 'reservations': lambda _only: reservations.differences(parts),

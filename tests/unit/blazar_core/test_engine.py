@@ -718,11 +718,11 @@ class TestRun(EngineTestCase):
     def test_an_outcome_that_cannot_be_written_down_is_tried_again(self):
         event_id = self.event('a')
         worker = self.engine(claim_seconds=60)
-        write = worker._write
-        worker._write = lambda claim, **values: 1 / 0
+        write = worker._queue.write
+        worker._queue.write = lambda claim, **values: 1 / 0
         self.assertEqual(1, worker.run_due())
         self.assertEqual('IN_PROGRESS', self.row(event_id).status)
-        worker._write = write
+        worker._queue.write = write
         self.clock.advance(60)
         self.assertEqual(1, worker.run_due())
         self.assertEqual('DONE', self.row(event_id).status)

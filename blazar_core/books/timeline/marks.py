@@ -1,0 +1,89 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Where in each row of steps an instant is, about: an index of all rows."""
+
+import bisect
+
+import numpy as np
+import numpy.typing as npt
+
+from blazar_core.books.timeline.steps import Ints
+from blazar_core.books.timeline.steps import NEVER
+from blazar_core.books.timeline.steps import PAST
+
+__all__ = ['Marks']
+
+#: How many instants there is an index for, at most.
+MOST = 256
+
+
+class Marks:
+    """How many steps each row has until some instants, the *marks*.
+
+    They are spread evenly over the steps, so between two of them each row has
+    few. Costs O(steps), and a sort of some of them.
+
+    :param counts: how many steps each row has
+    :param times: when they begin, one row after the other
+    """
+
+    def __init__(self, counts: Ints, times: Ints) -> None:
+        number = min(MOST, len(times) // max(1, len(counts)))
+        some = np.sort(times[::max(1, len(times) // 2 ** 17)])
+        chosen = np.unique(some[np.linspace(
+            0, len(some) - 1, number, dtype=np.int64)] if number else some[:0])
+        marks = np.concatenate([[PAST], chosen[chosen > PAST]])
+        # Each step counts from the first mark that is not before it.
+        cell = np.searchsorted(marks, times) * len(counts)
+        cell += np.repeat(np.arange(len(counts)), counts)
+        until = np.bincount(cell, minlength=(len(marks) + 1) * len(counts))
+        until = until.reshape(len(marks) + 1, len(counts))[:-1]
+        # Of each mark and row, less one: the last step until there.
+        self._until: npt.NDArray[np.int32] = until.cumsum(
+            axis=0, dtype=np.int32) - np.int32(1)
+        self._marks: list[int] = marks.tolist()
+
+    @property
+    def nbytes(self) -> int:
+        return self._until.nbytes
+
+    def grow(self, more: int) -> None:
+        """Have a place for so many more rows."""
+        self._until = np.concatenate([
+            self._until, np.zeros((len(self._marks), more), np.int32)], axis=1)
+
+    def begin(self, row: int) -> None:
+        """A row has one step."""
+        self._until[:, row] = 0
+
+    def changed(self, row: int, instant: int, steps: int) -> None:
+        """A row has got so many steps more at an instant."""
+        self._until[bisect.bisect_left(self._marks, instant):, row] += steps
+
+    def around(self, instant: int) -> tuple[Ints, Ints | None]:
+        """Of each row, which steps an instant is between, both included.
+
+        ``None`` where the second is the last step of each row.
+        """
+        mark = bisect.bisect_right(self._marks, instant) - 1
+        return self._until[mark], (
+            self._until[mark + 1] if mark + 1 < len(self._marks) else None)
+
+    def later(self, instant: int, part: int) -> int:
+        """The instant at which one of ``part`` parts of all steps has passed.
+
+        About; ``NEVER`` when there are not that many.
+        """
+        mark = bisect.bisect_right(self._marks, instant) + (
+            len(self._marks) // part)
+        return self._marks[mark] if mark < len(self._marks) else NEVER

@@ -19,16 +19,13 @@ from keystoneauth1 import exceptions as keystone_exceptions
 from nova import baserpc
 from nova.compute import api as compute_api
 from nova.compute import task_states
-from nova.compute import vm_states
 from nova import conductor
 from nova.conductor import rpcapi as conductor_rpcapi
 from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova.scheduler import rpcapi as scheduler_rpcapi
-from nova import utils
 from oslo_log import log as logging
-from oslo_utils import timeutils
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
@@ -39,6 +36,7 @@ from blazar_nova.compat import deletion
 from blazar_nova.compat import demand
 from blazar_nova.compat import hosts
 from blazar_nova.compat import leftovers
+from blazar_nova.compat import look
 from blazar_nova.compat import quota
 from blazar_nova.compat import reserved
 from blazar_nova.compat import stranded
@@ -50,9 +48,6 @@ LOG = logging.getLogger(__name__)
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
 
-#: Seconds after which allocations of a deleted server have leaked.
-_LEAKED = 60
-
 #: How often keystone is asked for a token before a server is deleted
 #: without: for a minute or two.
 _TRIES = 30
@@ -63,9 +58,6 @@ _NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
 
 #: Seconds that a service has to answer a ping.
 _PING_TIMEOUT = 10
-
-Seen = clouds.Seen
-State = clouds.ServerState
 
 
 class Trusts(ty.Protocol):
@@ -206,49 +198,12 @@ class NovaCloud:
         """Make a server whose build stands still one in ERROR."""
         self._in_cell(stranded.abandon, server_id)
 
-    def look(self, server_id: str) -> Seen:
+    def look(self, server_id: str) -> clouds.Seen:
         """What Nova says of a server at this moment.
 
         :raises CloudUnavailable: when its cell does not answer
         """
-        return self._in_cell(self._look, server_id)
-
-    def _look(self, server_id: str) -> Seen:
-        context = nova_context.get_admin_context()
-        mapping = again.mapping(context, server_id)
-        if mapping is not None and mapping.cell_mapping is None:
-            request = again.build_request(context, server_id)
-            if request is not None:
-                return Seen(State.HELD if reserved.is_marked(request)
-                            else State.BUILDING)
-            # Either deleted, or it reached its cell this very moment.
-            mapping = again.mapping(context, server_id)
-        if mapping is None or mapping.cell_mapping is None:
-            return Seen(State.GONE)
-        with nova_context.target_cell(
-                context, mapping.cell_mapping) as cell_context:
-            seen = _look_in_cell(
-                cell_context, server_id, mapping.cell_mapping)
-        if seen.state is State.GONE:
-            return self._look_elsewhere(context, server_id, mapping)
-        return seen
-
-    def _look_elsewhere(self, context: ty.Any, server_id: str, its: ty.Any,
-                        ) -> Seen:
-        """A server is not in its cell: it may have been taken out of there,
-        to be built again.
-
-        :param its: where it was said to be
-        """
-        request = again.build_request(context, server_id)
-        if request is not None:
-            return Seen(State.HELD if reserved.is_marked(request)
-                        else State.BUILDING)
-        now = again.mapping(context, server_id)
-        if now is not None and now.cell_mapping is not None and (
-                now.cell_mapping.id != its.cell_mapping.id):
-            return self._look(server_id)
-        return Seen(State.GONE)
+        return self._in_cell(look.at_server, server_id)
 
     def delete(self, server_id: str, credential: str | None) -> None:
         """Ask Nova to delete a server; nothing when it is gone.
@@ -373,50 +328,3 @@ def _cast(build: calls.BuildCall, gate: clouds.Gate) -> None:
                   'will be as one that got lost.', ', '.join(build.server_ids))
         return
     build.send(task_api)
-
-
-def _look_in_cell(context: ty.Any, server_id: str, cell: ty.Any) -> Seen:
-    try:
-        instance = objects.Instance.get_by_uuid(
-            context, server_id, expected_attrs=[])
-    except exception.InstanceNotFound:
-        return _look_at_deleted(context, server_id)
-    # What has run was built, whatever has befallen it since.
-    if instance.vm_state == vm_states.ERROR and instance.launched_at is None:
-        fault = instance.fault.message if instance.fault else ''
-        return Seen(State.ERROR, _host_uuid(context, instance), fault,
-                    again.is_unplaced(context, instance, cell))
-    building = instance.vm_state == vm_states.BUILDING
-    return Seen(State.BUILDING if building else State.RUNNING,
-                _host_uuid(context, instance))
-
-
-def _look_at_deleted(context: ty.Any, server_id: str) -> Seen:
-    """Gone when its allocations are; nova-compute deletes them last.
-
-    Allocations that stay for longer have leaked. They are no reason to wait:
-    the books see them as usage of the host.
-    """
-    with utils.temporary_mutation(context, read_deleted='yes'):
-        try:
-            instance = objects.Instance.get_by_uuid(
-                context, server_id, expected_attrs=[])
-        except exception.InstanceNotFound:
-            return Seen(State.GONE)
-    if instance.deleted_at is None or timeutils.is_older_than(
-            instance.deleted_at.replace(tzinfo=None), _LEAKED):
-        return Seen(State.GONE)
-    return Seen(State.LEAVING if hosts.allocations(server_id)
-                else State.GONE)
-
-
-def _host_uuid(context: ty.Any, instance: ty.Any) -> str | None:
-    """The compute node it is on; None when it is on none."""
-    if not instance.host or not instance.node:
-        return None
-    try:
-        node = objects.ComputeNode.get_by_host_and_nodename(
-            context, instance.host, instance.node)
-    except exception.ComputeHostNotFound:
-        return None
-    return ty.cast(str, node.uuid)

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Many servers at once: what ``servers.NovaCloud.look()`` says of one.
+"""Many servers at once: what :mod:`blazar_nova.compat.look` says of one.
 
 By a few statements for each thousand of servers, where asking for each would
 take several for every one.
@@ -21,7 +21,6 @@ import dataclasses
 import itertools
 import typing as ty
 
-from nova.compute import vm_states
 from nova import context as nova_context
 from nova.db.api import api as api_db
 from nova.db.api import models as api_models
@@ -33,6 +32,7 @@ import sqlalchemy as sa
 from blazar_core import cloud as clouds
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
+from blazar_nova.compat import look
 from blazar_nova.compat import reserved
 
 __all__ = ['BATCH', 'Survey', 'TELLING', 'Waiting', 'batches', 'hints_in',
@@ -47,7 +47,6 @@ BATCH = 500
 TELLING = '%"reserved"%'
 
 Seen = clouds.Seen
-State = clouds.ServerState
 
 Hints: ty.TypeAlias = ty.Mapping[str, object]
 
@@ -105,8 +104,7 @@ class Survey:
                 cells[cell.uuid] = cell
                 by_cell[cell.uuid].append(server_id)
             elif waits is not None and server_id in mapped:
-                seen[server_id] = Seen(
-                    State.HELD if waits.reserved else State.BUILDING)
+                seen[server_id] = look.of_waiting(waits.reserved)
             else:
                 # Gone, or it has just reached its cell.
                 seen |= self._look_at(server_id)
@@ -121,7 +119,9 @@ class Survey:
         if nova_context.is_cell_failure_sentinel(answer):
             self.silent.add(cell.name or cell.uuid)
             return {}
-        seen = {instance.uuid: self._seen(instance) for instance in answer}
+        seen = {instance.uuid: look.of_instance(
+            instance, self._nodes.get((instance.host, instance.node)))
+            for instance in answer}
         for server_id in server_ids:
             if server_id not in seen:
                 # Deleted: its allocations tell whether it has left.
@@ -135,15 +135,6 @@ class Survey:
         except Exception:
             LOG.exception('Server %s could not be looked at', server_id)
             return {}
-
-    def _seen(self, instance: ty.Any) -> Seen:
-        host = self._nodes.get((instance.host, instance.node))
-        if instance.vm_state == vm_states.ERROR and (
-                instance.launched_at is None):
-            fault = instance.fault
-            return Seen(State.ERROR, host, fault.message if fault else '')
-        building = instance.vm_state == vm_states.BUILDING
-        return Seen(State.BUILDING if building else State.RUNNING, host)
 
     def asked_for(self, is_lease: ty.Callable[[Hints], bool]) -> list[str]:
         """The servers in cells whose boot asked for a lease by its hints.

@@ -19,7 +19,7 @@ from nova.conf import CONF
 from nova import context as nova_context
 from nova import objects
 
-from blazar_nova.compat import servers
+from blazar_nova.compat import look as nova_look
 
 from tests.functional import leased
 
@@ -177,7 +177,7 @@ class NoHostTest(UnplacedTestCase):
     def test_who_looks_while_it_is_sent_again_sees_it(self):
         """He has read that it is in cell0, and it is not there any more."""
         lease_id = self.unplaced()
-        look, started = servers._look_in_cell, []
+        look, started = nova_look._in_cell, []
 
         def slow(*args):
             if not started:
@@ -187,7 +187,7 @@ class NoHostTest(UnplacedTestCase):
             return look(*args)
 
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.servers._look_in_cell', slow):
+                'blazar_nova.compat.look._in_cell', slow):
             self.fill_books()
         self.assertEqual([True], started)
         self.assertEqual('STARTING', self.lease('vm1')['status'])

@@ -161,7 +161,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
 
             self.in_world(world, decide)
 
-        self.for_all(check, decisions(), count=500)
+        self.for_all(check, decisions(), count=150)
         for answer in ('made', 'refused'):
             self.assertGreater(answers[answer], 100, answers)
 
@@ -204,7 +204,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
                 over.append(world)
 
         self.for_all(check, worlds.worlds(), st.integers(0, 4),
-                     st.integers(0, 9), st.booleans(), count=150)
+                     st.integers(0, 9), st.booleans(), count=75)
         self.assertGreater(len(over), 20)
 
     def test_what_is_a_fact_is_never_refused(self):
@@ -218,7 +218,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
                 self.amend(session, world, edits, force=True),
                 self.assert_made(session, world, edits)))
 
-        self.for_all(check, decisions(), count=150)
+        self.for_all(check, decisions(), count=75)
         self.assertGreater(len(refused), 30)
 
 
@@ -234,7 +234,7 @@ class TestManyDecisions(AmendTestCase):
                 self.one(session, world, data.draw) for _time in range(12)])
 
         self.answers = answers
-        self.for_all(check, st.data(), count=100)
+        self.for_all(check, st.data(), count=50)
         for answer in ('made', 'refused'):
             self.assertGreater(answers[answer], 50, answers)
 

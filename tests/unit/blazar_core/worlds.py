@@ -190,7 +190,7 @@ class BooksTestCase(base.DatabaseTestCase):
     """Bookings as they come to mind, without the detour of a lease."""
 
     #: Of a property test.
-    count = 300
+    count = 150
 
     def setUp(self) -> None:
         super().setUp()

@@ -28,6 +28,7 @@ from blazar_core.db import models
 from blazar_core.db import vault
 from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core import resources
 from blazar_nova.cmd import manage
 
 from tests import databases
@@ -73,7 +74,8 @@ class ManageTest(base.TestCase):
             name='lease1', window=model.Window(NOW + 10, NOW + 20),
             before_end=None, events=(), on_end='delete', starts_now=False)
         return making.Making(
-            database, clock, admission.Admission(database, clock)).create(
+            database, clock, admission.Admission(database, clock),
+            resources.Types({}, base.FakeType())).create(
                 making.NewLease('project', 'user', request, (
                     making.NewReservation(
                         model.Demand({'VCPU': 1}), ('server-1',)),)),

@@ -61,9 +61,6 @@ class _Plan(ty.NamedTuple):
 class Change:
     """What is to become of a lease; None leaves a thing as it is.
 
-    :ivar resources: what each of its servers gets
-    :ivar elsewhere: what its hosts must be like, if a lease that has not
-        started may get other ones; None: it keeps those it has
     :ivar events: all of the user's own that are still to come
     :ivar reservations: by id, what they are to be
     :ivar granted: what the limits said of it; None: nothing limits it
@@ -74,8 +71,6 @@ class Change:
     name: str | None = None
     before_end: int | None = None
     events: tuple[requests.EventRequest, ...] | None = None
-    resources: model.Resources | None = None
-    elsewhere: model.Demand | None = None
     reservations: ty.Mapping[str, making.NewReservation] = dataclasses.field(
         default_factory=dict)
     granted: limits.Granted | None = None
@@ -176,11 +171,7 @@ class Changing:
             elif wanted is not None:
                 demands[one.id] = wanted.demand
             else:
-                demands[one.id] = change.elsewhere or self._where_it_is(
-                    session, one.bookings, change.resources)
-                if demands[one.id].count != len(one.bookings):
-                    raise errors.InvalidLeaseParams(
-                        f'Lease {lease.id} has {len(one.bookings)} servers.')
+                demands[one.id] = self._where_it_is(session, one.bookings)
         return demands
 
     def _added(self, session: orm.Session, reservation: models.Reservation,
@@ -201,8 +192,7 @@ class Changing:
             models.Host.id.in_({row.host_id for row in rows})))
 
     def _where_it_is(self, session: orm.Session,
-                     rows: ty.Sequence[models.Booking],
-                     resources: model.Resources | None) -> model.Demand:
+                     rows: ty.Sequence[models.Booking]) -> model.Demand:
         """The demand of a reservation that keeps to the hosts it has.
 
         Its servers may have to be apart: none of them gets more than the one
@@ -210,7 +200,7 @@ class Changing:
         """
         most = max(collections.Counter(row.host_id for row in rows).values())
         return model.Demand(
-            resources or rows[0].resources, len(rows),
+            rows[0].resources, len(rows),
             model.Affinity.DIFFERENT, most,
             hosts=frozenset(self._uuids(session, rows)))
 
@@ -227,8 +217,7 @@ class Changing:
             raise errors.InvalidLeaseParams(
                 f'Lease {lease.id} is {views.status(lease)}: it cannot be '
                 f'changed any more.')
-        if begun and (change.start not in (None, lease.start_date) or
-                      change.resources):
+        if begun and change.start not in (None, lease.start_date):
             raise errors.InvalidLeaseParams(
                 f'Lease {lease.id} has started: only its end, its name, its '
                 f'events and amounts can be changed.')
@@ -345,7 +334,7 @@ def _edits(lease: models.Lease, reservation: models.Reservation,
     begun = lease.status in states.BEGUN
     rows = reservation.bookings
     count = len(rows) if wanted is None else wanted.demand.count
-    resources = change.resources
+    resources: model.Resources | None = None
     if wanted is not None:
         used = sum(row.server_id is not None for row in rows)
         if reservation.booted:
@@ -410,7 +399,4 @@ def _resize(reservation: models.Reservation, change: Change, now: int,
         reservation.amount = wanted.demand.count
         reservation.params = dict(wanted.params or {})
         reservation.spec = dict(wanted.spec or {})
-        reservation.updated_at = now
-    elif change.resources is not None:
-        reservation.resources = dict(change.resources)
         reservation.updated_at = now

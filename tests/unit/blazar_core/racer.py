@@ -265,8 +265,11 @@ class Racer:
         window = model.Window(*self.task['window'])
         try:
             self.leases.changing.update(lease, changing.Change(
-                resources=resources, granted=self.limits.check(limits.Asked(
-                    'project', 'user', window, 1, resources, lease_id=lease))))
+                reservations={self.task['reservation']: making.NewReservation(
+                    model.Demand(resources), params=self.task['params'])},
+                granted=self.limits.check(limits.Asked(
+                    'project', 'user', window, 1, resources,
+                    lease_id=lease))))
         except errors.LimitExceeded:
             return [{'limited': True}]
         return [{'enlarged': lease}]

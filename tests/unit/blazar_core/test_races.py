@@ -328,12 +328,14 @@ class TestLimits(RaceTestCase):
         self.assertEqual({'admitted': 4, 'limited': 4}, self.create())
 
     def test_so_it_does_with_changes(self):
-        ours = [self.lease(50, 100)['id'] for _number in range(3)]
+        ours = [self.reserve(50, 100) for _number in range(3)]
         task = {'url': self.books.url, 'now': NOW, **self.task}
         outcome = outcomes(racers().race([{
-            **task, 'do': 'enlarge', 'lease': lease_id,
+            **task, 'do': 'enlarge', 'lease': lease['id'],
+            'reservation': lease['reservations'][0]['id'],
             'window': [NOW + 50, NOW + 100], 'resources': {'VCPU': 2},
-        } for lease_id in ours] + [{
+            'params': {'vcpus': 2, 'affinity': None, 'amount': 1},
+        } for lease in ours] + [{
             **task, 'do': 'create', 'leases': [self.wanted(50, 100)],
         } for _number in range(RACERS - 3)]))
         self.assertEqual(1, outcome['enlarged'] + outcome['admitted'])

@@ -791,6 +791,23 @@ class ContractTest(base.BaseTestCase):
         used = self.timeline.utilisation(self.window, 5)
         self.assertEqual([0, 0], used.fraction('VCPU').tolist())
 
+    def test_the_highest_level_for_ever_is_that_of_what_is_to_come(self):
+        calendar = timeline.Timeline()
+        calendar.set_host(1, {'VCPU': 8}, {})
+        calendar.apply(1, model.Window(0, 10), {'VCPU': 3}, 1)
+        calendar.apply(1, model.Window(20, 30), {'VCPU': 1}, 1)
+
+        def highest(since):
+            levels, = calendar.peaks(model.Window(since, model.FOREVER))
+            return levels.tolist()
+
+        # It is remembered, and no longer than it is true.
+        self.assertEqual([[3], [3], [1], [1], [0]],
+                         [highest(since) for since in (0, 9, 10, 29, 30)])
+        calendar.apply(1, model.Window(40, 50), {'VCPU': 5}, 1)
+        self.assertEqual([5], highest(30))
+        self.assertEqual([5], highest(0))
+
     def test_free_time_grows_when_a_booking_is_taken_away(self):
         whole = timeline.Timeline()
         for host in (1, 2):

@@ -25,6 +25,7 @@ lease itself holds them.
 
 import abc
 import dataclasses
+import re
 import typing as ty
 
 import sqlalchemy as sa
@@ -35,7 +36,11 @@ from blazar_core.common import model
 from blazar_core.db import models
 
 __all__ = ['Kind', 'Reserved', 'ResourceType', 'Types', 'Values', 'Wanted',
-           'event_of', 'reserved', 'unknown']
+           'reserved', 'unknown']
+
+_EVENT = re.compile(r'[A-Za-z0-9_.-]+')
+#: What the column of an event's type holds.
+_LONGEST = 66
 
 Values: ty.TypeAlias = dict[str, ty.Any]
 
@@ -80,8 +85,6 @@ class Kind(abc.ABC):
 
     #: Whether servers take its bookings.
     for_servers: ty.ClassVar[bool] = False
-    #: Whether :meth:`moved` has something to do.
-    minds_moves: ty.ClassVar[bool] = False
 
     @abc.abstractmethod
     def demand(self, reserved: Reserved) -> model.Demand:
@@ -97,17 +100,31 @@ class Kind(abc.ABC):
     def end(self, reserved: Reserved) -> None:
         """The time of a reservation is over: let nobody use it."""
 
-    def moved(self, reserved: Reserved) -> None:
-        """A reservation has other hosts than when it started."""
+    def changed(self, reserved: Reserved) -> None:
+        """A reservation that has begun has other bookings: others of them,
+        on other hosts, or on none any more.
+        """
+
+    @property
+    def minds_changes(self) -> bool:
+        """Whether :meth:`changed` has something to do."""
+        return type(self).changed is not Kind.changed
 
     def events(self, window: model.Window) -> ty.Mapping[str, int]:
-        """Events of its own: by name, when in its window they happen."""
+        """Events of its own: by name (letters, digits, ``_.-``), when they
+        happen. What is not within the window happens at its start or end.
+        """
         return {}
 
     def happens(self, event_type: str, reserved: Reserved) -> None:
         """An event has come between start and end: that the end is near
         (``before_end_lease``), or one of :meth:`events`, by its name.
         """
+
+    @property
+    def minds_events(self) -> bool:
+        """Whether :meth:`happens` has something to do."""
+        return type(self).happens is not Kind.happens
 
 
 class ResourceType(Kind):
@@ -128,7 +145,7 @@ class ResourceType(Kind):
     def wanted(self, asking: ty.Any, params: Values) -> Wanted:
         """What these parameters need of hosts.
 
-        :param asking: who asks, as the API knows it
+        :param asking: who asks; has a ``project_id`` and a ``user_id``
         :raises InvalidLeaseParams: when there is no such thing
         :raises Refused: when no host may be used at all
         """
@@ -143,11 +160,43 @@ class ResourceType(Kind):
         """What the API says of a reservation, beside what it says of all."""
         return dict(params)
 
+    def hosts(self) -> ty.Iterable[model.HostFacts] | None:
+        """All that there is of it, in a pool of its own; None: it is a part
+        of what the hosts of the cloud have.
+
+        Asked now and then, and no change is seen earlier. Its resource
+        classes must be its own (``CUSTOM_...``), or others would book them.
+        """
+        return None
+
     def opened(self) -> ty.Collection[str] | None:
         """The ids of all reservations that can be used now, as the cloud
         has them; None: it has nothing to show for them.
         """
         return None
+
+
+class _Absent(Kind):
+    """A resource type that is not installed any more, or not here.
+
+    What needs it waits until it is; nothing else does.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._why = (f'The resource type {name} is not installed here. '
+                     f'Install what brings it, until no lease has one.')
+
+    def demand(self, reserved: Reserved) -> model.Demand:
+        raise errors.CloudUnavailable(self._why)
+
+    def start(self, reserved: Reserved) -> None:
+        raise errors.CloudUnavailable(self._why)
+
+    def end(self, reserved: Reserved) -> None:
+        raise errors.CloudUnavailable(self._why)
+
+    def changed(self, reserved: Reserved) -> None:
+        raise errors.CloudUnavailable(self._why)
 
 
 class Types:
@@ -166,27 +215,32 @@ class Types:
         """The type of a reservation.
 
         :param booted: whether it came with a boot
-        :raises ConfigurationError: when it is not installed any more
         """
         if booted:
             return self._booted
-        try:
-            return self.named[name]
-        except KeyError:
-            raise errors.ConfigurationError(
-                f'The resource type {name} is not installed here any more. '
-                f'Install what brings it, until no lease has one.') from None
+        return self.named.get(name) or _Absent(name)
+
+    @property
+    def serverless(self) -> list[str]:
+        """The names of those whose bookings no servers take."""
+        return [name for name, kind in self.named.items()
+                if not kind.for_servers]
 
     def of_row(self, reservation: models.Reservation) -> Kind:
         """The same for a row."""
         return self.of(reservation.resource_type, reservation.booted)
 
-    def events(self, lease: models.Lease, window: model.Window,
-               ) -> dict[str, int]:
-        """When the events of its reservations' own happen to a lease."""
-        return {event_of(one.resource_type, name): time
-                for one in lease.reservations
-                for name, time in self.of_row(one).events(window).items()}
+    def events(self, reserved: ty.Iterable[tuple[str, bool]],
+               window: model.Window) -> dict[str, int]:
+        """When the events of a lease's reservations' own happen to it.
+
+        :param reserved: the type of each, and whether it came with a boot
+        :raises ConfigurationError: when one is not what an event can be
+        """
+        return {_event_of(name, event): min(
+            max(int(time), window.start), window.end)
+            for name, booted in set(reserved) for event, time in
+            self.of(name, booted).events(window).items()}
 
     def reserved(self, session: orm.Session, lease: models.Lease,
                  ) -> list[tuple[Kind, Reserved]]:
@@ -195,9 +249,14 @@ class Types:
                 for one in lease.reservations]
 
 
-def event_of(resource_type: str, name: str) -> str:
+def _event_of(resource_type: str, name: str) -> str:
     """What an event of a type's own is called; no user may call one so."""
-    return f'{resource_type}:{name}'
+    event_type = f'{resource_type}:{name}'
+    if not _EVENT.fullmatch(name) or len(event_type) > _LONGEST:
+        raise errors.ConfigurationError(
+            f'The event {event_type} must be named by letters, digits, "_", '
+            f'"." and "-", and have {_LONGEST} characters at most.')
+    return event_type
 
 
 def unknown(reservation_id: str) -> Reserved:

@@ -216,6 +216,19 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
     return Claimed(host.id, server_id, before)
 
 
+def keep(connection: sa.Connection, now: int, host_id: int, server_id: str,
+         takes: model.Resources) -> None:
+    """A server whose booking has just gone stays on its host, and counts.
+
+    The host is looked at again: what was booked is not what the cloud counts.
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': host_id, 'server': server_id}).one()
+    _change_consumers(
+        connection, now, row, None if row.consumers is None else {
+            **row.consumers, server_id: (dict(takes), now)}, recheck_at=now)
+
+
 def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
     """Undo a claim: the server did not get there.
 
@@ -232,11 +245,13 @@ def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
 
 
 def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
-                      consumers: dict[str, models.Consumer],
+                      consumers: dict[str, models.Consumer] | None,
                       **values: ty.Any) -> None:
+    """Write who is on a host; None: that is not known, and stays so."""
+    if consumers is not None:
+        values |= {'consumers': consumers, 'usage': _usage(consumers)}
     ledger.take(connection, now, [ledger.Seen(*row[:len(ledger.SEEN)])], {},
-                consumers=consumers, usage=_usage(consumers), updated_at=now,
-                **values)
+                updated_at=now, **values)
 
 
 def _confirm(connection: sa.Connection, now: int, row: ty.Any,

@@ -84,6 +84,16 @@ def json_object(value: object, what: str) -> _Object:
     return {key: one for key, one in value.items() if one is not None}
 
 
+def needed(values: ty.Mapping[str, object], key: str) -> object:
+    """What must be there.
+
+    :raises InvalidLeaseParams: when it is not
+    """
+    if key not in values:
+        raise errors.InvalidLeaseParams(f'Missing parameter {key}.')
+    return values[key]
+
+
 def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
     """A whole number, also as text.
 

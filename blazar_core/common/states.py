@@ -131,20 +131,20 @@ EVENT = Machine('event', {
 OPEN = (Event.UNDONE, Event.IN_PROGRESS)
 
 
-class EventType:
+class EventType(enum.StrEnum):
     """The events of leases; others are a resource type's, or the user's own.
 
-    MOVED: something of a lease that has begun was bound to another host.
+    CHANGED: something of a lease that has begun has other bookings than it
+    had. No user can write a colon, so what has one is ours.
     """
 
     START = 'start_lease'
     EXPIRE = 'expire_offer'
     BEFORE_END = 'before_end_lease'
     END = 'end_lease'
-    MOVED = 'moved_lease'
-    OWN = (START, EXPIRE, BEFORE_END, END, MOVED)
+    CHANGED = ':changed'
 
     @classmethod
     def is_users(cls, event_type: str) -> bool:
         """Whether a user has asked for it; a resource type's has a colon."""
-        return event_type not in cls.OWN and ':' not in event_type
+        return ':' not in event_type and event_type not in list(cls)

@@ -16,7 +16,6 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
@@ -74,7 +73,9 @@ class Binding:
                 row, ledger.new_of(row, host_id=hosts[row.id]))
                 for row in rows])
             _moved(lease, rows, reason, self._clock.now())
-            self._tell(session, lease, rows)
+            events.changed(session, lease, self._types,
+                           {row.reservation for row in rows},
+                           self._clock.now())
             session.flush()
             names = {host_id: name for host_id, name in session.execute(
                 sa.select(models.Host.id, models.Host.name).where(
@@ -91,23 +92,6 @@ class Binding:
                 LOG.warning('Lease %s: %s has no room on host %s any more. '
                             '%s', lease_id, what, names[old], reason)
         return described
-
-    def _tell(self, session: orm.Session, lease: models.Lease,
-              rows: ty.Iterable[models.Booking]) -> None:
-        """Have the types of what was moved do what is to be done then."""
-        if lease.status not in states.BEGUN or not any(
-                self._types.of_row(row.reservation).minds_moves
-                for row in rows):
-            return
-        now = self._clock.now()
-        told = {event.status: event for event in lease.events
-                if event.event_type == states.EventType.MOVED}
-        if states.Event.UNDONE not in told:
-            session.add(models.Event(**events.row(
-                lease.id, states.EventType.MOVED, now, now)))
-        if states.Event.DONE in told:
-            # Only the last one is remembered.
-            session.delete(told[states.Event.DONE])
 
 
 def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:

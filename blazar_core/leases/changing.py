@@ -255,32 +255,29 @@ class Changing:
                 raise errors.InvalidLeaseParams(
                     f'A reservation to be changed is not one of lease '
                     f'{lease_id}.')
-            edits = [edit for one in lease.reservations
-                     for edit in _edits(lease, one, window, change,
-                                        picked.get(one.id))]
-            ledger.amend(session, self._clock.now(), edits)
+            now = self._clock.now()
+            edits = {one: _edits(lease, one, window, change,
+                                 picked.get(one.id))
+                     for one in lease.reservations}
+            ledger.amend(session, now, [
+                edit for each in edits.values() for edit in each])
             for one in lease.reservations:
-                _resize(one, change, self._clock.now())
-            self._retime(session, lease, window)
-            events.redate(lease, window, self._clock.now())
+                _resize(one, change, now)
+            events.changed(session, lease, self._types, [
+                one for one, each in edits.items() if any(
+                    edit.row is None or edit.new is None
+                    for edit in each)], now)
+            if window != model.Window(lease.start_date, lease.end_date):
+                events.retime(session, lease, self._types.events(
+                    [(one.resource_type, one.booted)
+                     for one in lease.reservations], window), now)
+            events.redate(lease, window, now)
             # Only what is written can be deleted again.
             session.flush()
             self._rename(session, lease, change, window)
             session.flush()
             session.expire(lease)
             return views.describe(lease)
-
-    def _retime(self, session: orm.Session, lease: models.Lease,
-                window: model.Window) -> None:
-        """The events of its resource types' own, in another window."""
-        if (window.start, window.end) == (lease.start_date, lease.end_date):
-            return
-        now, own = self._clock.now(), self._types.events(lease, window)
-        for event in lease.events:
-            if event.event_type in own and event.status == states.Event.UNDONE:
-                event.time = own[event.event_type]
-                if event.due != model.FOREVER:
-                    event.due = max(event.time, now)
 
     def _rename(self, session: orm.Session, lease: models.Lease,
                 change: Change, window: model.Window) -> None:

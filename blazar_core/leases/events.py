@@ -15,13 +15,15 @@
 import typing as ty
 
 from oslo_utils import uuidutils
+from sqlalchemy import orm
 
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import requests
+from blazar_core import resources
 
-__all__ = ['forgotten', 'redate', 'row']
+__all__ = ['changed', 'forgotten', 'redate', 'retime', 'row']
 
 
 def row(lease_id: str, event_type: str, time: int, now: int,
@@ -45,11 +47,61 @@ def forgotten(lease: models.Lease) -> list[models.Event]:
     return done[:-requests.MAX_EVENTS]
 
 
+def changed(session: orm.Session, lease: models.Lease,
+            types: resources.Types,
+            reservations: ty.Iterable[models.Reservation], now: int) -> None:
+    """Have the types of reservations told that those have other bookings, if
+    their lease has begun.
+    """
+    if lease.status not in states.BEGUN or not any(
+            types.of_row(one).minds_changes for one in reservations):
+        return
+    told = {event.status: event for event in lease.events
+            if event.event_type == states.EventType.CHANGED}
+    if states.Event.DONE in told:
+        # Only the last one is remembered.
+        session.delete(told[states.Event.DONE])
+    if states.Event.UNDONE in told:
+        # It may have been put off for long.
+        told[states.Event.UNDONE].due = now
+    else:
+        session.add(models.Event(**row(
+            lease.id, states.EventType.CHANGED, now, now)))
+
+
+def retime(session: orm.Session, lease: models.Lease,
+           own: ty.Mapping[str, int], now: int) -> None:
+    """Have a lease the events of its resource types' own at other times.
+
+    What has happened happens again if its time is still to come.
+
+    :param own: when they happen from now on, by their names
+    """
+    before = {event.event_type: event for event in lease.events
+              if not states.EventType.is_users(event.event_type) and
+              event.event_type not in list(states.EventType)}
+    for event_type in own.keys() - before.keys():
+        session.add(models.Event(**row(
+            lease.id, event_type, own[event_type], now)))
+    for event_type, event in before.items():
+        if event_type not in own:
+            session.delete(event)
+        elif own[event_type] != event.time and (
+                event.status in states.OPEN or own[event_type] > now):
+            event.time = own[event_type]
+            if event.due != model.FOREVER:
+                event.due = max(event.time, now)
+            # Who is at it has the old date in mind: it is not his any more.
+            event.enter(states.Event.UNDONE, now)
+            event.claimed_by, event.claimed_until, event.waits = None, 0, 0
+
+
 def redate(lease: models.Lease, window: model.Window, now: int) -> None:
     """Move a lease and its events; the user's own stay where they are."""
-    moved = {states.EventType.START: window.start - lease.start_date,
-             states.EventType.BEFORE_END: window.end - lease.end_date,
-             states.EventType.END: window.end - lease.end_date}
+    moved: dict[str, int] = {
+        states.EventType.START: window.start - lease.start_date,
+        states.EventType.BEFORE_END: window.end - lease.end_date,
+        states.EventType.END: window.end - lease.end_date}
     again = 0
     for event in lease.events:
         if event.event_type not in moved:

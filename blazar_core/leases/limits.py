@@ -136,17 +136,20 @@ class Limits:
 
     :param quota: the cloud's; None: it has none
     :param checks: asked when no limit is exceeded, one after the other
+    :param serverless: the resource types whose bookings are no servers
     """
 
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
                  clock: clocks.Clock, quota: quotas.Quota | None = None,
-                 checks: ty.Sequence[Check] = ()) -> None:
+                 checks: ty.Sequence[Check] = (),
+                 serverless: ty.Collection[str] = ()) -> None:
         opts.register_opts(conf)
         self._conf = conf
         self._database = database
         self._clock = clock
         self._quota = quota
         self._checks = checks
+        self._serverless = serverless
 
     def check(self, asked: Asked) -> Granted | None:
         """Make sure that a project may have a lease.
@@ -284,13 +287,14 @@ class Limits:
         """
         found, now = usage.Books(), self._clock.now()
         for row in connection.execute(
-                usage.books_of(asked.project_id, asked.lease_id)).all():
+                usage.books_of(
+                    asked.project_id, asked.lease_id, self._serverless)).all():
             sums = found.own if row.own else found.others
             if row.held:
                 sums[_HELD] += row.servers
             each = json.loads(row.kind) if row.kind else {}
             amounts = self._amounts(row.servers, {
-                rc: row.servers * amount for rc, amount in each.items()})
+                rc: row.amount * amount for rc, amount in each.items()})
             if row.own:
                 found.own.update(amounts)
                 found.own[_LEASES] = 1
@@ -298,10 +302,10 @@ class Limits:
                 found.own[_AHEAD] = row.first_date - now
                 found.lease.add((row.first_date, row.last_date, row.kind,
                                  row.start_date, row.end_date, row.server_id,
-                                 row.servers))
+                                 row.amount))
             # With this one, which matters to nobody: it does not get more.
             found.others[_LEASES] = row.leases
-            if row.servers:
+            if row.amount:
                 found.uses.append(usage.Use(
                     ledger.stay(row.start_date, row.end_date, row.placed_at,
                                 now), amounts, bool(row.own), row.user_id))

@@ -345,13 +345,12 @@ def _rows(new: NewLease, now: int, started: bool, types: resources.Types,
 
 def _events(new: NewLease, types: resources.Types) -> list[tuple[str, int]]:
     request = new.request
-    events = [(states.EventType.START, request.window.start),
-              (states.EventType.END, request.window.end)]
+    events: list[tuple[str, int]] = [
+        (states.EventType.START, request.window.start),
+        (states.EventType.END, request.window.end)]
     if request.before_end is not None:
         events.append((states.EventType.BEFORE_END, request.before_end))
     events += [(event.event_type, event.time) for event in request.events]
-    own = {resources.event_of(one.resource_type, name): time
-           for one in new.reservations if one.params is not None
-           for name, time in types.named[one.resource_type].events(
-               request.window).items()}
+    own = types.events([(one.resource_type, one.params is None)
+                        for one in new.reservations], request.window)
     return [*events, *own.items()]

@@ -52,11 +52,14 @@ class Books:
         default_factory=list)
 
 
-def books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
+def books_of(project_id: str, lease_id: str | None,
+             serverless: ty.Collection[str]) -> sa.Select[ty.Any]:
     """A row for each server that a project has in its leases, and one for all
     places of a kind.
 
     Of what was deleted or could not be built, nothing is held any more.
+
+    :param serverless: the resource types whose bookings are no servers
     """
     not_over = sa.and_(models.Lease.project_id == project_id,
                        models.Lease.status.not_in(states.LEASE.final()))
@@ -72,7 +75,11 @@ def books_of(project_id: str, lease_id: str | None) -> sa.Select[ty.Any]:
         models.Booking.end_date, models.Booking.placed_at,
         models.Booking.server_id)
     return sa.select(
-        *each, sa.func.count(models.Booking.id).label('servers'),
+        *each, sa.func.count(models.Booking.id).label('amount'),
+        sa.func.count(sa.case((sa.or_(
+            models.Reservation.params.is_(None),
+            models.Reservation.resource_type.not_in(serverless)),
+            models.Booking.id))).label('servers'),
         sa.select(sa.func.count()).select_from(models.Lease).where(
             not_over).correlate(None).scalar_subquery().label('leases'),
     ).select_from(models.Lease).outerjoin(

@@ -289,7 +289,8 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
         'reservations': reservations,
         'events': [{name: getattr(event, name) for name in (
             'id', 'lease_id', 'event_type', 'time', 'status', 'created_at',
-            'updated_at')} for event in lease.events],
+            'updated_at')} for event in lease.events
+            if event.event_type != states.EventType.CHANGED],
     }
 
 

@@ -61,6 +61,10 @@ class Closing:
         for kind, reserved in over:
             try:
                 kind.end(reserved)
+            except errors.CloudUnavailable as exc:
+                closed = False
+                LOG.warning('Lease %s: reservation %s could not be closed '
+                            'yet: %s', lease_id, reserved.id, exc)
             except Exception:
                 closed = False
                 LOG.exception('Lease %s: reservation %s could not be closed '

@@ -35,18 +35,22 @@ __all__ = ['Ending']
 
 LOG = logging.getLogger(__name__)
 
+_NOT_CLOSED = 'what was reserved could not be closed yet'
+
 
 class Ending:
     """Ends leases.
 
     :param notify: told of an event type and a lease
+    :param patience: seconds for which an end waits for another process that
+        has its policy, if this one does not
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None],
                  observing: observing.Observing, closing: closing.Closing,
-                 policies: ends.Policies) -> None:
+                 policies: ends.Policies, patience: int) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -54,6 +58,7 @@ class Ending:
         self._observing = observing
         self._closing = closing
         self._policies = policies
+        self._patience = patience
 
     def expire(self, lease_id: str) -> facts.Outcome:
         """An offer that nobody accepted in time is over."""
@@ -118,11 +123,10 @@ class Ending:
         begun = self._database.retried(self._begin_end, lease_id, when_due)
         if isinstance(begun, facts.Later):
             return begun
-        policy, servers = begun
         steps.reached(steps.Step.END_BEGUN, lease_id)
         closed = self._closing.close(lease_id)
-        credential = self._closing.credential(lease_id) if servers else None
-        waiting = [server_id for server_id in servers
+        credential = self._closing.credential(lease_id) if begun else None
+        waiting = [server_id for server_id, policy in begun.items()
                    if not self._is_over(
                        lease_id, server_id, policy, credential)]
         if waiting:
@@ -130,13 +134,19 @@ class Ending:
                 facts.AGAIN, 'not over yet: ' + ', '.join(waiting),
                 facts.LONGEST_PAUSE)
         if not closed:
-            return facts.Later(
-                facts.AWAY, 'its reservations could not be closed yet',
-                facts.LONGEST_PAUSE)
+            self._database.retried(self._explain, lease_id)
+            return facts.Later(facts.AWAY, _NOT_CLOSED, facts.LONGEST_PAUSE)
         if not self._database.retried(
                 self._closing.finish_if_empty, lease_id, closed=True):
             return facts.Later(facts.AGAIN, 'another server has come')
         return None
+
+    def _explain(self, lease_id: str) -> None:
+        """Say in a lease why it is not over."""
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == states.Lease.TERMINATING:
+                lease.status_reason = f'It is not over: {_NOT_CLOSED}.'
 
     def _is_over(self, lease_id: str, server_id: str,
                  policy: ends.EndPolicy, credential: str | None) -> bool:
@@ -149,6 +159,10 @@ class Ending:
             steps.reached(steps.Step.END_DELETED, lease_id)
             seen = self._cloud.look(server_id)
             self._observing.observe(server_id, seen)
+            if not policy.is_over(self._cloud, server_id, seen):
+                return False
+            if seen.state is not clouds.ServerState.GONE:
+                self._observing.let_go(lease_id, server_id)
         except errors.CloudUnavailable as exc:
             LOG.warning('Lease %s: server %s has not come to its end yet: %s',
                         lease_id, server_id, exc)
@@ -157,34 +171,38 @@ class Ending:
             LOG.exception('Lease %s: server %s could not be brought to its '
                           'end', lease_id, server_id)
             return False
-        if not policy.is_over(seen):
-            return False
-        if seen.state is not clouds.ServerState.GONE:
-            self._observing.let_go(lease_id, server_id)
         return True
 
     def _begin_end(self, lease_id: str, when_due: bool,
-                   ) -> tuple[ends.EndPolicy, list[str]] | facts.Later:
+                   ) -> dict[str, ends.EndPolicy] | facts.Later:
         """No start after this; returns what is to be done to which servers.
         """
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.TERMINATED:
-                return self._policies[ends.DELETE], []
+                return {}
             if when_due and lease.status != states.Lease.TERMINATING and (
                     lease.end_date > now):
                 return facts.Later(lease.end_date - now, 'it was prolonged')
+            name = ends.DELETE if lease.deleted_at is not None else (
+                lease.on_end)
+            if name not in self._policies:
+                if when_due and now < lease.end_date + self._patience:
+                    return facts.Later(facts.AWAY, (
+                        f'nothing installed here knows how to {name} its '
+                        f'servers; they are deleted if no other process '
+                        f'does until {self._patience} s after its end'))
+                name = ends.DELETE
             if lease.status != states.Lease.TERMINATING:
                 lease.enter(states.Lease.TERMINATING, self._clock.now())
+                if name != lease.on_end and lease.deleted_at is None:
+                    LOG.warning('Lease %s: its servers are deleted, because '
+                                'nothing installed knows how to %s them',
+                                lease.id, lease.on_end)
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
-            return self._policy_of(lease), facts.servers(lease)
-
-    def _policy_of(self, lease: models.Lease) -> ends.EndPolicy:
-        name = ends.DELETE if lease.deleted_at is not None else lease.on_end
-        if name not in self._policies:
-            LOG.warning('Lease %s: its servers are deleted, because nothing '
-                        'installed here knows how to %s them', lease.id, name)
-            name = ends.DELETE
-        return self._policies[name]
+            return {booking.server_id: self._policies[
+                name if booking.running else ends.DELETE]
+                for booking in facts.bookings(lease)
+                if booking.server_id is not None}

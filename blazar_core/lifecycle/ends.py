@@ -28,7 +28,11 @@ DELETE = 'delete'
 
 
 class EndPolicy(abc.ABC):
-    """What is done to each server; one object serves all threads."""
+    """What is done to each server; one object serves all threads.
+
+    Only to servers that have run: those that wait for their build, or could
+    not be built, are deleted.
+    """
 
     @abc.abstractmethod
     def ask(self, cloud: clouds.Cloud, server_id: str,
@@ -43,8 +47,12 @@ class EndPolicy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def is_over(self, seen: clouds.Seen) -> bool:
-        """Whether all is done that was to be done to a server."""
+    def is_over(self, cloud: clouds.Cloud, server_id: str,
+                seen: clouds.Seen) -> bool:
+        """Whether all is done that was to be done to a server.
+
+        :param seen: how it was seen after it was asked for
+        """
 
 
 class Delete(EndPolicy):
@@ -54,7 +62,8 @@ class Delete(EndPolicy):
             credential: str | None) -> None:
         cloud.delete(server_id, credential)
 
-    def is_over(self, seen: clouds.Seen) -> bool:
+    def is_over(self, cloud: clouds.Cloud, server_id: str,
+                seen: clouds.Seen) -> bool:
         return seen.state is clouds.ServerState.GONE
 
 

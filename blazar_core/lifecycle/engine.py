@@ -47,7 +47,7 @@ __all__ = ['Engine']
 LOG = logging.getLogger(__name__)
 
 #: Before and after the action of an event.
-_STEPS = {
+_STEPS: dict[str, tuple[steps.Step, steps.Step]] = {
     states.EventType.START: (steps.Step.START_CLAIMED,
                              steps.Step.START_CARRIED_OUT),
     states.EventType.END: (steps.Step.END_CLAIMED, steps.Step.END_CARRIED_OUT),
@@ -241,8 +241,8 @@ class Engine:
         if claim.event_type == states.EventType.EXPIRE:
             return functools.partial(ending.expire, claim.lease_id)
         telling = self._lifecycle.telling
-        if claim.event_type == states.EventType.MOVED:
-            return functools.partial(telling.moved, claim.lease_id)
+        if claim.event_type == states.EventType.CHANGED:
+            return functools.partial(telling.changed, claim.lease_id)
         return functools.partial(
             telling.announce, claim.lease_id, claim.event_type)
 
@@ -264,12 +264,12 @@ class Engine:
         """Again after a pause that doubles, or not at all any more.
 
         The end of a lease or an offer is never given up: its capacity would
-        be lost; nor is a move: it would be used where it is not.
+        be lost; nor is a change: it would be used where it is not.
         """
         attempts = claim.attempts + 1
         if attempts > self._max_retries and claim.event_type not in (
                 states.EventType.END, states.EventType.EXPIRE,
-                states.EventType.MOVED):
+                states.EventType.CHANGED):
             self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
                     self._queue.update, claim, status=states.Event.ERROR,

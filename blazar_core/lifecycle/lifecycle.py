@@ -67,5 +67,6 @@ class Lifecycle:
             database, clock, cloud, lost_after, self.sending, self.observing)
         self.ending = ending.Ending(
             database, clock, cloud, notify, self.observing, self.closing,
-            policies)
-        self.telling = telling.Telling(database, notify, types)
+            policies, patience)
+        self.telling = telling.Telling(
+            database, notify, self.closing, types)

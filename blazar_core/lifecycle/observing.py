@@ -19,6 +19,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
@@ -99,8 +100,10 @@ class Observing:
         return []
 
     def let_go(self, lease_id: str, server_id: str) -> None:
-        """A server is no business of its lease any more, wherever it is."""
-        self._database.retried(self._gone, lease_id, server_id)
+        """A server that stays where it is is no business of its lease, which
+        is over; nothing where its deletion was asked for meanwhile.
+        """
+        self._database.retried(self._gone, lease_id, server_id, stays=True)
 
     def _lease_of(self, server_id: str) -> str | None:
         """The lease in which a server has its booking."""
@@ -119,7 +122,8 @@ class Observing:
             booking = facts.booking_of(session, server_id)
             return booking is not None and booking.sent_at is None
 
-    def _gone(self, lease_id: str, server_id: str) -> None:
+    def _gone(self, lease_id: str, server_id: str,
+              stays: bool = False) -> None:
         """Give the room back; the last server takes its lease with it.
 
         What was there before the server stays: another one may take its
@@ -128,9 +132,10 @@ class Observing:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             booking = facts.booking_of(session, server_id)
-            if booking is None:
+            if booking is None or stays and lease.deleted_at is not None:
                 return
-            left = None
+            left, host_id = None, booking.host_id
+            takes = dict(booking.resources)
             if not booking.reservation.booted and (
                     lease.status not in states.ENDING):
                 left = ledger.new_of(
@@ -140,6 +145,10 @@ class Observing:
                          [ledger.Edit(booking, left)])
             if left is not None:
                 booking.failed_at = booking.moving_to = None
+            if stays and host_id is not None:
+                session.flush()
+                inventory.keep(session.connection(), self._clock.now(),
+                               host_id, server_id, takes)
             transitions.settle(session, lease, self._clock.now())
         LOG.info('Lease %s: server %s is its no more', lease_id, server_id)
         steps.reached(steps.Step.END_GONE, lease_id)

@@ -24,6 +24,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import events
 from blazar_core.leases import views
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import facts
@@ -34,6 +35,9 @@ from blazar_core import resources
 __all__ = ['Starting']
 
 LOG = logging.getLogger(__name__)
+
+#: By reservation, the uuids of the hosts of its bookings.
+_Hosts: ty.TypeAlias = dict[str, tuple[str, ...]]
 
 
 class Starting:
@@ -138,8 +142,12 @@ class Starting:
             self._take_places, lease_id, when_due)
         if not begun:
             return outcome
-        self.open(lease_id)
-        described = self._database.retried(self._activate, lease_id)
+        try:
+            opened = self.open(lease_id)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+            return facts.Later(facts.AWAY, str(exc), facts.LONGEST_WAIT)
+        described = self._database.retried(self._activate, lease_id, opened)
         if described is not None:
             self._notify('lease.event.start_lease', described)
         elif self._is_ending(lease_id):
@@ -147,12 +155,17 @@ class Starting:
             self._closing.close(lease_id)
         return None
 
-    def open(self, lease_id: str) -> None:
-        """Let the reservations of a lease be used; safe to repeat."""
+    def open(self, lease_id: str) -> _Hosts:
+        """Let the reservations of a lease be used; safe to repeat.
+
+        :returns: by reservation, on which hosts
+        :raises CloudUnavailable: when that cannot be done now
+        """
         with self._database.reader() as session:
             begun = self._types.reserved(session, api.found(session, lease_id))
         for kind, reserved in begun:
             kind.start(reserved)
+        return {reserved.id: reserved.hosts for _kind, reserved in begun}
 
     def _is_ending(self, lease_id: str) -> bool:
         with self._database.reader() as session:
@@ -174,7 +187,7 @@ class Starting:
             lease.enter(states.Lease.STARTING, self._clock.now())
             return True, None
 
-    def _activate(self, lease_id: str) -> facts.Lease | None:
+    def _activate(self, lease_id: str, opened: _Hosts) -> facts.Lease | None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.STARTING:
@@ -183,6 +196,11 @@ class Starting:
             for reservation in lease.reservations:
                 reservation.enter(
                     states.Reservation.ACTIVE, self._clock.now())
+            # It may have been bound elsewhere while it was opened.
+            events.changed(session, lease, self._types, [
+                one for one in lease.reservations
+                if resources.reserved(session, one).hosts !=
+                opened.get(one.id)], self._clock.now())
             return views.describe(lease)
 
     def _waits_for_host(self, session: orm.Session, lease: models.Lease,
@@ -192,9 +210,13 @@ class Starting:
         if now >= lease.start_date + self._patience:
             return False
         hosts = {booking.host_id for booking in facts.bookings(lease)}
-        return session.execute(sa.select(models.Booking.id).where(
+        # Of what no server takes, nothing shows whether it was left.
+        return session.execute(sa.select(models.Booking.id)
+                               .join(models.Booking.reservation).where(
             models.Booking.host_id.in_(hosts),
-            models.Booking.placed_at.is_not(None),
+            sa.or_(models.Booking.placed_at.is_not(None),
+                   models.Reservation.resource_type.in_(
+                       self._types.serverless)),
             models.Booking.end_date <= now)).first() is not None
 
     def give_up(self, lease_id: str, event_type: str,
@@ -202,10 +224,22 @@ class Starting:
                 ) -> None:
         """An event failed for good; a lease that cannot start has failed.
 
+        What of it was opened is closed before its room goes to others.
+
         :param settle: writes that down of the event, in the transaction that
             writes it down of the lease; false when the event is another's
         """
+        why = 'The build of its servers could not be sent.'
+        if event_type == states.EventType.START and self._opens(lease_id):
+            if not self._closing.close(lease_id):
+                raise errors.CloudUnavailable(
+                    f'Lease {lease_id} could not be opened, nor closed again')
+            why = 'What was reserved could not be made ready for use.'
         self._database.retried(
-            self._sending.never_started, lease_id,
-            'The build of its servers could not be sent to Nova.', settle,
-            event_type)
+            self._sending.never_started, lease_id, why, settle, event_type)
+
+    def _opens(self, lease_id: str) -> bool:
+        """Whether there is something to be opened when a lease starts."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            return lease.status in states.TO_START and facts.comes_first(lease)

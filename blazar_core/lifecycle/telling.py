@@ -17,10 +17,14 @@ import typing as ty
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.leases import views
+from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import facts
 from blazar_core import resources
 
 __all__ = ['Telling']
+
+#: How often types are told one after the other of a lease that changes.
+_ROUNDS = 5
 
 
 class Telling:
@@ -31,13 +35,17 @@ class Telling:
 
     def __init__(self, database: api.Database,
                  notify: ty.Callable[[str, facts.Lease], None],
-                 types: resources.Types) -> None:
+                 closing: closing.Closing, types: resources.Types) -> None:
         self._database = database
         self._notify = notify
+        self._closing = closing
         self._types = types
 
     def announce(self, lease_id: str, event_type: str) -> facts.Outcome:
-        """An event of a lease has come that neither starts nor ends it."""
+        """An event of a lease has come that neither starts nor ends it.
+
+        The world is told first, and once more when a type fails.
+        """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             described = views.describe(lease)
@@ -45,21 +53,49 @@ class Telling:
             names = {one.id: one.resource_type for one in lease.reservations}
         if described['status'] in (*states.ENDING, views.DELETING):
             return None
-        for kind, reserved in parts:
-            of_type, own, name = event_type.rpartition(':')
-            if event_type == states.EventType.BEFORE_END or (
-                    own and of_type == names[reserved.id]):
-                kind.happens(name, reserved)
+        of_type, own, name = event_type.rpartition(':')
+        minding = [
+            (kind, reserved) for kind, reserved in parts
+            if kind.minds_events and (
+                event_type == states.EventType.BEFORE_END or
+                own and of_type == names[reserved.id])]
+        if minding and described['status'] != states.Lease.ACTIVE:
+            return facts.Later(facts.AGAIN, 'the lease has not begun yet',
+                               facts.LONGEST_WAIT)
         self._notify(f'lease.event.{event_type}', described)
+        for kind, reserved in minding:
+            kind.happens(name, reserved)
+        if minding:
+            self._close_if_over(lease_id)
         return None
 
-    def moved(self, lease_id: str) -> facts.Outcome:
-        """Something of a lease that has begun has another host."""
+    def changed(self, lease_id: str) -> facts.Outcome:
+        """Something of a lease that has begun has other bookings."""
+        told = None
+        for _round in range(_ROUNDS):
+            with self._database.reader() as session:
+                lease = api.found(session, lease_id)
+                over = lease.status not in states.BEGUN or lease.deleted_at
+                parts = [
+                    (kind, reserved) for kind, reserved in
+                    self._types.reserved(session, lease)
+                    if kind.minds_changes]
+            # Whoever stood still meanwhile has told what is not so any more.
+            hosts = {reserved.id: reserved.hosts for _kind, reserved in parts}
+            if over or hosts == told:
+                break
+            for kind, reserved in parts:
+                kind.changed(reserved)
+            told = hosts
+        else:
+            return facts.Later(facts.AGAIN, 'it has changed once more')
+        if told is not None:
+            self._close_if_over(lease_id)
+        return None
+
+    def _close_if_over(self, lease_id: str) -> None:
+        """What was touched last may have been opened again by that."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            if lease.status not in states.BEGUN or lease.deleted_at:
-                return None
-            parts = self._types.reserved(session, lease)
-        for kind, reserved in parts:
-            kind.moved(reserved)
-        return None
+        if lease.status in states.ENDING:
+            self._closing.close(lease_id)

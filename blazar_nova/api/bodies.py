@@ -88,7 +88,7 @@ class ChangeRequest:
 
 
 def check_total(amounts: ty.Iterable[int], before: int = 0) -> None:
-    """Make sure that a lease is not for too many servers.
+    """Make sure that a lease is not for too much.
 
     :param before: how many it has already
     :raises InvalidLeaseParams: when it is
@@ -96,7 +96,7 @@ def check_total(amounts: ty.Iterable[int], before: int = 0) -> None:
     total = sum(amounts)
     if total > max(requests.MAX_AMOUNT, before):
         raise errors.InvalidLeaseParams(
-            f'The reservations of one lease ask for {total} servers '
+            f'The reservations of one lease are for {total} '
             f'together. Write amounts of at most {requests.MAX_AMOUNT} in '
             f'all, or make several leases.')
 

@@ -162,14 +162,15 @@ class Changes:
                 on_end='', starts_now=False),
             tuple(change.reservations.get(one['id']) or making.NewReservation(
                 model.Demand(one['resources'], one['amount']),
-                resource_type=one['resource_type'])
+                resource_type=one['resource_type'], params=one['params'])
                 for one in lease['reservations']))
         bodies.check_total(
             (demand.count for demand in new.demands),
             sum(one['amount'] for one in lease['reservations']))
         return self._parts.limits.check(dataclasses.replace(
-            wiring.asked_of(new, held=False), lease_id=lease['id'],
-            resized=resized, current=self._parts.answers.lease(lease)))
+            wiring.asked_of(new, False, self._parts.types),
+            lease_id=lease['id'], resized=resized,
+            current=self._parts.answers.lease(lease)))
 
 
 def asking(parts: wiring.Parts, context: ty.Any) -> types.Asking:

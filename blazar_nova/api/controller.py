@@ -135,7 +135,7 @@ class Leases:
                     for one in asked.reservations), key=key)
             bodies.check_total(demand.count for demand in new.demands)
             new = dataclasses.replace(new, granted=self._parts.limits.check(
-                wiring.asked_of(new, held=False)))
+                wiring.asked_of(new, False, self._parts.types)))
             if dry:
                 return 200, {'quote': _quote(
                     new, self._parts.leases.making.quote(new))}

@@ -95,7 +95,7 @@ class Admission:
             request=request, reservations=(
                 making.NewReservation(demand, call.server_ids),))
         new = dataclasses.replace(new, granted=self._limits.check(
-            wiring.asked_of(new, held=not request.starts_now)))
+            wiring.asked_of(new, not request.starts_now, self._parts.types)))
         if request.starts_now:
             self._start(new, call, send)
         else:

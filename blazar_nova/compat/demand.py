@@ -79,7 +79,7 @@ def refused(wanted: int) -> ty.Iterator[None]:
     try:
         yield
     except NoSuchHost as exc:
-        LOG.info('No host may be used: %s', exc)
+        LOG.debug('No host may be used: %s', exc)
         raise errors.Refused(refusals.Refusal(
             refusals.Reason.NO_HOST, wanted, 0, None)) from exc
 

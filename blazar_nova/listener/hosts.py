@@ -12,6 +12,7 @@
 
 """Makes the books true to what hosts have, and to what runs there."""
 
+import dataclasses
 import typing as ty
 
 from oslo_log import log as logging
@@ -21,6 +22,7 @@ from blazar_core.books import inventory
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
+from blazar_core import resources
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import service
 from blazar_nova.parts import wiring
@@ -63,16 +65,39 @@ class Hosts:
         if complete:
             self.retain({host.uuid for host in found})
 
-    def retain(self, uuids: set[str]) -> None:
-        """Take the room from all hosts but these."""
-        gone = self._parts.database.retried(self._retain, uuids)
+    def compare_pools(self, apart: ty.Callable[..., bool]) -> None:
+        """Make the books true for what resource types have of their own.
+
+        :param apart: as above
+        """
+        for name, kind in self._parts.types.named.items():
+            apart(f'What there is of {name}', self._compare_pool, name, kind)
+
+    def _compare_pool(self, name: str, kind: resources.ResourceType) -> None:
+        found = kind.hosts()
+        if found is None:
+            return
+        hosts = [dataclasses.replace(one, pool=name) for one in found]
+        for host in hosts:
+            self._parts.database.retried(self._report, host)
+        self.retain({host.uuid for host in hosts}, name)
+
+    def _report(self, host: model.HostFacts) -> None:
+        now, seen = self._before(host.uuid)
+        with self._parts.database.writer() as session:
+            inventory.report(session, now, host, {}, seen)
+
+    def retain(self, uuids: set[str], pool: str = model.COMPUTE) -> None:
+        """Take the room from all hosts of a pool but these."""
+        gone = self._parts.database.retried(self._retain, uuids, pool)
         if gone:
-            LOG.warning('Hosts that Nova does not have any more: %s',
+            LOG.warning('Hosts that are not there any more (%s): %s', pool,
                         ', '.join(gone))
 
-    def _retain(self, uuids: set[str]) -> list[str]:
+    def _retain(self, uuids: set[str], pool: str) -> list[str]:
         with self._parts.database.writer() as session:
-            return inventory.retain(session, uuids, self._parts.clock.now())
+            return inventory.retain(
+                session, uuids, self._parts.clock.now(), pool)
 
     def compare_service_host(self, service_host: str) -> None:
         """Make the books true for all hosts of a nova-compute."""

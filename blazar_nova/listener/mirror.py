@@ -134,6 +134,7 @@ class Mirror:
         :raises BooksUnavailable: when nothing can be
         """
         self.apart('The hosts', self.hosts.compare_all, self.apart)
+        self.hosts.compare_pools(self.apart)
         self.apart('The servers', self._compare_servers)
         self.catch_up()
         self._parts.database.retried(self._trim)

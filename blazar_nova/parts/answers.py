@@ -19,10 +19,14 @@ clients of reservations in OpenStack know stand here.
 
 import typing as ty
 
+from oslo_log import log as logging
+
 from blazar_core.common import clock as clocks
 from blazar_core import resources
 
 __all__ = ['Answers', 'FIELDS']
+
+LOG = logging.getLogger(__name__)
 
 #: What is said of a lease.
 FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
@@ -65,15 +69,19 @@ class Answers:
     def _reservation(self, described: _Lease) -> _Object:
         said = _in_words(described)
         params = said.pop('params')
-        said['resource_id'] = said['id']
+        # A type may say that it is something else; nothing else of ours.
+        its = {'resource_id': said['id']}
         if params is None:
-            return said
+            return {**its, **said}
+        kind = self._types.named.get(described['resource_type'])
         try:
-            kind = self._types.named[described['resource_type']]
-        except KeyError:
-            # It is not installed any more; the lease is shown all the same.
-            return {**params, **said}
-        return {**said, **kind.show(said['id'], params)}
+            # Of one that is not installed any more, what was asked for.
+            its |= params if kind is None else kind.show(said['id'], params)
+        except Exception:
+            LOG.exception('Reservation %s: its resource type cannot show it',
+                          said['id'])
+            its |= params
+        return {**its, **said}
 
 
 def _in_words(described: _Lease) -> _Object:

@@ -26,4 +26,5 @@ def available() -> ends.Policies:
 
     :raises ConfigurationError: when there are none, or one cannot be loaded
     """
-    return extensions.load('blazar_nova.end_policies')
+    return extensions.load('blazar_nova.end_policies', ends.EndPolicy,
+                           ends.DELETE)

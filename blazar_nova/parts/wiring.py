@@ -105,15 +105,18 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
                             tell, conf.blazar.start_patience,
                             lost_after(conf), types, ends.available()),
         limits.Limits(conf, books, clock, quota.NovaQuota(),
-                      [outside.check]))
+                      [outside.check], types.serverless))
 
 
-def asked_of(new: making.NewLease, held: bool) -> limits.Asked:
+def asked_of(new: making.NewLease, held: bool, available: resources.Types,
+             ) -> limits.Asked:
     """What a new lease takes of the limits."""
     request = new.request
     return limits.Asked(
         new.project_id, new.user_id, request.window,
-        sum(one.count for one in new.demands), making.total(new.demands),
+        sum(one.demand.count for one in new.reservations
+            if available.of(one.resource_type, one.params is None).for_servers
+            or one.params is None), making.total(new.demands),
         held=held, server_ids=tuple(new.server_ids), described={
             'name': request.name, 'project_id': new.project_id,
             'user_id': new.user_id,

@@ -15,6 +15,7 @@
 import typing as ty
 
 from blazar_core.common import errors
+from blazar_core.common import inputs
 from blazar_core import resources
 from blazar_nova.compat import flavors
 from blazar_nova.resources import places
@@ -29,7 +30,7 @@ class FlavorInstances(places.Places):
         'amount': '2', 'flavor_id': '"1"', 'affinity': 'None'}
 
     def read(self, values: resources.Values) -> resources.Values:
-        flavor_id = places.needed(values, 'flavor_id')
+        flavor_id = inputs.needed(values, 'flavor_id')
         if isinstance(flavor_id, int) and not isinstance(flavor_id, bool):
             # Clients make a number of what looks like one.
             flavor_id = str(flavor_id)

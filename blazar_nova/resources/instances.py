@@ -35,7 +35,7 @@ class Instances(places.Places):
         asked = self._common(values)
         for key, least in (('vcpus', 1), ('memory_mb', 1), ('disk_gb', 0)):
             asked[key] = inputs.integer(
-                places.needed(values, key), key, least)
+                inputs.needed(values, key), key, least)
         text = values.get('resource_properties', '')
         properties.parse(text)
         asked['resource_properties'] = text

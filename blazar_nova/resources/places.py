@@ -15,7 +15,6 @@
 import dataclasses
 import typing as ty
 
-from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import properties
@@ -24,7 +23,7 @@ from blazar_core import resources
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 
-__all__ = ['Places', 'needed']
+__all__ = ['Places']
 
 Values: ty.TypeAlias = resources.Values
 
@@ -82,13 +81,3 @@ class Places(resources.ResourceType):
         with demands.refused(params['amount']):
             return resources.Wanted(self._demand_of(
                 asking.context, flavor, params, asking.placement), flavor)
-
-
-def needed(values: Values, key: str) -> object:
-    """What must be there.
-
-    :raises InvalidLeaseParams: when it is not
-    """
-    if key not in values:
-        raise errors.InvalidLeaseParams(f'Missing parameter {key}.')
-    return values[key]

@@ -49,6 +49,16 @@ class Asking:
     placement: demands.Placement = dataclasses.field(
         default_factory=demands.Placement)
 
+    @property
+    def project_id(self) -> str:
+        """Of whoever asks."""
+        return ty.cast(str, self.context.project_id)
+
+    @property
+    def user_id(self) -> str:
+        """Of whoever asks."""
+        return ty.cast(str, self.context.user_id)
+
     def new_reservation(self, values: resources.Values,
                         old: ty.Mapping[str, ty.Any] | None = None,
                         ) -> making.NewReservation:
@@ -76,11 +86,14 @@ class Asking:
             wanted.demand, resource_type=ty.cast(str, name), params=params,
             spec=wanted.spec)
 
-    def guess(self, values: ty.Collection[str]) -> str | None:
-        """The only resource type that has parameters of these names."""
-        names = [name for name, kind in self.types.named.items()
+    def guess(self, values: ty.Collection[str]) -> str:
+        """Which resource type is meant where none is named: the usual one,
+        unless it does not have these parameters and another one does.
+        """
+        names = [name for name, kind in sorted(self.types.named.items())
                  if kind.parameters.keys() >= set(values)]
-        return names[0] if len(names) == 1 else None
+        return making.RESOURCE_TYPE if making.RESOURCE_TYPE in names else (
+            [*names, making.RESOURCE_TYPE][0])
 
     def _kind_of(self, name: object) -> resources.ResourceType:
         """The resource type of a name.
@@ -104,7 +117,8 @@ def available() -> dict[str, resources.ResourceType]:
 
     :raises ConfigurationError: when there are none, or one cannot be loaded
     """
-    return extensions.load('blazar_nova.resource_types')
+    return extensions.load(
+        'blazar_nova.resource_types', resources.ResourceType)
 
 
 def types(known: servers.Servers) -> resources.Types:

@@ -36,23 +36,31 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
             telling.add(name)
             there |= dict.fromkeys(opened, kind)
     with parts.database.reader() as session:
+        # Of types, too, that are not installed here.
         begun = {row.id: row for row in session.execute(
             sa.select(models.Reservation.id, models.Lease.name,
                       models.Lease.id.label('lease_id'),
-                      models.Lease.status)
+                      models.Lease.status,
+                      models.Reservation.resource_type)
             .join(models.Lease).where(
                 models.Lease.status.in_(states.BEGUN),
-                models.Reservation.resource_type.in_(telling),
                 models.Reservation.params.is_not(None)))}
+        over = {row.id: (parts.types.of_row(row),
+                         resources.reserved(session, row))
+                for row in session.scalars(sa.select(models.Reservation).where(
+                    models.Reservation.id.in_(there.keys() - begun.keys())))}
     for reservation_id in sorted(there.keys() - begun.keys()):
+        its, reserved = over.get(reservation_id, (
+            there[reservation_id], resources.unknown(reservation_id)))
         yield audit.Difference(
             ('open', reservation_id),
             f'Reservation {reservation_id} can still be used in Nova, and is '
             f'not active.', '--fix closes it', functools.partial(
-                there[reservation_id].end, resources.unknown(reservation_id)))
+                its.end, reserved))
     for reservation_id in sorted(begun.keys() - there.keys()):
         row = begun[reservation_id]
-        if row.status != states.Lease.ACTIVE:
+        if row.status != states.Lease.ACTIVE or (
+                row.resource_type not in telling):
             continue
         yield audit.Difference(
             ('not open', reservation_id),

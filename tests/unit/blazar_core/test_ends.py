@@ -12,6 +12,8 @@
 
 
 import fixtures
+import sqlalchemy as sa
+import testscenarios
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
@@ -20,6 +22,22 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
 from tests.unit import base
+
+NOW = base.NOW
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+
+class Keep(ends.EndPolicy):
+    """Servers stay as they are, and nothing is promised to them any more."""
+
+    def ask(self, cloud: clouds.Cloud, server_id: str,
+            credential: str | None) -> None:
+        pass
+
+    def is_over(self, cloud: clouds.Cloud, server_id: str,
+                seen: clouds.Seen) -> bool:
+        return True
 
 
 class Shut(ends.EndPolicy):
@@ -36,7 +54,7 @@ class Shut(ends.EndPolicy):
         cloud.servers[server_id] = clouds.Seen(
             base.State.RUNNING, cloud.servers[server_id].host, fault='off')
 
-    def is_over(self, seen):
+    def is_over(self, cloud, server_id, seen):
         return seen.fault == 'off'
 
 
@@ -44,7 +62,7 @@ class TestPolicies(base.LeaseTestCase):
 
     def policies(self):
         self.shut = Shut()
-        return {**super().policies(), 'shut': self.shut}
+        return {**super().policies(), 'shut': self.shut, 'keep': Keep()}
 
     def setUp(self):
         super().setUp()
@@ -89,10 +107,75 @@ class TestPolicies(base.LeaseTestCase):
         self.assertRaises(
             errors.NotFound, views.get, self.database, lease['id'])
 
-    def test_what_is_not_known_any_more_is_to_delete(self):
+    def test_who_is_deleted_while_he_is_asked_for_something_else_goes(self):
+        lease, servers = self.ending('shut')
+        is_over = self.shut.is_over
+
+        def late(*args):
+            self.lifecycle.ending.delete(lease['id'])
+            return is_over(*args)
+
+        self.shut.is_over = late
+        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertEqual('DELETING', self.status(lease))
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual(servers, self.cloud.deleted)
+
+    def test_one_that_cannot_be_judged_keeps_no_other(self):
+        lease, (first, second) = self.ending('shut')
+        is_over = self.shut.is_over
+
+        def broken(cloud, server_id, seen):
+            return 1 / 0 if server_id == first else is_over(
+                cloud, server_id, seen)
+
+        self.shut.is_over = broken
+        self.assertEqual(facts.AGAIN, self.lifecycle.ending.end(
+            lease['id'], when_due=True).seconds)
+        self.assertEqual([first], self.scalars(models.Booking.server_id))
+
+    def test_what_has_never_run_is_deleted(self):
+        lease = self.lease(50, 100, request=self.request(
+            50, 100, on_end='shut'))
+        self.clock.advance(100)
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual([], self.shut.asked)
+        self.assertEqual(base.servers_of(lease), self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_stays_takes_its_room(self):
+        lease, servers = self.ending('keep')
+        with self.database.writer() as session:
+            host = session.scalars(sa.select(models.Host)).one()
+            host.consumers = {}
+        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertEqual('TERMINATED', self.status(lease))
+        host, = self.scalars(models.Host)
+        self.assertEqual(({'VCPU': 2}, NOW + 100), (
+            host.usage, host.recheck_at))
+        self.assert_room(2)
+
+    def test_what_stays_where_nothing_is_known_is_looked_for(self):
+        lease, servers = self.ending('keep')
+        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertEqual([NOW + 100], self.scalars(models.Host.recheck_at))
+
+    def assert_room(self, count):
+        """So many servers of one VCPU fit, and no more."""
+        self.lease(200, 300, count=count)
+        self.assertRaises(errors.Refused, self.lease, 200, 300)
+
+    def test_another_process_may_know_what_is_not_known_here(self):
         log = self.useFixture(fixtures.FakeLogger())
         lease, servers = self.ending('vanish')
-        self.assertIsNone(
-            self.lifecycle.ending.end(lease['id'], when_due=True))
+        later = self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertIn('knows how to vanish', later.why)
+        self.assertEqual(('ACTIVE', []), (
+            self.status(lease), self.cloud.deleted))
+        # Nobody did.
+        self.clock.advance(self.patience)
+        for _time in range(2):
+            self.assertIsNone(
+                self.lifecycle.ending.end(lease['id'], when_due=True))
         self.assertEqual(servers, self.cloud.deleted)
-        self.assertIn('knows how to vanish them', log.output)
+        self.assertEqual(1, log.output.count('knows how to vanish them'))

@@ -15,11 +15,15 @@
 All that the project knows of parking lots stands in :class:`ParkingLots`.
 """
 
+import itertools
+import types
 import typing as ty
 
 from oslo_utils import uuidutils
+import testscenarios
 
 from blazar_core.books import inventory
+from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
@@ -28,37 +32,41 @@ from blazar_core.leases import binding
 from blazar_core.leases import changing
 from blazar_core.leases import making
 from blazar_core.leases import views
+from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import watch
 from blazar_core import resources
 from tests.unit import base
 
 NOW = base.NOW
 
+load_tests = testscenarios.load_tests_apply_scenarios
+
 
 class ParkingLots(resources.ResourceType):
     """So many lots in a garage; the barrier lets in who has some.
 
+    :ivar garages: how wide each is
     :ivar barrier: by reservation, in which garages its lots are
     :ivar swept: the reservations whose lots were swept
     """
 
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'amount': '2', 'width': '3'}
-    minds_moves = True
 
     def __init__(self) -> None:
+        self.garages: list[model.HostFacts] = []
         self.barrier: dict[str, tuple[str, ...]] = {}
         self.swept: list[tuple[str, str]] = []
         self.stuck = False
 
     def read(self, values: resources.Values) -> resources.Values:
-        return {'amount': inputs.integer(values['amount'], 'amount', 1),
-                'width': inputs.integer(values['width'], 'width', 1)}
+        return {key: inputs.integer(inputs.needed(values, key), key, 1)
+                for key in self.parameters}
 
     def wanted(self, asking: ty.Any, params: resources.Values,
                ) -> resources.Wanted:
         return resources.Wanted(
-            self._demand(params), {'asked by': asking})
+            self._demand(params), {'owner': asking.project_id})
 
     def demand(self, reserved: resources.Reserved) -> model.Demand:
         return self._demand(reserved.params)
@@ -77,7 +85,7 @@ class ParkingLots(resources.ResourceType):
             raise RuntimeError('the barrier is stuck')
         self.barrier.pop(reserved.id, None)
 
-    def moved(self, reserved: resources.Reserved) -> None:
+    def changed(self, reserved: resources.Reserved) -> None:
         self.start(reserved)
 
     def events(self, window: model.Window) -> ty.Mapping[str, int]:
@@ -86,8 +94,15 @@ class ParkingLots(resources.ResourceType):
     def happens(self, event_type: str, reserved: resources.Reserved) -> None:
         self.swept.append((event_type, reserved.id))
 
+    def hosts(self) -> ty.Iterable[model.HostFacts]:
+        return self.garages
+
     def opened(self) -> ty.Collection[str]:
-        return self.barrier.keys()
+        return list(self.barrier)
+
+
+#: Who asks.
+ASKING = types.SimpleNamespace(project_id='project', user_id='user')
 
 
 class TestParkingLots(base.LeaseTestCase):
@@ -109,13 +124,13 @@ class TestParkingLots(base.LeaseTestCase):
         with self.database.writer() as session:
             inventory.report(session, NOW, model.HostFacts(
                 uuid, name, '', {'CUSTOM_LOT_WIDTH': width},
-                pool='parking'), {}, inventory.generations(
+                pool='parking:lot'), {}, inventory.generations(
                     session, [uuid]).get(uuid))
         return uuid
 
     def lots_of(self, amount=2, width=3):
         params = self.lots.read({'amount': str(amount), 'width': width})
-        wanted = self.lots.wanted('user', params)
+        wanted = self.lots.wanted(ASKING, params)
         return making.NewReservation(
             wanted.demand, resource_type='parking:lot', params=params,
             spec=wanted.spec)
@@ -224,13 +239,223 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual({reservation['id']: (other, other)},
                          self.lots.barrier)
 
+    def resize(self, lease, amount):
+        self.leases.changing.update(lease['id'], changing.Change(
+            reservations={lease['reservations'][0]['id']:
+                          self.lots_of(amount)}))
+
+    def test_the_barrier_is_told_of_more_and_of_fewer(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        self.engine.run_due()
+        for amount in (3, 1):
+            self.resize(lease, amount)
+            self.engine.run_due()
+            self.assertEqual([(self.garage,) * amount],
+                             [*self.lots.barrier.values()])
+        # Only the last time is remembered, and none of it is shown.
+        self.assertEqual([':changed'], self.scalars(
+            models.Event.event_type, models.Event.event_type.like(':%')))
+        self.assertNotIn(':changed', self.times(lease))
+
+    def test_one_who_stands_still_while_it_changes_tells_of_the_last(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        self.engine.run_due()
+        self.resize(lease, 3)
+        changed, calls = self.lots.changed, []
+
+        def late(reserved):
+            if not calls:
+                calls.append(reserved)
+                self.resize(lease, 1)
+                self.engine.run_due()
+            changed(reserved)
+
+        self.lots.changed = late
+        self.assertIsNone(self.lifecycle.telling.changed(lease['id']))
+        self.assertEqual([(self.garage,)], [*self.lots.barrier.values()])
+
+    def test_what_changes_again_and_again_is_told_later(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        self.engine.run_due()
+        amounts = itertools.cycle([3, 1])
+        self.lots.changed = lambda _reserved: self.resize(
+            lease, next(amounts))
+        later = self.lifecycle.telling.changed(lease['id'])
+        self.assertEqual(facts.AGAIN, later.seconds)
+
+    def test_what_ends_while_it_changes_is_closed(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        self.engine.run_due()
+        self.resize(lease, 3)
+        start = self.lots.start
+
+        def late(reserved):
+            self.lifecycle.ending.delete(lease['id'])
+            start(reserved)
+
+        self.lots.start = late
+        self.engine.run_due()
+        self.assertEqual('DELETED', self.status_of(lease))
+        self.assertEqual({}, self.lots.barrier)
+
+    def status_of(self, lease):
+        """DELETED when nobody sees it any more."""
+        try:
+            return self.status(lease)
+        except errors.NotFound:
+            return 'DELETED'
+
+    def test_what_is_bound_elsewhere_while_it_starts_is_told_again(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        start, calls = self.lots.start, []
+
+        def late(reserved):
+            if not calls:
+                calls.append(reserved)
+                self.garage_of('other garage', 6)
+                self.garage_of('garage', 2, self.garage)
+                self.watching().look()
+                self.assertIsNone(
+                    self.lifecycle.telling.changed(lease['id']))
+            start(reserved)
+
+        self.lots.start = late
+        for _time in range(2):
+            self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        (where, _other), = self.lots.barrier.values()
+        self.assertNotEqual(self.garage, where)
+
+    def test_what_cannot_be_opened_at_all_is_closed(self):
+        """Before its room goes to others."""
+        lease = self.reserve(0, 10 ** 6, self.lots_of(), self.places())
+        self.places_type.broken['start'] = RuntimeError('no')
+        while self.status(lease) == 'STARTING' or self.clock.now() == NOW:
+            self.engine.run_due()
+            self.clock.advance(300)
+        self.assertEqual('ERROR', self.status(lease))
+        self.assertEqual({}, self.lots.barrier)
+        self.assertEqual(
+            'What was reserved could not be made ready for use.',
+            views.get(self.database, lease['id'])['status_reason'])
+
+    def test_what_has_to_wait_is_no_failure(self):
+        lease = self.reserve(0, 10 ** 6, self.places())
+        self.places_type.broken['start'] = errors.CloudUnavailable('wait')
+        for _time in range(30):
+            self.engine.run_due()
+            self.clock.advance(300)
+        self.assertEqual('STARTING', self.status(lease))
+        self.places_type.broken.clear()
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_one_begins_when_the_other_has_ended(self):
+        first = self.reserve(0, 100, self.lots_of(3))
+        self.engine.run_due()
+        second = self.reserve(100, 200, self.lots_of(3))
+        self.clock.advance(100)
+        self.lots.stuck = True
+        self.engine.run_due()
+        self.lots.stuck = False
+        self.assertEqual(('TERMINATING', 'PENDING'), (
+            self.status(first), self.status(second)))
+        for _time in range(3):
+            self.clock.advance(20)
+            self.engine.run_due()
+        self.assertEqual(('TERMINATED', 'ACTIVE'), (
+            self.status(first), self.status(second)))
+
+    def test_what_is_put_off_happens_again(self):
+        lease = self.reserve(0, 100, self.lots_of())
+        self.clock.advance(50)
+        self.engine.run_due()
+        self.leases.changing.update(
+            lease['id'], changing.Change(end=NOW + 1000))
+        self.assertEqual(500, self.times(lease)['parking:lot:sweep'])
+        self.clock.advance(450)
+        self.engine.run_due()
+        self.assertEqual(2, len(self.lots.swept))
+
+    def test_longer_leases_get_more_events_and_shorter_ones_fewer(self):
+        self.lots.events = lambda window: {
+            f'day{number}': window.start + 10 * number
+            for number in range((window.end - window.start) // 10)}
+        lease = self.reserve(50, 80, self.lots_of())
+        for end, days in ((100, 5), (70, 2)):
+            self.leases.changing.update(
+                lease['id'], changing.Change(end=NOW + end))
+            self.assertEqual(
+                {f'parking:lot:day{number}': 50 + 10 * number
+                 for number in range(days)},
+                {name: time for name, time in self.times(lease).items()
+                 if ':' in name})
+
+    def test_events_that_cannot_be_are_refused(self):
+        for name in ('a:b', '', 'x' * 60):
+            self.lots.events = lambda window, name=name: {name: window.start}
+            self.assertRaises(errors.ConfigurationError, self.reserve, 50, 80,
+                              self.lots_of())
+        self.lots.events = lambda window: {'early': 0, 'late': 10 ** 12}
+        times = self.times(self.reserve(50, 80, self.lots_of()))
+        self.assertEqual((50, 80), (
+            times['parking:lot:early'], times['parking:lot:late']))
+
+    def test_the_world_is_told_whatever_the_type_makes_of_it(self):
+        self.reserve(0, 100, self.lots_of())
+        self.engine.run_due()
+        self.lots.happens = lambda *_args: 1 / 0
+        self.clock.advance(50)
+        self.engine.run_due()
+        self.assertIn('lease.event.parking:lot:sweep',
+                      [event for event, _lease in self.notified])
+
+    def test_nothing_happens_before_the_start(self):
+        lease = self.reserve(0, 100, self.lots_of())
+        self.lots.stuck = True
+        self.clock.advance(50)
+        self.engine.run_due()
+        self.assertEqual([], self.lots.swept)
+        self.lots.stuck = False
+        for _time in range(2):
+            self.clock.advance(10)
+            self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(1, len(self.lots.swept))
+
+    def test_while_it_is_not_installed_all_else_goes_on(self):
+        lease = self.reserve(0, 100, self.lots_of(), self.places())
+        self.engine.run_due()
+        server_id = uuidutils.generate_uuid()
+        self.leases.places.occupy(
+            lease['reservations'][1]['id'], 'project', [server_id])
+        self.cloud.servers[server_id] = clouds.Seen(base.State.RUNNING)
+        del self.types.named['parking:lot']
+        self.leases.changing.update(
+            lease['id'], changing.Change(end=NOW + 200))
+        self.watching().look()
+        self.clock.advance(200)
+        self.engine.run_due()
+        self.assertEqual([server_id], self.cloud.deleted)
+        self.assertEqual({}, self.places_type.open)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertIn('could not be closed', views.get(
+            self.database, lease['id'])['status_reason'])
+        self.types.named['parking:lot'] = self.lots
+        self.clock.advance(300)
+        self.engine.run_due()
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual({}, self.lots.barrier)
+
     def test_what_has_not_begun_moves_without_a_word(self):
         lease = self.reserve(50, 1000, self.lots_of())
         self.garage_of('other garage', 6)
         self.garage_of('garage', 2, self.garage)
         self.watching().look()
-        self.assertEqual({'start_lease', 'end_lease', 'parking:lot:sweep'},
-                         self.times(lease).keys())
+        self.assertTrue(views.get(self.database, lease['id'])[
+            'reservations'][0]['resources_changed'])
+        self.assertEqual([], self.scalars(
+            models.Event.id, models.Event.event_type == ':changed'))
 
     def test_a_pool_that_nova_does_not_know_stays(self):
         with self.database.writer() as session:

@@ -1,0 +1,176 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A resource type and an end policy of another package, in a whole Nova.
+
+Those that the contributor guide shows, asked for as users do.
+"""
+
+import fixtures
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+from blazar_nova.cmd import verify
+from blazar_nova.parts import ends
+from blazar_nova.resources import types
+from tests.functional import test_api
+from tests.unit.blazar_core import test_ends
+from tests.unit.blazar_core import test_resources
+
+HOUR = 3600
+
+
+class TestExtending(test_api.ApiTestCase):
+
+    more_conf = ('[quota]\n'
+                 'driver = nova.quota.DbQuotaDriver\n'
+                 'instances = 5\n')
+
+    def setUp(self):
+        self.lots = test_resources.ParkingLots()
+        self.lots.garages = [self.garage('garage', 10)]
+        self.useFixture(fixtures.MockPatchObject(
+            types, 'available', lambda known={
+                **types.available(), 'parking:lot': self.lots}: known))
+        self.useFixture(fixtures.MockPatchObject(
+            ends, 'available', lambda known={
+                **ends.available(), 'keep': test_ends.Keep()}: known))
+        super().setUp()
+
+    def garage(self, name, width):
+        return model.HostFacts(
+            f'uuid-of-{name}', name, '', {'CUSTOM_LOT_WIDTH': width})
+
+    def lots_of(self, amount=2, width=3, **more):
+        return {'resource_type': 'parking:lot', 'amount': amount,
+                'width': width, **more}
+
+    def verify(self):
+        report = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(False)
+        return [one.text for one in report.left] + report.failures
+
+    def test_lots_live(self):
+        lease = self.make_active(reservations=[
+            self.lots_of(), self.reservation()])
+        lots, servers = lease['reservations']
+        lots, servers = sorted(
+            self.get(lease)['reservations'],
+            key=lambda one: one['resource_type'])
+        self.assertEqual((2, 3, 'active', []), (
+            lots['amount'], lots['width'], lots['status'], lots['servers']))
+        self.assertEqual({lots['id']: ('uuid-of-garage',) * 2},
+                         self.lots.barrier)
+        server = self.boot_active('one', flavor=servers['id'])
+        self.fill_books()
+        self.assertEqual([], self.verify())
+        # More than there are; and with a flavor that none has.
+        refused = self.make(reservations=[self.lots_of(2)], code=409)
+        self.assertIn('next_start', str(refused))
+        self.assertIn('no servers are booted with it', self.refused(
+            400, self.boot, 'two', hints={'reservation': lots['id']}))
+        self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+            {'id': lots['id'], 'amount': 1}]}, code=200)
+        self.run_until(clocks.SystemClock().now())
+        self.assertEqual({lots['id']: ('uuid-of-garage',)}, self.lots.barrier)
+        self.lots.garages = [self.garage('other', 4)]
+        self.fill_books()
+        self.listener.watch.look()
+        self.listener.engine.run_due()
+        self.assertEqual({lots['id']: ('uuid-of-other',)}, self.lots.barrier)
+        self.run_until(self.clock.now() + HOUR // 2)
+        self.assertIn(('sweep', lots['id']), self.lots.swept)
+        self.run_until(self.clock.now() + HOUR)
+        self.run_until(self.clock.now() + HOUR)
+        self.assertEqual({}, self.lots.barrier)
+        self.assertEqual('TERMINATED', self.get(lease)['status'])
+        self.assertNotIn(server['id'], [
+            one['id'] for one in self.alice.get_servers()])
+
+    def test_what_is_wrong_gets_a_sentence(self):
+        for wrong, part in (({'amount': 'x'}, '"amount" is x'),
+                            ({'height': 1}, 'height')):
+            self.assertIn(part, str(self.make(
+                reservations=[self.lots_of(**wrong)], code=400)))
+        missing = self.lots_of()
+        del missing['width']
+        self.assertIn('Missing parameter width', str(self.make(
+            reservations=[missing], code=400)))
+
+    def test_lots_are_no_servers(self):
+        self.make(reservations=[self.lots_of(10, 1)])
+        self.make(reservations=[self.reservation(amount=5, vcpus=1)])
+        refused = self.make(reservations=[self.reservation()], code=403)
+        self.assertIn('instances', str(refused))
+
+    def test_availability_asks_for_servers_if_nothing_is_said(self):
+        for query, part in (({'vcpu': 2}, 'vcpus'),
+                            ({'amount': 2}, 'Missing parameter vcpus')):
+            answer = self.ask('GET', '/availability', code=400, **query)
+            self.assertIn(part, str(answer))
+        for query in ({'vcpus': 1, 'memory_mb': 1, 'disk_gb': 1},
+                      {'flavor_id': '1'}, {'width': 1, 'amount': 1}):
+            answer = self.ask('GET', '/availability', code=200, **query)
+            self.assertGreater(
+                answer['availability'][0]['fits'], 0, query)
+
+    def test_one_that_cannot_be_shown_hides_no_other(self):
+        def broken(*_args):
+            raise ZeroDivisionError
+
+        self.lots.show = broken
+        lease = self.make(reservations=[self.lots_of()])
+        other = self.make(reservations=[self.reservation()])
+        listed = self.ask('GET', '/leases', code=200)['leases']
+        self.assertEqual({lease['id'], other['id']},
+                         {one['id'] for one in listed})
+
+    def test_what_is_not_installed_any_more_disturbs_nobody(self):
+        lease = self.make_active(reservations=[
+            self.lots_of(), self.reservation()])
+        lots, servers = sorted(
+            lease['reservations'], key=lambda one: one['resource_type'])
+        self.boot_active('one', flavor=servers['id'])
+        self.fill_books()
+        named = self.listener.parts.types.named, types.available()
+        instances = types.available()['virtual:instance']
+        for one in named:
+            for name in ('parking:lot', 'virtual:instance'):
+                one.pop(name, None)
+        # What is there is still known.
+        self.assertEqual([], self.verify())
+        for one in named:
+            one['virtual:instance'] = instances
+        self.ask('PUT', f'/leases/{lease["id"]}',
+                 {'end_date': self.at(2 * HOUR)}, code=200)
+        self.assertIn('no servers are booted with it', self.refused(
+            400, self.boot, 'two', hints={'reservation': lots['id']}))
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        for _time in range(3):
+            self.run_until(self.clock.now() + 300)
+        self.assertEqual([], self.alice.get_servers())
+        self.assertIn('could not be closed', self.ask(
+            'GET', f'/leases/{lease["id"]}')['lease']['status_reason'])
+
+    def test_a_server_is_kept(self):
+        server = self.boot_active('kept', hints=self.lease_hints(
+            'kept', length=HOUR, on_end='keep'))
+        self.fill_books()
+        self.run_until(clocks.SystemClock().now() + HOUR)
+        self.assertEqual('ACTIVE', self.admin.get_server(
+            server['id'])['status'])
+        self.assertEqual([('TERMINATED',)], [
+            tuple(row) for row in self.books('SELECT status FROM leases')])
+        usage = [row for row in self.books('SELECT usage FROM hosts')
+                 if 'VCPU' in str(row)]
+        self.assertEqual(1, len(usage), usage)

@@ -1,0 +1,93 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import os
+import sys
+
+import fixtures
+from oslotest import base
+import stevedore
+from stevedore import _cache
+
+from blazar_core.common import errors
+from blazar_core.lifecycle import ends
+from blazar_nova.resources import extensions
+
+GROUP = 'blazar_nova.test_extensions'
+DELETE = 'blazar_core.lifecycle.ends:Delete'
+
+
+class TestLoad(base.BaseTestCase):
+    """Of packages that are installed, as Python finds them."""
+
+    def setUp(self):
+        super().setUp()
+        # What was found is remembered: in memory, and on disk by the path.
+        self.useFixture(fixtures.MockPatchObject(
+            stevedore.ExtensionManager, 'ENTRY_POINT_CACHE', {}))
+        self.useFixture(fixtures.MockPatchObject(
+            _cache, '_c', _cache.Cache(
+                cache_dir=self.useFixture(fixtures.TempDir()).path)))
+
+    def install(self, *entry_points):
+        """One more package, with a line for each entry point."""
+        stevedore.ExtensionManager.ENTRY_POINT_CACHE.clear()
+        path = self.useFixture(fixtures.TempDir()).path
+        folder = os.path.join(
+            path, f'package{len(sys.path)}-1.0.dist-info')
+        os.mkdir(folder)
+        for name, text in (
+                ('METADATA', f'Name: package{len(sys.path)}\nVersion: 1.0\n'),
+                ('entry_points.txt',
+                 '\n'.join([f'[{GROUP}]', *entry_points]))):
+            with open(os.path.join(folder, name), 'w') as f:
+                f.write(text)
+        self.useFixture(fixtures.MonkeyPatch('sys.path', [path, *sys.path]))
+
+    def load(self, **kwargs):
+        return extensions.load(GROUP, ends.EndPolicy, **kwargs)
+
+    def assert_refused(self, part, **kwargs):
+        refused = self.assertRaises(
+            errors.ConfigurationError, self.load, **kwargs)
+        self.assertIn(part, str(refused))
+
+    def test_what_is_installed_is_found(self):
+        self.install(f'delete = {DELETE}')
+        self.install(f'remove = {DELETE}')
+        found = self.load(required='delete')
+        self.assertEqual({'delete', 'remove'}, found.keys())
+        self.assertIsInstance(found['remove'], ends.Delete)
+
+    def test_what_must_be_there(self):
+        self.assert_refused('no entry point at all')
+        self.install(f'remove = {DELETE}')
+        self.assert_refused('no entry point delete', required='delete')
+
+    def test_two_of_one_name(self):
+        self.install(f'delete = {DELETE}')
+        self.install('delete = tests.unit.blazar_core.test_ends:Keep')
+        self.assert_refused('two entry points delete')
+
+    def test_what_is_something_else(self):
+        for value, part in (
+                ('collections:OrderedDict', 'derives from blazar_core'),
+                ('blazar_core.lifecycle.ends:EndPolicy', 'abstract'),
+                ('blazar_core.lifecycle.ends:Nothing', 'cannot be loaded'),
+                ('nothing:Nothing', 'cannot be loaded')):
+            with fixtures.MonkeyPatch('sys.path', list(sys.path)):
+                self.install(f'one = {value}')
+                self.assert_refused(part)
+
+    def test_a_name_that_is_too_long(self):
+        self.install(f'{"x" * 65} = {DELETE}')
+        self.assert_refused('64 characters')

@@ -161,7 +161,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
 
             self.in_world(world, decide)
 
-        self.for_all(check, decisions(), count=150)
+        self.for_all(check, decisions(), count=250)
         for answer in ('made', 'refused'):
             self.assertGreater(answers[answer], 100, answers)
 
@@ -204,7 +204,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
                 over.append(world)
 
         self.for_all(check, worlds.worlds(), st.integers(0, 4),
-                     st.integers(0, 9), st.booleans(), count=75)
+                     st.integers(0, 9), st.booleans(), count=120)
         self.assertGreater(len(over), 20)
 
     def test_what_is_a_fact_is_never_refused(self):

@@ -22,6 +22,7 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.leases import changing
 from blazar_core.leases import limits
+from blazar_core.leases import making
 from blazar_core.leases import quotas
 from tests.unit import base
 
@@ -274,12 +275,15 @@ class TestGranted(LimitsTestCase):
         self.assertRaises(errors.LimitExceeded, self.wanted)
 
     def test_so_may_they_with_a_change(self):
-        lease = self.have(50, 100)
+        lease = self.reserve(50, 100, self.places())
 
         def larger(vcpus):
             resources = {**SIZE, 'VCPU': vcpus}
-            return changing.Change(
-                resources=resources, granted=self.limits.check(self.asked(
+            return changing.Change(reservations={
+                lease['reservations'][0]['id']: making.NewReservation(
+                    model.Demand(resources), params={
+                        'amount': 1, 'vcpus': vcpus, 'affinity': None})},
+                granted=self.limits.check(self.asked(
                     lease_id=lease['id'], resources=resources)))
 
         new, most = self.wanted(), larger(4)

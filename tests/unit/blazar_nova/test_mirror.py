@@ -21,6 +21,7 @@ import testscenarios
 from blazar_core.books import inventory
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core import resources
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import mirror
 from tests.unit import base
@@ -41,8 +42,8 @@ class TestRecheck(base.DatabaseTestCase):
             if answer := answers.pop(0):
                 raise answer
 
-        looked.compare_usage = compare_usage
-        looked.watch('one')
+        looked.hosts.compare_usage = compare_usage
+        looked.hints.add_move('one')
         self.clock.advance(2)
         looked.recheck()
         self.assertEqual(['one'], asked)
@@ -71,7 +72,8 @@ class TestCompare(base.DatabaseTestCase):
             self.useFixture(fixtures.MonkeyPatch(
                 f'blazar_nova.compat.hosts.{name}', instead))
         self.mirror = mirror.Mirror(types.SimpleNamespace(
-            database=self.database, clock=self.clock), lambda *_args: None)
+            database=self.database, clock=self.clock,
+            types=resources.Types({}, base.FakeType())), lambda *_args: None)
         self.compared = []
         self.mirror._compare_servers = lambda: self.compared.append(
             len(self.asked))
@@ -103,16 +105,16 @@ class TestMissed(base.DatabaseTestCase):
     def test_what_could_not_be_written_down_is_told(self):
         looked = mirror.Mirror(types.SimpleNamespace(
             database=self.database, clock=self.clock), lambda *_args: None)
-        looked.compare_usage = lambda _host: None
-        looked.hint(usage='one')
+        looked.hosts.compare_usage = lambda _host: None
+        looked.hints.add(usage='one')
         looked.catch_up()
         self.assertFalse(looked.missed.is_set())
 
         def away(_host):
             raise errors.BooksUnavailable
 
-        looked.compare_usage = away
-        looked.hint(usage='one')
+        looked.hosts.compare_usage = away
+        looked.hints.add(usage='one')
         looked.catch_up()
         self.assertTrue(looked.missed.is_set())
 
@@ -139,8 +141,8 @@ class TestTwoListeners(base.DatabaseTestCase):
             'blazar_nova.compat.hosts.taken', taken))
         looked = mirror.Mirror(types.SimpleNamespace(
             database=self.database, clock=self.clock), lambda: None)
-        looked._facts[uuid] = types.SimpleNamespace(
+        looked.hosts._facts[uuid] = types.SimpleNamespace(
             capacity={'VCPU': 4}, providers={})
-        looked.compare_usage('one')
+        looked.hosts.compare_usage('one')
         self.assertEqual(2, len(asked))
         self.assertEqual([{}], self.scalars(models.Host.usage))

@@ -13,7 +13,7 @@
 """Availability: what it costs to ask, with 1,000 hosts and 10,000 leases.
 
 pick finds hosts; refusal is a quote for more than there is at that time,
-with its next_start; rooms_for is what the scheduler asks for each server, and
+with its next_start; fits_for is what the scheduler asks for each server, and
 let_in the same with the claim of a host;
 free is what GET /availability asks, for ten starts; page is a hundred leases
 of the list of all, from anywhere in it, with their reservations and events.
@@ -33,7 +33,7 @@ from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.books import admission
 from blazar_core.books import claims
-from blazar_core.books import rooms
+from blazar_core.books import judge
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -77,7 +77,7 @@ def measure(kind: str, url: str, world: worlds.World,
     windows = [model.Window(worlds.NOW + day * worlds.DAY,
                             worlds.NOW + (day + 7) * worlds.DAY)
                for day in days]
-    judge = rooms.Judge(database, clock, search.index)
+    judging = judge.Judge(database, clock, search.index)
     schedulers = claims.Claims(database, clock, search.index)
     with search.index.fresh():
         host = search.index.hosts[min(search.index.hosts)]
@@ -90,9 +90,9 @@ def measure(kind: str, url: str, world: worlds.World,
     asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
         'pick': lambda window: search.pick(fits, window),
         'refusal': lambda window: expect(search.quote([refused], window)),
-        'rooms_for': lambda window: judge.rooms_for(SERVER, DEMAND),
+        'fits_for': lambda window: judging.fits_for(SERVER, DEMAND),
         'let_in': lambda window: (
-            judge.rooms_for(SERVER, DEMAND), schedulers.claim(
+            judging.fits_for(SERVER, DEMAND), schedulers.claim(
                 SERVER, {host.uuid: DEMAND}, forced=True)),
         'free': lambda window: search.starts.availability(
             fits, window, worlds.DAY, 10),

@@ -174,9 +174,9 @@ def lease_servers(database: api.Database, count: int) -> list[str]:
 def boot(database: api.Database, host: str) -> None:
     """Somebody else's server has come to a host."""
     with database.begin() as connection:
-        inventory.tell(connection, int(time.time()), host, host,
-                       uuidutils.generate_uuid(),
-                       {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1})
+        inventory.record(connection, int(time.time()), host, host,
+                         uuidutils.generate_uuid(),
+                         {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1})
 
 
 # -- Nova --------------------------------------------------------------------

@@ -38,9 +38,9 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
             yield from _some(f'{name}.{what}', lambda one: index.earliest(
                 one.demand, one.duration, one.not_before),
                 worlds.questions(world, count, 100, days))
-        yield from _some(f'{name}.rooms', lambda one: index.rooms(
+        yield from _some(f'{name}.rooms', lambda one: index.fits(
             one.demand, one.window()), worlds.questions(world, 1, 100))
-        yield from _some(f'{name}.rooms.endless', lambda one: index.rooms(
+        yield from _some(f'{name}.rooms.endless', lambda one: index.fits(
             one.demand, model.Window(one.not_before, model.FOREVER)),
             worlds.questions(world, 1, 100))
         yield from _some(f'{name}.change', lambda one: index.apply(*one),

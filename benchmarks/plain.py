@@ -37,9 +37,9 @@ def rows(world: worlds.World) -> list[Row]:
                 world.end.tolist(), amounts)]
 
 
-def rooms(world: worlds.World, bookings: list[Row], demand: model.Demand,
-          window: model.Window, hosts: ty.Collection[int] | None = None,
-          ) -> dict[int, int]:
+def fits(world: worlds.World, bookings: list[Row], demand: model.Demand,
+         window: model.Window, hosts: ty.Collection[int] | None = None,
+         ) -> dict[int, int]:
     """How many servers fit, for each host."""
     overlapping = collections.defaultdict(list)
     for host, start, end, amounts in bookings:

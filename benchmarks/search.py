@@ -67,9 +67,9 @@ def _measure(kind: str, world: worlds.World, number: int,
     questions = worlds.questions(world, 1, number)
     yield from _ratio(
         f'rooms.{kind}',
-        lambda one: index.rooms(one.demand, one.window()), questions, look)
+        lambda one: index.fits(one.demand, one.window()), questions, look)
     yield from records.times(
-        f'rooms.{kind}.endless', lambda one: index.rooms(
+        f'rooms.{kind}.endless', lambda one: index.fits(
             one.demand, model.Window(one.not_before, model.FOREVER)),
         questions)
 
@@ -77,7 +77,7 @@ def _measure(kind: str, world: worlds.World, number: int,
 def _look(world: worlds.World, bookings: list[plain.Row],
           one: worlds.Question, hosts: ty.Collection[int] | None = None,
           ) -> None:
-    plain.rooms(world, bookings, one.demand, one.window(), hosts)
+    plain.fits(world, bookings, one.demand, one.window(), hosts)
 
 
 def _ratio(name: str, ask: ty.Callable[[worlds.Question], ty.Any],

@@ -147,7 +147,7 @@ class Admission:
         """
         demand, = self._picking.named([demand])
         with self._picking.asked(0, instead_of) as timeline:
-            rooms = timeline.rooms(
+            rooms = timeline.fits(
                 demand, window, self._picking.allowed(timeline, demand))
         return min(picking.most_of(demand, rooms), demand.count)
 

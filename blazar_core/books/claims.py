@@ -30,8 +30,8 @@ from sqlalchemy import orm
 from blazar_core.books import admission
 from blazar_core.books import follower
 from blazar_core.books import inventory
+from blazar_core.books import judge
 from blazar_core.books import ledger
-from blazar_core.books import rooms
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -132,7 +132,7 @@ class Claims:
         with self._database.connection() as connection, \
                 self._index.fresh(connection=connection) as timeline:
             host = self._index.hosts[host_id]
-            mine, own = rooms.own_of(connection, server_id)
+            mine, own = judge.own_of(connection, server_id)
             if mine is None:
                 # Its lease has just ended.
                 raise api.LostRace(host_id)
@@ -235,7 +235,7 @@ class Claims:
         with self._index.without(own):
             if not any(timeline.peak(host.id, window).values()):
                 return True
-            rooms = timeline.rooms(model.Demand(amounts), window, [host.id])
+            rooms = timeline.fits(model.Demand(amounts), window, [host.id])
             return bool(rooms[timeline.index(host.id)])
 
 
@@ -264,7 +264,7 @@ def _mind_siblings(booking: models.Booking, host_id: int) -> None:
     :raises Denied: when that is not so on this host
     """
     reservation = booking.reservation
-    only, avoid = rooms.bound(
+    only, avoid = judge.bound(
         (reservation.params or {}).get('affinity'), booking,
         [one for one in reservation.bookings if one.id != booking.id])
     if host_id in avoid or only and host_id not in only:

@@ -237,7 +237,7 @@ class Index:
         assert self._timeline is not None
         for one in bookings:
             self._timeline.apply(
-                one.host_id, ledger.stay(
+                one.host_id, ledger.occupied(
                     one.start_date, one.end_date, one.placed_at,
                     self._known.at), one.resources, sign)
 

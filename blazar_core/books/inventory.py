@@ -13,8 +13,8 @@
 """What hosts have, and what runs there without an end.
 
 What the cloud says of a host is written down as any other decision about it
-(:func:`ledger.take`): guarded by the host's generation, so that nothing that
-was decided meanwhile is written over.
+(:func:`ledger.advance`): guarded by the host's generation, so that nothing
+that was decided meanwhile is written over.
 """
 
 import collections
@@ -31,7 +31,7 @@ from blazar_core.db import models
 
 __all__ = ['CLAIM_SECONDS', 'Claimed', 'HOSTS', 'Leased', 'awaited', 'claim',
            'generations', 'host_of', 'recheck', 'release', 'report',
-           'report_usage', 'retain', 'tell']
+           'report_usage', 'retain', 'record']
 
 _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
@@ -125,8 +125,8 @@ def report_usage(session: orm.Session, now: int, uuid: str,
         session, now, row, allocations, {}, seen)
 
 
-def tell(connection: sa.Connection, now: int, service_host: str, name: str,
-         server_id: str, takes: model.Resources | None) -> bool:
+def record(connection: sa.Connection, now: int, service_host: str, name: str,
+           server_id: str, takes: model.Resources | None) -> bool:
     """What the cloud told of its own accord of one server on a host.
 
     It may be told twice, or in the wrong order: a server that has left does
@@ -250,8 +250,8 @@ def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
     """Write who is on a host; None: that is not known, and stays so."""
     if consumers is not None:
         values |= {'consumers': consumers, 'usage': _usage(consumers)}
-    ledger.take(connection, now, [ledger.Seen(*row[:len(ledger.SEEN)])], {},
-                updated_at=now, **values)
+    ledger.advance(connection, now, [ledger.Seen(*row[:len(ledger.SEEN)])], {},
+                   updated_at=now, **values)
 
 
 def _confirm(connection: sa.Connection, now: int, row: ty.Any,
@@ -340,8 +340,8 @@ def _report(session: orm.Session, now: int, row: models.Host,
         ledger.amend(session, now, resized, force=True)
         known = known._replace(generation=known.generation + 1)
     if values:
-        ledger.take(session.connection(), now, [known], {}, updated_at=now,
-                    **values)
+        ledger.advance(session.connection(), now, [known], {}, updated_at=now,
+                       **values)
         session.expire(row)
     return bool(values or resized)
 
@@ -388,7 +388,7 @@ def _add_host(session: orm.Session, now: int, host: model.HostFacts,
                       updated_at=now)
     session.add(row)
     session.flush()
-    ledger.take(session.connection(), now, [row], {})
+    ledger.advance(session.connection(), now, [row], {})
 
 
 def _consumers(allocations: ty.Mapping[str, model.Resources],
@@ -422,7 +422,7 @@ def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
     gone = [row for row in session.scalars(sa.select(models.Host).where(
         models.Host.pool == pool, models.Host.uuid.not_in(uuids),
     ).order_by(models.Host.id)) if row.capacity]
-    ledger.take(session.connection(), now, gone, {})
+    ledger.advance(session.connection(), now, gone, {})
     for row in gone:
         row.capacity, row.updated_at = {}, now
     return [row.name for row in gone]

@@ -47,8 +47,8 @@ from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['Edit', 'Full', 'NewBooking', 'OVERDUE', 'SEEN', 'SHARED', 'Seen',
-           'add', 'amend', 'decide', 'follow', 'in_the_way', 'new_of', 'stay',
-           'take', 'trim']
+           'add', 'advance', 'amend', 'decide', 'follow', 'in_the_way',
+           'new_of', 'occupied', 'trim']
 
 #: Seconds that a server which should be gone by now is expected to need yet.
 OVERDUE = 60
@@ -149,7 +149,7 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
     if not force:
         for host in hosts:
             _check(host, now, others[host.id], changes[host.id])
-    take(connection, now, hosts, changes)
+    advance(connection, now, hosts, changes)
 
 
 class _Change(ty.NamedTuple):
@@ -162,7 +162,8 @@ class _Change(ty.NamedTuple):
 
     def counts(self, now: int) -> model.Window:
         """The window over which it counts."""
-        return stay(self.window.start, self.window.end, self.placed_at, now)
+        return occupied(
+            self.window.start, self.window.end, self.placed_at, now)
 
 
 class Seen(ty.NamedTuple):
@@ -245,8 +246,8 @@ _TAKE = sa.update(_HOSTS).where(
 _OF_USAGE = frozenset({'usage', 'consumers', 'updated_at', 'recheck_at'})
 
 
-def stay(start: int, end: int, placed_at: int | None, now: int,
-         ) -> model.Window:
+def occupied(start: int, end: int, placed_at: int | None, now: int,
+             ) -> model.Window:
     """The window of a booking as it counts.
 
     A server that overstays keeps its room until it is really gone, whether
@@ -288,10 +289,10 @@ def _check(host: Seen, now: int, others: ty.Iterable[_Change],
                 raise Full(host.id)
 
 
-def take(connection: sa.Connection, now: int,
-         hosts: ty.Iterable[Seen | models.Host],
-         changes: ty.Mapping[int, ty.Sequence[_Change]],
-         **values: ty.Any) -> None:
+def advance(connection: sa.Connection, now: int,
+            hosts: ty.Iterable[Seen | models.Host],
+            changes: ty.Mapping[int, ty.Sequence[_Change]],
+            **values: ty.Any) -> None:
     """Claim the right to decide about hosts, and say what was decided.
 
     Everybody takes hosts in the order of their ids, so that two who want

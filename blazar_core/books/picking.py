@@ -109,7 +109,7 @@ class Picking:
         if fitting < count_of(kept):
             return Short(fitting, True)
         allowed = [self.allowed(timeline, demand) for demand in demands]
-        rooms = [timeline.rooms(demand, window, hosts, beside, peaks)
+        rooms = [timeline.fits(demand, window, hosts, beside, peaks)
                  for demand, hosts in zip(demands, allowed, strict=True)]
         picked: dict[int, npt.NDArray[np.intp]] = {}
         for number in sorted(
@@ -117,7 +117,7 @@ class Picking:
                     rooms[number] >= _least(demands[number]))):
             demand, room = demands[number], rooms[number]
             if picked:
-                room = timeline.rooms(demand, window, room > 0, beside, peaks)
+                room = timeline.fits(demand, window, room > 0, beside, peaks)
             places = self._fill(timeline, demand, window, room, last, beside)
             if places is None:
                 hosts = allowed[number]
@@ -187,8 +187,8 @@ def _keep(timeline: timelines.Timeline, window: model.Window,
         wanted = np.zeros(len(timeline), np.int64)
         for host_id, count in one.on.items():
             wanted[timeline.index(host_id)] = count
-        rooms = timeline.rooms(model.Demand(one.resources, count=MANY),
-                               window, wanted > 0, beside, peaks)
+        rooms = timeline.fits(model.Demand(one.resources, count=MANY),
+                              window, wanted > 0, beside, peaks)
         fitting += int(np.minimum(rooms, wanted).sum())
         beside.add(wanted, one.resources)
     return fitting

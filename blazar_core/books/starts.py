@@ -76,7 +76,7 @@ class Starts:
             with self._index.fresh(PATIENCE) as timeline:
                 hosts = self._picking.allowed(timeline, demand)
                 for start in starts[done:done + SLICE]:
-                    rooms = timeline.rooms(
+                    rooms = timeline.fits(
                         demand, model.Window(start, start + duration), hosts)
                     fits = min(picking.most_of(demand, rooms), demand.count)
                     if not found or found[-1][1] != fits:

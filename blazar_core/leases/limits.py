@@ -93,7 +93,7 @@ Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
 
 #: What leases may have of the cloud: by user (None: of the project), by name.
-_Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, quotas.Room]]
+_Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, quotas.Headroom]]
 
 
 class Granted:
@@ -240,7 +240,7 @@ class Limits:
 
     def _rooms(self, asked: Asked, found: usage.Books) -> _Rooms:
         """What the cloud lets leases have of what this one has more of."""
-        return {user_id: self._quota.rooms(
+        return {user_id: self._quota.headroom(
             asked.project_id, user_id,
             self._quota.amounts(asked.servers, asked.resources).keys(),
             [server for owner, server in found.servers
@@ -307,8 +307,9 @@ class Limits:
             found.others[_LEASES] = row.leases
             if row.amount:
                 found.uses.append(usage.Use(
-                    ledger.stay(row.start_date, row.end_date, row.placed_at,
-                                now), amounts, bool(row.own), row.user_id))
+                    ledger.occupied(row.start_date, row.end_date,
+                                    row.placed_at, now),
+                    amounts, bool(row.own), row.user_id))
             if row.server_id is not None:
                 found.servers.append((row.user_id, quotas.Server(
                     row.server_id, row.placed_at is not None, each)))

@@ -16,7 +16,7 @@ import typing as ty
 
 from blazar_core.common import model
 
-__all__ = ['Quota', 'Room', 'Server']
+__all__ = ['Quota', 'Headroom', 'Server']
 
 
 class Server(ty.NamedTuple):
@@ -30,7 +30,7 @@ class Server(ty.NamedTuple):
     resources: model.Resources
 
 
-class Room(ty.NamedTuple):
+class Headroom(ty.NamedTuple):
     """What the cloud lets leases have of something.
 
     :ivar limit: what all together may have
@@ -50,9 +50,9 @@ class Quota(ty.Protocol):
         """What servers take of it, all together, by its own names."""
         ...
 
-    def rooms(self, project_id: str, user_id: str | None,
-              names: ty.Collection[str], servers: ty.Sequence[Server],
-              ) -> ty.Mapping[str, Room]:
+    def headroom(self, project_id: str, user_id: str | None,
+                 names: ty.Collection[str], servers: ty.Sequence[Server],
+                 ) -> ty.Mapping[str, Headroom]:
         """What leases may have, with all else that a project has in the cloud.
 
         :param user_id: whose leases these are, for a quota of his own; None:

@@ -143,12 +143,12 @@ class Engine:
         self._stopping.set()
         self._wake.set()
 
-    def hasten(self, lease_id: str, host_id: int | None) -> None:
+    def expedite(self, lease_id: str, host_id: int | None) -> None:
         """A server of a lease has gone: try now what was put off for that.
 
         :param host_id: where it was; others may have waited for its room
         """
-        self._database.retried(self._queue.hasten, lease_id, host_id)
+        self._database.retried(self._queue.expedite, lease_id, host_id)
         self.wake()
 
     # -- claims ------------------------------------------------------------

@@ -153,7 +153,7 @@ class Queue:
                 sa.select(sa.func.min(models.Event.due))
                 .where(models.Event.status == states.Event.UNDONE))
 
-    def hasten(self, lease_id: str, host_id: int | None) -> None:
+    def expedite(self, lease_id: str, host_id: int | None) -> None:
         """Make due what was put off, of a lease and of others on a host."""
         now = self._clock.now()
         with self._database.writer() as session:

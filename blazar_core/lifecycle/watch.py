@@ -189,14 +189,14 @@ class Watch:
             if bindings.may_move(row, row.later, row.held, row):
                 loose.append(row)
             elif row.end_date > now or row.end_date + self._patience <= now:
-                line.apply(host.id, ledger.stay(
+                line.apply(host.id, ledger.occupied(
                     row.start_date, row.end_date, row.placed_at, now),
                     row.resources, 1)
         over = bool(line.overfull(now))
         going = []
         for row in loose:
             window = model.Window(max(row.start_date, now), row.end_date)
-            if line.rooms(model.Demand(row.resources), window)[0]:
+            if line.fits(model.Demand(row.resources), window)[0]:
                 line.apply(host.id, window, row.resources, 1)
             elif coming[row.reservation_id]:
                 coming[row.reservation_id] -= 1

@@ -60,9 +60,9 @@ class Changes:
         change = dataclasses.replace(
             change, granted=self._check_change(lease, change, resized))
         changed = self._prolong(context, lease, change)
-        self._parts.tell('lease.update', changed)
+        self._parts.notify('lease.update', changed)
         if _is_near_end(lease) and not _is_near_end(changed):
-            self._parts.tell('lease.event.before_end_lease.stop', changed)
+            self._parts.notify('lease.event.before_end_lease.stop', changed)
         return changed
 
     def _prolong(self, context: ty.Any, lease: dict[str, ty.Any],

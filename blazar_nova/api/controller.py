@@ -149,7 +149,7 @@ class Leases:
         else:
             lease = self._parts.leases.making.create(new, None)
             trusts.entrust(self._parts, context, lease)
-        self._parts.tell('lease.create', lease)
+        self._parts.notify('lease.create', lease)
         return self._answer(201, lease)
 
     def accept(self, request: webob.Request, lease_id: str) -> Answer:
@@ -157,7 +157,7 @@ class Leases:
         lease = self._parts.leases.making.accept(lease_id)
         if changes.is_owner(web.context(request), lease):
             trusts.entrust(self._parts, web.context(request), lease)
-        self._parts.tell('lease.update', lease)
+        self._parts.notify('lease.update', lease)
         return self._answer(200, lease)
 
     # -- changing ----------------------------------------------------------

@@ -114,8 +114,8 @@ class Admission:
             with excutils.save_and_reraise_exception():
                 self._leases.making.withdraw(lease['id'])
         trusts.entrust(self._parts, call.context, lease)
-        self._parts.tell('lease.create', lease)
-        self._parts.tell('lease.event.start_lease', lease)
+        self._parts.notify('lease.create', lease)
+        self._parts.notify('lease.event.start_lease', lease)
 
     def _hold(self, new: making.NewLease, call: calls.BuildCall) -> None:
         """The lease starts later: the build is kept until then.
@@ -140,7 +140,7 @@ class Admission:
             with excutils.save_and_reraise_exception():
                 trusts.take_back(self._parts, trust)
         steps.reached(steps.Step.CREATE_BOOKED, servers)
-        self._parts.tell('lease.create', lease)
+        self._parts.notify('lease.create', lease)
 
     def _demand(self, call: calls.BuildCall) -> model.Demand:
         with demands.refused(len(call.request_spec)):

@@ -62,10 +62,10 @@ class NovaQuota:
                 'cores': resources.get('VCPU', 0) + resources.get('PCPU', 0),
                 'ram': resources.get('MEMORY_MB', 0)}
 
-    def rooms(self, project_id: str, user_id: str | None,
-              names: ty.Collection[str],
-              servers: ty.Sequence[quotas.Server],
-              ) -> dict[str, quotas.Room]:
+    def headroom(self, project_id: str, user_id: str | None,
+                 names: ty.Collection[str],
+                 servers: ty.Sequence[quotas.Server],
+                 ) -> dict[str, quotas.Headroom]:
         """See :meth:`blazar_core.leases.quotas.Quota.rooms`."""
         context = nova_context.get_admin_context()
         try:
@@ -82,7 +82,7 @@ class NovaQuota:
         except Exception as exc:
             raise errors.CloudUnavailable(
                 f'Nova cannot say what the quota admits: {exc}') from exc
-        return {name: quotas.Room(limit, used - counted.get(name, 0))
+        return {name: quotas.Headroom(limit, used - counted.get(name, 0))
                 for name, (limit, used) in limits.items()}
 
     def _counted(self, context: ty.Any,

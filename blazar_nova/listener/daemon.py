@@ -76,11 +76,11 @@ class Listener:
         self.engine = engine.Engine(
             conf, self.parts.database, self.parts.clock,
             self.parts.lifecycle, _name())
-        self.mirror = mirror.Mirror(self.parts, self.engine.hasten)
+        self.mirror = mirror.Mirror(self.parts, self.engine.expedite)
         self.watch = watch.Watch(
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.binding, self.parts.vault.open,
-            self.parts.types, self.parts.tell, conf.blazar.start_patience)
+            self.parts.types, self.parts.notify, conf.blazar.start_patience)
         self._interval = conf.blazar.comparison_interval
         self._messages = service.notification_listener(
             conf.blazar.notification_topic, self.handle)

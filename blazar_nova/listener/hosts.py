@@ -173,7 +173,7 @@ class Hosts:
 
     def _believe(self, told: service.Told) -> bool:
         with self._parts.database.begin() as connection:
-            return inventory.tell(
+            return inventory.record(
                 connection, self._parts.clock.now(), told.service_host,
                 told.node, told.server_id, told.takes)
 

@@ -14,9 +14,10 @@
 
 What Nova's notifications tell is mostly that something may have changed, and
 where; what is true is then asked of Nova and placement. Only a server of
-nobody's lease that came or left is taken at its word (:func:`inventory.tell`):
-that is what everybody's boots and deletions are. What no notification told,
-or what it told wrongly, is found by a comparison in full from time to time.
+nobody's lease that came or left is taken at its word
+(:func:`inventory.record`): that is what everybody's boots and deletions are.
+What no notification told, or what it told wrongly, is found by a comparison in
+full from time to time.
 """
 
 import threading

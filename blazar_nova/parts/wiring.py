@@ -59,7 +59,7 @@ _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
 class Parts:
     """What a process of ours works with.
 
-    :ivar tell: publishes an event of a lease
+    :ivar notify: publishes an event of a lease
     """
 
     conf: ty.Any
@@ -70,7 +70,7 @@ class Parts:
     admission: admissions.Admission
     types: resources.Types
     answers: answers.Answers
-    tell: ty.Callable[[str, dict[str, ty.Any]], None]
+    notify: ty.Callable[[str, dict[str, ty.Any]], None]
     leases: leases.Leases
     cloud: nova_servers.NovaCloud
     lifecycle: lifecycle.Lifecycle
@@ -92,17 +92,17 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     types = resource_types.types(servers.Servers(books))
     words = answers.Answers(types)
 
-    def tell(event_type: str, lease: dict[str, ty.Any]) -> None:
+    def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
         service.notify(event_type, words.payload(lease))
         if event_type in _OVER:
             outside.on_end(words.lease(lease))
 
     search = _admission(conf, books, clock)
     return Parts(
-        conf, books, clock, secrets, trusts, search, types, words, tell,
-        leases.Leases(books, clock, search, types), cloud,
+        conf, books, clock, secrets, trusts, search, types, words,
+        notify, leases.Leases(books, clock, search, types), cloud,
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
-                            tell, conf.blazar.start_patience,
+                            notify, conf.blazar.start_patience,
                             lost_after(conf), types, ends.available()),
         limits.Limits(conf, books, clock, quota.NovaQuota(),
                       [outside.check], types.serverless))

@@ -25,7 +25,7 @@ from oslo_log import log as logging
 
 from blazar_core.books import claims as core_claims
 from blazar_core.books import follower
-from blazar_core.books import rooms
+from blazar_core.books import judge
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -69,7 +69,7 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         wiring.compare_settings(
             'nova-scheduler', service.CONF, books, clock)
         index = follower.Index(books, clock)
-        self._judge = rooms.Judge(books, clock, index)
+        self._judge = judge.Judge(books, clock, index)
         self._alone = service.CONF.blazar.without_books == 'allow'
         claims.install(core_claims.Claims(
             books, clock, index, self._alone))
@@ -96,7 +96,7 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         return kept
 
     def _rooms(self, spec: ty.Any, resources: model.Resources, wholly: bool,
-               ) -> rooms.Rooms:
+               ) -> judge.Fits:
         """Where a server may go.
 
         :param wholly: whether to look for its booking, in books of now
@@ -104,19 +104,19 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         reservation_id = flavors.reservation_of(spec.flavor)
         try:
             if not wholly:
-                return self._judge.rooms_unbooked(resources, LAG)
-            return self._judge.rooms_for(
+                return self._judge.fits_unbooked(resources, LAG)
+            return self._judge.fits_for(
                 spec.instance_uuid, resources, reservation_id)
         except errors.BooksUnavailable as exc:
             if self._alone and reservation_id is None:
-                return self._judge.rooms_alone(resources)
+                return self._judge.fits_alone(resources)
             LOG.warning('Server %s is placed nowhere%s: %s',
                         spec.instance_uuid, '' if reservation_id is None else
                         f', it is of reservation {reservation_id}', exc)
-            return rooms.Rooms(None, {}, 0)
+            return judge.Fits(None, {}, 0)
 
 
-def _kept(hosts: list[ty.Any], found: rooms.Rooms) -> list[ty.Any]:
+def _kept(hosts: list[ty.Any], found: judge.Fits) -> list[ty.Any]:
     """The hosts that have room."""
     room_on, elsewhere = found.by_host.get, found.elsewhere
     if elsewhere and all(found.by_host.values()):

@@ -103,9 +103,9 @@ class Timeline(calendar.Calendar):
         return [*self._rows.peaks(first, last, self._columns.values())
                 ] if len(self) else []
 
-    def rooms(self, demand: model.Demand, window: model.Window,
-              hosts: Hosts = None, beside: Beside | None = None,
-              peaks: ty.Sequence[Ints] | None = None) -> Ints:
+    def fits(self, demand: model.Demand, window: model.Window,
+             hosts: Hosts = None, beside: Beside | None = None,
+             peaks: ty.Sequence[Ints] | None = None) -> Ints:
         """How many servers of a demand fit on each host over all of a window.
 
         For every host in the order of :attr:`ids`; never more than

@@ -61,7 +61,8 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     """The first instant at which more of a host is promised than it has."""
     steps: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for row in rows:
-        stay = ledger.stay(row.start_date, row.end_date, row.placed_at, now)
+        stay = ledger.occupied(
+            row.start_date, row.end_date, row.placed_at, now)
         for rc, amount in row.resources.items():
             steps[rc] += ((max(stay.start, now), amount),
                           (stay.end, -amount))
@@ -73,7 +74,7 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     instant, rc, level = first
     leases = sorted({
         row.lease_id for row in rows
-        if row.start_date <= instant < ledger.stay(
+        if row.start_date <= instant < ledger.occupied(
             row.start_date, row.end_date, row.placed_at, now).end})
     more = f' and {len(leases) - _NAMED} more' if len(leases) > _NAMED else ''
     concerned = ', '.join(leases[:_NAMED]) + more

@@ -21,9 +21,9 @@ import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.books import inventory
+from blazar_core.books import judge
 from blazar_core.books import ledger
 from blazar_core.books import picking
-from blazar_core.books import rooms as books_rooms
 from blazar_core.books import starts
 from blazar_core.books import strategies
 from blazar_core.books import timeline
@@ -164,7 +164,7 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
     MANY = 20
 
     def judge(self, admitting):
-        return books_rooms.Judge(
+        return judge.Judge(
             self.database, admitting._clock, admitting.index)
 
     def test_servers_may_go_where_no_promise_is_broken(self):
@@ -174,13 +174,13 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
             server_id = f'server-{own}'
             booked, judged, elsewhere = self.in_books(
                 world, followed, lambda admitting: self.judge(
-                    admitting).rooms_for(server_id, resources))
+                    admitting).fits_for(server_id, resources))
             if own == 10:
                 # Who knows that it has no booking need not ask for it.
                 self.assertEqual(
                     (booked, judged, elsewhere), self.in_books(
                         world, followed, lambda admitting: self.judge(
-                            admitting).rooms_unbooked(resources)))
+                            admitting).fits_unbooked(resources)))
             self.assertEqual(
                 self.expected(world, resources, server_id), (booked, {
                     uuid: min(room, self.MANY)
@@ -228,7 +228,7 @@ class AdmissionTestCase(worlds.BooksTestCase):
     def setUp(self):
         super().setUp()
         self.admission = admission.Admission(self.database, self.clock)
-        self.judge = books_rooms.Judge(
+        self.judge = judge.Judge(
             self.database, self.clock, self.admission.index)
 
     def name_of(self, host_id):
@@ -569,22 +569,22 @@ class TestPatience(AdmissionTestCase):
         self.host('one', VCPU=99)
         self.host('two', VCPU=1)
         self.book('two', 0, 50, VCPU=1)
-        self.note('rooms')
+        self.note('fits')
         self.note('earliest')
         self.assertEqual(NOW + 50, self.quote(
             [model.Demand({'VCPU': 1})] * 100).next_start)
-        self.assertEqual(['rooms', 'earliest'], self.searches)
+        self.assertEqual(['fits', 'earliest'], self.searches)
 
     def test_a_trial_searches_twice_for_each_kind(self):
         self.host('one', VCPU=20, MEMORY_MB=1000)
-        self.note('rooms')
+        self.note('fits')
         self.assertIsNone(self.quote(self.kinds(20)))
         self.assertEqual(2 * 20 - 1, len(self.searches))
 
     def test_nothing_is_tried_again_and_again_that_never_fits(self):
         self.host('one', VCPU=2, MEMORY_MB=1000)
         self.book('one', 0, 10 ** 8, VCPU=1)
-        self.note('rooms')
+        self.note('fits')
         self.note('earliest')
         refusal = self.quote(self.kinds(3))
         self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 3, 1, None),
@@ -597,7 +597,7 @@ class TestPatience(AdmissionTestCase):
         for number in range(30):
             self.host(f'host{number}', VCPU=2)
             ids.append(self.host_id(f'host{number}'))
-        self.note('rooms')
+        self.note('fits')
         self.admission.pick_all(
             [model.Demand({'VCPU': 1})], model.Window(NOW, NOW + 10),
             kept=[picking.Kept({'VCPU': 1}, dict.fromkeys(ids, 1))])
@@ -673,16 +673,16 @@ class TestPatience(AdmissionTestCase):
     def test_others_have_their_turn_while_many_starts_are_looked_at(self):
         self.busy_and_free(12)
         self.others = []
-        self.note('rooms', also=self.come)
+        self.note('fits', also=self.come)
         self.availability()
-        self.assertEqual(['rooms'] * starts.SLICE + ['other'],
+        self.assertEqual(['fits'] * starts.SLICE + ['other'],
                          self.searches[:starts.SLICE + 1])
 
     def test_what_is_free_is_told_as_far_as_there_was_time(self):
         self.busy_and_free(30)
         every, more = self.availability()
         self.assertEqual((61, False), (len(every), more))
-        self.note('rooms', cost=0.06)
+        self.note('fits', cost=0.06)
         together, start, more = {}, 0, True
         while more:
             found, more = self.availability(start)
@@ -697,7 +697,7 @@ class TestPatience(AdmissionTestCase):
         self.host('full', usage={'VCPU': 1}, VCPU=1)
         for one in range(50):
             self.book('full', 10 + 20 * one, 20 + 20 * one, VCPU=1)
-        self.note('rooms', cost=0.2)
+        self.note('fits', cost=0.2)
         (first, last), more = self.availability()
         self.assertEqual(((0, 1), True, 1), (first, more, last[1]))
         self.assertGreater(last[0], 0)
@@ -995,9 +995,9 @@ class TestInTheWay(AdmissionTestCase):
 
 class TestRoomsFor(AdmissionTestCase):
 
-    def rooms(self, server_id='unleased', **resources):
+    def fits(self, server_id='unleased', **resources):
         """The booked host, and the room of the judged ones, by name."""
-        booked, rooms, _elsewhere = self.judge.rooms_for(
+        booked, rooms, _elsewhere = self.judge.fits_for(
             server_id, resources)
         names = {host.uuid: host.name for host in self.scalars(models.Host)}
         return names.get(booked), {
@@ -1005,36 +1005,36 @@ class TestRoomsFor(AdmissionTestCase):
 
     def test_hosts_without_bookings_are_left_to_nova(self):
         self.host('full', usage={'VCPU': 9}, VCPU=1)
-        self.assertEqual((None, {}), self.rooms(VCPU=1))
+        self.assertEqual((None, {}), self.fits(VCPU=1))
 
     def test_an_open_ended_server_does_not_eat_what_is_promised_later(self):
         self.host('one', VCPU=4)
         self.book('one', 5000, 6000, VCPU=2)
-        self.assertEqual((None, {'one': 2}), self.rooms(VCPU=1))
-        self.assertEqual((None, {'one': 1}), self.rooms(VCPU=2))
-        self.assertEqual((None, {'one': 0}), self.rooms(VCPU=3))
+        self.assertEqual((None, {'one': 2}), self.fits(VCPU=1))
+        self.assertEqual((None, {'one': 1}), self.fits(VCPU=2))
+        self.assertEqual((None, {'one': 0}), self.fits(VCPU=3))
 
     def test_a_leased_server_may_use_what_is_promised_after_its_end(self):
         self.host('booked', VCPU=1)
         self.host('other', VCPU=1)
         mine = self.book('booked', 0, 1000, VCPU=1)
         self.book('other', 1000, 2000, 'other', VCPU=1)
-        self.assertEqual(('booked', {}), self.rooms(mine, VCPU=1))
+        self.assertEqual(('booked', {}), self.fits(mine, VCPU=1))
         self.book('other', 999, 1000, VCPU=1, running=True)
-        self.assertEqual(('booked', {'other': 0}), self.rooms(mine, VCPU=1))
+        self.assertEqual(('booked', {'other': 0}), self.fits(mine, VCPU=1))
 
     def test_a_leased_server_may_go_to_its_host_whatever_is_there(self):
         self.host('one', usage={'VCPU': 9}, VCPU=1)
         mine = self.book('one', 0, 10, VCPU=1)
         self.book('one', 0, 10, running=True, VCPU=1)
-        self.assertEqual(('one', {'one': 1}), self.rooms(mine, VCPU=1))
+        self.assertEqual(('one', {'one': 1}), self.fits(mine, VCPU=1))
 
     def test_a_booking_does_not_stand_in_its_own_way(self):
         self.host('one', VCPU=3)
         mine = self.book('one', 0, 10, VCPU=2)
         self.book('one', 0, 10, reservation='other', VCPU=1)
-        self.assertEqual(('one', {'one': 1}), self.rooms(mine, VCPU=2))
-        self.assertEqual((None, {'one': 0}), self.rooms(VCPU=2))
+        self.assertEqual(('one', {'one': 1}), self.fits(mine, VCPU=2))
+        self.assertEqual((None, {'one': 0}), self.fits(VCPU=2))
 
     def test_servers_of_a_reservation_may_change_places(self):
         self.host('one', VCPU=2)
@@ -1044,32 +1044,32 @@ class TestRoomsFor(AdmissionTestCase):
         for name in ('one', 'two'):
             self.book(name, 0, 10, reservation='other', VCPU=1)
         self.assertEqual(('one', {'one': 1, 'two': 1}),
-                         self.rooms(mine, VCPU=1))
+                         self.fits(mine, VCPU=1))
 
     def test_a_server_of_the_reservation_that_runs_has_its_place(self):
         self.host('one', VCPU=1)
         self.host('two', VCPU=1)
         mine = self.book('one', 0, 10, VCPU=1)
         self.book('two', 0, 10, running=True, VCPU=1)
-        self.assertEqual(('one', {'two': 0}), self.rooms(mine, VCPU=1))
+        self.assertEqual(('one', {'two': 0}), self.fits(mine, VCPU=1))
 
     def test_a_server_that_lost_its_host_is_judged_until_its_end(self):
         self.host('one', VCPU=1)
         mine = self.book(None, 0, 100, VCPU=1)
         self.book('one', 100, 200, reservation='other', VCPU=1)
-        self.assertEqual((None, {}), self.rooms(mine, VCPU=1))
+        self.assertEqual((None, {}), self.fits(mine, VCPU=1))
         self.book('one', 50, 60, reservation='other', VCPU=1)
-        self.assertEqual((None, {'one': 0}), self.rooms(mine, VCPU=1))
+        self.assertEqual((None, {'one': 0}), self.fits(mine, VCPU=1))
 
     def test_an_overdue_running_server_is_still_there(self):
         self.host('one', VCPU=1)
         self.book('one', -100, -1, running=True, VCPU=1)
-        self.assertEqual((None, {'one': 0}), self.rooms(VCPU=1))
+        self.assertEqual((None, {'one': 0}), self.fits(VCPU=1))
 
     def test_what_is_over_and_does_not_run_is_forgotten(self):
         self.host('one', VCPU=1)
         self.book('one', -100, 0, VCPU=1)
-        self.assertEqual((None, {}), self.rooms(VCPU=1))
+        self.assertEqual((None, {}), self.fits(VCPU=1))
 
 
 class TestMoves(AdmissionTestCase):
@@ -1082,18 +1082,18 @@ class TestMoves(AdmissionTestCase):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=2)
 
-    def rooms(self, server_id, affinity):
+    def fits(self, server_id, affinity):
         """The hosts on which a server may be, of those that are there."""
         with self.database.writer() as session:
             session.execute(sa.update(models.Reservation).where(
                 models.Reservation.id == 'reservation').values(
                 params={'affinity': affinity}))
-        found = self.judge.rooms_for(server_id, {'VCPU': 1})
+        found = self.judge.fits_for(server_id, {'VCPU': 1})
         return {host.name for host in self.scalars(models.Host)
                 if found.by_host.get(host.uuid, found.elsewhere) >= 1}
 
-    apart = functools.partialmethod(rooms, affinity=False)
-    together = functools.partialmethod(rooms, affinity=True)
+    apart = functools.partialmethod(fits, affinity=False)
+    together = functools.partialmethod(fits, affinity=True)
 
     def place(self, host, server=True, **values):
         """A place that a server has; it runs, if nothing else is said."""

@@ -21,8 +21,8 @@ from blazar_core.books import admission
 from blazar_core.books import claims
 from blazar_core.books import follower
 from blazar_core.books import inventory
+from blazar_core.books import judge
 from blazar_core.books import ledger
-from blazar_core.books import rooms
 from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models
@@ -76,8 +76,8 @@ class ClaimTestCase(base.LeaseTestCase):
     def tell(self, server_id, host='one', **takes):
         """The cloud says that a server has come, or that it has left."""
         with self.database.begin() as connection:
-            return inventory.tell(connection, self.clock.now(), host, host,
-                                  server_id, takes or None)
+            return inventory.record(connection, self.clock.now(), host, host,
+                                    server_id, takes or None)
 
     def asked(self, host='one', at=None, **servers):
         """The cloud says what runs on a host."""
@@ -354,16 +354,16 @@ class TestLeased(ClaimTestCase):
     def test_one_whose_lease_is_over_is_like_any_other(self):
         server_id, = self.servers(0, 100)
         self.servers(100, 200, resources={'VCPU': 2})
-        own_of = rooms.own_of
+        own_of = judge.own_of
 
         def meanwhile(*args):
             self.lifecycle.observing.observe(
                 server_id, clouds.Seen(State.GONE))
-            rooms.own_of = own_of
+            judge.own_of = own_of
             return own_of(*args)
 
-        rooms.own_of = meanwhile
-        self.addCleanup(setattr, rooms, 'own_of', own_of)
+        judge.own_of = meanwhile
+        self.addCleanup(setattr, judge, 'own_of', own_of)
         self.assertFalse(self.fits('one', server_id))
 
 
@@ -490,9 +490,9 @@ class TestSiblings(ClaimTestCase):
 class TestTogether(ClaimTestCase):
     """Servers that one request lets in one after the other."""
 
-    def rooms(self, server_id):
-        found = rooms.Judge(
-            self.database, self.clock, self.admission.index).rooms_for(
+    def fits(self, server_id):
+        found = judge.Judge(
+            self.database, self.clock, self.admission.index).fits_for(
                 server_id, {'VCPU': 1})
         return {self.scalars(models.Host.name, models.Host.uuid == uuid)[0]:
                 room for uuid, room in found.by_host.items()}
@@ -501,7 +501,7 @@ class TestTogether(ClaimTestCase):
         self.host('one', VCPU=3)
         self.lease(50, 100)
         for room in (2, 1, 0):
-            self.assertEqual({'one': room}, self.rooms('any'))
+            self.assertEqual({'one': room}, self.fits('any'))
             if room:
                 self.claim(f'server {room}', 'one')
 
@@ -509,9 +509,9 @@ class TestTogether(ClaimTestCase):
         self.host('one', VCPU=2)
         first, second = base.servers_of(self.lease(0, 100, count=2))
         # What is booked is its own, or its siblings', and in nobody's way.
-        self.assertEqual({}, self.rooms(first))
+        self.assertEqual({}, self.fits(first))
         self.claim(first, 'one')
-        self.assertEqual({'one': 1}, self.rooms(second))
+        self.assertEqual({'one': 1}, self.fits(second))
 
 
 class TestBuilding(ClaimTestCase):

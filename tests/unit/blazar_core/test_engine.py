@@ -221,8 +221,8 @@ class TestRunDue(EngineTestCase):
         worker = self.engine()
         worker.run_due()
         due = self.row(failed).due
-        worker.hasten('future', None)
-        worker.hasten('failed', None)
+        worker.expedite('future', None)
+        worker.expedite('failed', None)
         self.assertEqual((NOW + 10, due), (
             self.row(future).due, self.row(failed).due))
 
@@ -261,7 +261,7 @@ class TestPauses(EngineTestCase):
             self.clock.advance(32)
         worker.run_due()
         pause = self.row(other).due - self.clock.now()
-        worker.hasten('a', None)
+        worker.expedite('a', None)
         self.assertEqual(pause, self.row(other).due - self.clock.now())
         self.assertEqual([2, 4], self.pauses(worker, event_id, 2))
 
@@ -274,7 +274,7 @@ class TestPauses(EngineTestCase):
         door = self.shut('a')
         thread = self.in_thread(worker.run_due)
         self.wait_for(lambda: self.actions.running, 'the next try')
-        self.engine('second').hasten('a', None)
+        self.engine('second').expedite('a', None)
         door.set()
         thread.join(20)
         self.assertEqual(2, self.row(event_id).due - self.clock.now())
@@ -298,7 +298,7 @@ class TestPauses(EngineTestCase):
                     start_date=NOW + start, end_date=NOW + 99))
         self.assertEqual([here], self.scalars(
             models.Host.uuid, models.Host.id == hosts['here']))
-        self.engine().hasten('another', hosts['here'])
+        self.engine().expedite('another', hosts['here'])
         self.assertEqual({'here': 0, 'there': 5, 'later': 5}, {
             name: self.row(event_id).waits
             for name, event_id in events.items()})
@@ -387,7 +387,7 @@ class TestCost(EngineTestCase):
         self.event('a', 1, 'start_lease', waits=3)
         self.event('a', 0, 'mine')
         before = self.rows_read()
-        worker.hasten('a', 1)
+        worker.expedite('a', 1)
         self.assertEqual(2, worker.run_due())
         worker._running['b'] = queue.Claim('b', 'b', '', 0, 0, '')
         worker._extend()

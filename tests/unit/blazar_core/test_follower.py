@@ -87,7 +87,7 @@ class IndexTestCase(base.LeaseTestCase):
                     for peak in peaks]
             hosts = {host.id: (host.capacity, host.usage)
                      for host in followed.hosts.values()}
-            rooms = dict(zip(timeline.ids, timeline.rooms(
+            rooms = dict(zip(timeline.ids, timeline.fits(
                 model.Demand({'VCPU': 1}, count=999),
                 model.Window(self.clock.now(), model.FOREVER)).tolist(),
                 strict=True))
@@ -141,7 +141,7 @@ class FollowingTest(IndexTestCase):
                 return
             elif kind == 4:
                 name = dice.choice(['h1', 'h2', 'h3'])
-                inventory.tell(
+                inventory.record(
                     session.connection(), self.clock.now(), name, name,
                     'server', dice.choice([None, PLAIN]))
                 return
@@ -165,7 +165,7 @@ class FollowingTest(IndexTestCase):
                         'before_cursor_execute', note)
         for came in (True, False):
             with self.database.begin() as connection:
-                self.assertTrue(inventory.tell(
+                self.assertTrue(inventory.record(
                     connection, NOW, 'h1', 'h1', 'server',
                     PLAIN if came else None))
             statements.clear()

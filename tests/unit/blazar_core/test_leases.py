@@ -206,7 +206,7 @@ class TestCreate(base.LeaseTestCase):
 
     def lose_first_race(self):
         """Whoever decides first finds that somebody was faster."""
-        take = ledger.take
+        take = ledger.advance
         lost = []
 
         def racing(session, now, hosts, changes):
@@ -238,7 +238,7 @@ class TestCreate(base.LeaseTestCase):
 
     def patch_take(self, take):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger.take', take))
+            'blazar_core.books.ledger.advance', take))
 
 
 class TestUpdate(base.LeaseTestCase):

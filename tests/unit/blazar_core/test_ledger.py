@@ -381,7 +381,7 @@ class TestTheGuard(worlds.BooksTestCase):
 
     def take(self, hosts):
         with self.database.writer() as session:
-            ledger.take(session.connection(), NOW, hosts, {})
+            ledger.advance(session.connection(), NOW, hosts, {})
 
     def test_a_host_that_was_read_and_not_changed_can_be_taken(self):
         self.host('one', VCPU=1)
@@ -409,7 +409,7 @@ class TestTheGuard(worlds.BooksTestCase):
             taken.extend(host.id for host in hosts)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger.take', watched))
+            'blazar_core.books.ledger.advance', watched))
         edits = [ledger.Edit(None, ledger.NewBooking(
             'reservation', self.host_id(name), None,
             model.Window(NOW, NOW + 1), {'VCPU': 1}))
@@ -582,7 +582,7 @@ class TestTell(ReportTestCase):
     def tell(self, server_id='a', node='one', service_host='compute',
              now=NOW + 9, **takes):
         with self.database.begin() as connection:
-            return inventory.tell(
+            return inventory.record(
                 connection, now, service_host, node, server_id,
                 takes or None)
 
@@ -718,7 +718,7 @@ class TestReportsThatMeet(ReportTestCase):
 
         def tell():
             with self.database.begin() as connection:
-                return inventory.tell(
+                return inventory.record(
                     connection, NOW + 9, 'compute', 'one', 'b', {'VCPU': 2})
 
         self.assertTrue(self.database.retried(tell))

@@ -160,10 +160,10 @@ class FakeQuota:
     def amounts(self, servers, resources):
         return {'instances': servers, 'cores': resources.get('VCPU', 0)}
 
-    def rooms(self, project_id, user_id, names, servers):
+    def headroom(self, project_id, user_id, names, servers):
         self.asked.append((project_id, user_id, sorted(names), {
             one.id: one.placed for one in servers}))
-        return {'cores': quotas.Room(self.limit, self.used)}
+        return {'cores': quotas.Headroom(self.limit, self.used)}
 
 
 class TestQuota(LimitsTestCase):
@@ -224,13 +224,13 @@ class TestQuota(LimitsTestCase):
         self.assertEqual(
             [(None, dict.fromkeys(held, False)), ('another', {})],
             [(one[1], one[3]) for one in self.quota.asked])
-        of_project = self.quota.rooms
+        of_project = self.quota.headroom
 
-        def rooms(project_id, user_id, names, servers):
+        def headroom(project_id, user_id, names, servers):
             return of_project(project_id, user_id, names, servers) if (
                 user_id) else {}
 
-        with mock.patch.object(self.quota, 'rooms', rooms):
+        with mock.patch.object(self.quota, 'headroom', headroom):
             self.assertEqual(2, self.peak(user_id='another'))
             self.assertEqual(6, self.peak())
 

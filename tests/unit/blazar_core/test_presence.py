@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from blazar_core.books import admission
 from blazar_core.books import claims
 from blazar_core.books import follower
-from blazar_core.books import rooms
+from blazar_core.books import judge
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import api
@@ -197,7 +197,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.database = api.Database(self.books.conf, self.clock)
         self.uuid = self.host('one', VCPU=4)
         self.admission = admission.Admission(self.database, self.clock)
-        self.judge = rooms.Judge(
+        self.judge = judge.Judge(
             self.database, self.clock, self.admission.index)
         self.claims = claims.Claims(
             self.database, self.clock, self.admission.index)
@@ -228,8 +228,8 @@ class TestWithoutBooks(base.DatabaseTestCase):
                 end_date=base.NOW + 2000, resources={'VCPU': vcpus})]
             session.add(lease)
 
-    def rooms(self):
-        return self.judge.rooms_alone({'VCPU': 1})
+    def fits(self):
+        return self.judge.fits_alone({'VCPU': 1})
 
     def claim(self, server_id, vcpus=1, **how):
         return self.claims.claim(
@@ -237,24 +237,24 @@ class TestWithoutBooks(base.DatabaseTestCase):
 
     def test_what_is_promised_stays_promised(self):
         self.promise(2)
-        self.assertEqual({self.uuid: 2}, self.judge.rooms_for(
+        self.assertEqual({self.uuid: 2}, self.judge.fits_for(
             'any', {'VCPU': 1}).by_host)
         self.take_away()
-        self.assertRaises(errors.BooksUnavailable, self.judge.rooms_for,
+        self.assertRaises(errors.BooksUnavailable, self.judge.fits_for,
                           'any', {'VCPU': 1})
         self.clock.advance(600)
-        self.assertEqual({self.uuid: 2}, self.rooms().by_host)
-        self.assertEqual(float('inf'), self.rooms().elsewhere)
+        self.assertEqual({self.uuid: 2}, self.fits().by_host)
+        self.assertEqual(float('inf'), self.fits().elsewhere)
         # What comes meanwhile counts.
         take_back = self.claim('first')
-        self.assertEqual({self.uuid: 1}, self.rooms().by_host)
+        self.assertEqual({self.uuid: 1}, self.fits().by_host)
         self.claim('second')
         self.assertRaises(claims.Denied, self.claim, 'third')
         take_back()
-        self.assertEqual({self.uuid: 1}, self.rooms().by_host)
+        self.assertEqual({self.uuid: 1}, self.fits().by_host)
         self.claim('third')
         self.claim('forced', forced=True)
-        self.assertEqual({self.uuid: 0}, self.rooms().by_host)
+        self.assertEqual({self.uuid: 0}, self.fits().by_host)
         self.assertEqual(1, self.log.output.count(
             'servers are judged by what was known 600 s ago'))
         # Until somebody can write, or those who can have had the time.
@@ -268,7 +268,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.assertEqual({self.uuid: 0}, self.by_host())
 
     def by_host(self):
-        return self.judge.rooms_for('any', {'VCPU': 1}).by_host
+        return self.judge.fits_for('any', {'VCPU': 1}).by_host
 
     def test_what_was_let_in_counts_for_a_while(self):
         self.promise(3)
@@ -299,7 +299,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.promise(4)
         self.take_away()
         for _time in range(2):
-            self.assertEqual(({}, float('inf')), self.rooms()[1:])
+            self.assertEqual(({}, float('inf')), self.fits()[1:])
             self.claim('any')()
         self.assertEqual(1, self.log.output.count(
             'it has not answered since this process started'))

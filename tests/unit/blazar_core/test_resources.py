@@ -143,7 +143,7 @@ class TestParkingLots(base.LeaseTestCase):
         """How much of the garage nobody has booked, for ever."""
         with self.admission.index.fresh() as timeline:
             window = model.Window(self.clock.now(), model.FOREVER)
-            return int(timeline.rooms(
+            return int(timeline.fits(
                 model.Demand({'CUSTOM_LOT_WIDTH': 1}, 100), window).max())
 
     def test_they_live(self):

@@ -363,7 +363,7 @@ class TimelineTest(base.BaseTestCase):
                 host, one.needs, most, one.start, end)
                 if host in hosts else 0 for host in story.timeline.ids}
             for peaks in (None, story.timeline.peaks(window)):
-                rooms = story.timeline.rooms(
+                rooms = story.timeline.fits(
                     one.demand(), window, asked, peaks=peaks)
                 self.assertEqual(
                     expected, dict(zip(story.timeline.ids, rooms.tolist())))
@@ -664,7 +664,7 @@ class ManyTest(base.BaseTestCase):
             rooms = [self._room(booked, demand.resources,
                                 demand.most_per_host(), instant,
                                 instant + length) for booked in near]
-            self.assertEqual(rooms, self.timeline.rooms(
+            self.assertEqual(rooms, self.timeline.fits(
                 demand, model.Window(instant, instant + length)).tolist())
             fits = max(rooms) if affinity is model.Affinity.SAME else (
                 sum(rooms))
@@ -699,8 +699,8 @@ class ContractTest(base.BaseTestCase):
         self.window = model.Window(10, 20)
 
     def test_answers_are_in_the_order_in_which_hosts_came(self):
-        rooms = self.timeline.rooms(model.Demand({'VCPU': 1}, 9),
-                                    self.window)
+        rooms = self.timeline.fits(model.Demand({'VCPU': 1}, 9),
+                                   self.window)
         self.assertEqual([7, 3], self.timeline.ids)
         self.assertEqual([3, 2], rooms.tolist())
         self.assertEqual(1, self.timeline.index(3))
@@ -710,18 +710,18 @@ class ContractTest(base.BaseTestCase):
         mask = self.timeline.mask([3, 99])
         self.assertEqual([False, True], mask.tolist())
         for hosts in (mask, [3, 99], frozenset({3})):
-            self.assertEqual([0, 2], self.timeline.rooms(
+            self.assertEqual([0, 2], self.timeline.fits(
                 demand, self.window, hosts).tolist())
 
     def test_nothing_fits_where_there_are_no_hosts(self):
         empty, demand = timeline.Timeline(), model.Demand({'VCPU': 1})
-        self.assertEqual([], empty.rooms(demand, self.window).tolist())
+        self.assertEqual([], empty.fits(demand, self.window).tolist())
         self.assertIsNone(empty.earliest(demand, 10, 0))
         self.assertIsNone(self.timeline.earliest(demand, 10, 0, []))
 
     def test_a_class_that_nobody_has_fits_nowhere(self):
         demand = model.Demand({'CUSTOM_FPGA': 1})
-        self.assertEqual([0, 0], self.timeline.rooms(
+        self.assertEqual([0, 0], self.timeline.fits(
             demand, self.window).tolist())
         self.assertIsNone(self.timeline.earliest(demand, 10, 0))
 
@@ -729,9 +729,9 @@ class ContractTest(base.BaseTestCase):
         demand = model.Demand({'VCPU': 1, 'CUSTOM_NET': 5})
         shared = timeline.Timeline(shared=['CUSTOM_NET'])
         shared.set_host(1, {'VCPU': 1}, {})
-        self.assertEqual([1], shared.rooms(demand, self.window).tolist())
+        self.assertEqual([1], shared.fits(demand, self.window).tolist())
         shared.set_host(1, {'VCPU': 1, 'CUSTOM_NET': 4}, {})
-        self.assertEqual([0], shared.rooms(demand, self.window).tolist())
+        self.assertEqual([0], shared.fits(demand, self.window).tolist())
 
     def test_what_is_asked_wrongly_is_refused(self):
         demand = model.Demand({'VCPU': 1})
@@ -779,7 +779,7 @@ class ContractTest(base.BaseTestCase):
             full.apply(host, model.Window(8, 9), {'DISK_GB': 1}, 1)
         for needs in ({'VCPU': 1, 'MEMORY_MB': 1},
                       {'MEMORY_MB': 1, 'VCPU': 1}):
-            self.assertEqual([0] * 8, full.rooms(
+            self.assertEqual([0] * 8, full.fits(
                 model.Demand(needs), model.Window(0, 10)).tolist())
 
     def test_fraction_counts_usage_and_bookings_over_time(self):
@@ -827,5 +827,5 @@ class ContractTest(base.BaseTestCase):
         before = self.timeline.nbytes
         self.timeline.forget(90_000)
         self.assertLess(self.timeline.nbytes, before / 4)
-        self.assertEqual(3, self.timeline.rooms(
+        self.assertEqual(3, self.timeline.fits(
             model.Demand({'VCPU': 1}, 9), model.Window(90_005, 90_009))[0])

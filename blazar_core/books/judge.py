@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Rooms: on which hosts a server may be placed, and where it may move.
+"""What fits: on which hosts a server may be placed, and where it may move.
 
 Hosts are judged in memory (:mod:`blazar_core.books.follower`) for whoever
 chooses among them, as a scheduler does; a claim decides
@@ -32,7 +32,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Judge', 'Rooms', 'bound', 'own_of']
+__all__ = ['Judge', 'Fits', 'bound', 'own_of']
 
 #: The bookings of the reservation of a server, and what was asked for.
 _OWN = sa.select(
@@ -44,7 +44,7 @@ _OWN = sa.select(
             models.Booking.__table__.c.server_id == sa.bindparam('server'))))
 
 
-class Rooms(ty.NamedTuple):
+class Fits(ty.NamedTuple):
     """Where a server may be placed.
 
     ``booked`` is the uuid of the host of its booking; ``by_host`` says how
@@ -69,8 +69,8 @@ class Judge:
         self._clock = clock
         self._index = index
 
-    def rooms_for(self, server_id: str, resources: model.Resources,
-                  reservation_id: str | None = None) -> Rooms:
+    def fits_for(self, server_id: str, resources: model.Resources,
+                 reservation_id: str | None = None) -> Fits:
         """Where a server, and those that come with it, may be placed now.
 
         A server with a booking may go to its booked host, and to any host
@@ -94,7 +94,7 @@ class Judge:
             mine, own = own_of(connection, server_id)
             if reservation_id is not None and (
                     mine is None or mine.reservation_id != reservation_id):
-                return Rooms(None, {}, 0)
+                return Fits(None, {}, 0)
             window = model.Window(now, model.FOREVER)
             if mine is not None:
                 window = model.Window(
@@ -103,7 +103,7 @@ class Judge:
             siblings = [] if affinity is None else _siblings(connection, mine)
             with self._index.without(own):
                 # Nova asks about one server, and others may have to follow.
-                by_host = self._rooms_by_host(
+                by_host = self._fits_by_host(
                     timeline, resources, window, everywhere=bool(affinity))
             own_on = collections.Counter(
                 row.host_id for row in own
@@ -115,7 +115,7 @@ class Judge:
                 if host_id in hosts and hosts[host_id].uuid in by_host:
                     by_host[hosts[host_id].uuid] = max(
                         by_host[hosts[host_id].uuid], count)
-            found = Rooms(uuid, by_host, math.inf)
+            found = Fits(uuid, by_host, math.inf)
         if affinity is None:
             return found
         if mine.placed_at is None:
@@ -123,16 +123,16 @@ class Judge:
         return (_together if affinity else _apart)(
             found, mine, siblings, hosts)
 
-    def rooms_unbooked(self, resources: model.Resources, lag: float = 0,
-                       ) -> Rooms:
+    def fits_unbooked(self, resources: model.Resources, lag: float = 0,
+                      ) -> Fits:
         """Where a server that has no booking may be placed, for half as much.
 
         :param lag: see :meth:`blazar_core.books.follower.Index.fresh`
         """
         with self._index.fresh(lag) as timeline:
-            return self._rooms_for_ever(timeline, resources)
+            return self._fits_for_ever(timeline, resources)
 
-    def rooms_alone(self, resources: model.Resources) -> Rooms:
+    def fits_alone(self, resources: model.Resources) -> Fits:
         """Where a server may be placed, while the database is away.
 
         As far as this process knows the books, and as if it had no lease:
@@ -140,25 +140,25 @@ class Judge:
         """
         with self._index.remembered() as timeline:
             if timeline is None:
-                return Rooms(None, {}, math.inf)
-            return self._rooms_for_ever(timeline, resources)
+                return Fits(None, {}, math.inf)
+            return self._fits_for_ever(timeline, resources)
 
-    def _rooms_for_ever(self, timeline: timelines.Timeline,
-                        resources: model.Resources) -> Rooms:
+    def _fits_for_ever(self, timeline: timelines.Timeline,
+                       resources: model.Resources) -> Fits:
         """Where there is room without an end."""
         window = model.Window(self._clock.now(), model.FOREVER)
-        return Rooms(None, self._rooms_by_host(
+        return Fits(None, self._fits_by_host(
             timeline, resources, window), math.inf)
 
-    def _rooms_by_host(self, timeline: timelines.Timeline,
-                       resources: model.Resources, window: model.Window,
-                       everywhere: bool = False) -> dict[str, int]:
+    def _fits_by_host(self, timeline: timelines.Timeline,
+                      resources: model.Resources, window: model.Window,
+                      everywhere: bool = False) -> dict[str, int]:
         """How many such servers fit on each of the hosts that are judged:
         where something is booked, or everywhere.
         """
         peaks = timeline.peaks(window)
         judged = timeline.busy(peaks) | everywhere
-        rooms = timeline.rooms(
+        rooms = timeline.fits(
             model.Demand(resources, count=picking.MANY), window, judged,
             peaks=peaks)
         return dict(zip(self._index.uuids()[judged].tolist(),
@@ -185,20 +185,20 @@ def _siblings(connection: sa.Connection, mine: ty.Any) -> list[ty.Any]:
         table.c.id != mine.id))]
 
 
-def _as_booked(found: Rooms, siblings: ty.Iterable[ty.Any],
+def _as_booked(found: Fits, siblings: ty.Iterable[ty.Any],
                own_on: ty.Mapping[int, int],
-               hosts: ty.Mapping[int, model.Host]) -> Rooms:
+               hosts: ty.Mapping[int, model.Host]) -> Fits:
     """Where a server may be built: on a host that is booked for it, and to
     which none of the others is under way.
     """
     awaited = {one.moving_to for one in siblings}
-    return Rooms(found.booked, {
+    return Fits(found.booked, {
         hosts[host_id].uuid: count for host_id, count in own_on.items()
         if host_id in hosts and host_id not in awaited}, 0)
 
 
-def _apart(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
-           hosts: ty.Mapping[int, model.Host]) -> Rooms:
+def _apart(found: Fits, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+           hosts: ty.Mapping[int, model.Host]) -> Fits:
     """Where a server may move that is to be apart from its siblings."""
     _only, avoid = bound(False, mine, siblings)
     return found._replace(by_host={
@@ -206,8 +206,8 @@ def _apart(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
                             if host_id in hosts}})
 
 
-def _together(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
-              hosts: ty.Mapping[int, model.Host]) -> Rooms:
+def _together(found: Fits, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+              hosts: ty.Mapping[int, model.Host]) -> Fits:
     """Where a server may move that is to be together with its siblings.
 
     The first one that leaves their host goes where there is room for all of
@@ -217,7 +217,7 @@ def _together(found: Rooms, mine: ty.Any, siblings: ty.Iterable[ty.Any],
     siblings = [one for one in siblings if one.host_id is not None]
     only, _avoid = bound(True, mine, siblings)
     uuids = {hosts[host_id].uuid for host_id in only if host_id in hosts}
-    return Rooms(found.booked, {
+    return Fits(found.booked, {
         uuid: room for uuid, room in found.by_host.items()
         if uuid == found.booked or (
             uuid in uuids if only else room > len(siblings))}, 0)

@@ -21,6 +21,7 @@ sys.path.insert(0, os.path.abspath('../ext'))
 extensions = [
     'openstackdocstheme',
     'oslo_config.sphinxext',
+    'package_rooms',
     'state_machine',
 ]
 

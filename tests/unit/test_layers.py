@@ -20,6 +20,8 @@ import typing as ty
 import fixtures
 from oslotest import base
 
+from tests import imports as code
+
 #: What stands at the top of each package; who is named later knows who is
 #: named before, and not the other way round.
 ROOMS = {
@@ -29,74 +31,10 @@ ROOMS = {
                     'api', 'cmd', 'osc'),
 }
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
-
-
-def sources(*folders: str) -> list[str]:
-    """The Python files in folders, by their path from the root."""
-    found = [os.path.relpath(os.path.join(path, name), ROOT)
-             for folder in folders
-             for path, _folders, names in os.walk(os.path.join(ROOT, folder))
-             for name in names if name.endswith('.py')]
-    return sorted(found)
-
-
-def parsed(path: str) -> ast.Module:
-    with open(os.path.join(ROOT, path)) as file:
-        return ast.parse(file.read(), path)
-
-
-def imports(path: str) -> ty.Iterator[str]:
-    """The full names of what a file imports, wherever in it that stands."""
-    package = path.removesuffix('.py').split('/')[:-1]
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[:len(package) - node.level + 1] if (
-                node.level) else []
-            module = '.'.join([*above, *filter(None, [node.module])])
-            yield from (f'{module}.{alias.name}' for alias in node.names)
-        elif isinstance(node, ast.Call) and node.args and isinstance(
-                node.args[0], ast.Constant) and name_of(node.func) in (
-                    '__import__', 'import_module', 'import_class',
-                    'import_object', 'try_import'):
-            yield str(node.args[0].value)
-
-
-def name_of(function: ast.expr) -> str:
-    """What is called: the last part of its name."""
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ''
-
-
-def room(path: str) -> str:
-    """Where a file of a package is."""
-    return path.split('/')[1].removesuffix('.py')
-
 
 def is_in(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(f'{package}.')
                for package in packages)
-
-
-def arrows(package: str) -> dict[str, set[str]]:
-    """By file, which others of its package it imports."""
-    paths = [path for path in sources(package) if '/alembic/' not in path]
-    modules = {path.removesuffix('.py').removesuffix('/__init__').replace(
-        '/', '.'): path for path in paths}
-    return {path: {modules[name] for name in imported_modules(path, modules)}
-            for path in paths}
-
-
-def imported_modules(path: str, known: ty.Collection[str],
-                     ) -> ty.Iterator[str]:
-    for name in imports(path):
-        while name and name not in known:
-            name = name.rpartition('.')[0]
-        if name:
-            yield name
 
 
 def circle(arrows: ty.Mapping[str, ty.Collection[str]]) -> list[str]:
@@ -121,26 +59,27 @@ class TestRooms(base.BaseTestCase):
     def test_a_package_has_few_of_them(self):
         for package, rooms in ROOMS.items():
             self.assertLessEqual(len(rooms), 8)
-            self.assertEqual({'__init__', *rooms},
-                             {room(path) for path in sources(package)})
+            self.assertEqual(
+                {'__init__', *rooms},
+                {code.room(path) for path in code.sources(package)})
 
     def test_arrows_lead_down(self):
         for package, rooms in ROOMS.items():
             found = {(path, other)
-                     for path, others in arrows(package).items()
+                     for path, others in code.arrows(package).items()
                      for other in others}
             self.assertGreater(len(found), 50)
             # Whoever imports anything of a package runs this one first.
             top = f'{package}/__init__.py'
-            self.assertEqual(set(), arrows(package)[top])
+            self.assertEqual(set(), code.arrows(package)[top])
             self.assertEqual([], sorted(
                 f'{path} imports {other}' for path, other in found
                 if other != top and
-                rooms.index(room(path)) < rooms.index(room(other))))
+                rooms.index(code.room(path)) < rooms.index(code.room(other))))
 
     def test_no_files_know_each_other(self):
         for package in ROOMS:
-            self.assertEqual([], circle(arrows(package)))
+            self.assertEqual([], circle(code.arrows(package)))
 
     def test_a_circle_is_seen(self):
         known = {'a': {'b', 'c'}, 'b': set(), 'c': {'d'}, 'd': {'c', 'b'}}
@@ -157,58 +96,59 @@ class TestLayers(base.BaseTestCase):
         self.assertGreater(len(paths), 3)
         self.assertEqual([], [
             f'{path} imports {name}' for path in paths
-            for name in imports(path) if is_in(name, *forbidden)])
+            for name in code.imports(path) if is_in(name, *forbidden)])
 
     def test_the_core_knows_neither_nova_nor_the_message_bus(self):
-        self.assert_none(sources('blazar_core'), 'nova', 'blazar_nova',
+        self.assert_none(code.sources('blazar_core'), 'nova', 'blazar_nova',
                          'oslo_messaging', 'placement', 'os_client_config',
                          'novaclient', 'keystoneauth1', 'openstack')
 
     def test_only_compat_knows_nova(self):
         self.assert_none(
-            [path for path in sources('blazar_nova')
+            [path for path in code.sources('blazar_nova')
              if not path.startswith('blazar_nova/compat/')], 'nova')
         self.assertTrue(any(
-            is_in(name, 'nova') for path in sources('blazar_nova/compat')
-            for name in imports(path)))
+            is_in(name, 'nova') for path in code.sources('blazar_nova/compat')
+            for name in code.imports(path)))
 
     def test_the_plug_in_of_the_client_is_all_that_a_user_needs(self):
-        paths = ['blazar_nova/__init__.py', *sources('blazar_nova/osc')]
+        paths = ['blazar_nova/__init__.py', *code.sources('blazar_nova/osc')]
         self.assertIn('blazar_nova/osc/plugin.py', paths)
         self.assertEqual([], [
             f'{path} imports {name}' for path in paths
-            for name in imports(path)
+            for name in code.imports(path)
             if name.split('.')[0] not in sys.stdlib_module_names
             # What the openstack client itself is made of.
             and not is_in(name, 'blazar_nova.osc', 'keystoneauth1',
                           'osc_lib', 'oslo_utils')])
 
     def test_nothing_runs_on_anything_but_native_threads(self):
-        self.assert_none(sources('blazar_core', 'blazar_nova', 'tests'),
+        self.assert_none(code.sources('blazar_core', 'blazar_nova', 'tests'),
                          'eventlet', 'asyncio', 'greenlet', 'gevent',
                          'trio')
 
     def test_unit_tests_of_the_core_know_the_core_only(self):
         self.assert_none(
-            sources('tests/unit/blazar_core') + ['tests/unit/base.py',
-                                                 'tests/databases.py'],
+            code.sources('tests/unit/blazar_core') + ['tests/unit/base.py',
+                                                      'tests/databases.py'],
             'nova', 'blazar_nova', 'oslo_messaging')
 
     def test_the_oracle_shares_no_code_with_what_it_judges(self):
         self.assertEqual(
             ['collections', 'itertools', 'typing'],
-            sorted(imports('tests/unit/blazar_core/oracle.py')))
+            sorted(code.imports('tests/unit/blazar_core/oracle.py')))
 
     def test_the_core_takes_the_time_from_the_clock_that_it_is_given(self):
-        for path in sources('blazar_core'):
+        for path in code.sources('blazar_core'):
             if path != 'blazar_core/common/clock.py':
-                self.assertNotIn('time', set(imports(path)), path)
+                self.assertNotIn('time', set(code.imports(path)), path)
 
     def test_no_test_sleeps(self):
         self.assertEqual([], [
-            f'{path}:{node.lineno}' for path in sources('tests')
-            for node in ast.walk(parsed(path))
-            if isinstance(node, ast.Call) and name_of(node.func) == 'sleep'])
+            f'{path}:{node.lineno}' for path in code.sources('tests')
+            for node in ast.walk(code.parsed(path))
+            if isinstance(node, ast.Call) and (
+                code.name_of(node.func) == 'sleep')])
 
 
 class TestTheReaderOfImports(base.BaseTestCase):
@@ -218,7 +158,7 @@ class TestTheReaderOfImports(base.BaseTestCase):
         folder = self.useFixture(fixtures.TempDir()).path
         with open(os.path.join(folder, 'it.py'), 'w') as file:
             file.write(source)
-        return list(imports(os.path.join(folder, 'it.py')))
+        return list(code.imports(os.path.join(folder, 'it.py')))
 
     def test_it_finds_them_wherever_they_stand(self):
         for source in ('import nova', 'import nova.conf as c',

@@ -1,0 +1,76 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The directive ``package-rooms``: the rooms of a package, and who knows whom.
+
+    .. package-rooms:: blazar_core
+
+reads what the files import, so that the picture cannot lie.
+"""
+
+from docutils import nodes
+from docutils.parsers import rst
+
+from tests import imports
+
+
+class PackageRooms(rst.Directive):
+    """One row for each room, under those that it knows."""
+
+    required_arguments = 1
+
+    def run(self):
+        package = self.arguments[0]
+        knows = _knows(package)
+        order = _ordered(knows)
+        width = max(map(len, order)) + 2
+        lines = [' ' * (width + 4) + 'knows']
+        for number, name in enumerate(order, 1):
+            marks = ' '.join(f'{other:2}' if order[other - 1] in knows[name]
+                             else ' .' for other in range(1, number))
+            lines.append(f'{number:2}  {name:{width}}{marks}'.rstrip())
+        dependencies = self.state.document.settings.record_dependencies
+        for path in imports.sources(package):
+            dependencies.add(path)
+        text = '\n'.join(lines)
+        return [nodes.literal_block(text, text)]
+
+
+def _knows(package):
+    """By room, which others its files import."""
+    knows = {}
+    for path, others in imports.arrows(package).items():
+        if path.count('/') > 1 or others or path.count('/') == 1:
+            room = imports.room(path)
+            if room == '__init__':
+                continue
+            knows.setdefault(room, set()).update(
+                imports.room(other) for other in others)
+    for room, others in knows.items():
+        others -= {room, '__init__'}
+    return knows
+
+
+def _ordered(knows):
+    """So that each stands below all that it knows."""
+    order = []
+    while len(order) < len(knows):
+        order.append(min(
+            (name for name, others in knows.items()
+             if name not in order and others <= set(order)),
+            key=lambda name: (len(knows[name]), name)))
+    return order
+
+
+def setup(app):
+    app.add_directive('package-rooms', PackageRooms)
+    return {'parallel_read_safe': True, 'parallel_write_safe': True}

@@ -1,0 +1,85 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the files of a package import: for tests, and for the documentation.
+"""
+
+import ast
+import os
+import typing as ty
+
+__all__ = ['ROOT', 'arrows', 'imports', 'name_of', 'parsed', 'room',
+           'sources']
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..'))
+
+
+def sources(*folders: str) -> list[str]:
+    """The Python files in folders, by their path from the root."""
+    found = [os.path.relpath(os.path.join(path, name), ROOT)
+             for folder in folders
+             for path, _folders, names in os.walk(os.path.join(ROOT, folder))
+             for name in names if name.endswith('.py')]
+    return sorted(found)
+
+
+def parsed(path: str) -> ast.Module:
+    with open(os.path.join(ROOT, path)) as file:
+        return ast.parse(file.read(), path)
+
+
+def imports(path: str) -> ty.Iterator[str]:
+    """The full names of what a file imports, wherever in it that stands."""
+    package = path.removesuffix('.py').split('/')[:-1]
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[:len(package) - node.level + 1] if (
+                node.level) else []
+            module = '.'.join([*above, *filter(None, [node.module])])
+            yield from (f'{module}.{alias.name}' for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(
+                node.args[0], ast.Constant) and name_of(node.func) in (
+                    '__import__', 'import_module', 'import_class',
+                    'import_object', 'try_import'):
+            yield str(node.args[0].value)
+
+
+def name_of(function: ast.expr) -> str:
+    """What is called: the last part of its name."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ''
+
+
+def room(path: str) -> str:
+    """Where a file of a package is."""
+    return path.split('/')[1].removesuffix('.py')
+
+
+def arrows(package: str) -> dict[str, set[str]]:
+    """By file, which others of its package it imports."""
+    paths = [path for path in sources(package) if '/alembic/' not in path]
+    modules = {path.removesuffix('.py').removesuffix('/__init__').replace(
+        '/', '.'): path for path in paths}
+    return {path: {modules[name] for name in _imported_modules(path, modules)}
+            for path in paths}
+
+
+def _imported_modules(path: str, known: ty.Collection[str],
+                      ) -> ty.Iterator[str]:
+    for name in imports(path):
+        while name and name not in known:
+            name = name.rpartition('.')[0]
+        if name:
+            yield name

@@ -208,10 +208,10 @@ class ApiClient(nova_client.TestOpenStackClient):
 # -- databases --------------------------------------------------------------
 
 class WriteLock(nova_fixtures.DatabaseWriteLock):
-    """Serialises writers of Nova's and placement's SQLite files.
+    """Serializes writers of Nova's and placement's SQLite files.
 
     The plugin's own database is left alone: it must stand concurrent writers
-    as it does in a cloud, where nothing serialises them.
+    as it does in a cloud, where nothing serializes them.
     """
 
     def _get_lock(self, db_url: ty.Any) -> ty.Any:
@@ -396,7 +396,7 @@ class NovaBox(nova_test.TestCase):
             super().setUp()
         for name in CHATTY:
             logging.getLogger(name).setLevel(logging.WARNING)
-        self._setup_neighbours()
+        self._setup_neighbors()
         if self.plugin:
             self._setup_plugin_database()
         # What the filter puts in front of it goes with this Nova.
@@ -442,7 +442,7 @@ class NovaBox(nova_test.TestCase):
         databases = self.useFixture(Databases(self.folder))
         self.cell_mappings.update(databases.cell_mappings)
 
-    def _setup_neighbours(self) -> None:
+    def _setup_neighbors(self) -> None:
         """The services around Nova: placement is real."""
         self.neutron = self.useFixture(nova_fixtures.NeutronFixture(self))
         self.glance = self.useFixture(nova_fixtures.GlanceFixture(self))

@@ -600,10 +600,10 @@ class TestAnswers(ApiTestCase):
                          rest['leases'])
         self.assertNotIn('leases_links', rest)
         self.ask('GET', '/leases', marker=bobs['id'], code=400)
-        self.ask('GET', '/leases', sort='colour', code=400)
+        self.ask('GET', '/leases', sort='color', code=400)
         self.ask('GET', '/leases', limit=0, code=400)
         # Whether there are leases or not.
-        self.ask('GET', '/leases', fields='colour', name='none', code=400)
+        self.ask('GET', '/leases', fields='color', name='none', code=400)
 
     def test_what_is_over_is_in_the_list_of_who_asks_for_it(self):
         over = self.make_active(length=HOUR)

@@ -172,7 +172,7 @@ class HeldTest(leased.LeasedTestCase):
             data.get('uuid') for _event, data in recorder.events])
 
     def test_it_can_be_renamed(self):
-        server = self.hold(metadata={'colour': 'blue'}, description='mine')
+        server = self.hold(metadata={'color': 'blue'}, description='mine')
         for microversion in ('2.1', 'latest'):
             client = self.api(microversion=microversion)
             client.put_server(server['id'], {
@@ -184,7 +184,7 @@ class HeldTest(leased.LeasedTestCase):
         self.run_due()
         got = self.wait_for_status(server['id'], 'ACTIVE')
         # That it is another name is all that the rename has done.
-        self.assertEqual(('new-latest', 'mine', {'colour': 'blue'}), (
+        self.assertEqual(('new-latest', 'mine', {'color': 'blue'}), (
             got['name'], got['description'], got['metadata']))
         self.assertEqual([server['id']], list(self.guests()))
 

@@ -117,7 +117,7 @@ class ReservedHintTest(HintsTestCase):
             server = self.boot(f'vm{number}', hints={
                 'reserved': value, 'lease_params': 'not even read'})
             self.wait_for_status(server['id'], 'ACTIVE')
-        for number, hints in enumerate(({}, {'colour': 'blue'},
+        for number, hints in enumerate(({}, {'color': 'blue'},
                                         {'reservedly': 'True'})):
             self.boot_active(f'vm{number}', hints=hints)
         self.assertEqual({0}, set(self.book_rows().values()))
@@ -300,11 +300,11 @@ class OtherHintsTest(HintsTestCase):
     def test_they_reach_nova(self):
         server = self.boot('vm1', hints={
             **self.lease_hints('vm1', 3600),
-            'different_host': [uuids.another], 'colour': 'blue'})
+            'different_host': [uuids.another], 'color': 'blue'})
         self.clock.advance(3600)
         self.run_due()
         got = self.wait_for_status(server['id'], 'ACTIVE')
-        self.assertEqual(['blue'], got['scheduler_hints']['colour'])
+        self.assertEqual(['blue'], got['scheduler_hints']['color'])
 
     def group(self, policy, **rules):
         return self.alice.post_server_groups(

@@ -192,7 +192,7 @@ class BadRequestTest(RefusedTestCase):
             self.assertEqual(400, response.status_code,
                              f'{body[:50]}: {response.text}')
         # Bad boots with good leases.
-        for wrong, code in (({'flavor': '99'}, 400), ({'colour': 'x'}, 400),
+        for wrong, code in (({'flavor': '99'}, 400), ({'color': 'x'}, 400),
                             ({'imageRef': 'no image'}, 400),
                             ({'availability_zone': 'nowhere'}, 400)):
             self.refused(code, self.hold, **wrong)

@@ -80,7 +80,7 @@ class NoHostTest(UnplacedTestCase):
         return context
 
     def test_what_had_no_host_is_tried_again_as_the_same_server(self):
-        server = self.hold(metadata={'colour': 'blue'})
+        server = self.hold(metadata={'color': 'blue'})
         before = self.boot_rows()
         with self.no_valid_host():
             self.start()
@@ -98,7 +98,7 @@ class NoHostTest(UnplacedTestCase):
             self.wait_for_all('ERROR')
         self.look()
         got = self.wait_for_status(server['id'], 'ACTIVE')
-        self.assertEqual({'colour': 'blue'}, got['metadata'])
+        self.assertEqual({'color': 'blue'}, got['metadata'])
         self.fill_books()
         lease = self.lease('vm1')
         self.assertEqual(('ACTIVE', ''),

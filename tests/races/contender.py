@@ -204,7 +204,7 @@ class Contender:
                     models.Host, self.dice.choice(self.host_ids))
                 inventory.report(session, self.clock.now(), model.HostFacts(
                     row.uuid, row.name, row.service_host, row.capacity,
-                    {'colour': self.dice.randrange(10)}), {}, row.generation)
+                    {'color': self.dice.randrange(10)}), {}, row.generation)
 
         self.database.retried(work)
 

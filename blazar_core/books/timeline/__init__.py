@@ -31,6 +31,6 @@ added and taken away in any order.
 
 from blazar_core.books.timeline.questions import Beside
 from blazar_core.books.timeline.questions import Timeline
-from blazar_core.books.timeline.questions import Utilisation
+from blazar_core.books.timeline.questions import Utilization
 
-__all__ = ['Beside', 'Timeline', 'Utilisation']
+__all__ = ['Beside', 'Timeline', 'Utilization']

@@ -65,8 +65,8 @@ def profile(room: Ints, begin: Ints, end: Ints, duration: int, since: int,
     the offer for the windows of which it is the (first) smallest: those that
     begin after the last step before it with as little room, and end before
     the next one with less. These two are found for all steps at once: every
-    step first points at its neighbour, and as long as that one has too much
-    room, goes on to where the neighbour points. What was passed by on the way
+    step first points at its neighbor, and as long as that one has too much
+    room, goes on to where the neighbor points. What was passed by on the way
     has more room yet, so that nothing is missed.
     """
     # Steps with the same room are one; a step without room stands at both

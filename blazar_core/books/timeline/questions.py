@@ -28,7 +28,7 @@ from blazar_core.books.timeline.steps import Ints
 from blazar_core.books.timeline.steps import NEVER
 from blazar_core.common import model
 
-__all__ = ['Beside', 'Hosts', 'Timeline', 'Utilisation']
+__all__ = ['Beside', 'Hosts', 'Timeline', 'Utilization']
 
 #: Ids of hosts, or a truth value for each host in the order of
 #: :attr:`Timeline.ids`; None for all of them.
@@ -36,7 +36,7 @@ Hosts: ty.TypeAlias = npt.NDArray[np.bool_] | ty.Collection[int] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Utilisation:
+class Utilization:
     """How much of some hosts is taken, over time.
 
     :ivar edges: where the buckets of time begin, and where the last one ends
@@ -246,8 +246,8 @@ class Timeline(calendar.Calendar):
             until[one.usage[:len(self)] > 0] = model.FOREVER
         return np.asarray(np.clip(until, 0, model.FOREVER), np.int64)
 
-    def utilisation(self, window: model.Window, step: int,
-                    hosts: Hosts = None) -> Utilisation:
+    def utilization(self, window: model.Window, step: int,
+                    hosts: Hosts = None) -> Utilization:
         """How much of some hosts is taken, in buckets of ``step`` seconds.
 
         The last bucket may be shorter. Costs O(H + steps in the window +
@@ -264,7 +264,7 @@ class Timeline(calendar.Calendar):
         last = self._rows.at(which, calendar.end_of(window) - 1)
         places, heads = steps.spans(first, last)
         times = np.maximum(self._rows.time[places], window.start)
-        return Utilisation(
+        return Utilization(
             edges, {rc: _areas(self._rows.levels[column][places], heads,
                                times, edges, step)
                     for rc, column in self._columns.items()},

@@ -338,7 +338,7 @@ class Story:
 
     def levels(self):
         """All there is in the timeline, host by host."""
-        return {host: self.timeline.utilisation(
+        return {host: self.timeline.utilization(
             self.window(0, LAST + 2), self.second, {host}).booked
             for host in self.timeline.ids}
 
@@ -479,11 +479,11 @@ class TimelineTest(base.BaseTestCase):
 
     @CASES
     @hypothesis.given(stories, shapes)
-    def test_utilisation_is_the_sum_of_all_seconds(self, changes, shape):
+    def test_utilization_is_the_sum_of_all_seconds(self, changes, shape):
         def ask(story, one):
             asked, hosts = story.hosts(one)
             start, end = one.start, one.start + one.length
-            used = story.timeline.utilisation(
+            used = story.timeline.utilization(
                 story.window(start, end), one.step * story.second, asked)
             edges = [*range(start, end, one.step), end]
             calendar = story.calendar
@@ -738,7 +738,7 @@ class ContractTest(base.BaseTestCase):
         for wrong in (
                 lambda: self.timeline.apply(7, self.window, {'VCPU': 1}, 2),
                 lambda: self.timeline.earliest(demand, 0, 0),
-                lambda: self.timeline.utilisation(self.window, 0),
+                lambda: self.timeline.utilization(self.window, 0),
                 lambda: self.timeline.load([7], [5], [5], {'VCPU': [1]}),
                 lambda: self.timeline.load([7], [5], [6], {'VCPU': []})):
             self.assertRaises(ValueError, wrong)
@@ -784,11 +784,11 @@ class ContractTest(base.BaseTestCase):
 
     def test_fraction_counts_usage_and_bookings_over_time(self):
         self.timeline.apply(7, model.Window(10, 15), {'VCPU': 1}, 1)
-        used = self.timeline.utilisation(self.window, 5)
+        used = self.timeline.utilization(self.window, 5)
         self.assertEqual([2 / 6, 1 / 6], used.fraction('VCPU').tolist())
         self.timeline.set_host(7, {}, {})
         self.timeline.set_host(3, {}, {})
-        used = self.timeline.utilisation(self.window, 5)
+        used = self.timeline.utilization(self.window, 5)
         self.assertEqual([0, 0], used.fraction('VCPU').tolist())
 
     def test_the_highest_level_for_ever_is_that_of_what_is_to_come(self):

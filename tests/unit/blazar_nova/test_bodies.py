@@ -339,8 +339,8 @@ class TestQuery(base.RefusalTestCase):
                 ('"limit" is 1001.', {'limit': '1001'}),
                 ('"limit" is all.', {'limit': 'all'}),
                 ('soon is an invalid date', {'start_date': 'soon'}),
-                ('The key "colour" is not known in the query of leases.',
-                 {'colour': 'red'})):
+                ('The key "color" is not known in the query of leases.',
+                 {'color': 'red'})):
             self.assert_refused(part, lambda: self.query(**values))
 
 

@@ -90,7 +90,7 @@ class TestCompare(base.DatabaseTestCase):
         self.mirror.compare_all()
         self.assertEqual(uuids[:3], self.asked)
         self.assertEqual([3], self.compared)
-        # One that does not answer is none of its neighbours.
+        # One that does not answer is none of its neighbors.
         del self.asked[:]
         self.silent = uuids[::2]
         self.mirror.compare_all()

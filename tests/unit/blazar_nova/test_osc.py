@@ -402,7 +402,7 @@ class QuoteTest(OscTestCase):
         for text, says in (
                 ('vcpus=2', 'needs resource_type=...'),
                 ('resource_type=virtual:machine', 'virtual:instance'),
-                (INSTANCE + ',colour=red', "'colour=red' is not key=value"),
+                (INSTANCE + ',color=red', "'color=red' is not key=value"),
                 ('vcpu=2,' + INSTANCE, "'vcpu=2' is not key=value"),
                 ('resource_type=virtual:instance,vcpu=2',
                  "'vcpu=2' is not key=value"),

@@ -150,19 +150,20 @@ class Contender:
             end=self.dice.randint(lease.start_date + 1, lease.end_date)))
 
     def move(self) -> None:
-        lease, count = self._lease('PENDING', 'OFFERED')
+        lease, _count = self._lease('PENDING', 'OFFERED')
         later = self.dice.randint(-300, 600)
         self.leases.changing.update(lease.id, changing.Change(
-            lease.start_date + later, lease.end_date + later,
-            elsewhere=self.dice.choice(
-                [None, self._demand(lease, count)])))
+            lease.start_date + later, lease.end_date + later))
 
     def resize(self) -> None:
+        """Servers that come later, so that they may be others."""
         lease, count = self._lease('PENDING', 'OFFERED')
-        demand = model.Demand(self._resources(), max(count, 1))
-        self.leases.changing.update(lease.id, changing.Change(
-            resources=demand.resources,
-            elsewhere=self.dice.choice([None, demand])))
+        if lease.params is None:
+            raise NoLease
+        self.leases.changing.update(lease.id, changing.Change(reservations={
+            lease.reservation_id: self._later(model.Demand(
+                self._resources(), max(1, count + self.dice.randint(-1, 1))))
+        }))
 
     def rebind(self) -> None:
         """The bookings of a lease that has not begun go anywhere."""
@@ -222,23 +223,27 @@ class Contender:
     def _new_lease(self) -> making.NewLease:
         start = self.clock.now() + self.dice.randint(60, HORIZON)
         count = self.dice.choice([1, 1, 1, 2, 3])
+        demand = model.Demand(self._resources(), count, self.dice.choice(
+            [model.Affinity.NONE, *model.Affinity]))
         return making.NewLease(
             'project', 'user', self._request(model.Window(
                 start, start + self.dice.randint(1, HORIZON))),
-            (making.NewReservation(
-                model.Demand(self._resources(), count, self.dice.choice(
-                    [model.Affinity.NONE, *model.Affinity])),
-                tuple(uuidutils.generate_uuid()
-                      for _server in range(count))),))
+            (self._later(demand) if self.dice.random() < 0.3 else
+             making.NewReservation(demand, tuple(
+                 uuidutils.generate_uuid() for _server in range(count))),))
 
-    def _demand(self, lease: ty.Any, count: int) -> model.Demand:
-        return model.Demand(lease.resources, max(count, 1))
+    def _later(self, demand: model.Demand) -> making.NewReservation:
+        """Servers that come later."""
+        return making.NewReservation(demand, params={
+            'amount': demand.count, 'vcpus': demand.resources['VCPU'],
+            'affinity': None})
 
     def _lease(self, *states: str) -> tuple[ty.Any, int]:
         """Any lease, whoever made it, and how many bookings it has."""
         query = (
             sa.select(models.Lease.id, models.Lease.start_date,
                       models.Lease.end_date, models.Reservation.resources,
+                      models.Reservation.params,
                       models.Reservation.id.label('reservation_id'))
             .join(models.Reservation)
             .where(models.Lease.status.in_(

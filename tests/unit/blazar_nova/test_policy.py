@@ -25,8 +25,8 @@ import stevedore.extension
 
 from blazar_core.common import errors
 from blazar_nova.api import policy
+from tests import imports
 from tests.unit import base
-from tests.unit import test_layers
 
 HERE = {'project_id': 'here'}
 ELSEWHERE = {'project_id': 'elsewhere'}
@@ -243,7 +243,7 @@ class TestSample(base.TestCase):
             return file.read()
 
     def test_the_documentation_shows_it(self):
-        with open(os.path.join(test_layers.ROOT,
+        with open(os.path.join(imports.ROOT,
                                'doc/source/admin/policy.rst')) as file:
             shown = re.search(r'^\.\. code-block:: yaml\n   :name: sample\n\n'
                               r'((?:   .*\n|\n)+)', file.read(), re.M)
@@ -262,7 +262,7 @@ class TestSample(base.TestCase):
 
     def test_the_tools_of_oslo_policy_find_it(self):
         parser = configparser.ConfigParser()
-        parser.read(os.path.join(test_layers.ROOT, 'setup.cfg'))
+        parser.read(os.path.join(imports.ROOT, 'setup.cfg'))
         for group, function in (('policies', policy.list_rules),
                                 ('enforcer', policy.get_enforcer)):
             self.assertEqual(

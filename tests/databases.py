@@ -49,7 +49,8 @@ from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
 
-__all__ = ['Books', 'SCENARIOS', 'SERVERS', 'configuration', 'server']
+__all__ = ['Books', 'SCENARIOS', 'SERVERS', 'compile_once', 'configuration',
+           'keep_connections', 'migrated_file', 'server']
 
 #: What a test of SQL is multiplied by.
 SCENARIOS = [(kind, {'kind': kind}) for kind in (
@@ -399,8 +400,8 @@ class Books(fixtures.Fixture):
     def connect(self) -> api.Database:
         """One more connection to it, as another process would have."""
         database = api.Database(self.conf)
-        _compile_once(database.engine)
-        _keep_connections(database.engine)
+        compile_once(database.engine)
+        keep_connections(database.engine)
         self.addCleanup(lambda: database.engine.dispose())
         return database
 
@@ -408,7 +409,7 @@ class Books(fixtures.Fixture):
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'books.sqlite')
         with open(path, 'wb') as file:
-            file.write(_migrated_file())
+            file.write(migrated_file())
         return f'sqlite:///{path}'
 
     def _served(self) -> str:
@@ -427,7 +428,7 @@ class Books(fixtures.Fixture):
 _COMPILED: dict[str, tuple[ty.Any, ty.Any]] = {}
 
 
-def _compile_once(engine: sa.Engine) -> None:
+def compile_once(engine: sa.Engine) -> None:
     """Let an engine use what others before it have compiled.
 
     Every test has engines of its own, and to compile all statements for each
@@ -443,7 +444,7 @@ def _compile_once(engine: sa.Engine) -> None:
     engine.dialect, engine._compiled_cache = _COMPILED[engine.dialect.name]
 
 
-def _keep_connections(engine: sa.Engine) -> None:
+def keep_connections(engine: sa.Engine) -> None:
     """Let an engine keep those to a SQLite file, as those to a server.
 
     oslo.db opens one for each transaction. To read the tables anew, and to
@@ -456,7 +457,7 @@ def _keep_connections(engine: sa.Engine) -> None:
 
 
 @functools.cache
-def _migrated_file() -> bytes:
+def migrated_file() -> bytes:
     """What is in an SQLite file that has the schema."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'migrated.sqlite')

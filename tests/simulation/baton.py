@@ -1,0 +1,309 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Processes that take turns, and a time that passes when nobody has one.
+
+A *task* is what one thread of a process does. One task runs at a time, and
+gives its turn away at each *point*: before a statement and a commit, when it
+calls the cloud, when it waits. Who is next is a matter of dice, which one seed
+has thrown, and so is what becomes of a process at a point: it may die there,
+or stand still for a while.
+
+A task is a greenlet: to take turns costs a microsecond, and a process that
+dies is one that never has its turn again. No cleanup of its code is run.
+"""
+
+import dataclasses
+import heapq
+import random
+import threading
+import typing as ty
+
+import greenlet
+
+__all__ = ['Baton', 'Clock', 'Lock', 'Process']
+
+#: When it begins: seconds since the epoch.
+START = 1_800_000_000
+#: Seconds that pass at each point.
+STEP = 0.0005
+
+
+class Gone(greenlet.GreenletExit):
+    """The simulation is over."""
+
+
+@dataclasses.dataclass(eq=False)
+class Task:
+    """What one thread of a process does.
+
+    :ivar ready: whether what it waits for is there
+    :ivar wakes: until when it waits for that at most
+    """
+
+    name: str
+    process: 'Process'
+    work: ty.Callable[[], None]
+    wakes: float = 0
+    ready: ty.Callable[[], bool] | None = None
+    let: ty.Any = None
+
+
+class Process:
+    """Some tasks that live and die together.
+
+    :param boot: makes its tasks, when it starts and each time that it is
+        started again
+    :ivar offset: seconds that its clock is ahead
+    :ivar frozen: until when it stands still
+    :ivar mortal: whether it may die or stand still
+    """
+
+    def __init__(self, baton: 'Baton', name: str,
+                 boot: ty.Callable[['Process'], None],
+                 mortal: bool = True) -> None:
+        self.baton = baton
+        self.name = name
+        self.mortal = mortal
+        self.offset = 0
+        self.frozen = 0.0
+        self.lives = 0
+        self.tasks: list[Task] = []
+        #: What is to be done when it dies, by others.
+        self.wills: list[ty.Callable[[], None]] = []
+        self._boot = boot
+        self.start()
+
+    def start(self) -> None:
+        self.lives += 1
+        self._boot(self)
+
+    def spawn(self, name: str, work: ty.Callable[[], None],
+              after: float = 0) -> Task:
+        """One more task."""
+        task = Task(f'{self.name}.{name}', self, work,
+                    self.baton.now + after)
+        self.tasks.append(task)
+        self.baton.tasks.append(task)
+        return task
+
+    def die(self) -> None:
+        """It does nothing any more; what it had locked is free."""
+        for task in self.tasks:
+            self.baton.bury(task)
+        self.tasks = []
+        for will in self.wills:
+            will()
+        self.wills = []
+
+
+class Baton:
+    """Whose turn it is, and what time it is.
+
+    :ivar dice: decides everything
+    :ivar now: seconds since the epoch
+    :ivar fate: what becomes of a task at a point; see :class:`faults.Faults`
+    :ivar story: what has happened
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.now = float(START)
+        self.points = 0
+        self.tasks: list[Task] = []
+        self.current: Task | None = None
+        self.story: list[str] = []
+        self.fate: ty.Callable[[Task, str], None] = lambda task, what: None
+        self._buried: list[Task] = []
+        self._alarms: list[float] = []
+        self._main: ty.Any = None
+        self.failure: BaseException | None = None
+        self._init = Process(self, 'init', lambda _process: None, False)
+
+    def alarm(self, when: float) -> None:
+        """What somebody waits for may be there then."""
+        heapq.heappush(self._alarms, when)
+
+    def later(self, seconds: float, work: ty.Callable[[], None]) -> None:
+        """Have something done by nobody in particular."""
+        self._init.spawn('later', work, seconds)
+
+    # -- for tasks ---------------------------------------------------------
+
+    def tell(self, what: str) -> None:
+        """Something has happened."""
+        who = self.current.name if self.current is not None else '-'
+        self.story.append(f'{self.now - START:12.3f} {who}: {what}')
+
+    def point(self, what: str) -> None:
+        """Others may have their turn; this task may not live on."""
+        task = self.current
+        if task is None:
+            return
+        self.points += 1
+        self.now += STEP
+        self.fate(task, what)
+        # Half of the time it simply goes on.
+        if task.process.frozen > self.now or self.dice.random() < 0.5:
+            self._switch(task)
+
+    def wait(self, ready: ty.Callable[[], bool] | None,
+             seconds: float) -> bool:
+        """Wait until something is there; says whether it is."""
+        task = self.current
+        assert task is not None
+        task.ready, task.wakes = ready, self.now + max(0, seconds)
+        self._switch(task)
+        task.ready, task.wakes = None, self.now
+        return ready is None or ready()
+
+    def sleep(self, seconds: float) -> None:
+        self.wait(None, seconds)
+
+    def _switch(self, task: Task) -> None:
+        self._main.switch()
+        self.current = task
+
+    def end_turn_for_ever(self) -> None:
+        """The process of this task has died."""
+        while True:
+            self._main.switch()
+
+    def bury(self, task: Task) -> None:
+        if task in self.tasks:
+            self.tasks.remove(task)
+        # Its greenlet must not be collected: that would run its cleanups.
+        self._buried.append(task)
+
+    # -- for the one who runs it -------------------------------------------
+
+    def run(self, until: float) -> None:
+        """Let tasks have their turns until a time, or until one fails.
+
+        :raises BaseException: what a task has raised
+        """
+        self._main = greenlet.getcurrent()
+        while self.failure is None:
+            task = self._next(until)
+            if task is None:
+                self.now = max(self.now, until)
+                break
+            if task.let is None:
+                task.let = greenlet.greenlet(self._body(task))
+            self.current = task
+            task.let.switch()
+            self.current = None
+        if self.failure is not None:
+            raise self.failure
+
+    def _body(self, task: Task) -> ty.Callable[[], None]:
+        def body() -> None:
+            try:
+                task.work()
+            except greenlet.GreenletExit:
+                raise
+            except BaseException as exc:
+                self.failure = self.failure or exc
+            if task in self.tasks:
+                self.tasks.remove(task)
+            if task in task.process.tasks:
+                task.process.tasks.remove(task)
+        return body
+
+    def _next(self, until: float) -> Task | None:
+        """Any of those that may go on; or the first that may, later."""
+        while True:
+            able, first = self._able()
+            if able:
+                return able[self.dice.randrange(len(able))] if (
+                    len(able) > 1) else able[0]
+            if self._alarms and (first is None or
+                                 self._alarms[0] < first[0]):
+                when = heapq.heappop(self._alarms)
+                if when > until:
+                    heapq.heappush(self._alarms, when)
+                    return None
+                self.now = max(self.now, when)
+                continue
+            if first is None or first[0] > until:
+                return None
+            self.now = first[0]
+            return first[1]
+
+    def _able(self) -> tuple[list[Task], tuple[float, Task] | None]:
+        """Who may go on now, and the first one who may later, and when."""
+        able, first = [], None
+        for task in self.tasks:
+            at = max(task.wakes, task.process.frozen)
+            if task.ready is not None and task.process.frozen <= self.now and (
+                    task.ready()):
+                at = self.now
+            if at <= self.now:
+                able.append(task)
+            elif first is None or at < first[0]:
+                first = at, task
+        return able, first
+
+    def close(self) -> None:
+        """End all tasks; what they still do to the world is in vain."""
+        for task in [*self.tasks, *self._buried]:
+            if task.let is not None and not task.let.dead:
+                try:
+                    task.let.throw(Gone)
+                except BaseException:
+                    pass
+        self.tasks, self._buried = [], []
+
+
+class Clock:
+    """The clock of a process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def now(self) -> int:
+        return int(self._process.baton.now) + self._process.offset
+
+    def elapsed(self) -> float:
+        return self._process.baton.now
+
+    def wait(self, event: threading.Event, until: int) -> None:
+        self._process.baton.wait(event.is_set, until - self.now())
+
+
+class Lock:
+    """A lock between the tasks of a process, for which others have turns."""
+
+    def __init__(self, baton: Baton) -> None:
+        self._baton = baton
+        self._locked = False
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._locked and blocking and self._baton.current is not None:
+            self._baton.wait(lambda: not self._locked,
+                             timeout if timeout >= 0 else 1e9)
+        if self._locked:
+            return False
+        self._locked = True
+        return True
+
+    def release(self) -> None:
+        self._locked = False
+
+    def locked(self) -> bool:
+        return self._locked
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_exc: ty.Any) -> None:
+        self.release()

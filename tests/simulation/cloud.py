@@ -1,0 +1,389 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A cloud that is Nova and placement for the core, in a few hundred lines.
+
+It knows what :class:`blazar_core.cloud.Cloud` says a cloud can do, and what
+the books are told of it: its hosts, what is allocated there, and
+notifications. What it does takes time, and may fail, be lost or come twice.
+"""
+
+import collections
+import dataclasses
+import enum
+import json
+import typing as ty
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from tests.simulation import baton as batons
+from tests.simulation import faults
+
+__all__ = ['Cloud', 'Host', 'Port', 'Request', 'Server', 'State']
+
+Seen = clouds.Seen
+Amounts: ty.TypeAlias = dict[str, int]
+
+
+class State(enum.Enum):
+    """HELD waits for its lease, READY for a conductor; the others as the
+    core knows them.
+    """
+
+    HELD = 'held'
+    READY = 'ready'
+    BUILDING = 'building'
+    RUNNING = 'running'
+    ERROR = 'error'
+    GONE = 'gone'
+
+
+@dataclasses.dataclass(eq=False)
+class Host:
+    """A compute node, with what placement has allocated there."""
+
+    uuid: str
+    name: str
+    capacity: Amounts
+    there: bool = True
+    allocations: dict[str, Amounts] = dataclasses.field(default_factory=dict)
+
+    def fits(self, amounts: Amounts) -> bool:
+        used: collections.Counter[str] = collections.Counter()
+        for one in self.allocations.values():
+            used.update(one)
+        return self.there and all(
+            used[rc] + amount <= self.capacity.get(rc, 0)
+            for rc, amount in amounts.items())
+
+
+@dataclasses.dataclass(eq=False)
+class Server:
+    """A server, from the request for it until nothing is left of it.
+
+    :ivar reservation: the reservation whose flavor it was booted with
+    :ivar forced: the host that an admin named
+    :ivar casts: how often a conductor was asked to build it
+    :ivar tried: how often it was found that there is no host for it
+    """
+
+    id: str
+    project: str
+    amounts: Amounts
+    state: State
+    since: float
+    leased: bool = False
+    reservation: str | None = None
+    forced: str | None = None
+    host: Host | None = None
+    unplaced: bool = False
+    launched: bool = False
+    deleting: bool = False
+    casts: int = 0
+    tried: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A conductor's question to a scheduler."""
+
+    server: Server
+    host: Host | None = None
+    answered: bool = False
+    taken: bool = False
+
+
+class Cloud:
+    """What all processes see.
+
+    :ivar open: the reservations whose flavors there are
+    :ivar notifications: when each arrives, of which server and host
+    """
+
+    def __init__(self, baton: batons.Baton, faults: faults.Faults) -> None:
+        self.baton = baton
+        self.faults = faults
+        self.hosts: dict[str, Host] = {}
+        self.servers: dict[str, Server] = {}
+        self.open: dict[str, str] = {}
+        self.given: set[str] = set()
+        self.questions: list[Request] = []
+        self.notifications: list[tuple[float, str, str | None]] = []
+        #: Casts that no conductor has taken yet.
+        self.queue: list[tuple[float, str]] = []
+        #: What a process must never see: see invariants.
+        self.wrong: list[str] = []
+        #: When something was done to a host, whatever was promised there.
+        self.against: dict[str, float] = {}
+        self.conductor = batons.Process(baton, 'conductor', self._conduct)
+
+    # -- hosts and servers -------------------------------------------------
+
+    def add_host(self, name: str, capacity: Amounts) -> Host:
+        host = Host(f'uuid-{name}', name, capacity)
+        self.hosts[host.uuid] = host
+        return host
+
+    def new_server(self, project: str, amounts: Amounts, state: State,
+                   **more: ty.Any) -> Server:
+        number = len(self.servers) + 1
+        server = Server(f'server-{number:05}', project, amounts, state,
+                        self.baton.now, **more)
+        self.servers[server.id] = server
+        return server
+
+    def cast(self, server_ids: ty.Iterable[str]) -> None:
+        """Ask a conductor to build servers."""
+        for server_id in server_ids:
+            server = self.servers[server_id]
+            if server.state is not State.READY:
+                continue
+            server.casts += 1
+            if server.casts - server.tried > 1:
+                self.baton.tell(f'{server_id} is asked for once more')
+            if self.faults.happens('cast lost'):
+                self.baton.tell(f'the build of {server_id} is lost')
+                continue
+            when = self.baton.now + self.faults.pause('cast')
+            self.queue.append((when, server_id))
+            self.baton.alarm(when)
+
+    def _conduct(self, process: batons.Process) -> None:
+        def take() -> None:
+            while True:
+                self.baton.wait(self._is_due, 3600)
+                while self._is_due():
+                    one = next(one for one in self.queue
+                               if one[0] <= self.baton.now)
+                    self.queue.remove(one)
+                    server_id = one[1]
+                    process.spawn(f'build-{server_id}',
+                                  lambda one=server_id: self._build(one))
+
+        process.spawn('queue', take)
+
+    def _is_due(self) -> bool:
+        return any(when <= self.baton.now for when, _one in self.queue)
+
+    def _build(self, server_id: str) -> None:
+        server = self.servers[server_id]
+        self.baton.point('build')
+        if server.state is not State.READY:
+            return
+        question = Request(server)
+        self.questions.append(question)
+        self.baton.wait(lambda: question.answered, 60)
+        if question in self.questions:
+            self.questions.remove(question)
+        host = question.host
+        if server.state is not State.READY:
+            if server.state is not State.GONE:
+                self.wrong.append(f'{server_id} was built twice')
+            self._free(server)
+            return
+        if host is None:
+            server.tried += 1
+            self._fail(server, unplaced=question.answered)
+            return
+        server.state, server.host = State.BUILDING, host
+        self.baton.sleep(self.faults.pause('build'))
+        if server.state is not State.BUILDING:
+            self._free(server)
+            return
+        if self.faults.happens('build fails'):
+            self._fail(server)
+            return
+        server.state, server.launched = State.RUNNING, True
+        self.baton.tell(f'{server_id} runs on {host.name}')
+        self.notify(server_id, host.uuid)
+
+    def _fail(self, server: Server, unplaced: bool = False) -> None:
+        server.state, server.unplaced = State.ERROR, unplaced
+        host, server.host = server.host, None
+        self._free(server)
+        self.baton.tell(f'{server.id} could not be built' + (
+            ': there is no host for it' if unplaced else ''))
+        self.notify(server.id, host.uuid if host else None)
+
+    def _free(self, server: Server) -> None:
+        for host in self.hosts.values():
+            host.allocations.pop(server.id, None)
+
+    def delete(self, server: Server) -> None:
+        """A user or a lease wants it to go."""
+        if server.state in (State.HELD, State.READY):
+            server.state = State.GONE
+            self.notify(server.id, None)
+            return
+        if server.state is State.GONE or server.deleting:
+            return
+        server.deleting = True
+        self.compute.spawn(f'delete-{server.id}', lambda: self._go(server))
+
+    @property
+    def compute(self) -> batons.Process:
+        """Who does what takes time at the hosts, and does not die."""
+        if not hasattr(self, '_compute'):
+            self._compute = batons.Process(
+                self.baton, 'compute', lambda _process: None, mortal=False)
+        return self._compute
+
+    def _go(self, server: Server) -> None:
+        self.baton.sleep(self.faults.pause('delete'))
+        server.deleting = False
+        if self.faults.happens('delete fails'):
+            return
+        host = server.host
+        server.state = State.GONE
+        if self.faults.happens('allocation late'):
+            self.baton.sleep(self.faults.pause('delete'))
+        self._free(server)
+        self.baton.tell(f'{server.id} is gone')
+        self.notify(server.id, host.uuid if host else None)
+
+    # -- notifications -----------------------------------------------------
+
+    def notify(self, server_id: str, host: str | None) -> None:
+        """Tell listeners, unless that is lost."""
+        for _copy in range(self.faults.copies()):
+            when = self.baton.now + self.faults.pause('notification')
+            self.notifications.append((when, server_id, host))
+            self.baton.alarm(when)
+
+    def has_notification(self) -> bool:
+        return any(one[0] <= self.baton.now for one in self.notifications)
+
+    def next_notification(self) -> tuple[str, str | None] | None:
+        """One that has arrived; it is gone then."""
+        for one in self.notifications:
+            if one[0] <= self.baton.now:
+                self.notifications.remove(one)
+                return one[1], one[2]
+        return None
+
+
+class Port:
+    """The cloud, as one process calls it: :class:`blazar_core.cloud.Cloud`."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self._cloud = cloud
+        self._baton = cloud.baton
+
+    def _call(self, what: str) -> None:
+        """A call that may take its time or fail before it does something."""
+        self._baton.point(what)
+        if self._cloud.faults.happens('call hangs'):
+            self._baton.sleep(self._cloud.faults.pause('call'))
+        if self._cloud.faults.happens('call fails'):
+            raise errors.CloudUnavailable(f'{what} was not answered')
+
+    def _answer(self, what: str) -> None:
+        """It was done; that may not be heard of."""
+        self._baton.point(what)
+        if self._cloud.faults.happens('call untold'):
+            raise errors.CloudUnavailable(f'the answer to {what} was lost')
+
+    def send(self, call: str, credential: str | None,
+             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
+        self._call('send')
+        ready = []
+        for server_id in json.loads(call)['servers']:
+            server = self._cloud.servers[server_id]
+            if server_id not in server_ids:
+                continue
+            if server.state is State.ERROR and server.unplaced:
+                server.state, server.unplaced = State.HELD, False
+            if server.state in (State.HELD, State.READY):
+                server.state = State.READY
+                ready.append(server_id)
+        self._baton.point('send ready')
+        if not ready:
+            return ''
+        deadline = gate(ready)
+        if deadline is None or deadline.passed():
+            return ''
+        self._cloud.cast(ready)
+        self._baton.tell(f'sends {", ".join(ready)}')
+        self._answer('sent')
+        return ''
+
+    def hold(self, server_ids: ty.Collection[str]) -> None:
+        self._call('hold')
+        for server_id in server_ids:
+            server = self._cloud.servers[server_id]
+            if server.state is State.READY:
+                server.state = State.HELD
+
+    def revoke(self, credential: str) -> None:
+        self._call('revoke')
+        self._cloud.given.discard(credential)
+        self._answer('revoked')
+
+    def credentials(self) -> set[str]:
+        self._call('credentials')
+        return set(self._cloud.given)
+
+    def traces(self, server_ids: ty.Collection[str],
+               ) -> dict[str, clouds.Trace]:
+        self._call('traces')
+        waiting = [one for _when, one in self._cloud.queue]
+        if waiting and not self._baton.wait(
+                lambda: not {*waiting} & {
+                    one for _when, one in self._cloud.queue}, 10):
+            raise errors.CloudUnavailable('no conductor answers')
+        return {server.id: clouds.Trace.CAUGHT if any(
+            server.id in host.allocations
+            for host in self._cloud.hosts.values()) else clouds.Trace.NONE
+            for server_id in server_ids
+            if (server := self._cloud.servers[server_id]).state in (
+                State.READY, State.BUILDING) and not self._is_at_it(server)}
+
+    def _is_at_it(self, server: Server) -> bool:
+        """It is in its cell, and a compute is at it: it has arrived."""
+        return server.state is State.BUILDING and any(
+            task.name.endswith(f'build-{server.id}')
+            for task in self._cloud.conductor.tasks)
+
+    def abandon(self, server_id: str) -> None:
+        self._call('abandon')
+        server = self._cloud.servers[server_id]
+        if server.state in (State.READY, State.BUILDING) and (
+                not self._is_at_it(server)):
+            self._cloud._fail(server)
+        self._answer('abandoned')
+
+    def look(self, server_id: str) -> Seen:
+        self._call('look')
+        server = self._cloud.servers.get(server_id)
+        if server is None or server.state is State.GONE:
+            return Seen(clouds.ServerState.LEAVING if server and any(
+                server_id in host.allocations
+                for host in self._cloud.hosts.values())
+                else clouds.ServerState.GONE)
+        host = server.host.uuid if server.host is not None else None
+        if server.state is State.ERROR and not server.launched:
+            return Seen(clouds.ServerState.ERROR, host, 'no reason',
+                        server.unplaced)
+        return Seen({State.HELD: clouds.ServerState.HELD,
+                     State.READY: clouds.ServerState.BUILDING,
+                     State.BUILDING: clouds.ServerState.BUILDING,
+                     }.get(server.state, clouds.ServerState.RUNNING), host)
+
+    def delete(self, server_id: str, credential: str | None) -> None:
+        self._call('delete')
+        server = self._cloud.servers.get(server_id)
+        if server is not None:
+            self._cloud.delete(server)
+        self._answer('deleted')
+
+    def forget(self, server_id: str) -> None:
+        self._call('forget')

@@ -1,0 +1,165 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A SQLite file for which processes take turns.
+
+Each statement and each commit is a point. Who wants to write while another one
+does waits for him, in simulated time; readers see the state that there was
+when they began.
+"""
+
+import os
+import sqlite3
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.db import api
+from tests import databases
+from tests.simulation import baton as batons
+
+__all__ = ['Books']
+
+#: Seconds for which somebody waits until he may write.
+PATIENCE = 5
+
+
+class Books:
+    """The file, and who writes to it.
+
+    :param fault: asked at each ``begin``, ``statement`` and ``commit``
+        whether the database fails there; ``told`` after a commit
+    :param committed: called after each commit that wrote
+    """
+
+    def __init__(self, baton: batons.Baton, folder: str,
+                 fault: ty.Callable[[str], bool],
+                 committed: ty.Callable[[], None]) -> None:
+        self.baton = baton
+        self.fault = fault
+        self.committed = committed
+        self.writer: Connection | None = None
+        #: How often something was written.
+        self.version = 0
+        path = os.path.join(folder, 'books.sqlite')
+        with open(path, 'wb') as file:
+            file.write(databases.migrated_file())
+        plain = sqlite3.connect(path)
+        # Nobody who reads keeps others from writing.
+        plain.execute('PRAGMA journal_mode = WAL')
+        plain.close()
+        self.path = path
+        self.url = f'sqlite:///{path}'
+
+    def connect(self, process: batons.Process, **options: ty.Any,
+                ) -> api.Database:
+        """The database as a process sees it."""
+        conf = databases.configuration(self.url, **options)
+        database = api.Database(conf, batons.Clock(process))
+        engine = database.engine
+        opened: list[Connection] = []
+
+        # Of its own dialect, which all its connections are made by.
+        @sa.event.listens_for(engine, 'do_connect')
+        def connect(_dialect: ty.Any, _record: ty.Any, cargs: ty.Any,
+                    cparams: ty.Any) -> Connection:
+            connection = sqlite3.connect(
+                self.path, factory=Connection, timeout=0,
+                check_same_thread=False, isolation_level=None)
+            connection.books = self
+            opened.append(connection)
+            return connection
+
+        databases.compile_once(engine)
+        databases.keep_connections(engine)
+        process.wills.append(lambda: [one.abandon() for one in opened])
+        return database
+
+
+class Connection(sqlite3.Connection):
+    """One whose statements and commits are points."""
+
+    books: Books
+
+    def cursor(self, factory: ty.Any = None) -> 'Cursor':
+        return super().cursor(factory or Cursor)
+
+    def commit(self) -> None:
+        if not self.in_transaction:
+            return
+        books = self.books
+        books.baton.point('commit')
+        if books.fault('commit'):
+            self.rollback()
+            raise sqlite3.OperationalError('disk I/O error')
+        wrote = books.writer is self
+        super().commit()
+        self._free()
+        if wrote:
+            books.version += 1
+            books.committed()
+            books.baton.point('committed')
+            if books.fault('told'):
+                raise sqlite3.OperationalError('disk I/O error')
+
+    def rollback(self) -> None:
+        super().rollback()
+        self._free()
+
+    def close(self) -> None:
+        self._free()
+        super().close()
+
+    def abandon(self) -> None:
+        """Whoever used it has died."""
+        try:
+            super().rollback()
+            super().close()
+        except sqlite3.Error:
+            pass
+        self._free()
+
+    def begin(self) -> None:
+        """Wait until nobody else writes."""
+        books = self.books
+        if books.writer not in (None, self) and not books.baton.wait(
+                lambda: books.writer is None, PATIENCE):
+            raise sqlite3.OperationalError('database is locked')
+        if books.writer not in (None, self):
+            raise sqlite3.OperationalError('database is locked')
+        books.writer = self
+
+    def _free(self) -> None:
+        if self.books.writer is self:
+            self.books.writer = None
+
+
+class Cursor(sqlite3.Cursor):
+
+    def execute(self, statement: str, *args: ty.Any) -> 'Cursor':
+        connection = ty.cast(Connection, self.connection)
+        books = connection.books
+        if books.baton.current is None:
+            return super().execute(statement, *args)
+        what = 'begin' if statement.startswith('BEGIN') else 'statement'
+        if not statement.startswith(('PRAGMA', 'SAVEPOINT', 'RELEASE')):
+            books.baton.point(what)
+            if books.fault(what):
+                raise sqlite3.OperationalError('disk I/O error')
+        if statement == 'BEGIN IMMEDIATE':
+            connection.begin()
+            try:
+                return super().execute(statement, *args)
+            except sqlite3.Error:
+                connection._free()
+                raise
+        return super().execute(statement, *args)

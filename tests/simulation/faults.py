@@ -1,0 +1,106 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What goes wrong, how often, and for how long: by the dice of one seed."""
+
+import typing as ty
+
+from tests.simulation import baton as batons
+
+__all__ = ['Faults', 'RATES']
+
+#: What may happen, and how often at most when it is possible at all.
+RATES = {
+    'death': 0.002, 'freeze': 0.001, 'db begin': 0.01,
+    'db statement': 0.003, 'db commit': 0.01, 'db told': 0.01,
+    'call hangs': 0.05, 'call fails': 0.1, 'call untold': 0.1,
+    'cast lost': 0.3, 'build fails': 0.1, 'delete fails': 0.1,
+    'allocation late': 0.3, 'notification lost': 0.3,
+    'notification doubled': 0.2}
+
+#: How long things take, in seconds: at least, and at most.
+TIMES = {
+    'cast': (0, 2), 'build': (1, 60), 'delete': (0.1, 20),
+    'notification': (0, 5), 'call': (1, 30)}
+
+
+class Faults:
+    """Asked at each occasion whether something goes wrong.
+
+    :ivar rates: how often each thing happens in this run
+    :ivar on: whether anything goes wrong at all
+    :ivar count: how often each has happened
+    """
+
+    def __init__(self, baton: batons.Baton,
+                 only: ty.Collection[str] | None = None) -> None:
+        self._baton = baton
+        dice = baton.dice
+        # Mostly a few of them: what is hidden by others shows then.
+        share = dice.choice([0, 0.3, 0.6, 1])
+        self.rates = {name: most * dice.random()
+                      if dice.random() < share else 0
+                      for name, most in RATES.items()}
+        if only is not None:
+            self.rates = {name: rate for name, rate in self.rates.items()
+                          if name in only}
+        self.clocks = dice.choice([0, 0, 2, 10])
+        self.on = True
+        self.count: dict[str, int] = dict.fromkeys(RATES, 0)
+        baton.fate = self._fate
+
+    def happens(self, name: str) -> bool:
+        rate = self.rates.get(name, 0)
+        if not self.on or not rate or self._baton.dice.random() >= rate:
+            return False
+        self.count[name] += 1
+        return True
+
+    def pause(self, what: str) -> float:
+        least, most = TIMES[what]
+        return least + (most - least) * self._baton.dice.random() ** 3
+
+    def copies(self) -> int:
+        """How often a notification arrives."""
+        if self.happens('notification lost'):
+            return 0
+        return 2 if self.happens('notification doubled') else 1
+
+    def database(self, what: str) -> bool:
+        """Whether the database fails there."""
+        if self._baton.current is None:
+            return False
+        failed = self.happens(f'db {what}')
+        if failed:
+            self._baton.tell(f'the database fails at {what}')
+        return failed
+
+    def _fate(self, task: ty.Any, what: str) -> None:
+        """What becomes of a process at a point."""
+        process = task.process
+        if not process.mortal or not self.on:
+            return
+        if self.happens('death'):
+            self._baton.tell(f'{process.name} dies at {what}')
+            self.kill(process)
+            self._baton.end_turn_for_ever()
+        if self.happens('freeze'):
+            seconds = self._baton.dice.choice([5, 90, 400])
+            self._baton.tell(f'{process.name} stands still for {seconds} s '
+                             f'at {what}')
+            process.frozen = self._baton.now + seconds
+
+    def kill(self, process: batons.Process) -> None:
+        """A process dies, and somebody starts it again."""
+        process.die()
+        # The one who starts it is not one of those who die.
+        self._baton.later(self._baton.dice.uniform(1, 60), process.start)

@@ -1,0 +1,86 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What keeps promises, and can be taken out to see that it is missed."""
+
+import contextlib
+import typing as ty
+from unittest import mock
+
+import sqlalchemy as sa
+
+from blazar_core.books import inventory
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.lifecycle import queue
+
+__all__ = ['GUARDS', 'without']
+
+_claim = inventory.claim
+
+
+_HOSTS = models.Host.__table__
+#: What ledger does to a host, whoever has decided about it meanwhile.
+_TAKE = sa.update(_HOSTS).where(
+    _HOSTS.c.id == sa.bindparam('host'),
+    _HOSTS.c.generation > sa.bindparam('seen') - 10 ** 9,
+).values(generation=sa.bindparam('next'))
+
+
+def _judged(connection: sa.Connection, now: int, host: model.Host,
+            *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+    """What inventory.claim does, though what was judged is over."""
+    generation = connection.scalar(sa.select(models.Host.generation).where(
+        models.Host.id == host.id))
+    assert generation is not None
+    return _claim(connection, now, host.at(generation, host.usage),
+                  *args, **kwargs)
+
+
+def _seize(self: queue.Queue, event_id: str, now: int) -> bool:
+    """Claim an event, whoever has it."""
+    with self._database.writer() as session:
+        session.execute(
+            sa.update(models.Event).where(models.Event.id == event_id)
+            .values(status='IN_PROGRESS', claimed_by=self._name,
+                    claimed_until=now + 60))
+    return True
+
+
+#: By name: where each stands, and what stands there then.
+GUARDS: dict[str, tuple[str, ty.Any]] = {
+    'generation': ('blazar_core.books.ledger._TAKE', _TAKE),
+    'judged': ('blazar_core.books.inventory.claim', _judged),
+    'gate': ('blazar_core.lifecycle.sending.Sending._take',
+             lambda self, *_lease: []),
+    'claim': ('blazar_core.lifecycle.queue.Queue.claim', _seize),
+    'deadline': ('blazar_core.cloud.Deadline.passed', lambda self: False),
+    'lost': ('blazar_core.lifecycle.lost.Lost.send', lambda self: None),
+    'recheck': ('tests.simulation.world.World._recheck',
+                lambda self, core: self.baton.now + 3600),
+    'orphans': ('tests.simulation.world.World._delete_orphans',
+                lambda self, core: None),
+    'close': ('blazar_core.lifecycle.closing.Closing.close',
+              lambda self, lease_id: True),
+    'undo': ('blazar_core.books.claims.Claims._undo',
+             lambda self, work, *args: lambda: None),
+}
+
+
+@contextlib.contextmanager
+def without(names: ty.Iterable[str]) -> ty.Iterator[None]:
+    """A core that lacks some guards."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            where, instead = GUARDS[name]
+            stack.enter_context(mock.patch(where, instead))
+        yield

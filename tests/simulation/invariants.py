@@ -1,0 +1,142 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What must always hold, and what must hold when all is at rest."""
+
+import collections
+import json
+import sqlite3
+
+import sqlalchemy as sa
+
+from blazar_core.books import admission
+from blazar_core.db import models
+from blazar_core.lifecycle import audit
+from tests.races import contender
+from tests.simulation import cloud as clouds
+from tests.simulation import world as worlds
+
+__all__ = ['Always', 'Broken', 'at_rest', 'followers']
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+class Always:
+    """Looked at after each commit, by a connection that takes no turns."""
+
+    def __init__(self, world: worlds.World) -> None:
+        self._world = world
+        self._connection = sqlite3.connect(world.books.path)
+        #: Hosts on which the cloud did something against the books.
+        self.excused: dict[str, float] = world.cloud.against
+
+    def __call__(self) -> None:
+        try:
+            if self._world.cloud.wrong:
+                raise Broken(self._world.cloud.wrong[0])
+            self.no_host_is_promised_twice()
+        except Broken as exc:
+            # Whoever commits just now could take it for a fault of his.
+            self._world.baton.failure = self._world.baton.failure or exc
+
+    def no_host_is_promised_twice(self) -> None:
+        """At no instant more is booked on a host than it has, less what runs
+        there for ever, but for what the cloud did against the books.
+        """
+        now = self._world.baton.now
+        rows = self._connection.execute(
+            'SELECT hosts.uuid, hosts.capacity, hosts.usage, '
+            'bookings.start_date, bookings.end_date, bookings.resources, '
+            'bookings.placed_at FROM bookings '
+            'JOIN hosts ON hosts.id = bookings.host_id').fetchall()
+        levels: dict[str, list[tuple[int, int]]] = collections.defaultdict(
+            list)
+        limits: dict[str, int] = {}
+        for uuid, capacity, usage, start, end, takes, placed in rows:
+            limits[uuid] = json.loads(capacity).get('VCPU', 0) - json.loads(
+                usage).get('VCPU', 0)
+            amount = json.loads(takes).get('VCPU', 0)
+            if placed is not None:
+                # Until when it stays is for who decides: see the ledger.
+                start = min(start, int(now))
+            levels[uuid] += [(start, amount), (end, -amount)]
+        for uuid, changes in levels.items():
+            level, worst = 0, (0, 0)
+            for when, amount in sorted(changes):
+                level += amount
+                if when > now:
+                    worst = max(worst, (level - limits[uuid], when))
+            if worst[0] > 0 and uuid not in self.excused:
+                raise Broken(
+                    f'{uuid} is promised twice: {worst[0]} too many at '
+                    f'{worst[1] - 1_800_000_000}')
+            if worst[0] <= 0 and now > self.excused.get(uuid, now) + 7200:
+                # Whatever was done against the books is made good.
+                del self.excused[uuid]
+
+
+def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
+    """What is wrong when nothing has happened for long."""
+    wrong = []
+    with core.database.reader() as session:
+        for row in session.execute(sa.select(
+                models.Lease.id, models.Lease.status, models.Lease.end_date,
+                models.Lease.deleted_at, models.Lease.status_reason)):
+            over = row.end_date < core.clock.now() - 3600
+            if row.status not in ('TERMINATED',) and (
+                    over and row.status != 'ERROR'):
+                wrong.append(f'lease {row.id[:8]} is {row.status} long after '
+                             f'its end: {row.status_reason}')
+        left = session.execute(sa.select(
+            models.Booking.id, models.Booking.server_id,
+            models.Booking.end_date)).all()
+        for row in left:
+            if row.end_date < core.clock.now() - 3600:
+                wrong.append(f'a booking of {row.server_id} is left')
+        usages = {row.uuid: row.usage for row in session.execute(
+            sa.select(models.Host.uuid, models.Host.usage))}
+    for server in world.cloud.servers.values():
+        if server.leased and server.state not in (
+                clouds.State.GONE, clouds.State.ERROR):
+            wrong.append(f'{server.id} is {server.state.value}, and its '
+                         f'lease is over')
+    for host in world.cloud.hosts.values():
+        used: collections.Counter[str] = collections.Counter()
+        for one in host.allocations.values():
+            used.update(one)
+        if host.there and +used != +collections.Counter(
+                usages.get(host.uuid, {})):
+            wrong.append(f'{host.name} has {dict(used)}, and the books say '
+                         f'{usages.get(host.uuid)}')
+    for reservation_id in world.cloud.open:
+        wrong.append(f'reservation {reservation_id[:8]} is still open')
+    return wrong + [one.text for one in audit.Audit(
+        core.database, core.clock, core.lifecycle, str, 60).differences()]
+
+
+def followers(world: worlds.World) -> list[str]:
+    """An index that has followed says what one says that was just loaded."""
+    wrong, now = [], int(world.baton.now)
+    instants = list(range(now, now + 5 * 86400, 7200))
+    fresh = admission.Admission(
+        world.cores['listener0'].database, world.cores['listener0'].clock)
+    expected = contender.picture(fresh, instants)
+    for name, core in world.cores.items():
+        index = core.admission.index
+        if index._turn.locked() or index._lock.locked():
+            # Somebody has it at this moment.
+            continue
+        if contender.picture(core.admission, instants) != expected:
+            wrong.append(f'the index of {name} is not what is in the books')
+    return wrong

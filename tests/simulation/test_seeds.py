@@ -1,0 +1,67 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""As many clouds as fit into two minutes, other ones each day of the year.
+
+``BLAZAR_SIMULATION_SECONDS`` is for how long instead.
+"""
+
+import datetime
+import os
+import subprocess
+import sys
+
+from oslotest import base
+
+from tests import imports
+
+SECONDS = os.environ.get('BLAZAR_SIMULATION_SECONDS', '120')
+#: Seeds that have found something, and for how many days they ran: what was
+#: wrong has a unit test of its own.
+FOUND: dict[int, float] = {}
+#: Guards, and a seed by which it is seen that they are missing.
+MISSED = {'gate': 20}
+
+
+def simulate(*arguments: object) -> tuple[int, str]:
+    """Run some seeds, as anybody does."""
+    done = subprocess.run(
+        [sys.executable, '-m', 'tests.simulation', *map(str, arguments)],
+        cwd=imports.ROOT, capture_output=True, text=True, timeout=1800)
+    return done.returncode, done.stdout + done.stderr
+
+
+class TestSeeds(base.BaseTestCase):
+
+    def test_nothing_goes_wrong_today(self):
+        first = 1000 * datetime.date.today().timetuple().tm_yday
+        code, text = simulate(f'{first}-{first + 999}', '--seconds', SECONDS)
+        self.assertEqual(0, code, text[-20_000:])
+        self.assertIn('seed ', text)
+
+    def test_what_has_been_found_stays_mended(self):
+        for seed, days in FOUND.items():
+            code, text = simulate(seed, '--days', days)
+            self.assertEqual(0, code, text[-20_000:])
+
+    def test_a_seed_tells_one_story(self):
+        first, second = (
+            simulate(20, '--days', 0.01, '--story', '--still')
+            for _time in range(2))
+        self.assertEqual(first, second)
+        self.assertIn('runs on host', first[1])
+
+    def test_it_is_seen_when_a_guard_is_missing(self):
+        for guard, seed in MISSED.items():
+            code, text = simulate(seed, '--without', guard)
+            self.assertEqual(1, code, text)
+            self.assertIn('WRONG', text)

@@ -1,0 +1,248 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Users of a cloud with leases, who want everything at the worst moment."""
+
+import json
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.leases import changing
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_core.leases import views
+from tests.simulation import cloud as clouds
+from tests.simulation import world as worlds
+
+__all__ = ['Users']
+
+#: What they do, and how often compared with the rest.
+WEIGHTS = {
+    'lease_now': 10, 'lease_later': 14, 'reserve': 10, 'offer': 4,
+    'boot_in': 12, 'boot': 8, 'prolong': 8, 'shorten': 6, 'move': 6,
+    'resize': 8, 'delete_lease': 8, 'delete_server': 12}
+
+#: What may be answered.
+ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
+           errors.NotFound, errors.Conflict, errors.BooksBusy,
+           errors.BooksUnavailable, errors.CloudUnavailable)
+
+Amounts: ty.TypeAlias = dict[str, int]
+
+
+class Users:
+    """What reaches one API process.
+
+    :ivar accepted: by lease, what was promised to its owner when
+    """
+
+    def __init__(self, core: worlds.Core, pause: float,
+                 until: float) -> None:
+        self._core = core
+        self._world = core.world
+        self._baton = core.world.baton
+        self._cloud = core.world.cloud
+        self._dice = core.world.baton.dice
+        self._pause, self._until = pause, until
+
+    def run(self) -> None:
+        names, weights = list(WEIGHTS), list(WEIGHTS.values())
+        while True:
+            self._baton.sleep(self._dice.expovariate(1 / self._pause))
+            if self._baton.now >= self._until:
+                return
+            name, = self._dice.choices(names, weights)
+            try:
+                getattr(self, name)()
+            except ANSWERS as exc:
+                self._baton.tell(f'{name}: {type(exc).__name__}')
+
+    # -- leases ------------------------------------------------------------
+
+    def _window(self, now: bool) -> model.Window:
+        start = self._core.clock.now() + (
+            0 if now else self._dice.choice([1, 60, 3600, 14400]) +
+            self._dice.randint(0, 600))
+        return model.Window(start, start + self._dice.choice(
+            [30, 600, 3600, 14400]) + self._dice.randint(1, 600))
+
+    def _request(self, window: model.Window, now: bool,
+                 ) -> requests.LeaseRequest:
+        return requests.LeaseRequest(
+            name='lease', window=window, before_end=None, events=(),
+            on_end='delete', starts_now=now)
+
+    def _amounts(self) -> Amounts:
+        return {'VCPU': self._dice.choice([1, 1, 2, 4])}
+
+    def _booted(self, state: clouds.State, now: bool) -> tuple[
+            making.NewLease, list[clouds.Server]]:
+        amounts, count = self._amounts(), self._dice.choice([1, 1, 2])
+        servers = [self._cloud.new_server(
+            'project', amounts, state,
+            # Of one that waits its lease is looked for: see the mirror.
+            leased=state is clouds.State.HELD)
+            for _number in range(count)]
+        return making.NewLease(
+            'project', 'user', self._request(self._window(now), now),
+            (making.NewReservation(
+                model.Demand(amounts, count),
+                tuple(one.id for one in servers)),)), servers
+
+    def lease_now(self) -> None:
+        new, servers = self._booted(clouds.State.READY, True)
+        try:
+            lease = self._core.leases.making.create(new, sealed=None)
+        except Exception:
+            for server in servers:
+                server.state = clouds.State.GONE
+            raise
+        for server in servers:
+            server.leased = True
+        self._accepted(lease)
+        self._baton.point('send')
+        self._cloud.cast(one.id for one in servers)
+
+    def lease_later(self) -> None:
+        new, servers = self._booted(clouds.State.HELD, False)
+        try:
+            self._core.leases.making.check(new)
+            lease = self._core.leases.making.create(new, json.dumps({
+                'servers': [one.id for one in servers],
+                'amounts': servers[0].amounts}))
+        except errors.BooksUnavailable:
+            # Whether it was written is not known: the servers stay.
+            raise
+        except Exception:
+            for server in servers:
+                server.state = clouds.State.GONE
+            raise
+        self._accepted(lease)
+
+    def _places(self, amount: int) -> making.NewReservation:
+        vcpus = self._dice.choice([1, 2])
+        return making.NewReservation(
+            model.Demand({'VCPU': vcpus}, amount), params={
+                'amount': amount, 'vcpus': vcpus, 'affinity': None}, spec={})
+
+    def reserve(self) -> None:
+        now = self._dice.random() < 0.5
+        self._accepted(self._core.leases.making.create(making.NewLease(
+            'project', 'user', self._request(self._window(now), now),
+            (self._places(self._dice.choice([1, 2, 3])),)), None))
+
+    def offer(self) -> None:
+        offered = self._core.leases.making.offer(making.NewLease(
+            'project', 'user', self._request(self._window(False), False),
+            (self._places(1),)), 120)
+        self._baton.sleep(self._dice.choice([1, 110, 130]))
+        self._accepted(self._core.leases.making.accept(offered['id']))
+
+    def _accepted(self, lease: dict[str, ty.Any]) -> None:
+        self._baton.tell(
+            f'lease {lease["id"][:8]} from {self._when(lease["start_date"])} '
+            f'to {self._when(lease["end_date"])}')
+
+    def _when(self, seconds: int) -> int:
+        return seconds - 1_800_000_000
+
+    def _lease(self, *states: str) -> ty.Any:
+        """Any lease that is not over.
+
+        :raises NotFound: when there is none
+        """
+        with self._core.database.reader() as session:
+            ids = list(session.scalars(sa.select(models.Lease.id).where(
+                models.Lease.status.in_(states or (
+                    'PENDING', 'STARTING', 'ACTIVE')),
+                models.Lease.deleted_at.is_(None)).order_by(
+                    models.Lease.id)))
+        if not ids:
+            raise errors.NotFound('no lease')
+        return views.get(self._core.database, self._dice.choice(ids))
+
+    def _update(self, lease: ty.Any, **change: ty.Any) -> None:
+        self._core.leases.changing.update(
+            lease['id'], changing.Change(**change))
+        self._baton.tell(f'lease {lease["id"][:8]} is changed: '
+                         f'{sorted(change)}')
+
+    def prolong(self) -> None:
+        lease = self._lease()
+        self._update(lease, end=lease['end_date'] + self._dice.choice(
+            [1, 600, 7200]))
+
+    def shorten(self) -> None:
+        lease = self._lease()
+        low = max(lease['start_date'] + 1, self._core.clock.now())
+        self._update(lease, end=max(low, lease['end_date'] -
+                                    self._dice.choice([1, 600, 7200])))
+
+    def move(self) -> None:
+        lease = self._lease('PENDING')
+        later = self._dice.choice([-600, -1, 1, 600])
+        self._update(lease, start=lease['start_date'] + later,
+                     end=lease['end_date'] + later)
+
+    def resize(self) -> None:
+        lease = self._lease()
+        one = lease['reservations'][0]
+        if one['params'] is None:
+            raise errors.NotFound('servers of a boot')
+        amount = self._dice.choice([1, 2, 3])
+        self._update(lease, reservations={one['id']: making.NewReservation(
+            model.Demand({'VCPU': one['params']['vcpus']}, amount),
+            params={**one['params'], 'amount': amount}, spec={})})
+
+    def delete_lease(self) -> None:
+        lease = self._lease()
+        self._core.lifecycle.ending.delete(lease['id'])
+        self._baton.tell(f'lease {lease["id"][:8]} is deleted')
+
+    # -- servers -----------------------------------------------------------
+
+    def boot_in(self) -> None:
+        lease = self._lease('ACTIVE')
+        one = lease['reservations'][0]
+        if one['id'] not in self._cloud.open:
+            raise errors.NotFound('no flavor')
+        server = self._cloud.new_server(
+            'project', {'VCPU': one['params']['vcpus']}, clouds.State.READY,
+            reservation=one['id'])
+        try:
+            self._core.leases.places.occupy(
+                one['id'], 'project', [server.id])
+        except Exception:
+            server.state = clouds.State.GONE
+            raise
+        server.leased = True
+        self._cloud.cast([server.id])
+
+    def boot(self) -> None:
+        forced = self._dice.choice(
+            [None, None, None, *self._cloud.hosts]) if (
+                self._dice.random() < 0.2) else None
+        server = self._cloud.new_server(
+            'project', self._amounts(), clouds.State.READY, forced=forced)
+        self._cloud.cast([server.id])
+
+    def delete_server(self) -> None:
+        there = [one for one in self._cloud.servers.values()
+                 if one.state is not clouds.State.GONE]
+        if there:
+            server = self._dice.choice(there)
+            self._baton.tell(f'{server.id} is deleted by its user')
+            self._cloud.delete(server)

@@ -1,0 +1,400 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The processes of a cloud with leases: all that a run consists of.
+
+API processes, schedulers and listeners run the real core, each with a database
+connection and an index of its own.
+"""
+
+import contextlib
+import itertools
+import json
+import tempfile
+import types
+import typing as ty
+from unittest import mock
+import uuid
+
+import sqlalchemy as sa
+
+from blazar_core.books import admission
+from blazar_core.books import claims
+from blazar_core.books import inventory
+from blazar_core.books import judge
+from blazar_core.books import ledger
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.leases import leases
+from blazar_core.leases import making
+from blazar_core.leases import repeats
+from blazar_core.lifecycle import ends
+from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import watch
+from blazar_core import resources
+from tests import databases
+from tests.simulation import baton as batons
+from tests.simulation import cloud as clouds
+from tests.simulation import database
+from tests.simulation import faults
+
+__all__ = ['World']
+
+#: Seconds between two comparisons in full, and until builds are given up.
+COMPARISON, LOST_AFTER, PATIENCE = 3600, 120, 300
+
+
+class Places(resources.ResourceType):
+    """Servers that come when their reservation has begun."""
+
+    for_servers = True
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'amount': '1', 'vcpus': '1', 'affinity': 'None'}
+
+    def __init__(self, world: 'World') -> None:
+        self._world = world
+
+    def read(self, values: resources.Values) -> resources.Values:
+        return values
+
+    def wanted(self, asking: ty.Any, params: resources.Values,
+               ) -> resources.Wanted:
+        raise NotImplementedError
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        self._world.port._call('demand')
+        return model.Demand({'VCPU': reserved.params.get('vcpus', 1)})
+
+    def start(self, reserved: resources.Reserved) -> None:
+        self._world.port._call('open')
+        self._world.cloud.open[reserved.id] = reserved.project_id
+        self._world.port._answer('opened')
+
+    def end(self, reserved: resources.Reserved) -> None:
+        self._world.port._call('close')
+        self._world.cloud.open.pop(reserved.id, None)
+        self._world.port._answer('closed')
+
+
+class Boots(resources.Kind):
+    """Servers that come with a boot: the call says what they need."""
+
+    for_servers = True
+
+    def __init__(self, world: 'World') -> None:
+        self._world = world
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        self._world.port._call('demand')
+        call = json.loads(reserved.call or '{"amounts": {"VCPU": 1}}')
+        return model.Demand(call['amounts'])
+
+
+class Pool:
+    """What the engine hands its work to: each is a task of its own."""
+
+    def __init__(self, process: batons.Process) -> None:
+        self._process = process
+        self._numbers = itertools.count()
+
+    def __enter__(self) -> 'Pool':
+        return self
+
+    def __exit__(self, *_exc: ty.Any) -> None:
+        pass
+
+    def submit(self, work: ty.Callable[..., None], *args: ty.Any) -> None:
+        self._process.spawn(f'event{next(self._numbers)}',
+                            lambda: work(*args))
+
+
+class Core:
+    """What a process has of the core."""
+
+    def __init__(self, world: 'World', process: batons.Process) -> None:
+        self.world = world
+        self.process = process
+        self.clock = batons.Clock(process)
+        self.database = world.books.connect(process)
+        self.admission = admission.Admission(self.database, self.clock)
+        self.leases = leases.Leases(
+            self.database, self.clock, self.admission, world.types)
+        self.lifecycle = lifecycle.Lifecycle(
+            self.database, self.clock, world.port, str,
+            world.notified, PATIENCE, LOST_AFTER, world.types,
+            {ends.DELETE: ends.Delete()})
+
+
+class World:
+    """A cloud with leases, and all its processes.
+
+    :param seed: decides everything
+    :param only: the faults that may happen; None: all
+    """
+
+    def __init__(self, seed: int, only: ty.Collection[str] | None = None,
+                 hosts: int = 3, apis: int = 2, listeners: int = 2) -> None:
+        self.stack = contextlib.ExitStack()
+        self.baton = batons.Baton(seed)
+        self.faults = faults.Faults(self.baton, only)
+        self.cloud = clouds.Cloud(self.baton, self.faults)
+        self.port = clouds.Port(self.cloud)
+        self.types = resources.Types(
+            {making.RESOURCE_TYPE: Places(self)}, Boots(self))
+        folder = self.stack.enter_context(tempfile.TemporaryDirectory(
+            dir='/dev/shm'))
+        self.checks: list[ty.Callable[[], None]] = []
+        self.books = database.Books(
+            self.baton, folder, self.faults.database, self._committed)
+        self._patch()
+        self.cores: dict[str, Core] = {}
+        for number in range(hosts):
+            self.cloud.add_host(f'host{number}', {'VCPU': 8})
+        for number in range(2):
+            self._process(f'scheduler{number}', self._schedule)
+        for number in range(listeners):
+            self._process(f'listener{number}', self._listen)
+        self.apis = [f'api{number}' for number in range(apis)]
+
+    def _patch(self) -> None:
+        """Time, locks and chance are the simulation's."""
+        baton, patch = self.baton, self.stack.enter_context
+        lock = types.SimpleNamespace(Lock=lambda: batons.Lock(baton))
+        patch(mock.patch('blazar_core.books.follower.threading', lock))
+        patch(mock.patch('oslo_db.api.time', types.SimpleNamespace(
+            sleep=baton.sleep)))
+        patch(mock.patch('oslo_db.api.random', baton.dice))
+        # It lets other threads have a turn, and there are none.
+        patch(mock.patch('oslo_db.sqlalchemy.engines._thread_yield'))
+        patch(mock.patch('uuid.uuid4', lambda: uuid.UUID(
+            int=baton.dice.getrandbits(128), version=4)))
+        patch(mock.patch.object(
+            engine.futures, 'ThreadPoolExecutor',
+            lambda _workers, thread_name_prefix: Pool(self._current())))
+
+    def _current(self) -> batons.Process:
+        assert self.baton.current is not None
+        return self.baton.current.process
+
+    def _committed(self) -> None:
+        for check in self.checks:
+            check()
+
+    def _process(self, name: str, work: ty.Callable[[Core], None],
+                 ) -> batons.Process:
+        def boot(process: batons.Process) -> None:
+            process.offset = self.baton.dice.randint(
+                -self.faults.clocks, self.faults.clocks)
+            self.cores[name] = core = Core(self, process)
+            work(core)
+
+        return batons.Process(self.baton, name, boot)
+
+    def notified(self, event_type: str, lease: dict[str, ty.Any]) -> None:
+        self.baton.tell(f'{event_type}: {lease["id"][:8]}')
+        # It wakes whoever carries out events.
+        self.cloud.notify('', None)
+
+    def close(self) -> None:
+        self.baton.close()
+        self.stack.close()
+
+    # -- schedulers --------------------------------------------------------
+
+    def _schedule(self, core: Core) -> None:
+        judging = judge.Judge(
+            core.database, core.clock, core.admission.index)
+        claiming = claims.Claims(
+            core.database, core.clock, core.admission.index)
+
+        def loop() -> None:
+            questions = self.cloud.questions
+            while True:
+                self.baton.wait(lambda: any(
+                    not one.taken for one in questions), 1e6)
+                for one in questions:
+                    if not one.taken:
+                        one.taken = True
+                        with contextlib.suppress(errors.BooksUnavailable,
+                                                 errors.BooksBusy):
+                            one.host = self._select(one, judging, claiming)
+                        one.answered = True
+                        break
+
+        core.process.spawn('requests', loop)
+
+    def _select(self, question: clouds.Request, judging: judge.Judge,
+                claiming: claims.Claims) -> clouds.Host | None:
+        server = question.server
+        hosts = [host for host in self.cloud.hosts.values()
+                 if host.fits(server.amounts) and
+                 server.forced in (None, host.uuid)]
+        if not hosts:
+            return None
+        found = judging.fits_for(
+            server.id, server.amounts, server.reservation)
+        self.baton.dice.shuffle(hosts)
+        hosts.sort(key=lambda host: host.uuid != found.booked)
+        for host in hosts:
+            if found.by_host.get(host.uuid, found.elsewhere) < 1 and (
+                    server.forced is None):
+                continue
+            if server.forced is not None:
+                self.cloud.against[host.uuid] = self.baton.now
+            try:
+                undo = claiming.claim(
+                    server.id, {host.uuid: server.amounts},
+                    forced=server.forced is not None)
+            except claims.Denied as exc:
+                self.baton.tell(f'{server.id} not on {host.name}: {exc}')
+                continue
+            self.baton.point('placement')
+            if host.fits(server.amounts) and (
+                    server.state is clouds.State.READY):
+                host.allocations[server.id] = dict(server.amounts)
+                return host
+            undo()
+        return None
+
+    # -- listeners ---------------------------------------------------------
+
+    def _listen(self, core: Core) -> None:
+        conf = databases.configuration(self.books.url, longest_sleep=1800)
+        working = engine.Engine(conf, core.database, core.clock,
+                                core.lifecycle, f'{core.process.name}.'
+                                f'{core.process.lives}')
+        watching = watch.Watch(
+            core.database, core.clock, core.admission, core.leases.binding,
+            str, self.types, self.notified, PATIENCE)
+        core.process.spawn('engine', working.run)
+        core.process.spawn('watch', lambda: self._watch(watching))
+        core.process.spawn('mirror', lambda: self._mirror(core, working))
+        core.process.spawn('hints', lambda: self._hints(core, working))
+
+    def _watch(self, watching: watch.Watch) -> None:
+        """What :meth:`watch.Watch.run` does, where something has changed."""
+        while True:
+            seen = self.books.version
+            with contextlib.suppress(errors.BooksUnavailable):
+                watching.look()
+            self.baton.sleep(watch.PAUSE)
+            self.baton.wait(lambda: self.books.version != seen, 1800)
+
+    def _mirror(self, core: Core, working: engine.Engine) -> None:
+        """Compare everything, again and again."""
+        while True:
+            for part in (lambda: self.compare(core),
+                         core.lifecycle.observing.settle_begun,
+                         core.lifecycle.lost.send,
+                         core.lifecycle.closing.revoke_over):
+                try:
+                    part()
+                except (errors.BooksUnavailable, errors.BooksBusy,
+                        errors.CloudUnavailable):
+                    break
+            working.wake()
+            self.baton.sleep(COMPARISON)
+
+    def compare(self, core: Core) -> None:
+        """Make the books true for every host and server."""
+        for host in list(self.cloud.hosts.values()):
+            if host.there:
+                self._apart(self.compare_host, core, host)
+        core.database.retried(self._retain, core)
+        for server_id in core.lifecycle.observing.unfinished():
+            self._apart(self.compare_server, core, server_id)
+        self._apart(self._delete_orphans, core)
+        core.database.retried(self._trim, core)
+
+    def _apart(self, work: ty.Callable[..., ty.Any], *args: ty.Any) -> None:
+        with contextlib.suppress(errors.CloudUnavailable, errors.BooksBusy):
+            work(*args)
+
+    def compare_host(self, core: Core, host: clouds.Host) -> None:
+        core.database.retried(self._report, core, host)
+
+    def _report(self, core: Core, host: clouds.Host) -> None:
+        with core.database.reader() as session:
+            now, seen = core.clock.now(), inventory.generations(
+                session, [host.uuid]).get(host.uuid)
+        self.port._call('facts')
+        facts = model.HostFacts(host.uuid, host.name, host.name,
+                                dict(host.capacity))
+        allocations = {one: dict(takes)
+                       for one, takes in host.allocations.items()}
+        with core.database.writer() as session:
+            inventory.report(session, now, facts, allocations, seen)
+
+    def _retain(self, core: Core) -> None:
+        with core.database.writer() as session:
+            inventory.retain(session, [
+                host.uuid for host in self.cloud.hosts.values()
+                if host.there], core.clock.now())
+
+    def _trim(self, core: Core) -> None:
+        with core.database.writer() as session:
+            ledger.trim(session, core.clock.now() - 600)
+            repeats.trim(session.connection(), core.clock.now())
+
+    def compare_server(self, core: Core, server_id: str) -> None:
+        if core.leases.servers.booked(server_id) is None:
+            return
+        _seen, stale = core.lifecycle.observing.check(server_id)
+        for name in stale:
+            self._look_at(core, name)
+
+    def _look_at(self, core: Core, name: str) -> None:
+        for host in self.cloud.hosts.values():
+            if name in (host.name, host.uuid) and host.there:
+                self.compare_host(core, host)
+
+    def _delete_orphans(self, core: Core) -> None:
+        """Servers that wait for a lease that nobody made."""
+        for server in list(self.cloud.servers.values()):
+            if server.state is clouds.State.HELD and (
+                    server.since < self.baton.now - 600) and (
+                    not core.leases.servers.is_leased(server.id)):
+                self.baton.tell(f'{server.id} has no lease')
+                self.port.delete(server.id, None)
+
+    def _hints(self, core: Core, working: engine.Engine) -> None:
+        """Look into what notifications tell, and at what is to be looked at.
+        """
+        due = 0.0
+        while True:
+            self.baton.wait(lambda: self.cloud.has_notification() or (
+                due <= self.baton.now), 3600)
+            try:
+                while one := self.cloud.next_notification():
+                    if one[0]:
+                        self._apart(self.compare_server, core, one[0])
+                    if one[1] is not None:
+                        self._apart(self._look_at, core, one[1])
+                    working.wake()
+                due = self._recheck(core)
+            except errors.BooksUnavailable:
+                self.baton.sleep(1)
+
+    def _recheck(self, core: Core) -> float:
+        """Look at hosts that are due; returns when the next one is."""
+        now = core.clock.now()
+        with core.database.reader() as session:
+            hosts = session.execute(sa.select(
+                models.Host.service_host, models.Host.recheck_at).where(
+                    models.Host.recheck_at.is_not(None))).all()
+        for host in hosts:
+            if host.recheck_at <= now:
+                self._apart(self._look_at, core, host.service_host)
+        return min([self.baton.now + max(1, host.recheck_at - now)
+                    for host in hosts], default=self.baton.now + 3600)

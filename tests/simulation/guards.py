@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from blazar_core.books import inventory
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.lifecycle import queue
+from tests.unit.blazar_core import racer
 
 __all__ = ['GUARDS', 'without']
 
@@ -46,23 +46,13 @@ def _judged(connection: sa.Connection, now: int, host: model.Host,
                   *args, **kwargs)
 
 
-def _seize(self: queue.Queue, event_id: str, now: int) -> bool:
-    """Claim an event, whoever has it."""
-    with self._database.writer() as session:
-        session.execute(
-            sa.update(models.Event).where(models.Event.id == event_id)
-            .values(status='IN_PROGRESS', claimed_by=self._name,
-                    claimed_until=now + 60))
-    return True
-
-
 #: By name: where each stands, and what stands there then.
 GUARDS: dict[str, tuple[str, ty.Any]] = {
     'generation': ('blazar_core.books.ledger._TAKE', _TAKE),
     'judged': ('blazar_core.books.inventory.claim', _judged),
     'gate': ('blazar_core.lifecycle.sending.Sending._take',
              lambda self, *_lease: []),
-    'claim': ('blazar_core.lifecycle.queue.Queue.claim', _seize),
+    'claim': ('blazar_core.lifecycle.queue.Queue.claim', racer.seize),
     'deadline': ('blazar_core.cloud.Deadline.passed', lambda self: False),
     'lost': ('blazar_core.lifecycle.lost.Lost.send', lambda self: None),
     'recheck': ('tests.simulation.world.World._recheck',

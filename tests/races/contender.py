@@ -49,6 +49,7 @@ from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import lifecycle
 from tests import databases
+from tests.unit import base
 from tests.unit.blazar_core import racer
 
 #: What may happen, and how often compared with the others.
@@ -85,7 +86,7 @@ class Contender:
         self.leases = leases.Leases(
             self.database, self.clock, self.search, types)
         self.lifecycle = lifecycle.Lifecycle(
-            self.database, self.clock, ty.cast(clouds.Cloud, None), str,
+            self.database, self.clock, base.FakeCloud(), str,
             lambda event, lease: None, 0, 120, types, {})
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.disturbed: collections.Counter[str] = collections.Counter()
@@ -169,11 +170,14 @@ class Contender:
         """The bookings of a lease that has not begun go anywhere."""
         lease, _count = self._lease('PENDING')
         with self.database.reader() as session:
-            seen = session.get_one(models.Lease, lease.id).generation
+            row = session.get(models.Lease, lease.id)
+            if row is None:
+                raise NoLease
+            seen = row.generation
             ids = list(session.scalars(sa.select(models.Booking.id).where(
                 models.Booking.reservation_id == lease.reservation_id)))
         try:
-            self.leases.binding.rebind(lease.id, seen, {
+            self.database.retried(self.leases.binding.rebind, lease.id, seen, {
                 one: self.dice.choice([*self.host_ids, None])
                 for one in ids}, 'reason')
         except ledger.Full as full:

@@ -166,7 +166,7 @@ class Baton:
         task.ready, task.wakes = None, self.now
         return ready is None or ready()
 
-    def sleep(self, seconds: float) -> None:
+    def let_pass(self, seconds: float) -> None:
         self.wait(None, seconds)
 
     def _switch(self, task: Task) -> None:

@@ -195,7 +195,7 @@ class Cloud:
             self._fail(server, unplaced=question.answered)
             return
         server.state, server.host = State.BUILDING, host
-        self.baton.sleep(self.faults.pause('build'))
+        self.baton.let_pass(self.faults.pause('build'))
         if server.state is not State.BUILDING:
             self._free(server)
             return
@@ -238,14 +238,14 @@ class Cloud:
         return self._compute
 
     def _go(self, server: Server) -> None:
-        self.baton.sleep(self.faults.pause('delete'))
+        self.baton.let_pass(self.faults.pause('delete'))
         server.deleting = False
         if self.faults.happens('delete fails'):
             return
         host = server.host
         server.state = State.GONE
         if self.faults.happens('allocation late'):
-            self.baton.sleep(self.faults.pause('delete'))
+            self.baton.let_pass(self.faults.pause('delete'))
         self._free(server)
         self.baton.tell(f'{server.id} is gone')
         self.notify(server.id, host.uuid if host else None)
@@ -282,7 +282,7 @@ class Port:
         """A call that may take its time or fail before it does something."""
         self._baton.point(what)
         if self._cloud.faults.happens('call hangs'):
-            self._baton.sleep(self._cloud.faults.pause('call'))
+            self._baton.let_pass(self._cloud.faults.pause('call'))
         if self._cloud.faults.happens('call fails'):
             raise errors.CloudUnavailable(f'{what} was not answered')
 

@@ -81,7 +81,7 @@ class Run:
             world.cloud.against[host.uuid] = baton.now
             host.capacity = {'VCPU': dice.choice([2, 4, 8])}
             baton.tell(f'{host.name} has {host.capacity} instead of {size}')
-            baton.sleep(dice.expovariate(1 / 7200))
+            baton.let_pass(dice.expovariate(1 / 7200))
 
     def summary(self) -> str:
         """What it was like, in one line."""

@@ -61,7 +61,7 @@ class Users:
     def run(self) -> None:
         names, weights = list(WEIGHTS), list(WEIGHTS.values())
         while True:
-            self._baton.sleep(self._dice.expovariate(1 / self._pause))
+            self._baton.let_pass(self._dice.expovariate(1 / self._pause))
             if self._baton.now >= self._until:
                 return
             name, = self._dice.choices(names, weights)
@@ -148,7 +148,7 @@ class Users:
         offered = self._core.leases.making.offer(making.NewLease(
             'project', 'user', self._request(self._window(False), False),
             (self._places(1),)), 120)
-        self._baton.sleep(self._dice.choice([1, 110, 130]))
+        self._baton.let_pass(self._dice.choice([1, 110, 130]))
         self._accepted(self._core.leases.making.accept(offered['id']))
 
     def _accepted(self, lease: dict[str, ty.Any]) -> None:

@@ -173,7 +173,7 @@ class World:
         lock = types.SimpleNamespace(Lock=lambda: batons.Lock(baton))
         patch(mock.patch('blazar_core.books.follower.threading', lock))
         patch(mock.patch('oslo_db.api.time', types.SimpleNamespace(
-            sleep=baton.sleep)))
+            sleep=baton.let_pass)))
         patch(mock.patch('oslo_db.api.random', baton.dice))
         # It lets other threads have a turn, and there are none.
         patch(mock.patch('oslo_db.sqlalchemy.engines._thread_yield'))
@@ -288,7 +288,7 @@ class World:
             seen = self.books.version
             with contextlib.suppress(errors.BooksUnavailable):
                 watching.look()
-            self.baton.sleep(watch.PAUSE)
+            self.baton.let_pass(watch.PAUSE)
             self.baton.wait(lambda: self.books.version != seen, 1800)
 
     def _mirror(self, core: Core, working: engine.Engine) -> None:
@@ -304,7 +304,7 @@ class World:
                         errors.CloudUnavailable):
                     break
             working.wake()
-            self.baton.sleep(COMPARISON)
+            self.baton.let_pass(COMPARISON)
 
     def compare(self, core: Core) -> None:
         """Make the books true for every host and server."""
@@ -384,7 +384,7 @@ class World:
                     working.wake()
                 due = self._recheck(core)
             except errors.BooksUnavailable:
-                self.baton.sleep(1)
+                self.baton.let_pass(1)
 
     def _recheck(self, core: Core) -> float:
         """Look at hosts that are due; returns when the next one is."""

@@ -268,9 +268,7 @@ class Changing:
                     edit.row is None or edit.new is None
                     for edit in each)], now)
             if window != model.Window(lease.start_date, lease.end_date):
-                events.retime(session, lease, self._types.events(
-                    [(one.resource_type, one.booted)
-                     for one in lease.reservations], window), now)
+                events.retime(session, lease, self._types, window, now)
             events.redate(lease, window, now)
             # Only what is written can be deleted again.
             session.flush()

@@ -69,23 +69,26 @@ def changed(session: orm.Session, lease: models.Lease,
             lease.id, states.EventType.CHANGED, now, now)))
 
 
-def retime(session: orm.Session, lease: models.Lease,
-           own: ty.Mapping[str, int], now: int) -> None:
-    """Have a lease the events of its resource types' own at other times.
+def retime(session: orm.Session, lease: models.Lease, types: resources.Types,
+           window: model.Window, now: int) -> None:
+    """Have the events of resource types' own happen as in another window.
 
-    What has happened happens again if its time is still to come.
-
-    :param own: when they happen from now on, by their names
+    What has happened stays in the record, and happens again if its time is
+    still to come. Nothing is done to those of a type that is not installed.
     """
+    own = types.events([(one.resource_type, one.booted)
+                        for one in lease.reservations], window)
     before = {event.event_type: event for event in lease.events
-              if not states.EventType.is_users(event.event_type) and
-              event.event_type not in list(states.EventType)}
+              if event.event_type.rpartition(':')[0] in types.named}
     for event_type in own.keys() - before.keys():
-        session.add(models.Event(**row(
-            lease.id, event_type, own[event_type], now)))
+        new = row(lease.id, event_type, own[event_type], now)
+        if lease.status == states.Lease.OFFERED:
+            new['due'] = model.FOREVER
+        session.add(models.Event(**new))
     for event_type, event in before.items():
         if event_type not in own:
-            session.delete(event)
+            if event.status in states.OPEN:
+                session.delete(event)
         elif own[event_type] != event.time and (
                 event.status in states.OPEN or own[event_type] > now):
             event.time = own[event_type]

@@ -28,9 +28,12 @@ from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 from blazar_core import resources
 
-__all__ = ['Closing']
+__all__ = ['Closing', 'NOT_CLOSED']
 
 LOG = logging.getLogger(__name__)
+
+#: What a lease says that is ending, and of which all else is done.
+NOT_CLOSED = 'What was reserved could not be closed yet; it is tried again.'
 
 
 class Closing:
@@ -85,6 +88,8 @@ class Closing:
                     lease.status != states.Lease.TERMINATING and
                     facts.bookings(lease)):
                 return False
+            if lease.status_reason == NOT_CLOSED:
+                lease.status_reason = ''
             described = transitions.finish(session, lease, self._clock.now())
         steps.reached(steps.Step.END_OVER, lease_id)
         LOG.info('Lease %s is over', lease_id)

@@ -35,8 +35,6 @@ __all__ = ['Ending']
 
 LOG = logging.getLogger(__name__)
 
-_NOT_CLOSED = 'what was reserved could not be closed yet'
-
 
 class Ending:
     """Ends leases.
@@ -135,7 +133,8 @@ class Ending:
                 facts.LONGEST_PAUSE)
         if not closed:
             self._database.retried(self._explain, lease_id)
-            return facts.Later(facts.AWAY, _NOT_CLOSED, facts.LONGEST_PAUSE)
+            return facts.Later(facts.AWAY, closing.NOT_CLOSED,
+                               facts.LONGEST_PAUSE)
         if not self._database.retried(
                 self._closing.finish_if_empty, lease_id, closed=True):
             return facts.Later(facts.AGAIN, 'another server has come')
@@ -146,7 +145,7 @@ class Ending:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.TERMINATING:
-                lease.status_reason = f'It is not over: {_NOT_CLOSED}.'
+                lease.status_reason = lease.status_reason or closing.NOT_CLOSED
 
     def _is_over(self, lease_id: str, server_id: str,
                  policy: ends.EndPolicy, credential: str | None) -> bool:

@@ -150,7 +150,8 @@ class Observing:
                 inventory.keep(session.connection(), self._clock.now(),
                                host_id, server_id, takes)
             transitions.settle(session, lease, self._clock.now())
-        LOG.info('Lease %s: server %s is its no more', lease_id, server_id)
+        LOG.info('Lease %s: server %s %s', lease_id, server_id,
+                 'stays, without a lease' if stays else 'is gone')
         steps.reached(steps.Step.END_GONE, lease_id)
         self._database.retried(self._closing.finish_if_empty, lease_id)
 

@@ -96,8 +96,8 @@ def check_total(amounts: ty.Iterable[int], before: int = 0) -> None:
     total = sum(amounts)
     if total > max(requests.MAX_AMOUNT, before):
         raise errors.InvalidLeaseParams(
-            f'The reservations of one lease are for {total} '
-            f'together. Write amounts of at most {requests.MAX_AMOUNT} in '
+            f'The amounts of the reservations of one lease add up to {total}. '
+            f'Write amounts of at most {requests.MAX_AMOUNT} in '
             f'all, or make several leases.')
 
 

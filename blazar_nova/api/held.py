@@ -143,6 +143,8 @@ class Admission:
         self._parts.notify('lease.create', lease)
 
     def _demand(self, call: calls.BuildCall) -> model.Demand:
-        with demands.refused(len(call.request_spec)):
+        with demands.refused(
+                len(call.request_spec),
+                f'Boot of {", ".join(call.server_ids)}'):
             demand = demands.demand_of(call.context, call.request_spec)
         return groups.in_group(demand, call, self._leases.servers)

@@ -71,15 +71,17 @@ class NoSuchHost(Exception):
 
 
 @contextlib.contextmanager
-def refused(wanted: int) -> ty.Iterator[None]:
+def refused(wanted: int, what: str) -> ty.Iterator[None]:
     """Say of so many servers that there is no host for them.
 
+    :param what: for whom hosts are looked for, for the log: Nova's reasons
+        are for its operator
     :raises Refused: for :class:`NoSuchHost` within this block
     """
     try:
         yield
     except NoSuchHost as exc:
-        LOG.debug('No host may be used: %s', exc)
+        LOG.info('%s: no host may be used: %s', what, exc)
         raise errors.Refused(refusals.Refusal(
             refusals.Reason.NO_HOST, wanted, 0, None)) from exc
 

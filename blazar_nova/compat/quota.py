@@ -66,7 +66,7 @@ class NovaQuota:
                  names: ty.Collection[str],
                  servers: ty.Sequence[quotas.Server],
                  ) -> dict[str, quotas.Headroom]:
-        """See :meth:`blazar_core.leases.quotas.Quota.rooms`."""
+        """See :meth:`blazar_core.leases.quotas.Quota.headroom`."""
         context = nova_context.get_admin_context()
         try:
             if user_id is not None and not _has_own(

@@ -114,9 +114,9 @@ def asked_of(new: making.NewLease, held: bool, available: resources.Types,
     request = new.request
     return limits.Asked(
         new.project_id, new.user_id, request.window,
-        sum(one.demand.count for one in new.reservations
-            if available.of(one.resource_type, one.params is None).for_servers
-            or one.params is None), making.total(new.demands),
+        sum(one.demand.count for one in new.reservations if available.of(
+            one.resource_type, one.params is None).for_servers),
+        making.total(new.demands),
         held=held, server_ids=tuple(new.server_ids), described={
             'name': request.name, 'project_id': new.project_id,
             'user_id': new.user_id,

@@ -41,7 +41,7 @@ class Boots(resources.Kind):
         assert reserved.call is not None
         call = calls.load(reserved.call)
         call.reread_group()
-        with demands.refused(0):
+        with demands.refused(0, f'Lease {reserved.lease_id}'):
             demand = demands.demand_of(
                 call.context.elevated(), call.request_spec)
         return groups.in_group(demand, call, self._known)

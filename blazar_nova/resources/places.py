@@ -38,7 +38,7 @@ class Places(resources.ResourceType):
     for_servers = True
 
     def demand(self, reserved: resources.Reserved) -> model.Demand:
-        with demands.refused(0):
+        with demands.refused(0, f'Lease {reserved.lease_id}'):
             return self._demand_of(
                 flavors.context_of(reserved.project_id, reserved.user_id),
                 reserved.spec, reserved.params)
@@ -78,6 +78,7 @@ class Places(resources.ResourceType):
 
     def _of_flavor(self, asking: ty.Any, flavor: Values, params: Values,
                    ) -> resources.Wanted:
-        with demands.refused(params['amount']):
+        with demands.refused(
+                params['amount'], f'A lease of project {asking.project_id}'):
             return resources.Wanted(self._demand_of(
                 asking.context, flavor, params, asking.placement), flavor)

@@ -631,13 +631,13 @@ class TestAnswers(ApiTestCase):
             error = self.ask('POST', '/leases', {
                 'end_date': self.at(HOUR), 'reservations': many},
                 code=400, **query)
-            self.assertIn('are for 1001 together. Write amounts of '
+            self.assertIn('add up to 1001. Write amounts of '
                           'at most 1000', error['error_message'])
         lease = self.make(reservations=[self.reservation()] * 2)
         first, second = lease['reservations']
         error = self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
             {'id': first['id'], 'amount': 1000}]}, code=400)
-        self.assertIn('are for 1001 together',
+        self.assertIn('add up to 1001',
                       error['error_message'])
 
     def test_placement_is_asked_once_for_equal_questions(self):

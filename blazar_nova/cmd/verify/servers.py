@@ -143,7 +143,7 @@ class Servers:
         if row.status == states.Lease.PENDING:
             return self._judge_pending(row, seen)
         if state is State.HELD and row.sent_at is not None and (
-                row.status in (states.Lease.STARTING, states.Lease.ACTIVE)):
+                row.status in states.BEGUN):
             return 'is still RESERVED in Nova', (
                 'delete it; its lease ends with it')
         if state is State.BUILDING and seen.host is None:
@@ -168,7 +168,7 @@ class Servers:
             'delete it, or let it run: it goes when its lease ends')
 
     def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
-        if row.status not in (states.Lease.STARTING, states.Lease.ACTIVE) or (
+        if row.status not in states.BEGUN or (
                 row.sent_at is None or
                 row.sent_at > self._parts.clock.now() - audit.STUCK):
             return None

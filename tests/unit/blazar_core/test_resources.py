@@ -378,18 +378,56 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual(2, len(self.lots.swept))
 
     def test_longer_leases_get_more_events_and_shorter_ones_fewer(self):
-        self.lots.events = lambda window: {
-            f'day{number}': window.start + 10 * number
-            for number in range((window.end - window.start) // 10)}
+        self.days()
         lease = self.reserve(50, 80, self.lots_of())
         for end, days in ((100, 5), (70, 2)):
             self.leases.changing.update(
                 lease['id'], changing.Change(end=NOW + end))
             self.assertEqual(
                 {f'parking:lot:day{number}': 50 + 10 * number
-                 for number in range(days)},
-                {name: time for name, time in self.times(lease).items()
-                 if ':' in name})
+                 for number in range(days)}, self.own_events(lease))
+
+    def days(self):
+        """Have an event each ten seconds."""
+        self.lots.events = lambda window: {
+            f'day{number}': window.start + 10 * number
+            for number in range((window.end - window.start) // 10)}
+
+    def own_events(self, lease):
+        """When the events of types' own happen to a lease."""
+        return {name: time for name, time in self.times(lease).items()
+                if ':' in name}
+
+    def change(self, lease, **times):
+        self.leases.changing.update(lease['id'], changing.Change(
+            **{name: NOW + time for name, time in times.items()}))
+
+    def test_what_has_happened_stays_in_the_record(self):
+        self.days()
+        lease = self.reserve(0, 100, self.lots_of())
+        self.clock.advance(25)
+        self.engine.run_due()
+        self.change(lease, end=28)
+        self.lots.events = lambda window: {}
+        self.change(lease, end=60)
+        self.assertEqual({f'parking:lot:day{number}': 10 * number
+                          for number in range(3)}, self.own_events(lease))
+
+    def test_of_an_offer_nothing_happens(self):
+        self.days()
+        lease = self.leases.making.offer(making.NewLease(
+            'project', 'user', self.request(50, 80), (self.lots_of(),)), 600)
+        self.change(lease, end=150)
+        self.assertEqual(10, len(self.own_events(lease)))
+        self.clock.advance(200)
+        self.engine.run_due()
+        self.assertEqual([], self.notified)
+
+    def test_events_of_what_is_not_installed_stay_as_they_are(self):
+        lease = self.reserve(50, 150, self.lots_of())
+        del self.types.named['parking:lot']
+        self.change(lease, end=1000)
+        self.assertEqual({'parking:lot:sweep': 100}, self.own_events(lease))
 
     def test_events_that_cannot_be_are_refused(self):
         for name in ('a:b', '', 'x' * 60):
@@ -444,7 +482,9 @@ class TestParkingLots(base.LeaseTestCase):
         self.types.named['parking:lot'] = self.lots
         self.clock.advance(300)
         self.engine.run_due()
-        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(('TERMINATED', ''), (
+            self.status(lease), views.get(
+                self.database, lease['id'])['status_reason']))
         self.assertEqual({}, self.lots.barrier)
 
     def test_what_has_not_begun_moves_without_a_word(self):

@@ -180,8 +180,8 @@ class TestCreate(base.RefusalTestCase):
         for amounts, before in (([1001], 0), ([1000, 1], 0),
                                 ([600, 500], 1000), ([2001], 2000)):
             self.assert_refused(
-                f'The reservations of one lease are for {sum(amounts)} '
-                f'together. Write amounts of at most 1000 in all',
+                f'The amounts of the reservations of one lease add up to '
+                f'{sum(amounts)}. Write amounts of at most 1000 in all',
                 bodies.check_total, amounts, before)
 
     def test_an_offer_stands_for_so_many_seconds(self):

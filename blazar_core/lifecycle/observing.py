@@ -40,11 +40,12 @@ LOG = logging.getLogger(__name__)
 _HAS_BOOKINGS = sa.exists().where(
     models.Booking.reservation_id == models.Reservation.id,
     models.Reservation.lease_id == models.Lease.id)
-#: Leases with a reservation that servers came with, and no others.
-_BEGUN_BY_BOOT = sa.select(models.Lease.id).where(
-    models.Lease.status.in_(states.BEGUN), sa.exists().where(
-        models.Reservation.lease_id == models.Lease.id,
-        models.Reservation.params.is_(None)))
+#: Leases that their servers came with: without any they are over.
+_BY_BOOT = sa.select(models.Lease.id).where(sa.exists().where(
+    models.Reservation.lease_id == models.Lease.id,
+    models.Reservation.params.is_(None)))
+#: Those that go on by what becomes of their servers.
+_GOING_ON = (*states.TO_START, states.Lease.ACTIVE, states.Lease.ERROR)
 
 
 class Observing:
@@ -239,16 +240,17 @@ class Observing:
                     '%s s: %s', lease.id, booking.server_id, pause, fault)
         return True
 
-    def settle_begun(self) -> None:
+    def settle_left(self) -> None:
         """Bring leases into the state that follows from what is left of them.
 
         They are in it already, unless a process died over one of them.
         """
         with self._database.reader() as session:
-            begun = list(session.scalars(_BEGUN_BY_BOOT.where(sa.or_(
+            left = list(session.scalars(_BY_BOOT.where(sa.or_(
                 models.Lease.status == states.Lease.STARTING,
-                ~_HAS_BOOKINGS))))
-        for lease_id in begun:
+                sa.and_(models.Lease.status.in_(_GOING_ON),
+                        ~_HAS_BOOKINGS)))))
+        for lease_id in left:
             with facts.apart(lease_id), contextlib.suppress(errors.NotFound):
                 self._database.retried(self._settle_again, lease_id)
                 self._database.retried(self._closing.finish_if_empty, lease_id)

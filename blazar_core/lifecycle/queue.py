@@ -115,6 +115,11 @@ class Queue:
 
         found: dict[str, ty.Any] = {}
         with self._database.reader() as session:
+            # Mostly there is nothing, and that is one question.
+            if not session.scalar(sa.select(sa.or_(
+                    sa.exists().where(_is_abandoned(now)),
+                    sa.exists().where(_is_waiting(now))))):
+                return []
             read(_is_abandoned(now))
             # Each kind by itself: there may be many of one before the others.
             for urgent in _URGENT:

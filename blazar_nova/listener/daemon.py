@@ -155,7 +155,7 @@ class Listener:
         while not self._stopping.is_set():
             pause = self._interval
             self.mirror.missed.clear()
-            for part in (self.mirror.compare_all, life.observing.settle_begun,
+            for part in (self.mirror.compare_all, life.observing.settle_left,
                          life.lost.send, life.closing.revoke_over):
                 try:
                     part()

@@ -82,7 +82,7 @@ class Contender:
             url, admission_retries=retries))
         self.clock = clocks.SystemClock()
         self.search = admission.Admission(self.database, self.clock)
-        types = racer.FileKind.types(os.devnull)
+        types = racer.FileType.types(os.devnull)
         self.leases = leases.Leases(
             self.database, self.clock, self.search, types)
         self.lifecycle = lifecycle.Lifecycle(

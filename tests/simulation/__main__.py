@@ -13,17 +13,22 @@
 """Runs seeds: ``python -m tests.simulation 1 2 3``, or ``1-1000``."""
 
 import argparse
-import logging
+from concurrent import futures
+import itertools
+import multiprocessing
 import os
 import sys
 import time
+import typing as ty
 
 from tests.simulation import guards
 from tests.simulation import run as runs
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def parser() -> argparse.ArgumentParser:
+    """What can be said."""
+    parser = argparse.ArgumentParser(
+        prog='python -m tests.simulation', description=__doc__)
     parser.add_argument('seeds', nargs='+', help='7, or 1-1000')
     parser.add_argument('--days', type=float, default=0.05,
                         help='for how long users want something')
@@ -39,6 +44,8 @@ def main() -> int:
                         help='do not print how long it took')
     parser.add_argument('--seconds', type=float, default=float('inf'),
                         help='begin no seed after so many')
+    parser.add_argument('--jobs', type=int, default=1,
+                        help='how many seeds at a time')
     parser.add_argument('--without', action='append', default=[],
                         choices=sorted(guards.GUARDS),
                         help='a guard to take out')
@@ -46,41 +53,45 @@ def main() -> int:
                         help='stop at the first seed that fails')
     parser.add_argument('--log', action='store_true',
                         help='print what the processes log')
-    args = parser.parse_args()
+    return parser
+
+
+def results(args: argparse.Namespace) -> ty.Iterator[
+        tuple[bool, str] | None]:
+    """What became of each seed, in their order."""
+    seeds: list[int] = []
+    for text in args.seeds:
+        first, _dash, last = text.partition('-')
+        seeds += range(int(first), int(last or first) + 1)
+    tasks = zip(seeds, itertools.repeat(args),
+                itertools.repeat(time.monotonic() + args.seconds))
+    if args.jobs == 1:
+        yield from itertools.starmap(runs.simulate, tasks)
+        return
+    with futures.ProcessPoolExecutor(
+            args.jobs, multiprocessing.get_context('spawn')) as pool:
+        try:
+            yield from pool.map(runs.simulate, *zip(*tasks))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def main() -> int:
+    args = parser().parse_args()
     if os.environ.get('PYTHONHASHSEED') != '0':
         # What a set is gone through by would differ from run to run.
         os.execve(sys.executable, [sys.executable, '-m', 'tests.simulation',
                                    *sys.argv[1:]],
                   {**os.environ, 'PYTHONHASHSEED': '0'})
-    if args.log:
-        logging.basicConfig(level=logging.WARNING)
-    else:
-        logging.disable()
-    failed, start = 0, time.monotonic()
-    for text in args.seeds:
-        first, _dash, last = text.partition('-')
-        for seed in range(int(first), int(last or first) + 1):
-            began = time.monotonic()
-            if began > start + args.seconds:
-                break
-            run = runs.Run(seed, args.days, args.only, args.apis,
-                           args.listeners)
-            with guards.without(args.without):
-                wrong = run.go()
-                if wrong and args.shrink:
-                    print('smallest:', runs.shrunk(seed, args.days))
-            took = time.monotonic() - began
-            print(f'seed {seed}: {run.summary()}' + (
-                '' if args.still else f', {took:.2f} s'), flush=True)
-            if wrong or args.story:
-                story = run.world.baton.story
-                for line in story if args.story else story[-30:]:
-                    print(line)
-            for one in wrong:
-                print('  WRONG:', one)
-            failed += bool(wrong)
-            if wrong and args.until_wrong:
-                return 1
+    failed = 0
+    for result in results(args):
+        if result is None:
+            break
+        well, text = result
+        print(text, flush=True)
+        failed += not well
+        if failed and args.until_wrong:
+            break
     return 1 if failed else 0
 
 

@@ -36,6 +36,8 @@ __all__ = ['Baton', 'Clock', 'Lock', 'Process']
 START = 1_800_000_000
 #: Seconds that pass at each point.
 STEP = 0.0005
+#: Seconds after which who waits looks again by himself.
+LOOK = 10
 
 
 class Gone(greenlet.GreenletExit):
@@ -265,10 +267,15 @@ class Baton:
 
 
 class Clock:
-    """The clock of a process."""
+    """The clock of a process.
+
+    :ivar idle: a number that changes when there may be something to do for
+        who waits; None while he has to look again and again
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self.idle: ty.Callable[[], int | None] = lambda: None
 
     def now(self) -> int:
         return int(self._process.baton.now) + self._process.offset
@@ -277,7 +284,14 @@ class Clock:
         return self._process.baton.now
 
     def wait(self, event: threading.Event, until: int) -> None:
-        self._process.baton.wait(event.is_set, until - self.now())
+        baton, seen, most = self._process.baton, self.idle(), LOOK
+        if seen is not None:
+            # To look every few seconds, and to find nothing, takes long to
+            # simulate: he looks when there may be something.
+            baton.wait(lambda: event.is_set() or self.idle() != seen,
+                       until - self.now())
+            most = baton.dice.randint(0, LOOK)
+        baton.wait(event.is_set, min(until - self.now(), most))
 
 
 class Lock:

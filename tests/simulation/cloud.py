@@ -105,8 +105,13 @@ class Request:
 class Cloud:
     """What all processes see.
 
-    :ivar open: the reservations whose flavors there are
+    :ivar open: the reservations whose flavors there are, and whose they are
+    :ivar given: the credentials that users have given
+    :ivar promised: those of them that leases have
     :ivar notifications: when each arrives, of which server and host
+    :ivar wrong: what must not be, found by the cloud itself
+    :ivar against: when something was last done to a host, whatever was
+        promised there
     """
 
     def __init__(self, baton: batons.Baton, faults: faults.Faults) -> None:
@@ -116,15 +121,24 @@ class Cloud:
         self.servers: dict[str, Server] = {}
         self.open: dict[str, str] = {}
         self.given: set[str] = set()
+        self.promised: set[str] = set()
+        #: How often it has told that something has changed.
+        self.version = 0
         self.questions: list[Request] = []
         self.notifications: list[tuple[float, str, str | None]] = []
         #: Casts that no conductor has taken yet.
         self.queue: list[tuple[float, str]] = []
-        #: What a process must never see: see invariants.
         self.wrong: list[str] = []
-        #: When something was done to a host, whatever was promised there.
         self.against: dict[str, float] = {}
         self.conductor = batons.Process(baton, 'conductor', self._conduct)
+        #: Who does what takes time at the hosts, and does not die.
+        self._computes = batons.Process(
+            baton, 'compute', lambda _process: None, mortal=False)
+
+    def is_moving(self) -> bool:
+        """Whether a server is new or about to go."""
+        return any(server.deleting or server.since > self.baton.now - 1800
+                   for server in self.servers.values())
 
     # -- hosts and servers -------------------------------------------------
 
@@ -132,6 +146,14 @@ class Cloud:
         host = Host(f'uuid-{name}', name, capacity)
         self.hosts[host.uuid] = host
         return host
+
+    def change_host(self, host: Host, capacity: Amounts, there: bool) -> None:
+        """A host is another one now, or is not there."""
+        host.capacity, host.there = capacity, there
+        self.against[host.uuid] = self.baton.now
+        self.version += 1
+        self.baton.tell(f'{host.name} has {capacity} now' if there else
+                        f'{host.name} goes')
 
     def new_server(self, project: str, amounts: Amounts, state: State,
                    **more: ty.Any) -> Server:
@@ -202,9 +224,23 @@ class Cloud:
         if self.faults.happens('build fails'):
             self._fail(server)
             return
+        if self.faults.happens('build elsewhere'):
+            host = self._elsewhere(server, host)
         server.state, server.launched = State.RUNNING, True
         self.baton.tell(f'{server_id} runs on {host.name}')
         self.notify(server_id, host.uuid)
+
+    def _elsewhere(self, server: Server, host: Host) -> Host:
+        """Build a server on another host, about which nobody was asked."""
+        for other in self.hosts.values():
+            if other is not host and other.fits(server.amounts):
+                other.allocations[server.id] = host.allocations.pop(
+                    server.id, dict(server.amounts))
+                self.against[other.uuid] = self.baton.now
+                server.host = other
+                self.baton.tell(f'{server.id} goes to {other.name} instead')
+                return other
+        return host
 
     def _fail(self, server: Server, unplaced: bool = False) -> None:
         server.state, server.unplaced = State.ERROR, unplaced
@@ -227,15 +263,7 @@ class Cloud:
         if server.state is State.GONE or server.deleting:
             return
         server.deleting = True
-        self.compute.spawn(f'delete-{server.id}', lambda: self._go(server))
-
-    @property
-    def compute(self) -> batons.Process:
-        """Who does what takes time at the hosts, and does not die."""
-        if not hasattr(self, '_compute'):
-            self._compute = batons.Process(
-                self.baton, 'compute', lambda _process: None, mortal=False)
-        return self._compute
+        self._computes.spawn(f'delete-{server.id}', lambda: self._go(server))
 
     def _go(self, server: Server) -> None:
         self.baton.let_pass(self.faults.pause('delete'))
@@ -254,8 +282,10 @@ class Cloud:
 
     def notify(self, server_id: str, host: str | None) -> None:
         """Tell listeners, unless that is lost."""
-        for _copy in range(self.faults.copies()):
-            when = self.baton.now + self.faults.pause('notification')
+        if server_id:
+            self.version += 1
+        for seconds in self.faults.arrivals():
+            when = self.baton.now + seconds
             self.notifications.append((when, server_id, host))
             self.baton.alarm(when)
 
@@ -278,7 +308,7 @@ class Port:
         self._cloud = cloud
         self._baton = cloud.baton
 
-    def _call(self, what: str) -> None:
+    def call(self, what: str) -> None:
         """A call that may take its time or fail before it does something."""
         self._baton.point(what)
         if self._cloud.faults.happens('call hangs'):
@@ -286,7 +316,7 @@ class Port:
         if self._cloud.faults.happens('call fails'):
             raise errors.CloudUnavailable(f'{what} was not answered')
 
-    def _answer(self, what: str) -> None:
+    def answer(self, what: str) -> None:
         """It was done; that may not be heard of."""
         self._baton.point(what)
         if self._cloud.faults.happens('call untold'):
@@ -294,7 +324,7 @@ class Port:
 
     def send(self, call: str, credential: str | None,
              server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
-        self._call('send')
+        self.call('send')
         ready = []
         for server_id in json.loads(call)['servers']:
             server = self._cloud.servers[server_id]
@@ -309,32 +339,36 @@ class Port:
         if not ready:
             return ''
         deadline = gate(ready)
+        self._baton.point('send gate')
         if deadline is None or deadline.passed():
             return ''
+        if credential is not None and credential not in self._cloud.given:
+            self._cloud.wrong.append(
+                f'{credential} was revoked before the build')
         self._cloud.cast(ready)
         self._baton.tell(f'sends {", ".join(ready)}')
-        self._answer('sent')
+        self.answer('sent')
         return ''
 
     def hold(self, server_ids: ty.Collection[str]) -> None:
-        self._call('hold')
+        self.call('hold')
         for server_id in server_ids:
             server = self._cloud.servers[server_id]
             if server.state is State.READY:
                 server.state = State.HELD
 
     def revoke(self, credential: str) -> None:
-        self._call('revoke')
+        self.call('revoke')
         self._cloud.given.discard(credential)
-        self._answer('revoked')
+        self.answer('revoked')
 
     def credentials(self) -> set[str]:
-        self._call('credentials')
+        self.call('credentials')
         return set(self._cloud.given)
 
     def traces(self, server_ids: ty.Collection[str],
                ) -> dict[str, clouds.Trace]:
-        self._call('traces')
+        self.call('traces')
         waiting = [one for _when, one in self._cloud.queue]
         if waiting and not self._baton.wait(
                 lambda: not {*waiting} & {
@@ -354,15 +388,19 @@ class Port:
             for task in self._cloud.conductor.tasks)
 
     def abandon(self, server_id: str) -> None:
-        self._call('abandon')
+        self.call('abandon')
         server = self._cloud.servers[server_id]
         if server.state in (State.READY, State.BUILDING) and (
                 not self._is_at_it(server)):
             self._cloud._fail(server)
-        self._answer('abandoned')
+        self.answer('abandoned')
 
     def look(self, server_id: str) -> Seen:
-        self._call('look')
+        self.call('look')
+        return self.seen(server_id)
+
+    def seen(self, server_id: str) -> Seen:
+        """What there is to be seen of a server just now."""
         server = self._cloud.servers.get(server_id)
         if server is None or server.state is State.GONE:
             return Seen(clouds.ServerState.LEAVING if server and any(
@@ -379,11 +417,11 @@ class Port:
                      }.get(server.state, clouds.ServerState.RUNNING), host)
 
     def delete(self, server_id: str, credential: str | None) -> None:
-        self._call('delete')
+        self.call('delete')
         server = self._cloud.servers.get(server_id)
         if server is not None:
             self._cloud.delete(server)
-        self._answer('deleted')
+        self.answer('deleted')
 
     def forget(self, server_id: str) -> None:
-        self._call('forget')
+        self.call('forget')

@@ -13,8 +13,14 @@
 """A SQLite file for which processes take turns.
 
 Each statement and each commit is a point. Who wants to write while another one
-does waits for him, in simulated time; readers see the state that there was
-when they began.
+does waits for him, in simulated time; who only reads sees the state that there
+was when he began.
+
+SQLite would let one begin to write at a time, so that nobody decides by what
+another one is just about to change. The databases of a cloud lock what is
+written, and only then. So it is here: what a transaction that writes reads
+before that is what was committed last, and its lock comes with what it writes
+first. (It is for all rows: nobody is in a deadlock.)
 """
 
 import os
@@ -31,6 +37,8 @@ __all__ = ['Books']
 
 #: Seconds for which somebody waits until he may write.
 PATIENCE = 5
+#: What says nothing to others.
+OURS = ('PRAGMA', 'SAVEPOINT', 'RELEASE', 'ROLLBACK')
 
 
 class Books:
@@ -89,11 +97,16 @@ class Connection(sqlite3.Connection):
     """One whose statements and commits are points."""
 
     books: Books
+    #: How many rows it had changed when it last committed.
+    changes = 0
+    #: Whether it is in a transaction that is to write, and has not begun to.
+    waits = False
 
     def cursor(self, factory: ty.Any = None) -> 'Cursor':
         return super().cursor(factory or Cursor)
 
     def commit(self) -> None:
+        self.waits = False
         if not self.in_transaction:
             return
         books = self.books
@@ -101,7 +114,8 @@ class Connection(sqlite3.Connection):
         if books.fault('commit'):
             self.rollback()
             raise sqlite3.OperationalError('disk I/O error')
-        wrote = books.writer is self
+        wrote = self.total_changes != self.changes
+        self.changes = self.total_changes
         super().commit()
         self._free()
         if wrote:
@@ -112,7 +126,9 @@ class Connection(sqlite3.Connection):
                 raise sqlite3.OperationalError('disk I/O error')
 
     def rollback(self) -> None:
+        self.waits = False
         super().rollback()
+        self.changes = self.total_changes
         self._free()
 
     def close(self) -> None:
@@ -129,14 +145,19 @@ class Connection(sqlite3.Connection):
         self._free()
 
     def begin(self) -> None:
-        """Wait until nobody else writes."""
-        books = self.books
+        """Wait until nobody else writes, and begin to."""
+        self.waits, books = False, self.books
         if books.writer not in (None, self) and not books.baton.wait(
                 lambda: books.writer is None, PATIENCE):
             raise sqlite3.OperationalError('database is locked')
         if books.writer not in (None, self):
             raise sqlite3.OperationalError('database is locked')
         books.writer = self
+        try:
+            super().cursor(sqlite3.Cursor).execute('BEGIN IMMEDIATE')
+        except sqlite3.Error:
+            self._free()
+            raise
 
     def _free(self) -> None:
         if self.books.writer is self:
@@ -146,20 +167,30 @@ class Connection(sqlite3.Connection):
 class Cursor(sqlite3.Cursor):
 
     def execute(self, statement: str, *args: ty.Any) -> 'Cursor':
+        return self if self._takes_turns(statement) else super().execute(
+            statement, *args)
+
+    def executemany(self, statement: str, *args: ty.Any) -> 'Cursor':
+        self._takes_turns(statement)
+        return super().executemany(statement, *args)
+
+    def _takes_turns(self, statement: str) -> bool:
+        """Let others have theirs before a statement, which may fail.
+
+        :returns: whether there is nothing left to be done
+        """
         connection = ty.cast(Connection, self.connection)
-        books = connection.books
-        if books.baton.current is None:
-            return super().execute(statement, *args)
-        what = 'begin' if statement.startswith('BEGIN') else 'statement'
-        if not statement.startswith(('PRAGMA', 'SAVEPOINT', 'RELEASE')):
-            books.baton.point(what)
-            if books.fault(what):
-                raise sqlite3.OperationalError('disk I/O error')
+        books, first = connection.books, statement.split(None, 1)[0]
+        if books.baton.current is None or first in OURS:
+            return False
+        # Who only reads begins with what he reads.
+        if first != 'BEGIN':
+            books.baton.point('statement')
+        if books.fault('begin' if first == 'BEGIN' else 'statement'):
+            raise sqlite3.OperationalError('disk I/O error')
         if statement == 'BEGIN IMMEDIATE':
+            connection.waits = True
+            return True
+        if connection.waits and first not in ('SELECT', 'WITH'):
             connection.begin()
-            try:
-                return super().execute(statement, *args)
-            except sqlite3.Error:
-                connection._free()
-                raise
-        return super().execute(statement, *args)
+        return False

@@ -24,13 +24,15 @@ RATES = {
     'db statement': 0.003, 'db commit': 0.01, 'db told': 0.01,
     'call hangs': 0.05, 'call fails': 0.1, 'call untold': 0.1,
     'cast lost': 0.3, 'build fails': 0.1, 'delete fails': 0.1,
-    'allocation late': 0.3, 'notification lost': 0.3,
-    'notification doubled': 0.2}
+    'build elsewhere': 0.1, 'allocation late': 0.3,
+    'notification lost': 0.3, 'notification doubled': 0.2,
+    'notification late': 0.1, 'clock': 0.0005, 'host': 1}
 
 #: How long things take, in seconds: at least, and at most.
 TIMES = {
     'cast': (0, 2), 'build': (1, 60), 'delete': (0.1, 20),
-    'notification': (0, 5), 'call': (1, 30)}
+    'notification': (0, 5), 'late': (5, 900), 'call': (1, 30),
+    'host': (600, 86400)}
 
 
 class Faults:
@@ -69,11 +71,18 @@ class Faults:
         least, most = TIMES[what]
         return least + (most - least) * self._baton.dice.random() ** 3
 
-    def copies(self) -> int:
-        """How often a notification arrives."""
+    def arrivals(self) -> list[float]:
+        """In how many seconds a notification arrives, each time it does."""
         if self.happens('notification lost'):
-            return 0
-        return 2 if self.happens('notification doubled') else 1
+            return []
+        return [self.pause('late' if self.happens('notification late')
+                           else 'notification')
+                for _copy in range(
+                    2 if self.happens('notification doubled') else 1)]
+
+    def offset(self) -> int:
+        """How many seconds a clock is ahead."""
+        return self._baton.dice.randint(-self.clocks, self.clocks)
 
     def database(self, what: str) -> bool:
         """Whether the database fails there."""
@@ -98,6 +107,10 @@ class Faults:
             self._baton.tell(f'{process.name} stands still for {seconds} s '
                              f'at {what}')
             process.frozen = self._baton.now + seconds
+        if self.clocks and self.happens('clock'):
+            process.offset = self.offset()
+            self._baton.tell(
+                f'the clock of {process.name} is {process.offset} s ahead')
 
     def kill(self, process: batons.Process) -> None:
         """A process dies, and somebody starts it again."""

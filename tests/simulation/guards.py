@@ -19,8 +19,11 @@ from unittest import mock
 import sqlalchemy as sa
 
 from blazar_core.books import inventory
+from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models
+from blazar_core.lifecycle import ends
+from tests.simulation import world as worlds
 from tests.unit.blazar_core import racer
 
 __all__ = ['GUARDS', 'without']
@@ -46,6 +49,15 @@ def _judged(connection: sa.Connection, now: int, host: model.Host,
                   *args, **kwargs)
 
 
+def _ask_once(self: ends.Delete, cloud: clouds.Cloud, server_id: str,
+              credential: str | None) -> None:
+    """Ask for the deletion of a server, and believe that it is done."""
+    asked = cloud.__dict__.setdefault('asked', set())
+    if server_id not in asked:
+        asked.add(server_id)
+        cloud.delete(server_id, credential)
+
+
 #: By name: where each stands, and what stands there then.
 GUARDS: dict[str, tuple[str, ty.Any]] = {
     'generation': ('blazar_core.books.ledger._TAKE', _TAKE),
@@ -56,11 +68,13 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'deadline': ('blazar_core.cloud.Deadline.passed', lambda self: False),
     'lost': ('blazar_core.lifecycle.lost.Lost.send', lambda self: None),
     'recheck': ('tests.simulation.world.World._recheck',
-                lambda self, core: self.baton.now + 3600),
+                lambda self, core: self.baton.now + worlds.REST),
     'orphans': ('tests.simulation.world.World._delete_orphans',
                 lambda self, core: None),
     'close': ('blazar_core.lifecycle.closing.Closing.close',
               lambda self, lease_id: True),
+    'lock': ('blazar_core.db.api.locked', racer.late_lock),
+    'again': ('blazar_core.lifecycle.ends.Delete.ask', _ask_once),
     'undo': ('blazar_core.books.claims.Claims._undo',
              lambda self, work, *args: lambda: None),
 }

@@ -14,18 +14,25 @@
 
 import collections
 import json
-import sqlite3
+import types
 
 import sqlalchemy as sa
 
 from blazar_core.books import admission
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
+from tests import databases
 from tests.races import contender
+from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
-__all__ = ['Always', 'Broken', 'at_rest', 'followers']
+__all__ = ['Always', 'Broken', 'at_rest', 'followers', 'late']
+
+#: Seconds that builds and deletions take at most, and those that wait for
+#: them.
+LATE = 180
 
 
 class Broken(AssertionError):
@@ -37,29 +44,46 @@ class Always:
 
     def __init__(self, world: worlds.World) -> None:
         self._world = world
-        self._connection = sqlite3.connect(world.books.path)
         #: Hosts on which the cloud did something against the books.
         self.excused: dict[str, float] = world.cloud.against
 
     def __call__(self) -> None:
         try:
-            if self._world.cloud.wrong:
-                raise Broken(self._world.cloud.wrong[0])
+            self.no_build_is_done_twice()
             self.no_host_is_promised_twice()
+            self.nobody_has_what_is_of_another()
         except Broken as exc:
             # Whoever commits just now could take it for a fault of his.
             self._world.baton.failure = self._world.baton.failure or exc
+
+    def no_build_is_done_twice(self) -> None:
+        """No server is built twice, and none in the name of somebody who does
+        not vouch for it any more.
+        """
+        if self._world.cloud.wrong:
+            raise Broken(self._world.cloud.wrong[0])
+
+    def nobody_has_what_is_of_another(self) -> None:
+        """What is booked for a server is of a lease of its project."""
+        for server_id, project in self._world.look(
+                'SELECT bookings.server_id, leases.project_id FROM bookings '
+                'JOIN reservations '
+                'ON reservations.id = bookings.reservation_id '
+                'JOIN leases ON leases.id = reservations.lease_id '
+                'WHERE bookings.server_id IS NOT NULL'):
+            if self._world.cloud.servers[server_id].project != project:
+                raise Broken(f'{server_id} has a booking of {project}')
 
     def no_host_is_promised_twice(self) -> None:
         """At no instant more is booked on a host than it has, less what runs
         there for ever, but for what the cloud did against the books.
         """
         now = self._world.baton.now
-        rows = self._connection.execute(
+        rows = self._world.look(
             'SELECT hosts.uuid, hosts.capacity, hosts.usage, '
             'bookings.start_date, bookings.end_date, bookings.resources, '
             'bookings.placed_at FROM bookings '
-            'JOIN hosts ON hosts.id = bookings.host_id').fetchall()
+            'JOIN hosts ON hosts.id = bookings.host_id')
         levels: dict[str, list[tuple[int, int]]] = collections.defaultdict(
             list)
         limits: dict[str, int] = {}
@@ -80,10 +104,26 @@ class Always:
             if worst[0] > 0 and uuid not in self.excused:
                 raise Broken(
                     f'{uuid} is promised twice: {worst[0]} too many at '
-                    f'{worst[1] - 1_800_000_000}')
+                    f'{worst[1] - batons.START}')
             if worst[0] <= 0 and now > self.excused.get(uuid, now) + 7200:
                 # Whatever was done against the books is made good.
                 del self.excused[uuid]
+
+
+def late(world: worlds.World) -> list[str]:
+    """Leases that have not started or ended at their time, and do not say
+    why, though nothing goes wrong any more.
+    """
+    now = int(world.baton.now)
+    return [
+        f'lease {id[:8]} is still {status} at {now - batons.START}: it is '
+        f'from {start - batons.START} to {end - batons.START}'
+        for id, status, start, end in world.look(
+            f"SELECT id, status, start_date, end_date FROM leases "
+            f"WHERE status_reason = '' AND ("
+            f"status IN ('PENDING', 'STARTING') AND start_date < {now - LATE} "
+            f"OR status = 'ACTIVE' AND end_date < {now - LATE} "
+            f"OR status = 'TERMINATING' AND updated_at < {now - LATE})")]
 
 
 def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
@@ -94,8 +134,7 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
                 models.Lease.id, models.Lease.status, models.Lease.end_date,
                 models.Lease.deleted_at, models.Lease.status_reason)):
             over = row.end_date < core.clock.now() - 3600
-            if row.status not in ('TERMINATED',) and (
-                    over and row.status != 'ERROR'):
+            if over and row.status not in ('TERMINATED', 'ERROR'):
                 wrong.append(f'lease {row.id[:8]} is {row.status} long after '
                              f'its end: {row.status_reason}')
         left = session.execute(sa.select(
@@ -119,6 +158,8 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
                 usages.get(host.uuid, {})):
             wrong.append(f'{host.name} has {dict(used)}, and the books say '
                          f'{usages.get(host.uuid)}')
+    wrong += [f'{one} was not given back'
+              for one in sorted(world.cloud.promised & world.cloud.given)]
     for reservation_id in world.cloud.open:
         wrong.append(f'reservation {reservation_id[:8]} is still open')
     return wrong + [one.text for one in audit.Audit(
@@ -128,11 +169,16 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
 def followers(world: worlds.World) -> list[str]:
     """An index that has followed says what one says that was just loaded."""
     wrong, now = [], int(world.baton.now)
-    instants = list(range(now, now + 5 * 86400, 7200))
-    fresh = admission.Admission(
-        world.cores['listener0'].database, world.cores['listener0'].clock)
-    expected = contender.picture(fresh, instants)
+    instants = list(range(now, now + 3 * 86400, 14400))
+    clock = types.SimpleNamespace(now=lambda: now, elapsed=lambda: now)
+    database = api.Database(databases.configuration(world.books.url), clock)
+    expected = contender.picture(
+        admission.Admission(database, clock), instants)
+    database.engine.dispose()
     for name, core in world.cores.items():
+        if not core.process.tasks:
+            # It is dead.
+            continue
         index = core.admission.index
         if index._turn.locked() or index._lock.locked():
             # Somebody has it at this moment.

@@ -12,16 +12,25 @@
 
 """One run of the simulation, from the first process to the last check."""
 
+import argparse
+import gc
+import logging
+import time
 import traceback
 import typing as ty
 
+from tests.simulation import guards
 from tests.simulation import invariants
 from tests.simulation import users
 from tests.simulation import world as worlds
 
-__all__ = ['Run', 'shrunk']
+__all__ = ['Run', 'simulate']
 
-DAY = 86400
+HOUR, DAY = 3600, 86400
+#: How often it is looked whether all know the same of the books.
+LOOKS = 3
+#: Seconds after which all that went wrong has been mended.
+MENDED = 2 * HOUR
 
 
 class Run:
@@ -40,48 +49,79 @@ class Run:
 
     def go(self) -> list[str]:
         """What was wrong."""
-        world, baton = self.world, self.world.baton
         try:
-            end = baton.now + self._days * DAY
-            pause = baton.dice.choice([20, 120, 600])
-            for name in world.apis:
-                world._process(name, lambda core: core.process.spawn(
-                    'users', users.Users(core, pause, end).run))
-            world.checks.append(invariants.Always(world))
-            baton.later(baton.dice.uniform(0, end - baton.now),
-                        lambda: self._hurt_hosts(end))
-            baton.run(end)
-            baton.tell('no more faults')
-            world.faults.on = False
-            if wrong := invariants.followers(world):
-                return wrong
-            # Every lease ends within a day or so.
-            baton.run(end + 0.75 * DAY)
-            world._process('checker', lambda core: core.process.spawn(
-                'check', lambda: wrong.extend(
-                    invariants.at_rest(world, core))))
-            baton.run(baton.now + 600)
-            return wrong
+            return self._go()
         except invariants.Broken as exc:
             return [str(exc)]
         except Exception:
             return [traceback.format_exc()]
         finally:
-            world.close()
+            self.world.close()
+
+    def _go(self) -> list[str]:
+        world, baton = self.world, self.world.baton
+        end = baton.now + self._days * DAY
+        pause, busy = baton.dice.choice([30, 120, 600]), self._busy(end)
+        for name in world.apis:
+            world.process(name, lambda core: core.process.spawn(
+                'users', users.Users(core, pause, busy).run))
+        world.checks.append(invariants.Always(world))
+        baton.later(baton.dice.uniform(0, busy[-1][1] - baton.now),
+                    lambda: self._hurt_hosts(end))
+        for _look in range(LOOKS):
+            baton.run(baton.now + (end - baton.now) * baton.dice.random())
+            if wrong := invariants.followers(world):
+                return wrong
+        baton.run(end)
+        baton.tell('no more faults')
+        world.faults.on = False
+        return self._rest() or self._check()
+
+    def _busy(self, end: float) -> list[tuple[float, float]]:
+        """From when until when users want something: now and then."""
+        dice, now = self.world.baton.dice, self.world.baton.now
+        if end - now <= HOUR * 2:
+            return [(now, end)]
+        starts = sorted(dice.uniform(now, end - HOUR)
+                        for _time in range(dice.randint(1, 3)))
+        return [(start, start + dice.uniform(0.1, 0.4) * HOUR)
+                for start in starts]
+
+    def _rest(self) -> list[str]:
+        """Let all come to its end; returns what does not."""
+        world, baton = self.world, self.world.baton
+        # What went wrong is found out and mended meanwhile.
+        baton.run(baton.now + MENDED)
+        while True:
+            if wrong := invariants.followers(world) + invariants.late(world):
+                return wrong
+            (last,), = world.look('SELECT max(end_date) FROM leases')
+            left = (last or 0) + MENDED - baton.now
+            if left <= 0:
+                return []
+            baton.run(baton.now + min(
+                left, baton.dice.choice([60, HOUR, DAY])))
+
+    def _check(self) -> list[str]:
+        wrong: list[str] = []
+        self.world.process('checker', lambda core: core.process.spawn(
+            'check', lambda: wrong.extend(
+                invariants.at_rest(self.world, core))))
+        self.world.baton.run(self.world.baton.now + 600)
+        return wrong
 
     def _hurt_hosts(self, end: float) -> None:
         """Hosts shrink, go, and come back."""
         world, baton, dice = self.world, self.world.baton, (
             self.world.baton.dice)
-        if not world.faults.rates['death']:
-            return
-        while baton.now < end:
+        rate = world.faults.rates.get('host', 0)
+        while rate and baton.now < end:
             host = dice.choice(list(world.cloud.hosts.values()))
-            size = host.capacity['VCPU']
-            world.cloud.against[host.uuid] = baton.now
-            host.capacity = {'VCPU': dice.choice([2, 4, 8])}
-            baton.tell(f'{host.name} has {host.capacity} instead of {size}')
-            baton.let_pass(dice.expovariate(1 / 7200))
+            world.cloud.change_host(
+                host, {'VCPU': dice.choice([2, 4, 8])}, dice.random() > 0.3)
+            baton.let_pass(world.faults.pause('host') / rate)
+            if not host.there:
+                world.cloud.change_host(host, host.capacity, True)
 
     def summary(self) -> str:
         """What it was like, in one line."""
@@ -90,6 +130,39 @@ class Run:
                  if number}
         return (f'{world.baton.points} points, '
                 f'{len(world.cloud.servers)} servers, {count}')
+
+
+def simulate(seed: int, args: argparse.Namespace, last: float,
+             ) -> tuple[bool, str] | None:
+    """Run one seed.
+
+    :param args: see ``python -m tests.simulation --help``
+    :param last: do not begin after this; seconds of the monotonic clock
+    :returns: whether it went well, and what there is to say of it
+    """
+    if args.log:
+        logging.basicConfig(level=logging.WARNING)
+    else:
+        logging.disable()
+    began = time.monotonic()
+    if began > last:
+        return None
+    # What there is by now stays: a fifth of the time would go into looking
+    # for what of it is not used any more.
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 20)
+    run = Run(seed, args.days, args.only, args.apis, args.listeners)
+    lines: list[str] = []
+    with guards.without(args.without):
+        wrong = run.go()
+        if wrong and args.shrink:
+            lines.append(f'smallest: {shrunk(seed, args.days)}')
+    took = '' if args.still else f', {time.monotonic() - began:.2f} s'
+    lines.append(f'seed {seed}: {run.summary()}{took}')
+    if wrong or args.story:
+        lines += run.world.baton.story[0 if args.story else -30:]
+    lines += [f'  WRONG: {one}' for one in wrong]
+    return not wrong, '\n'.join(lines)
 
 
 def shrunk(seed: int, days: float) -> dict[str, ty.Any]:

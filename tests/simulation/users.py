@@ -12,7 +12,6 @@
 
 """Users of a cloud with leases, who want everything at the worst moment."""
 
-import json
 import typing as ty
 
 import sqlalchemy as sa
@@ -24,6 +23,7 @@ from blazar_core.leases import changing
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
@@ -42,42 +42,50 @@ ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
 
 Amounts: ty.TypeAlias = dict[str, int]
 
+PROJECTS = ('red', 'blue')
+
 
 class Users:
     """What reaches one API process.
 
-    :ivar accepted: by lease, what was promised to its owner when
+    :param pause: seconds between two requests, on average
+    :param busy: from when until when there are any
     """
 
     def __init__(self, core: worlds.Core, pause: float,
-                 until: float) -> None:
+                 busy: ty.Sequence[tuple[float, float]]) -> None:
         self._core = core
         self._world = core.world
         self._baton = core.world.baton
         self._cloud = core.world.cloud
         self._dice = core.world.baton.dice
-        self._pause, self._until = pause, until
+        self._pause, self._busy = pause, busy
 
     def run(self) -> None:
-        names, weights = list(WEIGHTS), list(WEIGHTS.values())
-        while True:
-            self._baton.let_pass(self._dice.expovariate(1 / self._pause))
-            if self._baton.now >= self._until:
-                return
-            name, = self._dice.choices(names, weights)
-            try:
-                getattr(self, name)()
-            except ANSWERS as exc:
-                self._baton.tell(f'{name}: {type(exc).__name__}')
+        for start, end in self._busy:
+            self._baton.let_pass(start - self._baton.now)
+            while self._baton.now < end:
+                self._want()
+                self._baton.let_pass(self._dice.expovariate(1 / self._pause))
+
+    def _want(self) -> None:
+        name, = self._dice.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        try:
+            getattr(self, name)()
+        except ANSWERS as exc:
+            self._baton.tell(f'{name}: {type(exc).__name__}')
+
+    def _project(self) -> str:
+        return self._dice.choice(PROJECTS)
 
     # -- leases ------------------------------------------------------------
 
     def _window(self, now: bool) -> model.Window:
         start = self._core.clock.now() + (
-            0 if now else self._dice.choice([1, 60, 3600, 14400]) +
+            0 if now else self._dice.choice([1, 60, 3600, 14400, 86400]) +
             self._dice.randint(0, 600))
         return model.Window(start, start + self._dice.choice(
-            [30, 600, 3600, 14400]) + self._dice.randint(1, 600))
+            [30, 600, 3600, 14400, 86400]) + self._dice.randint(1, 600))
 
     def _request(self, window: model.Window, now: bool,
                  ) -> requests.LeaseRequest:
@@ -88,22 +96,23 @@ class Users:
     def _amounts(self) -> Amounts:
         return {'VCPU': self._dice.choice([1, 1, 2, 4])}
 
-    def _booted(self, state: clouds.State, now: bool) -> tuple[
-            making.NewLease, list[clouds.Server]]:
+    def _booted(self, state: clouds.State, credential: str | None = None,
+                ) -> tuple[making.NewLease, list[clouds.Server]]:
         amounts, count = self._amounts(), self._dice.choice([1, 1, 2])
+        project, now = self._project(), state is clouds.State.READY
         servers = [self._cloud.new_server(
-            'project', amounts, state,
+            project, amounts, state,
             # Of one that waits its lease is looked for: see the mirror.
-            leased=state is clouds.State.HELD)
-            for _number in range(count)]
+            leased=not now) for _number in range(count)]
         return making.NewLease(
-            'project', 'user', self._request(self._window(now), now),
+            project, 'user', self._request(self._window(now), now),
             (making.NewReservation(
                 model.Demand(amounts, count),
-                tuple(one.id for one in servers)),)), servers
+                tuple(one.id for one in servers)),),
+            credential=credential), servers
 
     def lease_now(self) -> None:
-        new, servers = self._booted(clouds.State.READY, True)
+        new, servers = self._booted(clouds.State.READY)
         try:
             lease = self._core.leases.making.create(new, sealed=None)
         except Exception:
@@ -117,12 +126,15 @@ class Users:
         self._cloud.cast(one.id for one in servers)
 
     def lease_later(self) -> None:
-        new, servers = self._booted(clouds.State.HELD, False)
+        credential = None
+        if self._dice.random() < 0.5:
+            credential = f'credential-{len(self._cloud.servers) + 1}'
+            self._cloud.given.add(credential)
+        new, servers = self._booted(clouds.State.HELD, credential)
         try:
             self._core.leases.making.check(new)
-            lease = self._core.leases.making.create(new, json.dumps({
-                'servers': [one.id for one in servers],
-                'amounts': servers[0].amounts}))
+            lease = self._core.leases.making.create(
+                new, worlds.call_of(servers))
         except errors.BooksUnavailable:
             # Whether it was written is not known: the servers stay.
             raise
@@ -130,6 +142,8 @@ class Users:
             for server in servers:
                 server.state = clouds.State.GONE
             raise
+        if credential is not None:
+            self._cloud.promised.add(credential)
         self._accepted(lease)
 
     def _places(self, amount: int) -> making.NewReservation:
@@ -141,12 +155,12 @@ class Users:
     def reserve(self) -> None:
         now = self._dice.random() < 0.5
         self._accepted(self._core.leases.making.create(making.NewLease(
-            'project', 'user', self._request(self._window(now), now),
+            self._project(), 'user', self._request(self._window(now), now),
             (self._places(self._dice.choice([1, 2, 3])),)), None))
 
     def offer(self) -> None:
         offered = self._core.leases.making.offer(making.NewLease(
-            'project', 'user', self._request(self._window(False), False),
+            self._project(), 'user', self._request(self._window(False), False),
             (self._places(1),)), 120)
         self._baton.let_pass(self._dice.choice([1, 110, 130]))
         self._accepted(self._core.leases.making.accept(offered['id']))
@@ -157,7 +171,7 @@ class Users:
             f'to {self._when(lease["end_date"])}')
 
     def _when(self, seconds: int) -> int:
-        return seconds - 1_800_000_000
+        return seconds - batons.START
 
     def _lease(self, *states: str) -> ty.Any:
         """Any lease that is not over.
@@ -219,12 +233,13 @@ class Users:
         one = lease['reservations'][0]
         if one['id'] not in self._cloud.open:
             raise errors.NotFound('no flavor')
+        # Anybody may try.
+        project = self._project()
         server = self._cloud.new_server(
-            'project', {'VCPU': one['params']['vcpus']}, clouds.State.READY,
+            project, {'VCPU': one['params']['vcpus']}, clouds.State.READY,
             reservation=one['id'])
         try:
-            self._core.leases.places.occupy(
-                one['id'], 'project', [server.id])
+            self._core.leases.places.occupy(one['id'], project, [server.id])
         except Exception:
             server.state = clouds.State.GONE
             raise
@@ -236,7 +251,8 @@ class Users:
             [None, None, None, *self._cloud.hosts]) if (
                 self._dice.random() < 0.2) else None
         server = self._cloud.new_server(
-            'project', self._amounts(), clouds.State.READY, forced=forced)
+            self._project(), self._amounts(), clouds.State.READY,
+            forced=forced)
         self._cloud.cast([server.id])
 
     def delete_server(self) -> None:

@@ -19,6 +19,7 @@ connection and an index of its own.
 import contextlib
 import itertools
 import json
+import sqlite3
 import tempfile
 import types
 import typing as ty
@@ -48,43 +49,35 @@ from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import database
 from tests.simulation import faults
+from tests.unit import base
 
-__all__ = ['World']
+__all__ = ['Core', 'World', 'call_of']
 
-#: Seconds between two comparisons in full, and until builds are given up.
-COMPARISON, LOST_AFTER, PATIENCE = 3600, 120, 300
+#: Seconds between two comparisons in full, and between two looks when nothing
+#: has happened; until builds are lost; for which a start waits for its host.
+COMPARISON, REST, LOST_AFTER, PATIENCE = 300, 14400, 120, 300
 
 
-class Places(resources.ResourceType):
+class Places(base.FakeType):
     """Servers that come when their reservation has begun."""
 
-    for_servers = True
-    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
-        'amount': '1', 'vcpus': '1', 'affinity': 'None'}
-
     def __init__(self, world: 'World') -> None:
+        super().__init__()
         self._world = world
 
-    def read(self, values: resources.Values) -> resources.Values:
-        return values
-
-    def wanted(self, asking: ty.Any, params: resources.Values,
-               ) -> resources.Wanted:
-        raise NotImplementedError
-
     def demand(self, reserved: resources.Reserved) -> model.Demand:
-        self._world.port._call('demand')
-        return model.Demand({'VCPU': reserved.params.get('vcpus', 1)})
+        self._world.port.call('demand')
+        return super().demand(reserved)
 
     def start(self, reserved: resources.Reserved) -> None:
-        self._world.port._call('open')
+        self._world.port.call('open')
         self._world.cloud.open[reserved.id] = reserved.project_id
-        self._world.port._answer('opened')
+        self._world.port.answer('opened')
 
     def end(self, reserved: resources.Reserved) -> None:
-        self._world.port._call('close')
+        self._world.port.call('close')
         self._world.cloud.open.pop(reserved.id, None)
-        self._world.port._answer('closed')
+        self._world.port.answer('closed')
 
 
 class Boots(resources.Kind):
@@ -96,7 +89,7 @@ class Boots(resources.Kind):
         self._world = world
 
     def demand(self, reserved: resources.Reserved) -> model.Demand:
-        self._world.port._call('demand')
+        self._world.port.call('demand')
         call = json.loads(reserved.call or '{"amounts": {"VCPU": 1}}')
         return model.Demand(call['amounts'])
 
@@ -136,15 +129,25 @@ class Core:
             {ends.DELETE: ends.Delete()})
 
 
+def call_of(servers: ty.Sequence[clouds.Server]) -> str:
+    """The call that builds servers at their time."""
+    return json.dumps({'servers': [one.id for one in servers],
+                       'amounts': servers[0].amounts})
+
+
 class World:
     """A cloud with leases, and all its processes.
 
     :param seed: decides everything
     :param only: the faults that may happen; None: all
+    :param vcpus: of each host
+    :param compares: whether everything is compared, again and again; where
+        nothing goes wrong nothing comes of that
     """
 
     def __init__(self, seed: int, only: ty.Collection[str] | None = None,
-                 hosts: int = 3, apis: int = 2, listeners: int = 2) -> None:
+                 hosts: int = 3, apis: int = 2, listeners: int = 2,
+                 vcpus: int = 8, compares: bool = True) -> None:
         self.stack = contextlib.ExitStack()
         self.baton = batons.Baton(seed)
         self.faults = faults.Faults(self.baton, only)
@@ -154,17 +157,20 @@ class World:
             {making.RESOURCE_TYPE: Places(self)}, Boots(self))
         folder = self.stack.enter_context(tempfile.TemporaryDirectory(
             dir='/dev/shm'))
+        self._compares = compares
         self.checks: list[ty.Callable[[], None]] = []
         self.books = database.Books(
             self.baton, folder, self.faults.database, self._committed)
+        self._looking = self.stack.enter_context(
+            contextlib.closing(sqlite3.connect(self.books.path)))
         self._patch()
         self.cores: dict[str, Core] = {}
         for number in range(hosts):
-            self.cloud.add_host(f'host{number}', {'VCPU': 8})
+            self.cloud.add_host(f'host{number}', {'VCPU': vcpus})
         for number in range(2):
-            self._process(f'scheduler{number}', self._schedule)
+            self.process(f'scheduler{number}', self._schedule)
         for number in range(listeners):
-            self._process(f'listener{number}', self._listen)
+            self.process(f'listener{number}', self._listen)
         self.apis = [f'api{number}' for number in range(apis)]
 
     def _patch(self) -> None:
@@ -191,11 +197,11 @@ class World:
         for check in self.checks:
             check()
 
-    def _process(self, name: str, work: ty.Callable[[Core], None],
-                 ) -> batons.Process:
+    def process(self, name: str, work: ty.Callable[[Core], None],
+                ) -> batons.Process:
+        """Start a process; what it does is begun anew each time it starts."""
         def boot(process: batons.Process) -> None:
-            process.offset = self.baton.dice.randint(
-                -self.faults.clocks, self.faults.clocks)
+            process.offset = self.faults.offset()
             self.cores[name] = core = Core(self, process)
             work(core)
 
@@ -205,6 +211,20 @@ class World:
         self.baton.tell(f'{event_type}: {lease["id"][:8]}')
         # It wakes whoever carries out events.
         self.cloud.notify('', None)
+
+    def version(self) -> int:
+        """How often something has changed in the books or the cloud."""
+        return self.books.version + self.cloud.version
+
+    def is_moving(self) -> bool:
+        """Whether something is under way, so that time alone changes it."""
+        return self.cloud.is_moving() or bool(self.look(
+            "SELECT 1 FROM leases WHERE status IN ('STARTING', 'TERMINATING')"
+            "LIMIT 1"))
+
+    def look(self, query: str) -> list[ty.Any]:
+        """What is in the books, for who has no turns."""
+        return self._looking.execute(query).fetchall()
 
     def close(self) -> None:
         self.baton.close()
@@ -270,16 +290,21 @@ class World:
     # -- listeners ---------------------------------------------------------
 
     def _listen(self, core: Core) -> None:
-        conf = databases.configuration(self.books.url, longest_sleep=1800)
+        conf = databases.configuration(
+            self.books.url, longest_sleep=REST)
         working = engine.Engine(conf, core.database, core.clock,
                                 core.lifecycle, f'{core.process.name}.'
                                 f'{core.process.lives}')
+        # Who has something to do tells the others so, again and again.
+        core.clock.idle = lambda: (
+            None if working._running else self.books.version)
         watching = watch.Watch(
             core.database, core.clock, core.admission, core.leases.binding,
             str, self.types, self.notified, PATIENCE)
         core.process.spawn('engine', working.run)
         core.process.spawn('watch', lambda: self._watch(watching))
-        core.process.spawn('mirror', lambda: self._mirror(core, working))
+        if self._compares:
+            core.process.spawn('mirror', lambda: self._mirror(core, working))
         core.process.spawn('hints', lambda: self._hints(core, working))
 
     def _watch(self, watching: watch.Watch) -> None:
@@ -289,13 +314,13 @@ class World:
             with contextlib.suppress(errors.BooksUnavailable):
                 watching.look()
             self.baton.let_pass(watch.PAUSE)
-            self.baton.wait(lambda: self.books.version != seen, 1800)
+            self.baton.wait(lambda: self.books.version != seen, REST)
 
     def _mirror(self, core: Core, working: engine.Engine) -> None:
         """Compare everything, again and again."""
         while True:
             for part in (lambda: self.compare(core),
-                         core.lifecycle.observing.settle_begun,
+                         core.lifecycle.observing.settle_left,
                          core.lifecycle.lost.send,
                          core.lifecycle.closing.revoke_over):
                 try:
@@ -304,7 +329,11 @@ class World:
                         errors.CloudUnavailable):
                     break
             working.wake()
+            seen = self.version()
             self.baton.let_pass(COMPARISON)
+            if not self.is_moving():
+                # To compare what has not changed takes long to simulate.
+                self.baton.wait(lambda: self.version() != seen, REST)
 
     def compare(self, core: Core) -> None:
         """Make the books true for every host and server."""
@@ -312,8 +341,12 @@ class World:
             if host.there:
                 self._apart(self.compare_host, core, host)
         core.database.retried(self._retain, core)
-        for server_id in core.lifecycle.observing.unfinished():
-            self._apart(self.compare_server, core, server_id)
+        books = core.lifecycle.observing.unfinished()
+        self.port.call('list')
+        nova = {server_id: self.port.seen(server_id) for server_id in books}
+        for server_id, seen in nova.items():
+            if seen != books[server_id]:
+                self._apart(self.compare_server, core, server_id)
         self._apart(self._delete_orphans, core)
         core.database.retried(self._trim, core)
 
@@ -328,7 +361,7 @@ class World:
         with core.database.reader() as session:
             now, seen = core.clock.now(), inventory.generations(
                 session, [host.uuid]).get(host.uuid)
-        self.port._call('facts')
+        self.port.call('facts')
         facts = model.HostFacts(host.uuid, host.name, host.name,
                                 dict(host.capacity))
         allocations = {one: dict(takes)
@@ -374,7 +407,7 @@ class World:
         due = 0.0
         while True:
             self.baton.wait(lambda: self.cloud.has_notification() or (
-                due <= self.baton.now), 3600)
+                due <= self.baton.now), REST)
             try:
                 while one := self.cloud.next_notification():
                     if one[0]:
@@ -397,4 +430,4 @@ class World:
             if host.recheck_at <= now:
                 self._apart(self._look_at, core, host.service_host)
         return min([self.baton.now + max(1, host.recheck_at - now)
-                    for host in hosts], default=self.baton.now + 3600)
+                    for host in hosts], default=self.baton.now + REST)

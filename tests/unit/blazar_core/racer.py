@@ -55,6 +55,7 @@ from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import queue
 from blazar_core import resources
 from tests import databases
+from tests.unit import base
 
 
 def seize(self: queue.Queue, event_id: str, now: int) -> bool:
@@ -176,21 +177,17 @@ class FileCloud:
         self.write(f'delete {server_id}')
 
 
-class FileKind(resources.Kind):
+class FileType(base.FakeType):
     """Writes down what became of reservations."""
 
-    for_servers = True
-
     def __init__(self, path: str) -> None:
+        super().__init__()
         self._path = path
 
     @classmethod
     def types(cls, path: str) -> resources.Types:
         kind = cls(path)
         return resources.Types({making.RESOURCE_TYPE: kind}, kind)
-
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
-        raise NotImplementedError
 
     def start(self, reserved: resources.Reserved) -> None:
         self._write(f'open {reserved.id}')
@@ -213,7 +210,7 @@ class Racer:
         self.database = api.Database(self.conf)
         self.clock = clocks.ManualClock(task['now'])
         search = admission.Admission(self.database, self.clock)
-        self.types = FileKind.types(task.get('path', os.devnull))
+        self.types = FileType.types(task.get('path', os.devnull))
         self.leases = leases.Leases(
             self.database, self.clock, search, self.types)
         self.limits = limits.Limits(self.conf, self.database, self.clock)

@@ -697,22 +697,25 @@ class TestSettledAgain(LifecycleTestCase):
         lease = self.running_lease(0, 100)
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(status='STARTING'))
-        self.lifecycle.observing.settle_begun()
+        self.lifecycle.observing.settle_left()
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_one_without_servers_is_over(self):
-        lease = self.running_lease(0, 100)
-        with self.database.writer() as session:
-            session.execute(sa.delete(models.Booking))
-        self.lifecycle.observing.settle_begun()
-        self.assertEqual('TERMINATED', self.status(lease))
+        for status in ('PENDING', 'STARTING', 'ACTIVE', 'ERROR'):
+            lease = self.lease(50, 100)
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Lease).where(
+                    models.Lease.id == lease['id']).values(status=status))
+                session.execute(sa.delete(models.Booking))
+            self.lifecycle.observing.settle_left()
+            self.assertEqual('TERMINATED', self.status(lease), status)
 
     def test_others_are_left_alone(self):
         self.host('two', VCPU=2)
         leases = [self.lease(0, 100), self.lease(50, 100),
                   self.reserve(0, 100, active=True)]
         before = list(map(self.status, leases))
-        self.lifecycle.observing.settle_begun()
+        self.lifecycle.observing.settle_left()
         self.assertEqual(before, list(map(self.status, leases)))
 
 

@@ -1,0 +1,503 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What leases do to the use of a cloud, compared with two other ways:
+``python -m tests.simulation.utilization``.
+
+* ``leases``: the real core, in the simulated cloud, without faults.
+* ``pools``: some hosts are set aside for reservations; each has whole ones of
+  them to itself, for its time. Nobody else may use them.
+* ``none``: there are no reservations. Who wants servers for later boots them
+  when it is time.
+
+Whoever is refused asks again each hour, for a day: for the same length, from
+then on.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import heapq
+import itertools
+import logging
+import random
+import sys
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from tests.simulation import cloud as clouds
+from tests.simulation import world as worlds
+
+__all__ = ['Job', 'Leases', 'None_', 'Pools', 'Result', 'main', 'read_swf',
+           'replay', 'workload']
+
+HOUR, DAY = 3600, 86400
+#: How often who was refused asks again, an hour later each time.
+TRIES = 24
+#: Seconds within which what was promised has to run.
+LATE = 300
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """Servers that somebody wants for a time.
+
+    :ivar asked: when he asks for them; seconds from the beginning
+    :ivar start: from when he wants them
+    :ivar length: for how many seconds
+    :ivar vcpus: of each server
+    :ivar leased: whether he says so beforehand, and when they end
+    """
+
+    asked: float
+    start: float
+    length: float
+    vcpus: int
+    count: int
+    leased: bool
+
+    @property
+    def total(self) -> int:
+        return self.vcpus * self.count
+
+
+def workload(seed: int, days: float, vcpus: int, of_host: int, load: float,
+             leased: float) -> list[Job]:
+    """What users of a cloud want: by day more than by night.
+
+    :param vcpus: what the cloud has
+    :param of_host: what a host of it has
+    :param load: what all of them want on average, of what there is
+    :param leased: the share of jobs that are leases; three of five for later
+    """
+    dice, jobs, now = random.Random(seed), [], 0.0
+    sizes = [size for size in (1, 2, 4, 8, 16, 32) if size <= of_host]
+    mean = 2 * DAY
+    pause = mean * 1.5 * sum(sizes) / len(sizes) / (load * vcpus)
+    while (now := now + dice.expovariate(1 / pause)) < days * DAY:
+        # Half of those who come at night wait for the morning.
+        asked = now if 8 * HOUR < now % DAY < 20 * HOUR or (
+            dice.random() < 0.5) else now - now % DAY + dice.uniform(
+                8, 20) * HOUR
+        is_leased = dice.random() < leased
+        later = is_leased and dice.random() < 0.6
+        jobs.append(Job(
+            asked, asked + dice.uniform(HOUR, 7 * DAY) * later,
+            max(600, dice.expovariate(1 / mean)), dice.choice(sizes),
+            dice.choice([1, 2]), is_leased))
+    return jobs
+
+
+def read_swf(lines: ty.Iterable[str], of_host: int, leased: float,
+             seed: int) -> list[Job]:
+    """A trace in the Standard Workload Format.
+
+    A processor is a VCPU; who wants more than a host has gets several servers.
+    Jobs without a run time or processors are left out.
+
+    :param leased: the share of jobs that are leases, from when they were
+        submitted, for the time that was requested (or else for as long as
+        they ran)
+    """
+    dice, jobs = random.Random(seed), []
+    for line in lines:
+        if not line.strip() or line.lstrip().startswith(';'):
+            continue
+        field = [float(text) for text in line.split()]
+        asked, ran, processors = field[1], field[3], int(field[4])
+        if processors <= 0:
+            processors = int(field[7])
+        if ran <= 0 or processors <= 0:
+            continue
+        is_leased = dice.random() < leased
+        count = -(-processors // of_host)
+        jobs.append(Job(
+            asked, asked, max(ran, field[8]) if is_leased else ran,
+            -(-processors // count), count, is_leased))
+    return jobs
+
+
+class Policy(ty.Protocol):
+    """How a cloud decides."""
+
+    def advance(self, now: float) -> None:
+        """Let time pass until then."""
+
+    def boot(self, job: Job) -> bool:
+        """Ask for servers now; says whether they run."""
+
+    def lease(self, job: Job, start: float) -> bool:
+        """Ask for them from then on; says whether they are promised."""
+
+    def delete(self, job: Job) -> None:
+        """Its user needs what he booted no more."""
+
+    def used(self) -> int:
+        """How many VCPUs servers have just now."""
+
+    def broken(self) -> int:
+        """To how many leases was not given what they were promised."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
+class Hosts:
+    """Hosts that know nothing of time: whoever fits may come."""
+
+    def __init__(self, count: int, vcpus: int) -> None:
+        self._free = [vcpus] * count
+        self._of: dict[Job, list[int]] = {}
+
+    def take(self, job: Job) -> bool:
+        """Let all of its servers in, each where least is left; or none."""
+        taken: list[int] = []
+        for _server in range(job.count):
+            fitting = [(free, host) for host, free in enumerate(self._free)
+                       if free >= job.vcpus]
+            if not fitting:
+                for host in taken:
+                    self._free[host] += job.vcpus
+                return False
+            taken.append(min(fitting)[1])
+            self._free[taken[-1]] -= job.vcpus
+        self._of[job] = taken
+        return True
+
+    def leave(self, job: Job) -> None:
+        for host in self._of.pop(job):
+            self._free[host] += job.vcpus
+
+    def used(self) -> int:
+        return sum(job.vcpus * len(hosts) for job, hosts in self._of.items())
+
+
+class None_:
+    """No reservations: who wants servers for later boots them then."""
+
+    def __init__(self, hosts: int, vcpus: int, seed: int = 0) -> None:
+        self._hosts = Hosts(hosts, vcpus)
+        self._now = 0.0
+        self._later: list[tuple[float, int, ty.Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._broken = 0
+
+    def advance(self, now: float) -> None:
+        while self._later and self._later[0][0] <= now:
+            self._now, _number, work = heapq.heappop(self._later)
+            work()
+        self._now = now
+
+    def _at(self, when: float, work: ty.Callable[[], None]) -> None:
+        heapq.heappush(self._later, (when, next(self._numbers), work))
+
+    def boot(self, job: Job) -> bool:
+        return self._hosts.take(job)
+
+    def lease(self, job: Job, start: float) -> bool:
+        if start > self._now:
+            # Nobody promises anything, and he counts on it.
+            self._at(start, functools.partial(self._try, job))
+            return True
+        if not self.boot(job):
+            return False
+        self._at(start + job.length, lambda: self._hosts.leave(job))
+        return True
+
+    def _try(self, job: Job) -> None:
+        if not self.lease(job, self._now):
+            self._broken += 1
+
+    def delete(self, job: Job) -> None:
+        self._hosts.leave(job)
+
+    def used(self) -> int:
+        return self._hosts.used()
+
+    def broken(self) -> int:
+        return self._broken
+
+    def close(self) -> None:
+        pass
+
+
+class Pools(None_):
+    """Hosts are set aside: each reservation has whole ones for its time.
+
+    :param share: of all hosts, how many
+    """
+
+    def __init__(self, hosts: int, vcpus: int, seed: int = 0,
+                 share: float = 0.5) -> None:
+        aside = round(hosts * share)
+        super().__init__(hosts - aside, vcpus)
+        self._vcpus = vcpus
+        #: The windows in which each host that was set aside is not free.
+        self._taken: list[list[tuple[float, float]]] = [
+            [] for _host in range(aside)]
+        self._running = 0
+
+    def lease(self, job: Job, start: float) -> bool:
+        end = start + job.length
+        free = [taken for taken in self._taken if all(
+            until <= start or since >= end for since, until in taken)]
+        needed = -(-job.count // (self._vcpus // job.vcpus))
+        if needed > len(free):
+            return False
+        for taken in free[:needed]:
+            taken[:] = [one for one in taken if one[1] > self._now]
+            taken.append((start, end))
+        self._at(start, functools.partial(self._run, job.total))
+        self._at(end, functools.partial(self._run, -job.total))
+        return True
+
+    def _run(self, vcpus: int) -> None:
+        self._running += vcpus
+
+    def used(self) -> int:
+        return super().used() + self._running
+
+
+class Leases:
+    """Ours: the core, and the simulated cloud with its schedulers."""
+
+    def __init__(self, hosts: int, vcpus: int, seed: int = 0) -> None:
+        self._world = worlds.World(seed, (), hosts=hosts, vcpus=vcpus,
+                                   listeners=1, compares=False)
+        self._baton, self._cloud = self._world.baton, self._world.cloud
+        self._begin = self._baton.now
+        self._servers: dict[Job, list[clouds.Server]] = {}
+        self._broken: set[Job] = set()
+        self._driver = self._world.process('users', lambda core: None)
+        self._core = self._world.cores['users']
+        for host in self._cloud.hosts.values():
+            self._do(functools.partial(
+                self._world.compare_host, self._core, host))
+
+    def _do(self, work: ty.Callable[[], ty.Any]) -> ty.Any:
+        """Have something done by a user's process; returns what it does."""
+        done: list[tuple[ty.Any, Exception | None]] = []
+
+        def task() -> None:
+            try:
+                done.append((work(), None))
+            except Exception as exc:
+                done.append((None, exc))
+
+        self._driver.spawn('work', task)
+        while not done:
+            self._baton.run(self._baton.now + 1)
+        (result, failure), = done
+        if failure is not None:
+            raise failure
+        return result
+
+    def advance(self, now: float) -> None:
+        self._baton.run(max(self._baton.now, self._begin + now))
+
+    def _new(self, job: Job, state: clouds.State) -> list[clouds.Server]:
+        return [self._cloud.new_server('project', {'VCPU': job.vcpus}, state)
+                for _server in range(job.count)]
+
+    def boot(self, job: Job) -> bool:
+        servers = self._new(job, clouds.State.READY)
+        self._cloud.cast(server.id for server in servers)
+        until = self._baton.now + LATE
+        while self._baton.now < until and any(
+                one.state in (clouds.State.READY, clouds.State.BUILDING)
+                for one in servers):
+            self._baton.run(self._baton.now + 1)
+        self._servers[job] = servers
+        if all(one.state is clouds.State.RUNNING for one in servers):
+            return True
+        self.delete(job)
+        return False
+
+    def lease(self, job: Job, start: float) -> bool:
+        clock = self._core.clock
+        begin = max(clock.now(), int(self._begin + start))
+        now = begin == clock.now()
+        servers = self._new(
+            job, clouds.State.READY if now else clouds.State.HELD)
+        new = making.NewLease(
+            'project', 'user', requests.LeaseRequest(
+                name='lease', window=model.Window(
+                    begin, begin + int(job.length)), before_end=None,
+                events=(), on_end='delete', starts_now=now),
+            (making.NewReservation(
+                model.Demand({'VCPU': job.vcpus}, job.count),
+                tuple(server.id for server in servers)),))
+        try:
+            self._do(lambda: self._core.leases.making.create(
+                new, None if now else worlds.call_of(servers)))
+        except errors.Refused:
+            for server in servers:
+                server.state = clouds.State.GONE
+            return False
+        if now:
+            self._cloud.cast(server.id for server in servers)
+        self._baton.later(begin + LATE - self._baton.now, functools.partial(
+            self._look, job, servers))
+        return True
+
+    def _look(self, job: Job, servers: ty.Sequence[clouds.Server]) -> None:
+        if any(server.state is not clouds.State.RUNNING
+               for server in servers):
+            self._broken.add(job)
+
+    def delete(self, job: Job) -> None:
+        for server in self._servers.pop(job):
+            self._cloud.delete(server)
+
+    def used(self) -> int:
+        return sum(takes['VCPU'] for host in self._cloud.hosts.values()
+                   for takes in host.allocations.values())
+
+    def broken(self) -> int:
+        return len(self._broken)
+
+    def close(self) -> None:
+        self._world.close()
+
+
+@dataclasses.dataclass
+class Result:
+    """What became of a workload.
+
+    :ivar used: the VCPUs in use at each hour
+    :ivar refused: how many jobs never got what they wanted
+    :ivar waited: how many seconds the others got it later than wanted
+    """
+
+    used: list[int] = dataclasses.field(default_factory=list)
+    refused: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter)
+    waited: list[float] = dataclasses.field(default_factory=list)
+    broken: int = 0
+
+
+def replay(policy: Policy, jobs: ty.Iterable[Job], days: float,
+           tell: ty.Callable[[str], None] = lambda text: None) -> Result:
+    """Have a policy decide about all jobs, in the order of time.
+
+    :param tell: told how far it is
+    """
+    result, numbers = Result(), itertools.count()
+    events: list[tuple[float, int, ty.Callable[[float], None]]] = []
+
+    def at(when: float, work: ty.Callable[[float], None]) -> None:
+        heapq.heappush(events, (when, next(numbers), work))
+
+    def ask(now: float, job: Job, tries: int) -> None:
+        start = max(now, job.start + tries * HOUR)
+        if policy.lease(job, start) if job.leased else policy.boot(job):
+            result.waited.append(start - job.start)
+            if not job.leased:
+                at(now + job.length, lambda now: policy.delete(job))
+        elif tries < TRIES:
+            at(now + HOUR, lambda now: ask(now, job, tries + 1))
+        else:
+            result.refused['leases' if job.leased else 'boots'] += 1
+
+    def count(now: float) -> None:
+        result.used.append(policy.used())
+        if len(result.used) % 24 == 0:
+            tell(f'day {len(result.used) // 24} of {days:g}')
+
+    for job in jobs:
+        at(job.asked, functools.partial(ask, job=job, tries=0))
+    for hour in range(1, int(days * 24) + 1):
+        at(hour * HOUR, count)
+    while events:
+        now, _number, work = heapq.heappop(events)
+        if now > days * DAY:
+            break
+        policy.advance(now)
+        work(now)
+    result.broken = policy.broken()
+    policy.close()
+    return result
+
+
+POLICIES: dict[str, ty.Callable[..., Policy]] = {
+    'leases': Leases, 'pools': Pools, 'none': None_}
+
+
+def table(results: ty.Mapping[str, Result], vcpus: int) -> str:
+    """What there is to compare, a line for each policy."""
+    lines = [f'{"policy":8} {"in use":>7} {"refused":>8} {"(leases)":>9} '
+             f'{"hours waited":>13} {"promises broken":>16}']
+    for name, one in results.items():
+        lines.append(
+            f'{name:8} {sum(one.used) / len(one.used) / vcpus:7.1%} '
+            f'{one.refused.total():8} {one.refused["leases"]:9} '
+            f'{sum(one.waited) / max(1, len(one.waited)) / HOUR:13.2f} '
+            f'{one.broken:16}')
+    return '\n'.join(lines)
+
+
+def draw(results: ty.Mapping[str, Result], vcpus: int, path: str) -> None:
+    """A picture of the use over time; needs the extra ``simulation``."""
+    from matplotlib import pyplot
+    figure, axes = pyplot.subplots(figsize=(10, 4))
+    for name, one in results.items():
+        axes.plot([hour / 24 for hour in range(1, len(one.used) + 1)],
+                  [100 * used / vcpus for used in one.used], label=name)
+    axes.set(xlabel='day', ylabel='% of VCPUs in use', ylim=(0, 100))
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog='python -m tests.simulation.utilization', description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--hosts', type=int, default=500)
+    parser.add_argument('--vcpus', type=int, default=32, help='of a host')
+    parser.add_argument('--days', type=float, default=30)
+    parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--load', type=float, default=0.9,
+                        help='what users want, of what there is')
+    parser.add_argument('--leased', type=float, default=0.5,
+                        help='the share of jobs that are leases')
+    parser.add_argument('--swf', type=argparse.FileType('r'),
+                        help='a trace in the Standard Workload Format')
+    parser.add_argument('--policy', action='append', choices=POLICIES,
+                        help='only this one')
+    parser.add_argument('--picture', help='draw the use over time into this')
+    args = parser.parse_args()
+    logging.disable()
+    jobs = workload(
+        args.seed, args.days, args.hosts * args.vcpus, args.vcpus, args.load,
+        args.leased) if args.swf is None else read_swf(
+            args.swf, args.vcpus, args.leased, args.seed)
+    print(f'{len(jobs)} jobs, {sum(job.leased for job in jobs)} of them '
+          f'leases, on {args.hosts} hosts of {args.vcpus} VCPUs')
+    results = {
+        name: replay(
+            POLICIES[name](args.hosts, args.vcpus, args.seed), jobs,
+            args.days, lambda text, name=name: print(  # type: ignore[misc]
+                f'{name}: {text}', file=sys.stderr))
+        for name in args.policy or POLICIES}
+    print(table(results, args.hosts * args.vcpus))
+    if args.picture:
+        draw(results, args.hosts * args.vcpus, args.picture)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -67,6 +67,8 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'claim': ('blazar_core.lifecycle.queue.Queue.claim', racer.seize),
     'deadline': ('blazar_core.cloud.Deadline.passed', lambda self: False),
     'lost': ('blazar_core.lifecycle.lost.Lost.send', lambda self: None),
+    'left': ('blazar_core.lifecycle.observing.Observing.settle_left',
+             lambda self: None),
     'recheck': ('tests.simulation.world.World._recheck',
                 lambda self, core: self.baton.now + worlds.REST),
     'orphans': ('tests.simulation.world.World._delete_orphans',

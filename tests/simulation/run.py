@@ -61,12 +61,12 @@ class Run:
     def _go(self) -> list[str]:
         world, baton = self.world, self.world.baton
         end = baton.now + self._days * DAY
-        pause, busy = baton.dice.choice([30, 120, 600]), self._busy(end)
+        moments = self._moments(end)
         for name in world.apis:
             world.process(name, lambda core: core.process.spawn(
-                'users', users.Users(core, pause, busy).run))
+                'users', users.Users(core, moments).run))
         world.checks.append(invariants.Always(world))
-        baton.later(baton.dice.uniform(0, busy[-1][1] - baton.now),
+        baton.later(baton.dice.uniform(0, self._days * DAY),
                     lambda: self._hurt_hosts(end))
         for _look in range(LOOKS):
             baton.run(baton.now + (end - baton.now) * baton.dice.random())
@@ -77,15 +77,20 @@ class Run:
         world.faults.on = False
         return self._rest() or self._check()
 
-    def _busy(self, end: float) -> list[tuple[float, float]]:
-        """From when until when users want something: now and then."""
+    def _moments(self, end: float) -> list[float]:
+        """When users want something: often, now and then."""
         dice, now = self.world.baton.dice, self.world.baton.now
-        if end - now <= HOUR * 2:
-            return [(now, end)]
-        starts = sorted(dice.uniform(now, end - HOUR)
-                        for _time in range(dice.randint(1, 3)))
-        return [(start, start + dice.uniform(0.1, 0.4) * HOUR)
-                for start in starts]
+        pause, busy = dice.choice([30, 120, 600]), [(now, end)]
+        if end - now > HOUR * 2:
+            starts = [dice.uniform(now, end - HOUR)
+                      for _time in range(dice.randint(1, 3))]
+            busy = [(start, start + dice.uniform(0.1, 0.4) * HOUR)
+                    for start in starts]
+        moments = []
+        for start, until in busy:
+            while (start := start + dice.expovariate(1 / pause)) < until:
+                moments.append(start)
+        return sorted(moments)
 
     def _rest(self) -> list[str]:
         """Let all come to its end; returns what does not."""
@@ -162,6 +167,9 @@ def simulate(seed: int, args: argparse.Namespace, last: float,
     if wrong or args.story:
         lines += run.world.baton.story[0 if args.story else -30:]
     lines += [f'  WRONG: {one}' for one in wrong]
+    if wrong and not args.story:
+        lines.append(f'  all of it: python -m tests.simulation {seed} '
+                     f'--days {args.days:g} --story')
     return not wrong, '\n'.join(lines)
 
 

@@ -48,25 +48,23 @@ PROJECTS = ('red', 'blue')
 class Users:
     """What reaches one API process.
 
-    :param pause: seconds between two requests, on average
-    :param busy: from when until when there are any
+    :param moments: when somebody wants something
     """
 
-    def __init__(self, core: worlds.Core, pause: float,
-                 busy: ty.Sequence[tuple[float, float]]) -> None:
+    def __init__(self, core: worlds.Core,
+                 moments: ty.Sequence[float]) -> None:
         self._core = core
         self._world = core.world
         self._baton = core.world.baton
         self._cloud = core.world.cloud
         self._dice = core.world.baton.dice
-        self._pause, self._busy = pause, busy
+        self._moments = moments
 
     def run(self) -> None:
-        for start, end in self._busy:
-            self._baton.let_pass(start - self._baton.now)
-            while self._baton.now < end:
-                self._want()
-                self._baton.let_pass(self._dice.expovariate(1 / self._pause))
+        for number, moment in enumerate(self._moments):
+            if moment >= self._baton.now:
+                self._baton.let_pass(moment - self._baton.now)
+                self._core.process.spawn(f'request{number}', self._want)
 
     def _want(self) -> None:
         name, = self._dice.choices(list(WEIGHTS), list(WEIGHTS.values()))
@@ -186,7 +184,13 @@ class Users:
                     models.Lease.id)))
         if not ids:
             raise errors.NotFound('no lease')
-        return views.get(self._core.database, self._dice.choice(ids))
+        lease = views.get(self._core.database, self._dice.choice(ids))
+        soon = [seconds for when in (lease['start_date'], lease['end_date'])
+                if 0 < (seconds := when - self._core.clock.now()) < 600]
+        if soon and self._dice.random() < 0.3:
+            # Just when it starts or ends.
+            self._baton.let_pass(soon[0] - self._dice.random())
+        return lease
 
     def _update(self, lease: ty.Any, **change: ty.Any) -> None:
         self._core.leases.changing.update(

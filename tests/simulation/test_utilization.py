@@ -1,0 +1,105 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What leases do to the use of a cloud: that the comparison is a fair one."""
+
+from oslotest import base
+
+from tests.simulation import utilization
+
+HOUR, DAY = utilization.HOUR, utilization.DAY
+
+
+def job(start, length, vcpus=8, count=1, leased=True):
+    return utilization.Job(0, start, length, vcpus, count, leased)
+
+
+class TestPolicies(base.BaseTestCase):
+
+    def test_a_whole_host_is_of_one_reservation(self):
+        pools = utilization.Pools(4, 8, share=0.5)
+        self.assertTrue(pools.lease(job(0, 10, vcpus=1), 0))
+        self.assertTrue(pools.lease(job(5, 10, vcpus=1), 5))
+        self.assertFalse(pools.lease(job(9, 1, vcpus=1), 9))
+        # Two of them go on one host.
+        self.assertTrue(pools.lease(job(10, 1, vcpus=4, count=2), 10))
+        pools.advance(5)
+        self.assertEqual(2, pools.used())
+        pools.advance(10)
+        self.assertEqual(9, pools.used())
+        pools.advance(20)
+        self.assertEqual(0, pools.used())
+
+    def test_nobody_else_may_use_what_is_set_aside(self):
+        pools = utilization.Pools(4, 8, share=0.5)
+        boots = [job(0, 10, leased=False) for _boot in range(3)]
+        self.assertEqual([True, True, False], list(map(pools.boot, boots)))
+
+    def test_without_reservations_who_comes_first_has_it(self):
+        none = utilization.None_(1, 8)
+        self.assertTrue(none.lease(job(10, 10), 10))
+        first = job(5, 10, leased=False)
+        none.advance(5)
+        self.assertTrue(none.boot(first))
+        none.advance(10)
+        self.assertEqual((8, 1), (none.used(), none.broken()))
+
+    def test_what_leases_promise_is_there(self):
+        leases = utilization.Leases(1, 8)
+        self.addCleanup(leases.close)
+        self.assertTrue(leases.lease(job(HOUR, HOUR), HOUR))
+        first = job(0, 10, leased=False)
+        self.assertFalse(leases.boot(first))
+        self.assertFalse(leases.lease(job(0, 2 * HOUR), 0))
+        self.assertTrue(leases.lease(job(0, HOUR / 2), 0))
+        leases.advance(HOUR / 4)
+        self.assertEqual(8, leases.used())
+        leases.advance(3 * HOUR / 4)
+        self.assertEqual(0, leases.used())
+        leases.advance(HOUR + utilization.LATE)
+        self.assertEqual((8, 0), (leases.used(), leases.broken()))
+        leases.advance(2 * HOUR + utilization.LATE)
+        self.assertEqual((0, 0), (leases.used(), leases.broken()))
+
+    def test_who_is_refused_asks_again(self):
+        result = utilization.replay(utilization.None_(1, 8), [
+            job(0, 2.5 * HOUR), *[job(0, 9 * DAY, leased=False)
+                                  for _other in range(2)]], 3)
+        self.assertEqual([0, 3 * HOUR], result.waited)
+        self.assertEqual(1, result.refused.total())
+
+
+class TestWorkloads(base.BaseTestCase):
+
+    def test_users_want_as_much_as_was_said(self):
+        jobs = utilization.workload(1, 300, 1000, 32, 0.9, 0.5)
+        wanted = sum(job.total * job.length for job in jobs) / (
+            300 * DAY * 1000)
+        self.assertAlmostEqual(0.9, wanted, 1)
+        self.assertAlmostEqual(
+            0.5, sum(job.leased for job in jobs) / len(jobs), 1)
+
+    def test_a_trace(self):
+        trace = """\
+; Computer: any
+1 0 5 3600 4 -1 -1 4 7200 -1 1 1 1 1 1 -1 -1 -1
+2 10 5 3600 -1 -1 -1 70 -1 -1 1 1 1 1 1 -1 -1 -1
+3 20 5 -1 4 -1 -1 4 7200 -1 0 1 1 1 1 -1 -1 -1
+"""
+        leased, boots = ([(
+            one.asked, one.length, one.vcpus, one.count, one.leased)
+            for one in utilization.read_swf(
+                trace.splitlines(), 32, share, 1)] for share in (1, 0))
+        self.assertEqual([(0, 7200, 4, 1, True), (10, 3600, 24, 3, True)],
+                         leased)
+        self.assertEqual([(0, 3600, 4, 1, False), (10, 3600, 24, 3, False)],
+                         boots)

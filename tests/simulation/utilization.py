@@ -280,7 +280,10 @@ class Leases:
         self._baton, self._cloud = self._world.baton, self._world.cloud
         self._begin = self._baton.now
         self._servers: dict[Job, list[clouds.Server]] = {}
-        self._broken: set[Job] = set()
+        #: When to look whether the servers of a lease run.
+        self._promised: list[tuple[float, int, list[clouds.Server]]] = []
+        self._numbers = itertools.count()
+        self._broken = 0
         self._driver = self._world.process('users', lambda core: None)
         self._core = self._world.cores['users']
         for host in self._cloud.hosts.values():
@@ -306,6 +309,11 @@ class Leases:
         return result
 
     def advance(self, now: float) -> None:
+        while self._promised and self._promised[0][0] <= self._begin + now:
+            when, _number, servers = heapq.heappop(self._promised)
+            self._baton.run(max(self._baton.now, when))
+            self._broken += any(server.state is not clouds.State.RUNNING
+                                for server in servers)
         self._baton.run(max(self._baton.now, self._begin + now))
 
     def _new(self, job: Job, state: clouds.State) -> list[clouds.Server]:
@@ -349,14 +357,9 @@ class Leases:
             return False
         if now:
             self._cloud.cast(server.id for server in servers)
-        self._baton.later(begin + LATE - self._baton.now, functools.partial(
-            self._look, job, servers))
+        heapq.heappush(self._promised, (
+            begin + LATE, next(self._numbers), servers))
         return True
-
-    def _look(self, job: Job, servers: ty.Sequence[clouds.Server]) -> None:
-        if any(server.state is not clouds.State.RUNNING
-               for server in servers):
-            self._broken.add(job)
 
     def delete(self, job: Job) -> None:
         for server in self._servers.pop(job):
@@ -367,7 +370,7 @@ class Leases:
                    for takes in host.allocations.values())
 
     def broken(self) -> int:
-        return len(self._broken)
+        return self._broken
 
     def close(self) -> None:
         self._world.close()

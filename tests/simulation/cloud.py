@@ -110,8 +110,8 @@ class Cloud:
     :ivar promised: those of them that leases have
     :ivar notifications: when each arrives, of which server and host
     :ivar wrong: what must not be, found by the cloud itself
-    :ivar against: when something was last done to a host, whatever was
-        promised there
+    :ivar against: by host, when something was last done to it, whatever was
+        promised there, and what that has taken from it in all
     """
 
     def __init__(self, baton: batons.Baton, faults: faults.Faults) -> None:
@@ -129,7 +129,7 @@ class Cloud:
         #: Casts that no conductor has taken yet.
         self.queue: list[tuple[float, str]] = []
         self.wrong: list[str] = []
-        self.against: dict[str, float] = {}
+        self.against: dict[str, tuple[float, int]] = {}
         self.conductor = batons.Process(baton, 'conductor', self._conduct)
         #: Who does what takes time at the hosts, and does not die.
         self._computes = batons.Process(
@@ -149,11 +149,16 @@ class Cloud:
 
     def change_host(self, host: Host, capacity: Amounts, there: bool) -> None:
         """A host is another one now, or is not there."""
+        self.act_against(host, host.capacity)
         host.capacity, host.there = capacity, there
-        self.against[host.uuid] = self.baton.now
         self.version += 1
         self.baton.tell(f'{host.name} has {capacity} now' if there else
                         f'{host.name} goes')
+
+    def act_against(self, host: Host, amounts: Amounts) -> None:
+        """So much is taken from a host, whatever is promised there."""
+        _when, before = self.against.get(host.uuid, (0, 0))
+        self.against[host.uuid] = self.baton.now, before + amounts['VCPU']
 
     def new_server(self, project: str, amounts: Amounts, state: State,
                    **more: ty.Any) -> Server:
@@ -199,6 +204,8 @@ class Cloud:
     def _build(self, server_id: str) -> None:
         server = self.servers[server_id]
         self.baton.point('build')
+        if server.state in (State.BUILDING, State.RUNNING):
+            self.wrong.append(f'{server_id} was built twice')
         if server.state is not State.READY:
             return
         question = Request(server)
@@ -214,7 +221,7 @@ class Cloud:
             return
         if host is None:
             server.tried += 1
-            self._fail(server, unplaced=question.answered)
+            self.fail(server, unplaced=question.answered)
             return
         server.state, server.host = State.BUILDING, host
         self.baton.let_pass(self.faults.pause('build'))
@@ -222,7 +229,7 @@ class Cloud:
             self._free(server)
             return
         if self.faults.happens('build fails'):
-            self._fail(server)
+            self.fail(server)
             return
         if self.faults.happens('build elsewhere'):
             host = self._elsewhere(server, host)
@@ -236,13 +243,13 @@ class Cloud:
             if other is not host and other.fits(server.amounts):
                 other.allocations[server.id] = host.allocations.pop(
                     server.id, dict(server.amounts))
-                self.against[other.uuid] = self.baton.now
+                self.act_against(other, server.amounts)
                 server.host = other
                 self.baton.tell(f'{server.id} goes to {other.name} instead')
                 return other
         return host
 
-    def _fail(self, server: Server, unplaced: bool = False) -> None:
+    def fail(self, server: Server, unplaced: bool = False) -> None:
         server.state, server.unplaced = State.ERROR, unplaced
         host, server.host = server.host, None
         self._free(server)
@@ -302,9 +309,13 @@ class Cloud:
 
 
 class Port:
-    """The cloud, as one process calls it: :class:`blazar_core.cloud.Cloud`."""
+    """The cloud, as all processes call it: :class:`blazar_core.cloud.Cloud`.
+
+    :ivar ending: told of each server that somebody ends
+    """
 
     def __init__(self, cloud: Cloud) -> None:
+        self.ending: ty.Callable[[str], None] = lambda server_id: None
         self._cloud = cloud
         self._baton = cloud.baton
 
@@ -392,7 +403,7 @@ class Port:
         server = self._cloud.servers[server_id]
         if server.state in (State.READY, State.BUILDING) and (
                 not self._is_at_it(server)):
-            self._cloud._fail(server)
+            self._cloud.fail(server)
         self.answer('abandoned')
 
     def look(self, server_id: str) -> Seen:
@@ -418,6 +429,7 @@ class Port:
 
     def delete(self, server_id: str, credential: str | None) -> None:
         self.call('delete')
+        self.ending(server_id)
         server = self._cloud.servers.get(server_id)
         if server is not None:
             self._cloud.delete(server)

@@ -37,8 +37,9 @@ __all__ = ['Books']
 
 #: Seconds for which somebody waits until he may write.
 PATIENCE = 5
-#: What says nothing to others.
+#: What says nothing to others, and what only locks.
 OURS = ('PRAGMA', 'SAVEPOINT', 'RELEASE', 'ROLLBACK')
+LOCK = 'UPDATE leases SET generation='
 
 
 class Books:
@@ -97,8 +98,9 @@ class Connection(sqlite3.Connection):
     """One whose statements and commits are points."""
 
     books: Books
-    #: How many rows it had changed when it last committed.
-    changes = 0
+    #: How many rows it had changed when it last committed, and whether it
+    #: has changed something since then but to lock a lease.
+    changes, changed = 0, False
     #: Whether it is in a transaction that is to write, and has not begun to.
     waits = False
 
@@ -114,8 +116,8 @@ class Connection(sqlite3.Connection):
         if books.fault('commit'):
             self.rollback()
             raise sqlite3.OperationalError('disk I/O error')
-        wrote = self.total_changes != self.changes
-        self.changes = self.total_changes
+        wrote = self.changed and self.total_changes != self.changes
+        self.changes, self.changed = self.total_changes, False
         super().commit()
         self._free()
         if wrote:
@@ -128,7 +130,7 @@ class Connection(sqlite3.Connection):
     def rollback(self) -> None:
         self.waits = False
         super().rollback()
-        self.changes = self.total_changes
+        self.changes, self.changed = self.total_changes, False
         self._free()
 
     def close(self) -> None:
@@ -191,6 +193,9 @@ class Cursor(sqlite3.Cursor):
         if statement == 'BEGIN IMMEDIATE':
             connection.waits = True
             return True
-        if connection.waits and first not in ('SELECT', 'WITH'):
-            connection.begin()
+        if first not in ('SELECT', 'WITH'):
+            if connection.waits:
+                connection.begin()
+            if not statement.startswith(LOCK):
+                connection.changed = True
         return False

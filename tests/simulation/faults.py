@@ -56,6 +56,8 @@ class Faults:
             self.rates = {name: rate for name, rate in self.rates.items()
                           if name in only}
         self.clocks = dice.choice([0, 0, 2, 10])
+        if not self.rates.get('clock'):
+            self.clocks = 0
         self.on = True
         self.count: dict[str, int] = dict.fromkeys(RATES, 0)
         baton.fate = self._fate

@@ -15,6 +15,7 @@
 import collections
 import json
 import types
+import typing as ty
 
 import sqlalchemy as sa
 
@@ -44,8 +45,10 @@ class Always:
 
     def __init__(self, world: worlds.World) -> None:
         self._world = world
-        #: Hosts on which the cloud did something against the books.
-        self.excused: dict[str, float] = world.cloud.against
+        self._excused = world.cloud.against
+        world.port.ending = self.nothing_ends_before_its_time
+        world.checks.append(self)
+        world.hearing.append(self.nothing_starts_before_its_time)
 
     def __call__(self) -> None:
         try:
@@ -53,8 +56,46 @@ class Always:
             self.no_host_is_promised_twice()
             self.nobody_has_what_is_of_another()
         except Broken as exc:
-            # Whoever commits just now could take it for a fault of his.
-            self._world.baton.failure = self._world.baton.failure or exc
+            self._fail(exc)
+
+    def _fail(self, exc: Broken) -> None:
+        # Whoever has his turn just now could take it for a fault of his.
+        self._world.baton.failure = self._world.baton.failure or exc
+
+    def nothing_starts_before_its_time(self, event_type: str,
+                                       lease: dict[str, ty.Any]) -> None:
+        """A lease starts at its time, by the clock of whoever starts it; and
+        not long after it, when nothing goes wrong any more.
+        """
+        if event_type != 'lease.event.start_lease':
+            return
+        late = self._world.baton.now - lease['start_date']
+        if late < -self._ahead or late > LATE and self._world.settled and (
+                not lease['status_reason']):
+            self._fail(Broken(
+                f'lease {lease["id"][:8]} started {late:.0f} s after its '
+                f'time'))
+
+    def nothing_ends_before_its_time(self, server_id: str) -> None:
+        """Nobody deletes the servers of a lease before its end, unless its
+        owner has deleted it.
+        """
+        for lease_id, end, deleted in self._world.look(
+                'SELECT leases.id, leases.end_date, leases.deleted_at '
+                'FROM bookings JOIN reservations '
+                'ON reservations.id = bookings.reservation_id '
+                'JOIN leases ON leases.id = reservations.lease_id '
+                f"WHERE bookings.server_id = '{server_id}'"):
+            early = end - self._world.baton.now
+            if early > self._ahead and deleted is None:
+                self._fail(Broken(
+                    f'{server_id} is deleted {early:.0f} s before the end of '
+                    f'lease {lease_id[:8]}'))
+
+    @property
+    def _ahead(self) -> int:
+        """How many seconds a clock may be ahead, and what it rounds."""
+        return self._world.faults.clocks + 1
 
     def no_build_is_done_twice(self) -> None:
         """No server is built twice, and none in the name of somebody who does
@@ -98,21 +139,25 @@ class Always:
         for uuid, changes in levels.items():
             level, worst = 0, (0, 0)
             for when, amount in sorted(changes):
-                level += amount
+                # Until then it has been so.
                 if when > now:
                     worst = max(worst, (level - limits[uuid], when))
-            if worst[0] > 0 and uuid not in self.excused:
+                level += amount
+            since, excused = self._excused.get(uuid, (now, 0))
+            if worst[0] > excused:
                 raise Broken(
-                    f'{uuid} is promised twice: {worst[0]} too many at '
-                    f'{worst[1] - batons.START}')
-            if worst[0] <= 0 and now > self.excused.get(uuid, now) + 7200:
+                    f'{uuid} is promised twice: {worst[0]} too many until '
+                    f'{worst[1] - batons.START}, {excused} of them by the '
+                    f'cloud')
+            if worst[0] <= 0 and now > since + 7200:
                 # Whatever was done against the books is made good.
-                del self.excused[uuid]
+                del self._excused[uuid]
 
 
 def late(world: worlds.World) -> list[str]:
     """Leases that have not started or ended at their time, and do not say
-    why, though nothing goes wrong any more.
+    why, though nothing goes wrong any more. A build that has just been sent
+    is no answer yet.
     """
     now = int(world.baton.now)
     return [
@@ -122,6 +167,9 @@ def late(world: worlds.World) -> list[str]:
             f"SELECT id, status, start_date, end_date FROM leases "
             f"WHERE status_reason = '' AND ("
             f"status IN ('PENDING', 'STARTING') AND start_date < {now - LATE} "
+            f"AND id NOT IN (SELECT lease_id FROM reservations JOIN bookings "
+            f"ON bookings.reservation_id = reservations.id "
+            f"WHERE sent_at > {now - LATE}) "
             f"OR status = 'ACTIVE' AND end_date < {now - LATE} "
             f"OR status = 'TERMINATING' AND updated_at < {now - LATE})")]
 

@@ -13,6 +13,7 @@
 """One run of the simulation, from the first process to the last check."""
 
 import argparse
+import functools
 import gc
 import logging
 import time
@@ -65,7 +66,7 @@ class Run:
         for name in world.apis:
             world.process(name, lambda core: core.process.spawn(
                 'users', users.Users(core, moments).run))
-        world.checks.append(invariants.Always(world))
+        invariants.Always(world)
         baton.later(baton.dice.uniform(0, self._days * DAY),
                     lambda: self._hurt_hosts(end))
         for _look in range(LOOKS):
@@ -97,6 +98,7 @@ class Run:
         world, baton = self.world, self.world.baton
         # What went wrong is found out and mended meanwhile.
         baton.run(baton.now + MENDED)
+        world.settled = True
         while True:
             if wrong := invariants.followers(world) + invariants.late(world):
                 return wrong
@@ -108,10 +110,13 @@ class Run:
                 left, baton.dice.choice([60, HOUR, DAY])))
 
     def _check(self) -> list[str]:
-        wrong: list[str] = []
+        wrong = ['the last check has come to no end']
+
+        def check(core: worlds.Core) -> None:
+            wrong[:] = invariants.at_rest(self.world, core)
+
         self.world.process('checker', lambda core: core.process.spawn(
-            'check', lambda: wrong.extend(
-                invariants.at_rest(self.world, core))))
+            'check', functools.partial(check, core)))
         self.world.baton.run(self.world.baton.now + 600)
         return wrong
 
@@ -121,6 +126,7 @@ class Run:
             self.world.baton.dice)
         rate = world.faults.rates.get('host', 0)
         while rate and baton.now < end:
+            world.faults.count['host'] += 1
             host = dice.choice(list(world.cloud.hosts.values()))
             world.cloud.change_host(
                 host, {'VCPU': dice.choice([2, 4, 8])}, dice.random() > 0.3)

@@ -25,8 +25,17 @@ def job(start, length, vcpus=8, count=1, leased=True):
 
 class TestPolicies(base.BaseTestCase):
 
+    def boot(self, policy, start, length):
+        """Whether a boot gets what it wants."""
+        answers = []
+        policy.boot(job(start, length, leased=False),
+                    lambda when, granted: answers.append(granted))
+        policy.advance(start + utilization.LATE)
+        (answer,) = answers
+        return answer
+
     def test_a_whole_host_is_of_one_reservation(self):
-        pools = utilization.Pools(4, 8, share=0.5)
+        pools = utilization.Pools(4, 8, 0.5)
         self.assertTrue(pools.lease(job(0, 10, vcpus=1), 0))
         self.assertTrue(pools.lease(job(5, 10, vcpus=1), 5))
         self.assertFalse(pools.lease(job(9, 1, vcpus=1), 9))
@@ -40,25 +49,22 @@ class TestPolicies(base.BaseTestCase):
         self.assertEqual(0, pools.used())
 
     def test_nobody_else_may_use_what_is_set_aside(self):
-        pools = utilization.Pools(4, 8, share=0.5)
-        boots = [job(0, 10, leased=False) for _boot in range(3)]
-        self.assertEqual([True, True, False], list(map(pools.boot, boots)))
+        pools = utilization.Pools(4, 8, 0.5)
+        self.assertEqual([True, True, False], [
+            self.boot(pools, 0, 10) for _boot in range(3)])
 
     def test_without_reservations_who_comes_first_has_it(self):
         none = utilization.None_(1, 8)
         self.assertTrue(none.lease(job(10, 10), 10))
-        first = job(5, 10, leased=False)
         none.advance(5)
-        self.assertTrue(none.boot(first))
-        none.advance(10)
+        self.assertTrue(self.boot(none, 5, 10))
         self.assertEqual((8, 1), (none.used(), none.broken()))
 
     def test_what_leases_promise_is_there(self):
-        leases = utilization.Leases(1, 8)
+        leases = utilization.Leases(1, 8, 1)
         self.addCleanup(leases.close)
         self.assertTrue(leases.lease(job(HOUR, HOUR), HOUR))
-        first = job(0, 10, leased=False)
-        self.assertFalse(leases.boot(first))
+        self.assertFalse(self.boot(leases, 0, 10))
         self.assertFalse(leases.lease(job(0, 2 * HOUR), 0))
         self.assertTrue(leases.lease(job(0, HOUR / 2), 0))
         leases.advance(HOUR / 4)
@@ -75,7 +81,18 @@ class TestPolicies(base.BaseTestCase):
             job(0, 2.5 * HOUR), *[job(0, 9 * DAY, leased=False)
                                   for _other in range(2)]], 3)
         self.assertEqual([0, 3 * HOUR], result.waited)
-        self.assertEqual(1, result.refused.total())
+        self.assertEqual((1, 0), (result.refused.total(), result.asking))
+
+    def test_all_that_boots_at_once_runs_soon(self):
+        result = utilization.replay(utilization.Leases(20, 8, 1), [
+            job(0, DAY, vcpus=1, leased=False) for _boot in range(100)], 0.5)
+        self.assertEqual(100, len(result.waited))
+        self.assertLess(max(result.waited), utilization.LATE)
+
+    def test_short_leases_are_no_broken_promises(self):
+        result = utilization.replay(
+            utilization.Leases(1, 8, 1), [job(HOUR, 120)], 0.5)
+        self.assertEqual((0, 1), (result.broken, len(result.waited)))
 
 
 class TestWorkloads(base.BaseTestCase):

@@ -20,7 +20,8 @@
   when it is time.
 
 Whoever is refused asks again each hour, for a day: for the same length, from
-then on.
+then on. Who counts on servers that nobody has promised, and finds none at his
+time, does not.
 """
 
 import argparse
@@ -47,6 +48,8 @@ __all__ = ['Job', 'Leases', 'None_', 'Pools', 'Result', 'main', 'read_swf',
 HOUR, DAY = 3600, 86400
 #: How often who was refused asks again, an hour later each time.
 TRIES = 24
+#: Days after which it is as full as it gets, if there are twice as many.
+FULL = 7
 #: Seconds within which what was promised has to run.
 LATE = 300
 
@@ -89,9 +92,9 @@ def workload(seed: int, days: float, vcpus: int, of_host: int, load: float,
     pause = mean * 1.5 * sum(sizes) / len(sizes) / (load * vcpus)
     while (now := now + dice.expovariate(1 / pause)) < days * DAY:
         # Half of those who come at night wait for the morning.
-        asked = now if 8 * HOUR < now % DAY < 20 * HOUR or (
-            dice.random() < 0.5) else now - now % DAY + dice.uniform(
-                8, 20) * HOUR
+        hour = now % DAY / HOUR
+        asked = now if 8 < hour < 20 or dice.random() < 0.5 else (
+            now + (dice.uniform(8, 20) - hour) * HOUR + DAY * (hour > 8))
         is_leased = dice.random() < leased
         later = is_leased and dice.random() < 0.6
         jobs.append(Job(
@@ -130,14 +133,18 @@ def read_swf(lines: ty.Iterable[str], of_host: int, leased: float,
     return jobs
 
 
+#: Told when it was decided, and whether it may have what it wants.
+Answer: ty.TypeAlias = ty.Callable[[float, bool], None]
+
+
 class Policy(ty.Protocol):
     """How a cloud decides."""
 
     def advance(self, now: float) -> None:
         """Let time pass until then."""
 
-    def boot(self, job: Job) -> bool:
-        """Ask for servers now; says whether they run."""
+    def boot(self, job: Job, answer: Answer) -> None:
+        """Ask for servers now; answers when they run, or do not."""
 
     def lease(self, job: Job, start: float) -> bool:
         """Ask for them from then on; says whether they are promised."""
@@ -188,7 +195,7 @@ class Hosts:
 class None_:
     """No reservations: who wants servers for later boots them then."""
 
-    def __init__(self, hosts: int, vcpus: int, seed: int = 0) -> None:
+    def __init__(self, hosts: int, vcpus: int) -> None:
         self._hosts = Hosts(hosts, vcpus)
         self._now = 0.0
         self._later: list[tuple[float, int, ty.Callable[[], None]]] = []
@@ -204,15 +211,15 @@ class None_:
     def _at(self, when: float, work: ty.Callable[[], None]) -> None:
         heapq.heappush(self._later, (when, next(self._numbers), work))
 
-    def boot(self, job: Job) -> bool:
-        return self._hosts.take(job)
+    def boot(self, job: Job, answer: Answer) -> None:
+        answer(self._now, self._hosts.take(job))
 
     def lease(self, job: Job, start: float) -> bool:
         if start > self._now:
             # Nobody promises anything, and he counts on it.
             self._at(start, functools.partial(self._try, job))
             return True
-        if not self.boot(job):
+        if not self._hosts.take(job):
             return False
         self._at(start + job.length, lambda: self._hosts.leave(job))
         return True
@@ -237,11 +244,10 @@ class None_:
 class Pools(None_):
     """Hosts are set aside: each reservation has whole ones for its time.
 
-    :param share: of all hosts, how many
+    :param share: of all hosts, how many: as leases want of all
     """
 
-    def __init__(self, hosts: int, vcpus: int, seed: int = 0,
-                 share: float = 0.5) -> None:
+    def __init__(self, hosts: int, vcpus: int, share: float) -> None:
         aside = round(hosts * share)
         super().__init__(hosts - aside, vcpus)
         self._vcpus = vcpus
@@ -274,7 +280,7 @@ class Pools(None_):
 class Leases:
     """Ours: the core, and the simulated cloud with its schedulers."""
 
-    def __init__(self, hosts: int, vcpus: int, seed: int = 0) -> None:
+    def __init__(self, hosts: int, vcpus: int, seed: int) -> None:
         self._world = worlds.World(seed, (), hosts=hosts, vcpus=vcpus,
                                    listeners=1, compares=False)
         self._baton, self._cloud = self._world.baton, self._world.cloud
@@ -283,6 +289,8 @@ class Leases:
         #: When to look whether the servers of a lease run.
         self._promised: list[tuple[float, int, list[clouds.Server]]] = []
         self._numbers = itertools.count()
+        #: What has been decided, and not been told.
+        self._answers: list[ty.Callable[[], None]] = []
         self._broken = 0
         self._driver = self._world.process('users', lambda core: None)
         self._core = self._world.cores['users']
@@ -302,7 +310,7 @@ class Leases:
 
         self._driver.spawn('work', task)
         while not done:
-            self._baton.run(self._baton.now + 1)
+            self._baton.run(self._baton.now + 0.05)
         (result, failure), = done
         if failure is not None:
             raise failure
@@ -312,27 +320,30 @@ class Leases:
         while self._promised and self._promised[0][0] <= self._begin + now:
             when, _number, servers = heapq.heappop(self._promised)
             self._baton.run(max(self._baton.now, when))
-            self._broken += any(server.state is not clouds.State.RUNNING
-                                for server in servers)
+            self._broken += not all(server.launched for server in servers)
         self._baton.run(max(self._baton.now, self._begin + now))
+        while self._answers:
+            self._answers.pop()()
 
     def _new(self, job: Job, state: clouds.State) -> list[clouds.Server]:
         return [self._cloud.new_server('project', {'VCPU': job.vcpus}, state)
                 for _server in range(job.count)]
 
-    def boot(self, job: Job) -> bool:
-        servers = self._new(job, clouds.State.READY)
+    def boot(self, job: Job, answer: Answer) -> None:
+        servers = self._servers[job] = self._new(job, clouds.State.READY)
         self._cloud.cast(server.id for server in servers)
-        until = self._baton.now + LATE
-        while self._baton.now < until and any(
+
+        def wait() -> None:
+            self._baton.wait(lambda: not any(
                 one.state in (clouds.State.READY, clouds.State.BUILDING)
-                for one in servers):
-            self._baton.run(self._baton.now + 1)
-        self._servers[job] = servers
-        if all(one.state is clouds.State.RUNNING for one in servers):
-            return True
-        self.delete(job)
-        return False
+                for one in servers), LATE)
+            run = all(one.state is clouds.State.RUNNING for one in servers)
+            if not run:
+                self.delete(job)
+            self._answers.append(functools.partial(
+                answer, self._baton.now - self._begin, run))
+
+        self._driver.spawn('boot', wait)
 
     def lease(self, job: Job, start: float) -> bool:
         clock = self._core.clock
@@ -383,12 +394,14 @@ class Result:
     :ivar used: the VCPUs in use at each hour
     :ivar refused: how many jobs never got what they wanted
     :ivar waited: how many seconds the others got it later than wanted
+    :ivar asking: how many were still asking in the end
     """
 
     used: list[int] = dataclasses.field(default_factory=list)
     refused: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter)
     waited: list[float] = dataclasses.field(default_factory=list)
+    asking: int = 0
     broken: int = 0
 
 
@@ -405,15 +418,25 @@ def replay(policy: Policy, jobs: ty.Iterable[Job], days: float,
         heapq.heappush(events, (when, next(numbers), work))
 
     def ask(now: float, job: Job, tries: int) -> None:
+        result.asking += not tries
+        if not job.leased:
+            policy.boot(job, functools.partial(answered, job, tries))
+            return
         start = max(now, job.start + tries * HOUR)
-        if policy.lease(job, start) if job.leased else policy.boot(job):
-            result.waited.append(start - job.start)
+        answered(job, tries, now, policy.lease(job, start), start)
+
+    def answered(job: Job, tries: int, now: float, granted: bool,
+                 start: float | None = None) -> None:
+        if not granted and tries < TRIES:
+            at(now + HOUR, lambda now: ask(now, job, tries + 1))
+            return
+        result.asking -= 1
+        if not granted:
+            result.refused['leases' if job.leased else 'boots'] += 1
+        else:
+            result.waited.append((start or now) - job.start)
             if not job.leased:
                 at(now + job.length, lambda now: policy.delete(job))
-        elif tries < TRIES:
-            at(now + HOUR, lambda now: ask(now, job, tries + 1))
-        else:
-            result.refused['leases' if job.leased else 'boots'] += 1
 
     def count(now: float) -> None:
         result.used.append(policy.used())
@@ -430,23 +453,29 @@ def replay(policy: Policy, jobs: ty.Iterable[Job], days: float,
             break
         policy.advance(now)
         work(now)
+    policy.advance(days * DAY)
     result.broken = policy.broken()
     policy.close()
     return result
 
 
-POLICIES: dict[str, ty.Callable[..., Policy]] = {
-    'leases': Leases, 'pools': Pools, 'none': None_}
+POLICIES: dict[str, ty.Callable[[int, int, int, float], Policy]] = {
+    'leases': lambda hosts, vcpus, seed, leased: Leases(hosts, vcpus, seed),
+    'pools': lambda hosts, vcpus, seed, leased: Pools(hosts, vcpus, leased),
+    'none': lambda hosts, vcpus, seed, leased: None_(hosts, vcpus)}
 
 
 def table(results: ty.Mapping[str, Result], vcpus: int) -> str:
     """What there is to compare, a line for each policy."""
     lines = [f'{"policy":8} {"in use":>7} {"refused":>8} {"(leases)":>9} '
-             f'{"hours waited":>13} {"promises broken":>16}']
+             f'{"still asking":>13} {"hours waited":>13} '
+             f'{"promises broken":>16}']
     for name, one in results.items():
+        used = one.used[min(24 * FULL, len(one.used) // 2):]
         lines.append(
-            f'{name:8} {sum(one.used) / len(one.used) / vcpus:7.1%} '
+            f'{name:8} {sum(used) / max(1, len(used)) / vcpus:7.1%} '
             f'{one.refused.total():8} {one.refused["leases"]:9} '
+            f'{one.asking:13} '
             f'{sum(one.waited) / max(1, len(one.waited)) / HOUR:13.2f} '
             f'{one.broken:16}')
     return '\n'.join(lines)
@@ -463,6 +492,10 @@ def draw(results: ty.Mapping[str, Result], vcpus: int, path: str) -> None:
     axes.legend()
     figure.tight_layout()
     figure.savefig(path)
+
+
+def _tell(name: str, text: str) -> None:
+    print(f'{name}: {text}', file=sys.stderr)
 
 
 def main() -> int:
@@ -492,9 +525,8 @@ def main() -> int:
           f'leases, on {args.hosts} hosts of {args.vcpus} VCPUs')
     results = {
         name: replay(
-            POLICIES[name](args.hosts, args.vcpus, args.seed), jobs,
-            args.days, lambda text, name=name: print(  # type: ignore[misc]
-                f'{name}: {text}', file=sys.stderr))
+            POLICIES[name](args.hosts, args.vcpus, args.seed, args.leased),
+            jobs, args.days, functools.partial(_tell, name))
         for name in args.policy or POLICIES}
     print(table(results, args.hosts * args.vcpus))
     if args.picture:

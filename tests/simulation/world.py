@@ -30,9 +30,11 @@ import sqlalchemy as sa
 
 from blazar_core.books import admission
 from blazar_core.books import claims
+from blazar_core.books import follower
 from blazar_core.books import inventory
 from blazar_core.books import judge
 from blazar_core.books import ledger
+from blazar_core import cloud as ports
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
@@ -158,7 +160,11 @@ class World:
         folder = self.stack.enter_context(tempfile.TemporaryDirectory(
             dir='/dev/shm'))
         self._compares = compares
+        #: Whether all is mended by now that had gone wrong.
+        self.settled = False
+        #: Called after each commit, and of each event of a lease.
         self.checks: list[ty.Callable[[], None]] = []
+        self.hearing: list[ty.Callable[[str, dict[str, ty.Any]], None]] = []
         self.books = database.Books(
             self.baton, folder, self.faults.database, self._committed)
         self._looking = self.stack.enter_context(
@@ -176,8 +182,11 @@ class World:
     def _patch(self) -> None:
         """Time, locks and chance are the simulation's."""
         baton, patch = self.baton, self.stack.enter_context
-        lock = types.SimpleNamespace(Lock=lambda: batons.Lock(baton))
+        lock = types.SimpleNamespace(
+            Lock=lambda: batons.Lock(baton),
+            get_ident=lambda: id(baton.current))
         patch(mock.patch('blazar_core.books.follower.threading', lock))
+        patch(mock.patch('blazar_core.db.presence.threading', lock))
         patch(mock.patch('oslo_db.api.time', types.SimpleNamespace(
             sleep=baton.let_pass)))
         patch(mock.patch('oslo_db.api.random', baton.dice))
@@ -208,6 +217,8 @@ class World:
         return batons.Process(self.baton, name, boot)
 
     def notified(self, event_type: str, lease: dict[str, ty.Any]) -> None:
+        for hear in self.hearing:
+            hear(event_type, lease)
         self.baton.tell(f'{event_type}: {lease["id"][:8]}')
         # It wakes whoever carries out events.
         self.cloud.notify('', None)
@@ -271,7 +282,7 @@ class World:
                     server.forced is None):
                 continue
             if server.forced is not None:
-                self.cloud.against[host.uuid] = self.baton.now
+                self.cloud.act_against(host, server.amounts)
             try:
                 undo = claiming.claim(
                     server.id, {host.uuid: server.amounts},
@@ -319,15 +330,12 @@ class World:
     def _mirror(self, core: Core, working: engine.Engine) -> None:
         """Compare everything, again and again."""
         while True:
-            for part in (lambda: self.compare(core),
-                         core.lifecycle.observing.settle_left,
-                         core.lifecycle.lost.send,
-                         core.lifecycle.closing.revoke_over):
-                try:
-                    part()
-                except (errors.BooksUnavailable, errors.BooksBusy,
-                        errors.CloudUnavailable):
-                    break
+            with contextlib.suppress(errors.BooksUnavailable):
+                for part in (lambda: self.compare(core, working),
+                             core.lifecycle.observing.settle_left,
+                             core.lifecycle.lost.send,
+                             core.lifecycle.closing.revoke_over):
+                    self._apart(part)
             working.wake()
             seen = self.version()
             self.baton.let_pass(COMPARISON)
@@ -335,7 +343,7 @@ class World:
                 # To compare what has not changed takes long to simulate.
                 self.baton.wait(lambda: self.version() != seen, REST)
 
-    def compare(self, core: Core) -> None:
+    def compare(self, core: Core, working: engine.Engine) -> None:
         """Make the books true for every host and server."""
         for host in list(self.cloud.hosts.values()):
             if host.there:
@@ -346,7 +354,7 @@ class World:
         nova = {server_id: self.port.seen(server_id) for server_id in books}
         for server_id, seen in nova.items():
             if seen != books[server_id]:
-                self._apart(self.compare_server, core, server_id)
+                self._apart(self.compare_server, core, working, server_id)
         self._apart(self._delete_orphans, core)
         core.database.retried(self._trim, core)
 
@@ -377,15 +385,19 @@ class World:
 
     def _trim(self, core: Core) -> None:
         with core.database.writer() as session:
-            ledger.trim(session, core.clock.now() - 600)
+            ledger.trim(session, core.clock.now() - follower.KEEP)
             repeats.trim(session.connection(), core.clock.now())
 
-    def compare_server(self, core: Core, server_id: str) -> None:
-        if core.leases.servers.booked(server_id) is None:
+    def compare_server(self, core: Core, working: engine.Engine,
+                       server_id: str) -> None:
+        booked = core.leases.servers.booked(server_id)
+        if booked is None:
             return
-        _seen, stale = core.lifecycle.observing.check(server_id)
+        seen, stale = core.lifecycle.observing.check(server_id)
         for name in stale:
             self._look_at(core, name)
+        if seen.state is ports.ServerState.GONE:
+            working.expedite(*booked)
 
     def _look_at(self, core: Core, name: str) -> None:
         for host in self.cloud.hosts.values():
@@ -411,7 +423,8 @@ class World:
             try:
                 while one := self.cloud.next_notification():
                     if one[0]:
-                        self._apart(self.compare_server, core, one[0])
+                        self._apart(
+                            self.compare_server, core, working, one[0])
                     if one[1] is not None:
                         self._apart(self._look_at, core, one[1])
                     working.wake()

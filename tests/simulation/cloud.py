@@ -155,7 +155,8 @@ class Cloud:
         self.baton.tell(f'{host.name} has {capacity} now' if there else
                         f'{host.name} goes')
 
-    def act_against(self, host: Host, amounts: Amounts) -> None:
+    def act_against(self, host: Host, amounts: ty.Mapping[str, int],
+                    ) -> None:
         """So much is taken from a host, whatever is promised there."""
         _when, before = self.against.get(host.uuid, (0, 0))
         self.against[host.uuid] = self.baton.now, before + amounts['VCPU']

@@ -137,6 +137,21 @@ def call_of(servers: ty.Sequence[clouds.Server]) -> str:
                        'amounts': servers[0].amounts})
 
 
+class Claiming(claims.Claims):
+    """Says which servers were let in while the books were away."""
+
+    def __init__(self, cloud: clouds.Cloud, core: Core) -> None:
+        super().__init__(core.database, core.clock, core.admission.index)
+        self._cloud = cloud
+
+    def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
+                     forced: bool) -> claims.Undo:
+        undo = super()._claim_alone(takes, forced)
+        for host, amounts in takes.items():
+            self._cloud.act_against(self._cloud.hosts[host], amounts)
+        return undo
+
+
 class World:
     """A cloud with leases, and all its processes.
 
@@ -246,8 +261,7 @@ class World:
     def _schedule(self, core: Core) -> None:
         judging = judge.Judge(
             core.database, core.clock, core.admission.index)
-        claiming = claims.Claims(
-            core.database, core.clock, core.admission.index)
+        claiming = Claiming(self.cloud, core)
 
         def loop() -> None:
             questions = self.cloud.questions

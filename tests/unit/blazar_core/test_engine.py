@@ -64,6 +64,9 @@ class Actions:
     def announce(self, lease_id, event_type):
         return self._act(event_type, lease_id)
 
+    def changed(self, lease_id):
+        return self._act('changed', lease_id)
+
     def give_up(self, lease_id, event_type, settle):
         with self.database.writer() as session:
             if settle(session):
@@ -467,6 +470,12 @@ class TestFailures(EngineTestCase):
         self.books.conf.set_override('event_max_retries', 0, 'blazar')
         self.fail_until_given_up('before_end_lease', 3)
         self.assertEqual([('before_end_lease', 'a')], self.actions.given_up)
+
+    def test_a_change_is_never_given_up(self):
+        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        event_id, pauses = self.fail_until_given_up(':changed', 5)
+        self.assertEqual([], self.actions.given_up)
+        self.assertEqual([2, 4, 8, 16, 32], pauses)
 
     def test_the_end_of_a_lease_is_never_given_up(self):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')

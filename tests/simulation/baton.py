@@ -269,13 +269,15 @@ class Baton:
 class Clock:
     """The clock of a process.
 
-    :ivar idle: a number that changes when there may be something to do for
-        who waits; None while he has to look again and again
+    :ivar version: a number that changes when there may be something to do
+        for who waits
+    :ivar is_idle: whether time alone brings nothing to do
     """
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self.idle: ty.Callable[[], int | None] = lambda: None
+        self.version: ty.Callable[[], int] = lambda: 0
+        self.is_idle: ty.Callable[[], bool] = lambda: False
 
     def now(self) -> int:
         return int(self._process.baton.now) + self._process.offset
@@ -284,11 +286,11 @@ class Clock:
         return self._process.baton.now
 
     def wait(self, event: threading.Event, until: int) -> None:
-        baton, seen, most = self._process.baton, self.idle(), LOOK
-        if seen is not None:
+        baton, seen, most = self._process.baton, self.version(), LOOK
+        if self.is_idle():
             # To look every few seconds, and to find nothing, takes long to
             # simulate: he looks when there may be something.
-            baton.wait(lambda: event.is_set() or self.idle() != seen,
+            baton.wait(lambda: event.is_set() or self.version() != seen,
                        until - self.now())
             most = baton.dice.randint(0, LOOK)
         baton.wait(event.is_set, min(until - self.now(), most))

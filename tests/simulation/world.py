@@ -320,9 +320,10 @@ class World:
         working = engine.Engine(conf, core.database, core.clock,
                                 core.lifecycle, f'{core.process.name}.'
                                 f'{core.process.lives}')
-        # Who has something to do tells the others so, again and again.
-        core.clock.idle = lambda: (
-            None if working._running else self.books.version)
+        # Who is at an event says so again and again, or others take it.
+        core.clock.version = lambda: self.books.version
+        core.clock.is_idle = lambda: not self.look(
+            "SELECT 1 FROM events WHERE status = 'IN_PROGRESS' LIMIT 1")
         watching = watch.Watch(
             core.database, core.clock, core.admission, core.leases.binding,
             str, self.types, self.notified, PATIENCE)

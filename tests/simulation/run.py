@@ -160,8 +160,9 @@ def simulate(seed: int, args: argparse.Namespace, last: float,
         return None
     # What there is by now stays: a fifth of the time would go into looking
     # for what of it is not used any more.
-    gc.freeze()
-    gc.set_threshold(200_000, 20, 20)
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.set_threshold(200_000, 20, 20)
     run = Run(seed, args.days, args.only, args.apis, args.listeners)
     lines: list[str] = []
     with guards.without(args.without):

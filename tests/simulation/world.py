@@ -57,7 +57,7 @@ __all__ = ['Core', 'World', 'call_of']
 
 #: Seconds between two comparisons in full, and between two looks when nothing
 #: has happened; until builds are lost; for which a start waits for its host.
-COMPARISON, REST, LOST_AFTER, PATIENCE = 300, 14400, 120, 300
+COMPARISON, REST, LOST_AFTER, PATIENCE = 300, 43200, 120, 300
 
 
 class Places(base.FakeType):

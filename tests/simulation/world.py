@@ -19,6 +19,7 @@ connection and an index of its own.
 import contextlib
 import itertools
 import json
+import os
 import sqlite3
 import tempfile
 import types
@@ -58,6 +59,8 @@ __all__ = ['Core', 'World', 'call_of']
 #: Seconds between two comparisons in full, and between two looks when nothing
 #: has happened; until builds are lost; for which a start waits for its host.
 COMPARISON, REST, LOST_AFTER, PATIENCE = 300, 43200, 120, 300
+#: Where files are in memory, if there is such a place.
+MEMORY = '/dev/shm'
 
 
 class Places(base.FakeType):
@@ -173,7 +176,7 @@ class World:
         self.types = resources.Types(
             {making.RESOURCE_TYPE: Places(self)}, Boots(self))
         folder = self.stack.enter_context(tempfile.TemporaryDirectory(
-            dir='/dev/shm'))
+            dir=MEMORY if os.path.isdir(MEMORY) else None))
         self._compares = compares
         #: Whether all is mended by now that had gone wrong.
         self.settled = False

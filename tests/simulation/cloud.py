@@ -244,7 +244,10 @@ class Cloud:
             if other is not host and other.fits(server.amounts):
                 other.allocations[server.id] = host.allocations.pop(
                     server.id, dict(server.amounts))
-                self.act_against(other, server.amounts)
+                # For a moment the books have it twice: as what runs there,
+                # and as the booking that has followed.
+                for _time in range(2):
+                    self.act_against(other, server.amounts)
                 server.host = other
                 self.baton.tell(f'{server.id} goes to {other.name} instead')
                 return other

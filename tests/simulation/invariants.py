@@ -13,6 +13,7 @@
 """What must always hold, and what must hold when all is at rest."""
 
 import collections
+import functools
 import json
 import types
 import typing as ty
@@ -215,22 +216,31 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
 
 
 def followers(world: worlds.World) -> list[str]:
-    """An index that has followed says what one says that was just loaded."""
-    wrong, now = [], int(world.baton.now)
+    """An index that has followed says what one says that was just loaded, by
+    the same clock: who overstays his time depends on that.
+    """
+    now = int(world.baton.now)
     instants = list(range(now, now + 3 * 86400, 14400))
-    clock = types.SimpleNamespace(now=lambda: now, elapsed=lambda: now)
-    database = api.Database(databases.configuration(world.books.url), clock)
-    expected = contender.picture(
-        admission.Admission(database, clock), instants)
-    database.engine.dispose()
+
+    @functools.cache
+    def expected(offset: int) -> dict[str, ty.Any]:
+        clock = types.SimpleNamespace(
+            now=lambda: now + offset, elapsed=lambda: now)
+        database = api.Database(
+            databases.configuration(world.books.url), clock)
+        try:
+            return contender.picture(
+                admission.Admission(database, clock), instants)
+        finally:
+            database.engine.dispose()
+
+    wrong = []
     for name, core in world.cores.items():
-        if not core.process.tasks:
-            # It is dead.
-            continue
         index = core.admission.index
-        if index._turn.locked() or index._lock.locked():
-            # Somebody has it at this moment.
-            continue
-        if contender.picture(core.admission, instants) != expected:
+        # Not of who is dead, or has it at this moment.
+        if core.process.tasks and not (
+                index._turn.locked() or index._lock.locked()) and (
+                contender.picture(core.admission, instants) !=
+                expected(core.process.offset)):
             wrong.append(f'the index of {name} is not what is in the books')
     return wrong

@@ -285,7 +285,8 @@ class TestPauses(EngineTestCase):
     def test_so_they_do_for_those_who_wait_for_its_host(self):
         here = self.host('here', VCPU=9)
         self.host('there', VCPU=9)
-        hosts = dict(zip(('here', 'there'), self.scalars(models.Host.id)))
+        hosts = dict(zip(('here', 'there'), sorted(
+            self.scalars(models.Host.id))))
         events = {}
         for name, start in (('here', -1), ('there', -1), ('later', 50)):
             events[name] = self.event(name, 0, 'start_lease', waits=5)

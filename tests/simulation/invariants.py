@@ -49,7 +49,7 @@ class Always:
         self._excused = world.cloud.against
         world.port.ending = self.nothing_ends_before_its_time
         world.checks.append(self)
-        world.hearing.append(self.nothing_starts_before_its_time)
+        world.hearing.append(self.leases_start_at_their_time)
 
     def __call__(self) -> None:
         try:
@@ -63,8 +63,8 @@ class Always:
         # Whoever has his turn just now could take it for a fault of his.
         self._world.baton.failure = self._world.baton.failure or exc
 
-    def nothing_starts_before_its_time(self, event_type: str,
-                                       lease: dict[str, ty.Any]) -> None:
+    def leases_start_at_their_time(self, event_type: str,
+                                   lease: dict[str, ty.Any]) -> None:
         """A lease starts at its time, by the clock of whoever starts it; and
         not long after it, when nothing goes wrong any more.
         """

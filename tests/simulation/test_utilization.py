@@ -54,7 +54,7 @@ class TestPolicies(base.BaseTestCase):
             self.boot(pools, 0, 10) for _boot in range(3)])
 
     def test_without_reservations_who_comes_first_has_it(self):
-        none = utilization.None_(1, 8)
+        none = utilization.Unreserved(1, 8)
         self.assertTrue(none.lease(job(10, 10), 10))
         none.advance(5)
         self.assertTrue(self.boot(none, 5, 10))
@@ -77,7 +77,7 @@ class TestPolicies(base.BaseTestCase):
         self.assertEqual((0, 0), (leases.used(), leases.broken()))
 
     def test_who_is_refused_asks_again(self):
-        result = utilization.replay(utilization.None_(1, 8), [
+        result = utilization.replay(utilization.Unreserved(1, 8), [
             job(0, 2.5 * HOUR), *[job(0, 9 * DAY, leased=False)
                                   for _other in range(2)]], 3)
         self.assertEqual([0, 3 * HOUR], result.waited)

@@ -42,8 +42,8 @@ from blazar_core.leases import requests
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
-__all__ = ['Job', 'Leases', 'None_', 'Pools', 'Result', 'main', 'read_swf',
-           'replay', 'workload']
+__all__ = ['Job', 'Leases', 'Pools', 'Result', 'Unreserved', 'main',
+           'read_swf', 'replay', 'workload']
 
 HOUR, DAY = 3600, 86400
 #: How often who was refused asks again, an hour later each time.
@@ -192,7 +192,7 @@ class Hosts:
         return sum(job.vcpus * len(hosts) for job, hosts in self._of.items())
 
 
-class None_:
+class Unreserved:
     """No reservations: who wants servers for later boots them then."""
 
     def __init__(self, hosts: int, vcpus: int) -> None:
@@ -241,7 +241,7 @@ class None_:
         pass
 
 
-class Pools(None_):
+class Pools(Unreserved):
     """Hosts are set aside: each reservation has whole ones for its time.
 
     :param share: of all hosts, how many: as leases want of all
@@ -462,7 +462,7 @@ def replay(policy: Policy, jobs: ty.Iterable[Job], days: float,
 POLICIES: dict[str, ty.Callable[[int, int, int, float], Policy]] = {
     'leases': lambda hosts, vcpus, seed, leased: Leases(hosts, vcpus, seed),
     'pools': lambda hosts, vcpus, seed, leased: Pools(hosts, vcpus, leased),
-    'none': lambda hosts, vcpus, seed, leased: None_(hosts, vcpus)}
+    'none': lambda hosts, vcpus, seed, leased: Unreserved(hosts, vcpus)}
 
 
 def table(results: ty.Mapping[str, Result], vcpus: int) -> str:

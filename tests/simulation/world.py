@@ -248,7 +248,7 @@ class World:
     def is_moving(self) -> bool:
         """Whether something is under way, so that time alone changes it."""
         return self.cloud.is_moving() or bool(self.look(
-            "SELECT 1 FROM leases WHERE status IN ('STARTING', 'TERMINATING')"
+            "SELECT 1 FROM leases WHERE status IN ('STARTING', 'TERMINATING') "
             "LIMIT 1"))
 
     def look(self, query: str) -> list[ty.Any]:

@@ -420,7 +420,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.change(lease, end=150)
         self.assertEqual(10, len(self.own_events(lease)))
         self.clock.advance(200)
-        self.engine.run_due()
+        self.assertEqual(0, self.engine.run_due())
         self.assertEqual([], self.notified)
 
     def test_events_of_what_is_not_installed_stay_as_they_are(self):

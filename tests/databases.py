@@ -101,6 +101,8 @@ class Server(abc.ABC):
         self._numbers = itertools.count(1)
         #: Databases that have the schema and nothing else.
         self._emptied: list[str] = []
+        #: What empties them; to connect takes longer than that.
+        self._emptying: dict[str, sa.Engine] = {}
         self.folder = folder or tempfile.mkdtemp(
             prefix='blazar-', dir=_TEMPORARY)
         #: What :class:`subprocess.Popen` has to be told of the user.
@@ -156,11 +158,12 @@ class Server(abc.ABC):
         To make one takes a hundred times as long. A test that changes a table
         renames or removes one, too; ids go on from where they were.
         """
-        engine = sa.create_engine(self.url(name), poolclass=sa.pool.NullPool)
+        engine = self._emptying.setdefault(name, sa.create_engine(
+            self.url(name), pool_size=1))
         tables = models.Base.metadata.sorted_tables
         try:
-            self.disconnect(name)
             with engine.begin() as connection:
+                self.disconnect(connection)
                 whole = {'alembic_version', *(
                     table.name for table in tables)} == {
                         *sa.inspect(connection).get_table_names()}
@@ -171,11 +174,13 @@ class Server(abc.ABC):
         if whole:
             self._emptied.append(name)
         else:
+            self._emptying.pop(name).dispose()
             self.execute(f'DROP DATABASE {name}')
 
-    def disconnect(self, name: str) -> None:
-        """End what is still connected to a database and would keep others
-        from its rows.
+    @abc.abstractmethod
+    def disconnect(self, connection: sa.Connection) -> None:
+        """End what is connected to the database of a connection beside it:
+        it would keep others from its rows.
         """
 
     def execute(self, *statements: str) -> None:
@@ -187,8 +192,7 @@ class Server(abc.ABC):
     @functools.cached_property
     def _administrator(self) -> sa.Engine:
         return sa.create_engine(
-            self.url(''), isolation_level='AUTOCOMMIT',
-            poolclass=sa.pool.NullPool)
+            self.url(''), isolation_level='AUTOCOMMIT')
 
     def _run(self, command: list[str]) -> None:
         done = subprocess.run(
@@ -272,14 +276,13 @@ class Mariadb(Server):
                 '--innodb-flush-log-at-trx-commit=0',
                 '--innodb-buffer-pool-size=64M', '--performance-schema=off']
 
-    def disconnect(self, name: str) -> None:
-        with self._administrator.connect() as connection:
-            for one in connection.scalars(sa.text(
-                    'SELECT id FROM information_schema.processlist '
-                    'WHERE db = :name'), {'name': name}):
-                with contextlib.suppress(sa.exc.DBAPIError):
-                    # It may have gone meanwhile.
-                    self.execute(f'KILL {one}')
+    def disconnect(self, connection: sa.Connection) -> None:
+        for one in connection.scalars(sa.text(
+                'SELECT id FROM information_schema.processlist '
+                'WHERE db = DATABASE() AND id <> CONNECTION_ID()')).all():
+            with contextlib.suppress(sa.exc.DBAPIError):
+                # It may have gone meanwhile.
+                connection.exec_driver_sql(f'KILL {one}')
 
     def url(self, name: str, **options: str) -> str:
         query = urllib.parse.urlencode(
@@ -325,9 +328,10 @@ class Postgresql(Server):
         return (f'postgresql+psycopg2://blazar@/{name or "postgres"}?host='
                 f'{urllib.parse.quote(self.folder)}')
 
-    def disconnect(self, name: str) -> None:
-        self.execute('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
-                     f"WHERE datname = '{name}'")
+    def disconnect(self, connection: sa.Connection) -> None:
+        connection.exec_driver_sql(
+            'SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
+            'WHERE datname = current_database() AND pid <> pg_backend_pid()')
 
 
 _SERVERS: dict[str, type[Server]] = {

@@ -52,6 +52,7 @@ class Reserved:
     :ivar params: what was asked for, in the API's words; empty for a boot
     :ivar spec: what its type keeps beside that
     :ivar hosts: the uuid of the host of each booking that has one
+    :ivar services: by uuid of these, what runs the host
     :ivar call: for a boot: the call that builds its servers, while it is kept
     """
 
@@ -63,6 +64,7 @@ class Reserved:
     spec: ty.Mapping[str, ty.Any]
     hosts: tuple[str, ...] = ()
     call: str | None = None
+    services: ty.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Wanted(ty.NamedTuple):
@@ -85,6 +87,10 @@ class Kind(abc.ABC):
 
     #: Whether servers take its bookings.
     for_servers: ty.ClassVar[bool] = False
+    #: Whether it is whole hosts, on which servers come and go.
+    has_hosts: ty.ClassVar[bool] = False
+    #: The parameters that may be changed when it has begun.
+    changeable: ty.ClassVar[ty.Collection[str]] = ('amount',)
 
     @abc.abstractmethod
     def demand(self, reserved: Reserved) -> model.Demand:
@@ -99,6 +105,22 @@ class Kind(abc.ABC):
 
     def end(self, reserved: Reserved) -> None:
         """The time of a reservation is over: let nobody use it."""
+
+    def guests(self, reserved: Reserved) -> ty.Collection[str]:
+        """The servers that are where only those of a reservation may be, and
+        have no bookings of their own: they come to their end before it does.
+        """
+        return ()
+
+    def close(self, reserved: Reserved) -> ty.Collection[str]:
+        """End a reservation, unless servers are in the way.
+
+        :returns: those of :meth:`guests` that are; it is not ended then
+        """
+        there = self.guests(reserved)
+        if not there:
+            self.end(reserved)
+        return there
 
     def changed(self, reserved: Reserved) -> None:
         """A reservation that has begun has other bookings: others of them,
@@ -268,11 +290,13 @@ def reserved(session: orm.Session, reservation: models.Reservation,
              call: str | None = None) -> Reserved:
     """What the type of a reservation is told of it."""
     lease = reservation.lease
-    uuids = {row.id: row.uuid for row in session.execute(
-        sa.select(models.Host.id, models.Host.uuid).where(models.Host.id.in_(
-            {one.host_id for one in reservation.bookings})))}
+    hosts = {row.id: row for row in session.execute(sa.select(
+        models.Host.id, models.Host.uuid, models.Host.service_host).where(
+            models.Host.id.in_(
+                {one.host_id for one in reservation.bookings})))}
     return Reserved(
         reservation.id, lease.id, lease.project_id, lease.user_id,
         reservation.params or {}, reservation.spec or {}, tuple(
-            uuids[one.host_id] for one in reservation.bookings
-            if one.host_id in uuids), call)
+            hosts[one.host_id].uuid for one in reservation.bookings
+            if one.host_id in hosts), call,
+        {host.uuid: host.service_host for host in hosts.values()})

@@ -84,6 +84,8 @@ function configure_blazar_notifications {
 
 function configure_blazar_scheduler {
     local filters available weighers
+    # Without it no host can serve leases only.
+    iniset "$NOVA_CONF" scheduler enable_isolated_aggregate_filtering True
     filters=$(iniget "$NOVA_CONF" filter_scheduler enabled_filters)
     iniset "$NOVA_CONF" filter_scheduler enabled_filters \
         "$(_blazar_list_with "${filters:-$NOVA_DEFAULT_FILTERS}" BlazarFilter)"

@@ -114,6 +114,8 @@ class Admission:
                  kept: ty.Sequence[picking.Kept] = ()) -> picking.Picked:
         """The id of a host for each server of demands; books nothing.
 
+        Of a demand that is content with fewer, as many as there are.
+
         :param last: ids of hosts to be taken only when no others will do
         :param instead_of: rows of bookings that would go in exchange
         :param lag: seconds that what is picked from may be old; nothing is
@@ -135,7 +137,8 @@ class Admission:
         if lag:
             return self.pick_all(
                 demands, window, last, instead_of, kept=kept)
-        refusal = self._refusal(merged, window, found, instead_of, kept)
+        refusal = self._refusal([demand.fewest() for demand in merged],
+                                window, found, instead_of, kept)
         self._explain(refusal, window)
         raise errors.Refused(refusal)
 
@@ -202,13 +205,14 @@ class Admission:
 def _alike(demands: ty.Sequence[model.Demand]) -> list[list[int]]:
     """The numbers of demands that are one, each with more servers.
 
-    Where servers keep together or apart, those of others are others.
+    Where servers keep together or apart, those of others are others; so are
+    those of who is content with fewer.
     """
     alike: dict[ty.Hashable, list[int]] = {}
     for number, demand in enumerate(demands):
         alike.setdefault(
-            demand.kind() if demand.affinity is model.Affinity.NONE
-            else number, []).append(number)
+            demand.kind() if demand.affinity is model.Affinity.NONE and
+            demand.least is None else number, []).append(number)
     return [*alike.values()]
 
 

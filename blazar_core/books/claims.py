@@ -36,6 +36,7 @@ from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
@@ -66,7 +67,8 @@ class Claims:
         self._alone = alone
 
     def claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
-              forced: bool = False) -> Undo:
+              forced: bool = False, reservation_id: str | None = None,
+              ) -> Undo:
         """Let a server onto a host if that breaks no promise.
 
         A leased server that is to be built takes its booking with it; any
@@ -75,7 +77,10 @@ class Claims:
         as those without a lease, by what is in memory.
 
         :param takes: what it takes of each provider of the host, by uuid
-        :param forced: it goes there whatever is promised
+        :param forced: it goes there whatever is promised, unless the host
+            serves leases only
+        :param reservation_id: the reservation that has all of the hosts to
+            which it may go; None: it is in none
         :returns: what takes the claim back
         :raises Denied: when it may not
         """
@@ -83,22 +88,40 @@ class Claims:
         lags = itertools.chain([admission.LAG], itertools.repeat(0))
         try:
             return self._database.retried(
-                self._claim, server_id, takes, forced, lags)
+                self._claim, server_id, takes, forced, reservation_id, lags)
         except errors.BooksBusy as exc:
             raise Denied('too many others decide about it just now') from exc
         except errors.BooksUnavailable as exc:
             if not self._alone:
                 raise Denied('the database of the leases does not answer'
                              ) from exc
-            return self._claim_alone(takes, forced)
+            return self._claim_alone(takes, forced, reservation_id)
+
+    def is_within(self, reservation_id: str) -> bool:
+        """Whether servers may still come to the hosts of a reservation.
+
+        For who has just let one in: whoever ends its lease says so before he
+        looks who is there, and so one of both sees the other.
+        """
+        try:
+            with self._database.reader() as session:
+                status = session.scalar(
+                    sa.select(models.Lease.status).join(models.Reservation)
+                    .where(models.Reservation.id == reservation_id))
+        except errors.BooksUnavailable:
+            return self._alone
+        return status in states.BEGUN
 
     def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
-                     forced: bool) -> Undo:
+                     forced: bool, reservation_id: str | None) -> Undo:
         """The same as far as this process knows the books."""
         with self._index.remembered() as timeline:
             host, amounts = self._known(takes)
             if timeline is None or host is None:
                 return _nothing
+            if _is_within(host, reservation_id):
+                return _nothing
+            _keep_out(host)
             if not forced and not self._fits(
                     timeline, host, amounts, model.Window(
                         self._clock.now(), model.FOREVER)):
@@ -107,19 +130,26 @@ class Claims:
             return self._index.let_in(host.id, amounts)
 
     def _claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
-               forced: bool, lags: ty.Iterator[float]) -> Undo:
-        with self._index.fresh(next(lags)) as timeline:
+               forced: bool, reservation_id: str | None,
+               lags: ty.Iterator[float]) -> Undo:
+        # Who has all of a host may have given it back this moment.
+        lag = next(lags) if reservation_id is None else 0
+        with self._index.fresh(lag) as timeline:
             host, amounts = self._known(takes)
             if host is None:
                 return _nothing
-            fits = forced or self._fits(timeline, host, amounts, model.Window(
-                self._clock.now(), model.FOREVER))
+            if _is_within(host, reservation_id):
+                return _nothing
+            fits = not host.enrolled and (forced or self._fits(
+                timeline, host, amounts, model.Window(
+                    self._clock.now(), model.FOREVER)))
         try:
             with self._database.begin() as connection:
                 claimed = inventory.claim(connection, self._clock.now(), host,
                                           server_id, amounts, fits)
             self._index.written()
         except ledger.Full as exc:
+            _keep_out(host)
             raise Denied('it is promised to leases') from exc
         except inventory.Leased:
             return self._claim_leased(server_id, host.id, amounts, forced)
@@ -136,6 +166,9 @@ class Claims:
             if mine is None:
                 # Its lease has just ended.
                 raise api.LostRace(host_id)
+            booked = self._index.hosts.get(mine.host_id)
+            if booked is None or not booked.enrolled:
+                _keep_out(host)
             fits = forced or self._fits(timeline, host, takes, model.Window(
                 now, max(mine.end_date, now + ledger.OVERDUE)),
                 [one for one in own if one.id != mine.id])
@@ -241,6 +274,26 @@ class Claims:
 
 def _nothing() -> None:
     """Nothing was claimed."""
+
+
+def _is_within(host: model.Host, reservation_id: str | None) -> bool:
+    """Whether a server comes to where its reservation has all of the host.
+
+    :raises Denied: when it is of a reservation that has not
+    """
+    if reservation_id is None:
+        return False
+    if host.held_by != reservation_id:
+        raise Denied(f'reservation {reservation_id} has not all of it')
+    return True
+
+
+def _keep_out(host: model.Host) -> None:
+    """
+    :raises Denied: when a host serves leases only
+    """
+    if host.enrolled:
+        raise Denied('it serves leases only')
 
 
 def _is_back(booking: models.Booking, host_id: int, takes: model.Resources,

@@ -55,7 +55,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.db import api
 
-__all__ = ['ALONE', 'Index', 'KEEP']
+__all__ = ['ALONE', 'Apart', 'Index', 'KEEP']
 
 LOG = logging.getLogger(__name__)
 
@@ -74,6 +74,22 @@ class _Guest(ty.NamedTuple):
     amounts: model.Resources
 
 
+class Apart(ty.NamedTuple):
+    """The hosts that are not for everybody.
+
+    :ivar enrolled: the uuids of those that serve leases only
+    :ivar serving: whether a host is one of those, in the order of the
+        timeline
+    :ivar reservable: whether it may be reserved too
+    :ivar held: by reservation, the uuids of those of which it has all
+    """
+
+    enrolled: frozenset[str]
+    serving: npt.NDArray[np.bool_]
+    reservable: npt.NDArray[np.bool_]
+    held: dict[str, list[str]]
+
+
 class Index:
     """What the books say, ready to be searched."""
 
@@ -85,6 +101,7 @@ class Index:
         self._known = news.Known({}, None, 0)
         self.ids_by_uuid: dict[str, int] = {}
         self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
+        self._apart: Apart | None = None
         self._overdue: list[tuple[int, model.Window, model.Resources]] = []
         self._forgotten = 0
         #: The instant since which everything is known.
@@ -223,6 +240,22 @@ class Index:
                                     self._timeline.ids], object)
         return self._uuids
 
+    def apart(self) -> Apart:
+        """Within :meth:`fresh`: the hosts that are not for everybody."""
+        assert self._timeline is not None
+        if self._apart is None or (
+                len(self._apart.serving) < len(self._timeline)):
+            hosts = [self.hosts[one] for one in self._timeline.ids]
+            self._apart = Apart(
+                frozenset(host.uuid for host in hosts if host.enrolled),
+                np.array([host.enrolled for host in hosts], bool),
+                np.array([host.reservable for host in hosts], bool), {})
+            for host in hosts:
+                if host.held_by is not None:
+                    self._apart.held.setdefault(
+                        host.held_by, []).append(host.uuid)
+        return self._apart
+
     @contextlib.contextmanager
     def without(self, bookings: ty.Sequence[ty.Any]) -> ty.Iterator[None]:
         """Within :meth:`fresh`: as if these bookings were not there."""
@@ -260,7 +293,7 @@ class Index:
             overdue = news.overdue(connection, now)
         self._known, self._overdue = news.Known(hosts, top, now), []
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
-        self._uuids = np.empty(0, object)
+        self._uuids, self._apart = np.empty(0, object), None
         self._watch_overdue(timeline, overdue, now)
         self._timeline = timeline
         self._forgotten = now
@@ -300,6 +333,8 @@ class Index:
                 timeline.apply(
                     host.id, model.Window(row.start_date, row.end_date),
                     row.resources, row.sign)
+            if known is None or _place_of(known) != _place_of(host):
+                self._apart = None
             self.hosts[host.id] = host
             self.ids_by_uuid[host.uuid] = host.id
         if found.overdue is not None:
@@ -320,3 +355,8 @@ class Index:
                 for host_id, window, resources in entries:
                     timeline.apply(host_id, window, resources, sign)
             self._overdue = overdue
+
+
+def _place_of(host: model.Host) -> tuple[bool, bool, str | None]:
+    """For whom a host is."""
+    return host.enrolled, host.reservable, host.held_by

@@ -26,6 +26,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import ledger
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
@@ -47,7 +48,7 @@ class Leased(Exception):
 
 #: A host, what runs there, and whether some server is leased.
 _RUNS = sa.select(
-    *ledger.SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at,
+    *ledger.SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at, _HOSTS.c.held_by,
     _BOOKINGS.c.server_id.label('leased'),
 ).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server'))
 _TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
@@ -67,14 +68,19 @@ _CONFIRM = sa.update(_HOSTS).where(
 HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
-    _HOSTS.c.properties).order_by(_HOSTS.c.id)
+    _HOSTS.c.properties, _HOSTS.c.enrolment, _HOSTS.c.reservable,
+    _HOSTS.c.extra, _HOSTS.c.held_by).order_by(_HOSTS.c.id)
 
 
 def host_of(row: ty.Any) -> model.Host:
     """A host from what was read of it."""
-    return model.Host(row.id, row.uuid, row.name, row.service_host,
-                      row.capacity, row.usage, row.generation,
-                      row.properties)
+    return model.Host(
+        row.id, row.uuid, row.name, row.service_host, row.capacity, row.usage,
+        row.generation, {**row.properties, **(row.extra or {})},
+        enrolled=row.enrolment is not None,
+        reservable=bool(row.reservable) and (
+            row.enrolment == states.Enrolment.ENROLLED),
+        held_by=row.held_by)
 
 
 def generations(session: orm.Session, uuids: ty.Collection[str],
@@ -144,6 +150,8 @@ def record(connection: sa.Connection, now: int, service_host: str, name: str,
     if len(rows) != 1 or rows[0].leased or rows[0].consumers is None:
         return False
     row = rows[0]
+    if row.held_by is not None:
+        return True
     known = row.consumers.get(server_id)
     if takes is not None and known is not None:
         if server_id in awaited(row.consumers, now):
@@ -318,13 +326,15 @@ def _report(session: orm.Session, now: int, row: models.Host,
             models.Booking.host_id == row.id,
             models.Booking.server_id.in_(list(consumers))).options(
                 orm.joinedload(models.Booking.reservation)))}
-    for consumer in leased:
+    for consumer in (leased if row.held_by is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
-    resized = [ledger.Edit(booking, ledger.new_of(booking, resources=takes))
-               for server_id, booking in leased.items() if booking.running and
-               server_id in allocations and booking.resources != (
-                   takes := _keeps(booking, allocations[
-                       ty.cast(str, server_id)]))]
+    resized = [
+        *_grown(session, row, values.get('capacity')),
+        *(ledger.Edit(booking, ledger.new_of(booking, resources=takes))
+          for server_id, booking in leased.items() if booking.running and
+          server_id in allocations and booking.resources != (
+              takes := _keeps(booking, allocations[
+                  ty.cast(str, server_id)])))]
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
     values = {**values, 'usage': _usage(consumers)}
@@ -344,6 +354,21 @@ def _report(session: orm.Session, now: int, row: models.Host,
                        **values)
         session.expire(row)
     return bool(values or resized)
+
+
+def _grown(session: orm.Session, row: models.Host,
+           capacity: model.Resources | None) -> list[ledger.Edit]:
+    """Who has booked all of a host has all of it, whatever that has become.
+
+    :param capacity: what the host is to have; None: what it has
+    """
+    if not capacity or capacity == row.capacity:
+        return []
+    return [ledger.Edit(booking, ledger.new_of(booking, resources=capacity))
+            for booking in session.scalars(sa.select(models.Booking).where(
+                models.Booking.host_id == row.id).options(
+                    orm.joinedload(models.Booking.reservation)))
+            if booking.reservation.whole]
 
 
 def _keeps(booking: models.Booking, takes: model.Resources,

@@ -85,13 +85,22 @@ class Judge:
         the hosts that are booked for them until they are placed; then they
         may move to where that stays so (:func:`_together`, :func:`_apart`).
 
-        :param reservation_id: the one whose flavor the server has; it may go
-            nowhere unless it has a place in it
+        Hosts that serve leases only take no servers but those that have a
+        booking on one of them, or run within a reservation that has all of
+        the host.
+
+        :param reservation_id: the one that the server says it is of; it may
+            go nowhere unless it has a place in it, or that has whole hosts
         """
         now = self._clock.now()
         with self._database.connection() as connection, \
                 self._index.fresh(connection=connection) as timeline:
             mine, own = own_of(connection, server_id)
+            apart = self._index.apart()
+            if reservation_id in apart.held:
+                # With a whole host its holder may do what he likes.
+                return Fits(None, dict.fromkeys(
+                    apart.held[reservation_id], picking.MANY), 0)
             if reservation_id is not None and (
                     mine is None or mine.reservation_id != reservation_id):
                 return Fits(None, {}, 0)
@@ -111,11 +120,11 @@ class Judge:
             hosts = self._index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = None if booked is None else booked.uuid
-            for host_id, count in own_on.items():
-                if host_id in hosts and hosts[host_id].uuid in by_host:
-                    by_host[hosts[host_id].uuid] = max(
-                        by_host[hosts[host_id].uuid], count)
-            found = Fits(uuid, by_host, math.inf)
+            if booked is None or not booked.enrolled:
+                by_host |= dict.fromkeys(apart.enrolled, 0)
+            found = Fits(uuid, _with_own(by_host, {
+                hosts[host_id].uuid: count for host_id, count in
+                own_on.items() if host_id in hosts}), math.inf)
         if affinity is None:
             return found
         if mine.placed_at is None:
@@ -148,7 +157,8 @@ class Judge:
         """Where there is room without an end."""
         window = model.Window(self._clock.now(), model.FOREVER)
         return Fits(None, self._fits_by_host(
-            timeline, resources, window), math.inf)
+            timeline, resources, window) | dict.fromkeys(
+                self._index.apart().enrolled, 0), math.inf)
 
     def _fits_by_host(self, timeline: timelines.Timeline,
                       resources: model.Resources, window: model.Window,
@@ -163,6 +173,15 @@ class Judge:
             peaks=peaks)
         return dict(zip(self._index.uuids()[judged].tolist(),
                         rooms[judged].tolist(), strict=True))
+
+
+def _with_own(by_host: dict[str, int], own: ty.Mapping[str, int],
+              ) -> dict[str, int]:
+    """How many fit on each host that is judged, by uuid: at least as many as
+    have bookings there.
+    """
+    return {uuid: max(room, own.get(uuid, 0))
+            for uuid, room in by_host.items()}
 
 
 def own_of(connection: sa.Connection, server_id: str,

@@ -43,6 +43,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
@@ -70,6 +71,11 @@ class Full(api.LostRace):
 class NewBooking:
     """What a booking is to be. Without a host it takes no room.
 
+    :ivar resources: what it takes; :data:`model.WHOLE`: all that the host has
+        when this is decided
+    :ivar enrolled: whether its host has to be one that serves leases only, and
+        may be reserved, or must be none of those; None: it is where the cloud
+        has put its server
     :ivar placed_at: when a scheduler let its server onto the host
     """
 
@@ -81,6 +87,7 @@ class NewBooking:
     running: bool = False
     sent_at: int | None = None
     placed_at: int | None = None
+    enrolled: bool | None = None
 
 
 class Edit(ty.NamedTuple):
@@ -91,11 +98,14 @@ class Edit(ty.NamedTuple):
 
 
 def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
-    """A booking as it is, but for what is named."""
+    """A booking as it is, but for what is named.
+
+    One of a whole host is that of whichever host it gets.
+    """
     same = NewBooking(row.reservation_id, row.host_id, row.server_id,
                       model.Window(row.start_date, row.end_date),
-                      row.resources, row.running, row.sent_at,
-                      row.placed_at)
+                      model.WHOLE if row.reservation.whole else row.resources,
+                      row.running, row.sent_at, row.placed_at)
     return dataclasses.replace(same, **changed)
 
 
@@ -126,7 +136,7 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
     :raises Full: when the rule does not hold on a host
     :raises LostRace: when somebody else decided about a host meanwhile
     """
-    decide(session.connection(), now, edits, force)
+    edits = decide(session.connection(), now, edits, force)
     for row, new in edits:
         if row is not None and new is None:
             session.delete(row)
@@ -137,19 +147,60 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
 
 
 def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
-           force: bool = False) -> None:
+           force: bool = False) -> ty.Sequence[Edit]:
     """The first half of :func:`amend`: win the right to make the edits.
 
     For who has rows of his own to write before he goes on, and should not
     have written them when he loses.
+
+    :returns: the edits, each with what it takes of its host
     """
     changes = _changes(edits)
     hosts, others = _read(connection, changes, edits, now,
                           with_bookings=not force)
+    _check_enrolment(edits, hosts)
+    if any(edit.new is not None and model.HOST in edit.new.resources
+           for edit in edits):
+        edits = _spelled_out(edits, hosts)
+        changes = _changes(edits)
     if not force:
         for host in hosts:
             _check(host, now, others[host.id], changes[host.id])
     advance(connection, now, hosts, changes)
+    return edits
+
+
+def _check_enrolment(edits: ty.Iterable[Edit], hosts: ty.Iterable['Seen'],
+                     ) -> None:
+    """A host may have been enrolled, or have left, since it was picked.
+
+    :raises Full: when one is not for what was to come there
+    """
+    known = {host.id: host for host in hosts}
+    for _row, new in edits:
+        if new is not None and new.host_id is not None and (
+                new.enrolled is not None and
+                not known[new.host_id].takes(new.enrolled)):
+            raise Full(new.host_id)
+
+
+def _spelled_out(edits: ty.Iterable[Edit], hosts: ty.Iterable['Seen'],
+                 ) -> list[Edit]:
+    """Edits that say how much a whole host is.
+
+    :raises Full: when a host has nothing at all
+    """
+    capacity = {host.id: host.capacity for host in hosts}
+    spelled = []
+    for row, new in edits:
+        if new is not None and new.host_id is not None and (
+                model.HOST in new.resources):
+            if not any(capacity[new.host_id].values()):
+                raise Full(new.host_id)
+            new = dataclasses.replace(
+                new, resources=capacity[new.host_id])
+        spelled.append(Edit(row, new))
+    return spelled
 
 
 class _Change(ty.NamedTuple):
@@ -173,6 +224,17 @@ class Seen(ty.NamedTuple):
     generation: int
     capacity: model.Resources
     usage: model.Resources
+    enrolment: str | None = None
+    reservable: bool | None = None
+
+    def takes(self, enrolled: bool) -> bool:
+        """Whether it is one of those that serve leases only, and may be
+        reserved; or none of them.
+        """
+        if enrolled:
+            return bool(self.reservable) and (
+                self.enrolment == states.Enrolment.ENROLLED)
+        return self.enrolment is None
 
     def free(self) -> dict[str, int]:
         """Capacity less open-ended usage, per resource class."""
@@ -214,8 +276,7 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
     for row in connection.execute(
             query, {'hosts': sorted(changes), **times}):
         if row.id not in hosts:
-            hosts[row.id] = Seen(row.id, row.generation, row.capacity,
-                                 row.usage)
+            hosts[row.id] = Seen(*row[:len(SEEN)])
         if len(row) > len(SEEN) and row.booking_id not in (None, *own):
             others[row.id].append(_Change(
                 model.Window(row.start_date, row.end_date), row.resources, 1,
@@ -227,7 +288,8 @@ _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
 _CHANGES = models.Change.__table__
 
-SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage)
+SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
+        _HOSTS.c.enrolment, _HOSTS.c.reservable)
 _ALONE = sa.select(*SEEN).where(_HOSTS.c.id.in_(
     sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
 _WITH_BOOKINGS = _ALONE.add_columns(

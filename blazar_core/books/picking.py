@@ -98,9 +98,11 @@ class Picking:
                  kept: ty.Sequence[Kept] = ()) -> Picked | Short:
         """Hosts for all demands; or that there are none left for one.
 
-        Who has the fewest hosts to choose from chooses first. The levels of
-        the timeline are searched once; each demand costs O(H) beside that.
+        Who has the fewest hosts to choose from chooses first. Who is content
+        with fewer gets more only of what all others leave. The levels of the
+        timeline are searched once; each demand costs O(H) beside that.
         """
+        fewest = [demand.fewest() for demand in demands]
         beside = timelines.Beside(len(timeline))
         # A single demand is seen not to fit on most hosts by less.
         peaks = timeline.peaks(window) if (
@@ -110,12 +112,12 @@ class Picking:
             return Short(fitting, True)
         allowed = [self.allowed(timeline, demand) for demand in demands]
         rooms = [timeline.fits(demand, window, hosts, beside, peaks)
-                 for demand, hosts in zip(demands, allowed, strict=True)]
+                 for demand, hosts in zip(fewest, allowed, strict=True)]
         picked: dict[int, npt.NDArray[np.intp]] = {}
         for number in sorted(
                 range(len(demands)), key=lambda number: np.count_nonzero(
-                    rooms[number] >= _least(demands[number]))):
-            demand, room = demands[number], rooms[number]
+                    rooms[number] >= _on_one(demands[number]))):
+            demand, room = fewest[number], rooms[number]
             if picked:
                 room = timeline.fits(demand, window, room > 0, beside, peaks)
             places = self._fill(timeline, demand, window, room, last, beside)
@@ -126,8 +128,11 @@ class Picking:
                         map(len, picked.values())),
                     bool(len(timeline) if hosts is None else hosts.any()))
             picked[number] = places
-            beside.add(np.bincount(places, minlength=len(timeline)),
-                       demand.resources)
+            _add(timeline, beside, places, demand)
+        for number, demand in enumerate(demands):
+            picked[number] = np.concatenate((picked[number], self._more(
+                timeline, demand, window, rooms[number] > 0, last, beside,
+                peaks)))
         return [[timeline.ids[place] for place in picked[number]]
                 for number in range(len(demands))]
 
@@ -137,19 +142,25 @@ class Picking:
 
         Costs O(H) where the demand names hosts.
         """
+        apart, ids = self._index.apart(), self._index.ids_by_uuid
         if demand.hosts is None and not demand.avoid:
-            return None
-        ids = self._index.ids_by_uuid
+            if demand.enrolled:
+                return apart.reservable
+            return ~apart.serving if apart.enrolled else None
         named = ids if demand.hosts is None else demand.hosts & ids.keys()
-        return timeline.mask(ids[uuid] for uuid in named
+        mask = timeline.mask(ids[uuid] for uuid in named
                              if uuid not in demand.avoid)
+        return mask & (
+            apart.reservable if demand.enrolled else ~apart.serving)
 
     def _fill(self, timeline: timelines.Timeline, demand: model.Demand,
               window: model.Window, rooms: npt.NDArray[np.int64],
               last: ty.Collection[int], beside: timelines.Beside,
               ) -> npt.NDArray[np.intp] | None:
         """The position of a host for each server; None: they do not fit."""
-        candidates = np.flatnonzero(rooms >= _least(demand))
+        if not demand.count:
+            return np.zeros(0, np.intp)
+        candidates = np.flatnonzero(rooms >= _on_one(demand))
         if not len(candidates) or rooms.sum() < demand.count:
             return None
         order = self._strategy(
@@ -162,6 +173,23 @@ class Picking:
                 order, rooms, self._members(timeline, demand), demand.count))
         places = np.repeat(order, np.minimum(rooms[order], demand.count))
         return places[:demand.count] if len(places) >= demand.count else None
+
+    def _more(self, timeline: timelines.Timeline, demand: model.Demand,
+              window: model.Window, hosts: npt.NDArray[np.bool_],
+              last: ty.Collection[int], beside: timelines.Beside,
+              peaks: ty.Sequence[npt.NDArray[np.int64]] | None,
+              ) -> npt.NDArray[np.intp]:
+        """Positions of hosts for what a demand wants beside its fewest."""
+        count = demand.count - demand.fewest().count
+        if count:
+            room = timeline.fits(demand, window, hosts, beside, peaks)
+            demand = dataclasses.replace(
+                demand, count=min(count, most_of(demand, room)), least=None)
+            places = self._fill(timeline, demand, window, room, last, beside)
+            if places is not None:
+                _add(timeline, beside, places, demand)
+                return places
+        return np.zeros(0, np.intp)
 
     def _members(self, timeline: timelines.Timeline, demand: model.Demand,
                  ) -> npt.NDArray[np.int64]:
@@ -194,7 +222,14 @@ def _keep(timeline: timelines.Timeline, window: model.Window,
     return fitting
 
 
-def _least(demand: model.Demand) -> int:
+def _add(timeline: timelines.Timeline, beside: timelines.Beside,
+         places: npt.NDArray[np.intp], demand: model.Demand) -> None:
+    """Put what was picked for a demand beside the timeline."""
+    beside.add(np.bincount(places, minlength=len(timeline)),
+               timeline.capacity if demand.whole else demand.resources)
+
+
+def _on_one(demand: model.Demand) -> int:
     """How many servers of a demand a host must take to be of use."""
     return demand.count if demand.affinity is model.Affinity.SAME else 1
 

@@ -21,7 +21,7 @@ from oslo_utils import strutils
 from blazar_core.common import errors
 
 __all__ = ['affinity_of', 'boolean', 'check_keys', 'integer', 'json_object',
-           'kind_of', 'shown']
+           'kind_of', 'needed', 'shown', 'text', 'texts']
 
 #: More than any host has, less than what a database column or a sum of many
 #: could not hold.
@@ -111,6 +111,32 @@ def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
             f'"{key}" is {given}. Write a whole number from {least} to '
             f'{most}.')
     return number
+
+
+def text(value: object, key: str, most: int = 255) -> str:
+    """A text that says something.
+
+    :param most: characters
+    :raises InvalidLeaseParams: when it is none
+    """
+    if not isinstance(value, str) or not value.isprintable() or (
+            not value.strip() or len(value) > most):
+        raise errors.InvalidLeaseParams(
+            f'"{shown(key)}" must be a text of 1 to {most} characters.')
+    return value
+
+
+def texts(value: object, key: str, most: int) -> list[str]:
+    """A list of texts, or one; each of them once.
+
+    :param most: of them
+    :raises InvalidLeaseParams: when it is none
+    """
+    several = value if isinstance(value, list) else [value]
+    if len(several) > most:
+        raise errors.InvalidLeaseParams(
+            f'"{key}" has {len(several)} entries. Write at most {most}.')
+    return list(dict.fromkeys(text(one, key) for one in several))
 
 
 def affinity_of(value: object) -> bool | None:

@@ -38,9 +38,11 @@ __all__ = [
     'COMPUTE',
     'Demand',
     'FOREVER',
+    'HOST',
     'Host',
     'HostFacts',
     'Resources',
+    'WHOLE',
     'Window',
 ]
 
@@ -49,6 +51,11 @@ Resources: ty.TypeAlias = ty.Mapping[str, int]
 #: Whose hosts are compared with those of the cloud; others have pools of
 #: their own, and whoever wrote them down looks after them.
 COMPUTE = 'compute'
+#: One of it is all that a host has, whatever that is: no host offers so much
+#: of this class, and none is asked for more than one.
+HOST = 'HOST'
+#: What who wants a whole host asks for.
+WHOLE: Resources = {HOST: 1}
 #: The end of a window that has no end (9999-12-31 23:59:59 UTC).
 FOREVER = 253402300799
 
@@ -85,14 +92,17 @@ class Affinity(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demand:
-    """``count`` servers that need ``resources`` each.
+    """``count`` servers that need ``resources`` each, or so many whole hosts
+    (``resources`` is :data:`WHOLE`).
 
-    ``hosts`` limits the choice to these host ids (None: any); ``avoid`` are
-    hosts on which none of them may stand; ``per_host`` is how many of them may
-    share a host under :attr:`Affinity.DIFFERENT`; ``properties`` is what a
-    host must be like (:mod:`blazar_core.common.properties`). ``members`` is
-    how many servers of their group stand on a host already, by host id, for
-    the soft affinities.
+    Fewer will do if there are ``least`` (None: ``count``). ``hosts`` limits
+    the choice to these host ids (None: any); ``avoid`` are hosts on which
+    none of them may stand; ``per_host`` is how many of them may share a host
+    under :attr:`Affinity.DIFFERENT`; ``properties`` is what a host must be
+    like (:mod:`blazar_core.common.properties`). ``members`` is how many
+    servers of their group stand on a host already, by host id, for the soft
+    affinities. ``enrolled`` hosts serve leases only: they are for those that
+    ask for them, who get no others.
     """
 
     resources: Resources
@@ -103,15 +113,31 @@ class Demand:
     avoid: frozenset[str] = frozenset()
     properties: properties_.Expression | None = None
     members: ty.Mapping[str, int] = dataclasses.field(default_factory=dict)
+    least: int | None = None
+    enrolled: bool = False
 
     def kind(self) -> ty.Hashable:
         """The same for demands that differ in nothing but their count."""
         return (frozenset(self.resources.items()), self.affinity,
                 self.per_host, self.hosts, self.avoid, self.properties,
+                self.enrolled,
                 frozenset(self.members.items()))
+
+    @property
+    def whole(self) -> bool:
+        """Whether whole hosts are asked for."""
+        return HOST in self.resources
+
+    def fewest(self) -> 'Demand':
+        """The same for no more than will do."""
+        return dataclasses.replace(
+            self, least=None,
+            count=self.count if self.least is None else self.least)
 
     def most_per_host(self) -> int:
         """How many of its servers may stand on one host."""
+        if self.whole:
+            return 1
         if self.affinity is Affinity.DIFFERENT:
             return self.per_host
         return self.count
@@ -122,6 +148,8 @@ class Host:
     """One compute node, as the books know it.
 
     ``usage`` is its open-ended usage: what runs there without a lease.
+    ``enrolled`` says that it serves leases only, ``reservable`` whether whole
+    ones may be made of it, and ``held_by`` which reservation has all of it.
     ``generation`` changes with everything that is decided about the host.
     """
 
@@ -134,6 +162,9 @@ class Host:
     generation: int
     properties: ty.Mapping[str, ty.Any] = dataclasses.field(
         default_factory=dict)
+    enrolled: bool = False
+    reservable: bool = False
+    held_by: str | None = None
 
     def at(self, generation: int, usage: Resources) -> 'Host':
         """The same host, at another generation."""

@@ -183,6 +183,10 @@ ENFORCEMENT_OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'max_reserved_disk_gb_per_project', default=-1, min=-1,
         help='GiB of disk that they may hold at the same time.'),
+    cfg.IntOpt(
+        'max_reserved_hosts_per_project', default=-1, min=-1,
+        help='Whole hosts that they may hold at the same time. Of the CPUs, '
+             'the memory and the disk of these nothing is counted.'),
     cfg.ListOpt(
         'exempt_project_ids', default=[],
         help='Projects to which none of these limits applies. The external '

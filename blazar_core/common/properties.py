@@ -33,7 +33,7 @@ import typing as ty
 
 from blazar_core.common import errors
 
-__all__ = ['Expression', 'Properties', 'check', 'matching', 'parse']
+__all__ = ['Expression', 'Properties', 'both', 'check', 'matching', 'parse']
 
 Value: ty.TypeAlias = str | int | float | bool
 Properties: ty.TypeAlias = ty.Mapping[str, Value]
@@ -118,6 +118,13 @@ def parse(text: object) -> Expression | None:
     return _expression(text, 1)
 
 
+def both(one: Expression | None, other: Expression | None,
+         ) -> Expression | None:
+    """What matches if two expressions do; None matches always."""
+    return Combination('and', (one, other)) if one and other else (
+        one or other)
+
+
 def check(expression: Expression | None, public: ty.Collection[str]) -> None:
     """Make sure that a user may ask for that.
 
@@ -139,7 +146,7 @@ def check(expression: Expression | None, public: ty.Collection[str]) -> None:
                 f'for. ' + (
                     'Write one or more of ' + ', '.join(
                         f'"${one}"' for one in public) + '.' if public else
-                    'There is none: leave resource_properties out.'))
+                    'There is none: leave the properties out.'))
 
 
 def matching(expression: Expression | None,

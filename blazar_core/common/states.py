@@ -66,6 +66,18 @@ class Event(enum.StrEnum):
     ERROR = 'ERROR'
 
 
+class Enrolment(enum.StrEnum):
+    """How far a host is one that serves leases only.
+
+    From ENROLLING on no server without a lease is let in; from ENROLLED on it
+    can be reserved, until it is LEAVING.
+    """
+
+    ENROLLING = 'enrolling'
+    ENROLLED = 'enrolled'
+    LEAVING = 'leaving'
+
+
 class Machine:
     """A state machine: its name and the steps that it allows."""
 

@@ -26,8 +26,8 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'Lease', 'RequestKey', 'Reservation',
-           'Setting']
+           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'RequestKey',
+           'Reservation', 'Setting']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -154,6 +154,11 @@ class Reservation(Stateful, Base):
         back_populates='reservation', order_by='Booking.id')
 
     @property
+    def whole(self) -> bool:
+        """Whether each of its bookings is all of a host."""
+        return model.HOST in self.resources
+
+    @property
     def booted(self) -> bool:
         """Whether it came with a boot, and its bookings are its servers'."""
         return self.params is None
@@ -203,6 +208,12 @@ class Host(Base):
     none of them. ``recheck_at`` is when the cloud is to be asked again what
     runs there; None: with the next comparison in full. ``pool`` is what it is
     one of: the compute nodes, or something that the cloud does not know.
+
+    ``enrolment`` is how far it is one that serves leases only (None: it is
+    not), ``reservable`` whether whole hosts may be reserved of it then, and
+    ``extra`` what its operator says of it beside ``properties``. ``held_by``
+    is the reservation that has all of it now: what runs there runs within
+    that, and is no usage.
     """
 
     __tablename__ = 'hosts'
@@ -220,6 +231,13 @@ class Host(Base):
         sa.JSON(none_as_null=True), deferred=True)
     properties: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(
         sa.JSON, default=dict)
+    enrolment: orm.Mapped[str | None] = orm.mapped_column(
+        sa.String(16), index=True)
+    reservable: orm.Mapped[bool | None] = orm.mapped_column(sa.Boolean)
+    extra: orm.Mapped[dict[str, str] | None] = orm.mapped_column(
+        sa.JSON(none_as_null=True))
+    held_by: orm.Mapped[str | None] = orm.mapped_column(
+        sa.String(36), index=True)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
     recheck_at: orm.Mapped[int | None] = orm.mapped_column(
         sa.BigInteger, index=True)
@@ -326,6 +344,19 @@ class Credential(Base):
         sa.String(36), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(sa.Text)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class HostProperty(Base):
+    """What is known of a property of hosts that operators have given a name.
+
+    ``private``: only they may ask for hosts by it.
+    """
+
+    __tablename__ = 'host_properties'
+
+    name: orm.Mapped[str] = orm.mapped_column(
+        sa.String(64), primary_key=True)
+    private: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
 
 
 class Project(Base):

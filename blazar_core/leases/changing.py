@@ -163,22 +163,23 @@ class Changing:
         for one in lease.reservations:
             wanted = change.reservations.get(one.id)
             if lease.status in states.BEGUN:
-                added = 0 if wanted is None else (
-                    wanted.demand.count - len(one.bookings))
-                if wanted is not None and added > 0:
+                if wanted is not None and _is_more(one, wanted):
                     demands[one.id] = self._added(
-                        session, one, wanted.demand, added)
+                        session, one, wanted.demand)
             elif wanted is not None:
                 demands[one.id] = wanted.demand
             else:
-                demands[one.id] = self._where_it_is(session, one.bookings)
+                demands[one.id] = self._where_it_is(session, one)
         return demands
 
     def _added(self, session: orm.Session, reservation: models.Reservation,
-               demand: model.Demand, count: int) -> model.Demand:
-        """A demand, for so many servers more than there are."""
+               demand: model.Demand) -> model.Demand:
+        """A demand, for what it asks for beside what is there."""
+        there = len(reservation.bookings)
         hosts = frozenset(self._uuids(session, reservation.bookings))
-        demand = dataclasses.replace(demand, count=count)
+        demand = dataclasses.replace(
+            demand, count=demand.count - there, least=None
+            if demand.least is None else max(0, demand.least - there))
         if demand.affinity is model.Affinity.SAME and hosts:
             return dataclasses.replace(demand, hosts=hosts)
         if demand.affinity is model.Affinity.DIFFERENT:
@@ -192,15 +193,16 @@ class Changing:
             models.Host.id.in_({row.host_id for row in rows})))
 
     def _where_it_is(self, session: orm.Session,
-                     rows: ty.Sequence[models.Booking]) -> model.Demand:
+                     reservation: models.Reservation) -> model.Demand:
         """The demand of a reservation that keeps to the hosts it has.
 
         Its servers may have to be apart: none of them gets more than the one
         with most has.
         """
+        rows = reservation.bookings
         most = max(collections.Counter(row.host_id for row in rows).values())
         return model.Demand(
-            rows[0].resources, len(rows),
+            model.WHOLE if reservation.whole else rows[0].resources, len(rows),
             model.Affinity.DIFFERENT, most,
             hosts=frozenset(self._uuids(session, rows)))
 
@@ -256,13 +258,14 @@ class Changing:
                     f'A reservation to be changed is not one of lease '
                     f'{lease_id}.')
             now = self._clock.now()
-            edits = {one: _edits(lease, one, window, change,
-                                 picked.get(one.id))
+            edits = {one: self._edits(lease, one, window, change,
+                                      picked.get(one.id))
                      for one in lease.reservations}
             ledger.amend(session, now, [
                 edit for each in edits.values() for edit in each])
-            for one in lease.reservations:
-                _resize(one, change, now)
+            for one, each in edits.items():
+                _resize(one, change, now, sum(
+                    edit.new is not None for edit in each))
             events.changed(session, lease, self._types, [
                 one for one, each in edits.items() if any(
                     edit.row is None or edit.new is None
@@ -276,6 +279,66 @@ class Changing:
             session.flush()
             session.expire(lease)
             return views.describe(lease)
+
+    def _edits(self, lease: models.Lease, reservation: models.Reservation,
+               window: model.Window, change: Change,
+               picked: list[int] | None) -> list[ledger.Edit]:
+        """What becomes of the bookings of a reservation.
+
+        :raises _Unpicked: when hosts have to be picked first
+        :raises Outdated: when they were picked for other bookings
+        """
+        wanted = change.reservations.get(reservation.id)
+        begun = lease.status in states.BEGUN
+        if wanted is not None:
+            others = self._is_another(reservation, wanted)
+            _check_change(lease, reservation, wanted, others)
+            if others and picked is None:
+                # Such servers may not be allowed where these are.
+                raise _Unpicked
+        rows, kept = reservation.bookings, _kept(reservation, wanted)
+        count, least = len(rows), len(rows)
+        if wanted is not None and (
+                not begun or _is_more(reservation, wanted) or
+                wanted.demand.least is None):
+            count, least = wanted.demand.count, wanted.demand.fewest().count
+        if picked is None:
+            if count > len(kept):
+                raise _Unpicked
+            hosts: list[int | None] = [row.host_id for row in kept]
+            added: list[int] = []
+        elif begun:
+            hosts, added = [row.host_id for row in kept], picked
+        else:
+            kept = kept[:len(picked)] if wanted is not None else kept
+            hosts, added = [*picked[:len(kept)]], picked[len(kept):]
+        if not least <= len(kept) + len(added) <= count or (
+                len(hosts) != len(kept)):
+            raise api.Outdated('it has other bookings than was thought')
+        changed: dict[str, ty.Any] = {} if wanted is None else {
+            'resources': wanted.demand.resources,
+            'enrolled': wanted.demand.enrolled}
+        return [
+            *(ledger.Edit(row, None) for row in rows if row not in kept),
+            *(ledger.Edit(row, ledger.new_of(
+                row, window=window, host_id=host_id, **changed if
+                # Where it is it may stay, whatever becomes of the host.
+                host_id != row.host_id else {**changed, 'enrolled': None}))
+                for row, host_id in zip(kept, hosts)),
+            *(ledger.Edit(None, ledger.NewBooking(
+                reservation.id, host_id, None, window, **{
+                    'resources': reservation.resources, **changed}))
+              for host_id in added)]
+
+    def _is_another(self, reservation: models.Reservation,
+                    wanted: making.NewReservation) -> bool:
+        """Whether something else is wanted than what it may always become,
+        such as more or fewer of the same.
+        """
+        any_ = dict.fromkeys(self._types.of_row(reservation).changeable)
+        return dict(wanted.demand.resources) != reservation.resources or (
+            {**(wanted.params or {}), **any_} !=
+            {**(reservation.params or {}), **any_})
 
     def _rename(self, session: orm.Session, lease: models.Lease,
                 change: Change, window: model.Window) -> None:
@@ -317,64 +380,47 @@ class Changing:
             session.add(models.Event(**row))
 
 
-def _edits(lease: models.Lease, reservation: models.Reservation,
-           window: model.Window, change: Change, picked: list[int] | None,
-           ) -> list[ledger.Edit]:
-    """What becomes of the bookings of a reservation.
+def _check_change(lease: models.Lease, reservation: models.Reservation,
+                  wanted: making.NewReservation, others: bool) -> None:
+    """Make sure that a reservation can become what is wanted.
 
-    :raises _Unpicked: when hosts have to be picked first
-    :raises Outdated: when they were picked for other bookings
+    :param others: whether that is something else than it was
+    :raises InvalidLeaseParams: when it cannot; says why
     """
-    wanted = change.reservations.get(reservation.id)
+    rows, count = reservation.bookings, wanted.demand.count
+    used = sum(row.server_id is not None for row in rows)
     begun = lease.status in states.BEGUN
-    rows = reservation.bookings
-    count = len(rows) if wanted is None else wanted.demand.count
-    resources: model.Resources | None = None
-    if wanted is not None:
-        used = sum(row.server_id is not None for row in rows)
-        if reservation.booted:
-            raise errors.InvalidLeaseParams(
-                f'Reservation {reservation.id} was made by a boot: its '
-                f'servers are what they are. Leave it out.')
-        if count < used:
-            raise errors.InvalidLeaseParams(
-                f'{used} servers of reservation {reservation.id} are there: '
-                f'delete some of them first, or write an amount of at least '
-                f'{used}.')
-        others = (
-            dict(wanted.demand.resources) != reservation.resources or
-            {**(wanted.params or {}), 'amount': 0} !=
-            {**(reservation.params or {}), 'amount': 0})
-        if begun and others:
-            raise errors.InvalidLeaseParams(
-                f'Lease {lease.id} has started: of its reservations only the '
-                f'amount can be changed.')
-        if others and picked is None:
-            # Such servers may not be allowed where these are.
-            raise _Unpicked
-        resources = wanted.demand.resources
-    kept = _kept(reservation, wanted)
-    gone = [row for row in rows if row not in kept]
-    if picked is None:
-        if count > len(kept):
-            raise _Unpicked
-        hosts: list[int | None] = [row.host_id for row in kept]
-        added: list[int] = []
-    elif begun:
-        hosts, added = [row.host_id for row in kept], picked
-    else:
-        hosts, added = [*picked[:len(kept)]], picked[len(kept):]
-    if len(kept) + len(added) != count or len(hosts) != len(kept):
-        raise api.Outdated('it has other bookings than was thought')
-    return [
-        *(ledger.Edit(row, None) for row in gone),
-        *(ledger.Edit(row, ledger.new_of(
-            row, window=window, host_id=host_id,
-            resources=resources or row.resources))
-            for row, host_id in zip(kept, hosts)),
-        *(ledger.Edit(None, ledger.NewBooking(
-            reservation.id, host_id, None, window,
-            resources or reservation.resources)) for host_id in added)]
+    if reservation.booted:
+        raise errors.InvalidLeaseParams(
+            f'Reservation {reservation.id} was made by a boot: its servers '
+            f'are what they are. Leave it out.')
+    if count < used:
+        raise errors.InvalidLeaseParams(
+            f'{used} servers of reservation {reservation.id} are there: '
+            f'delete some of them first, or write an amount of at least '
+            f'{used}.')
+    if begun and others:
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} has started: of its reservations only the '
+            f'amount can be changed, and with whom hosts are shared.')
+    if begun and reservation.whole and count < len(rows):
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} has started: reservation {reservation.id} has '
+            f'{len(rows)} hosts, and cannot give some of them back before '
+            f'all. Write a number of at least {len(rows)}.')
+
+
+def _is_more(reservation: models.Reservation, wanted: making.NewReservation,
+             ) -> bool:
+    """Whether there are to be more than there are.
+
+    Who is content with fewer has not asked for more by asking for something
+    else.
+    """
+    numbers = [{name: (params or {}).get(name) for name in ('min', 'max')}
+               for params in (reservation.params, wanted.params)]
+    return wanted.demand.count > len(reservation.bookings) and (
+        wanted.demand.least is None or numbers[0] != numbers[1])
 
 
 def _kept(reservation: models.Reservation,
@@ -386,12 +432,15 @@ def _kept(reservation: models.Reservation,
 
 
 def _resize(reservation: models.Reservation, change: Change, now: int,
-            ) -> None:
-    """Write what a reservation is from now on."""
+            amount: int) -> None:
+    """Write what a reservation is from now on.
+
+    :param amount: how many bookings it has
+    """
     wanted = change.reservations.get(reservation.id)
     if wanted is not None:
         reservation.resources = dict(wanted.demand.resources)
-        reservation.amount = wanted.demand.count
+        reservation.amount = amount
         reservation.params = dict(wanted.params or {})
         reservation.spec = dict(wanted.spec or {})
         reservation.updated_at = now

@@ -50,6 +50,8 @@ _CLASSES = {
     'max_reserved_vcpus_per_project': ('VCPU', 'PCPU'),
     'max_reserved_ram_mb_per_project': ('MEMORY_MB',),
     'max_reserved_disk_gb_per_project': ('DISK_GB',),
+    # Whole hosts count as such, however large they are.
+    'max_reserved_hosts_per_project': (model.HOST,),
 }
 #: What takes no look into the books, unless a lease is changed.
 _DATES = frozenset({_DURATION, _AHEAD})
@@ -361,4 +363,5 @@ _WHAT = {
     'max_reserved_vcpus_per_project': 'CPUs in leases',
     'max_reserved_ram_mb_per_project': 'MiB of memory in leases',
     'max_reserved_disk_gb_per_project': 'GiB of disk in leases',
+    'max_reserved_hosts_per_project': 'whole hosts in leases',
 }

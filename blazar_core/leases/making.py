@@ -146,7 +146,7 @@ class Making:
     def _create(self, connection: sa.Connection, new: NewLease,
                 sealed: str | None, picked: picking.Picked,
                 ) -> dict[str, ty.Any]:
-        rows = _rows(new, self._clock.now(), sealed is None and bool(
+        rows = _rows(new, picked, self._clock.now(), sealed is None and bool(
             new.server_ids), self._types)
         if sealed is not None:
             rows.held = [{
@@ -174,15 +174,16 @@ class Making:
         # Who starts a lease as it is made sends its build right after that.
         sent_at = rows.lease['created_at'] if (
             rows.lease['status'] == states.Lease.STARTING) else None
-        edits = [ledger.Edit(None, ledger.NewBooking(
+        edits: ty.Sequence[ledger.Edit] = [ledger.Edit(None, ledger.NewBooking(
             row['id'], host_id, server_id, new.request.window,
-            one.demand.resources, sent_at=sent_at))
+            one.demand.resources, sent_at=sent_at,
+            enrolled=one.demand.enrolled))
             for row, one, host_ids in zip(
                 rows.reservations, new.reservations, picked, strict=True)
             for server_id, host_id in zip(
-                one.server_ids or (None,) * one.demand.count, host_ids,
+                one.server_ids or (None,) * len(host_ids), host_ids,
                 strict=True)]
-        ledger.decide(connection, self._clock.now(), edits)
+        edits = ledger.decide(connection, self._clock.now(), edits)
         rows.insert(connection)
         ledger.add(connection, edits)
         return rows.describe(edits)
@@ -208,7 +209,7 @@ class Making:
     def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
                picked: picking.Picked) -> dict[str, ty.Any]:
         now = self._clock.now()
-        rows = _rows(new, now, False, self._types)
+        rows = _rows(new, picked, now, False, self._types)
         rows.lease['status'] = states.Lease.OFFERED
         # Nothing of it happens unless it is accepted.
         for event in rows.events:
@@ -313,8 +314,8 @@ class _Rows:
                 for reservation in self.reservations]))
 
 
-def _rows(new: NewLease, now: int, started: bool, types: resources.Types,
-          ) -> _Rows:
+def _rows(new: NewLease, picked: picking.Picked, now: int, started: bool,
+          types: resources.Types) -> _Rows:
     """What is to be written of a lease."""
     request = new.request
     lease_id = uuidutils.generate_uuid()
@@ -331,13 +332,14 @@ def _rows(new: NewLease, now: int, started: bool, types: resources.Types,
         'created_at': now, 'updated_at': now, 'deleted_at': None,
     }, [{
         'id': reservation_id, 'lease_id': lease_id,
-        'resource_type': one.resource_type, 'amount': one.demand.count,
+        'resource_type': one.resource_type, 'amount': len(host_ids),
         'resources': dict(one.demand.resources),
         'status': states.Reservation.PENDING,
         'params': None if one.params is None else dict(one.params),
         'flavor': None if one.spec is None else dict(one.spec),
         'moved_at': None, 'created_at': now, 'updated_at': now,
-    } for reservation_id, one in zip(ids, new.reservations, strict=True)], [
+    } for reservation_id, one, host_ids in zip(
+        ids, new.reservations, picked, strict=True)], [
         events.row(lease_id, event_type, time, now,
                    done=started and event_type == states.EventType.START)
         for event_type, time in _events(new, types)])

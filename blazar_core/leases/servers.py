@@ -88,7 +88,8 @@ class Servers:
             'reservation_id': row.id, 'project_id': row.project_id}
 
     def reservation(self, reservation_id: str, project_id: str) -> str | None:
-        """The resource type of a project's reservation.
+        """The resource type of a project's reservation, or of one that is
+        shared with it.
 
         :returns: None when the project has none of that id, or it is over
         """
@@ -96,13 +97,55 @@ class Servers:
             # No database takes all that JSON calls a string.
             return None
         with self._database.reader() as session:
-            return session.scalars(
-                sa.select(models.Reservation.resource_type)
+            row = session.execute(
+                sa.select(models.Reservation.resource_type,
+                          models.Reservation.params, models.Lease.project_id)
                 .join(models.Lease)
                 .where(models.Reservation.id == reservation_id,
-                       models.Lease.project_id == project_id,
                        models.Reservation.status !=
                        states.Reservation.DELETED)).one_or_none()
+        return None if row is None or project_id not in (
+            row.project_id, *(row.params or {}).get('projects', ())) else (
+                row.resource_type)
+
+    def hosts_of(self, reservation_id: str, project_id: str) -> str | None:
+        """Why servers of a project may not use a reservation of whole hosts.
+
+        Its own, and those of others that share it may.
+
+        :returns: a sentence; None: they may
+        """
+        with self._database.reader() as session:
+            row = session.execute(
+                sa.select(models.Reservation.params, models.Lease.project_id,
+                          models.Lease.status, models.Lease.name,
+                          models.Lease.start_date, models.Lease.end_date,
+                          models.Reservation.status.label('of_it'))
+                .join(models.Lease)
+                .where(models.Reservation.id == reservation_id)).one_or_none()
+        if row is None or row.of_it == states.Reservation.DELETED or (
+                project_id != row.project_id and
+                project_id not in (row.params or {}).get('projects', ())):
+            return (f'Reservation {reservation_id} is none that your project '
+                    f'may use.')
+        if row.status != states.Lease.ACTIVE:
+            return (f'Reservation {reservation_id} belongs to lease '
+                    f'{row.name}, which is {row.status}: boot with it from '
+                    f'{clocks.minute(row.start_date)} to '
+                    f'{clocks.minute(row.end_date)} UTC, when the lease is '
+                    f'ACTIVE.')
+        return None
+
+    def holder_of(self, service_host: str) -> tuple[bool, str | None]:
+        """Whether a host serves leases only, and which reservation has all of
+        it now.
+        """
+        with self._database.reader() as session:
+            rows = session.execute(sa.select(
+                models.Host.enrolment, models.Host.held_by).where(
+                    models.Host.service_host == service_host)).all()
+        return (any(row.enrolment for row in rows),
+                next((row.held_by for row in rows if row.held_by), None))
 
     def booked_hosts(self, server_ids: ty.Collection[str]) -> dict[str, str]:
         """The hosts on which these servers have bookings.

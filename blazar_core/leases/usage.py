@@ -25,6 +25,11 @@ from blazar_core.leases import quotas
 
 __all__ = ['Amounts', 'Books', 'Use', 'books_of', 'peaks']
 
+#: What each booking of a reservation takes, and how that of a whole host
+#: begins, which counts as one, however much it has.
+_RESERVED = sa.cast(models.Reservation.resources, sa.Text)
+_WHOLE = f'{{"{model.HOST}":'
+
 #: Amounts by the option that limits them, or by the cloud's name for them.
 Amounts: ty.TypeAlias = collections.Counter[str]
 
@@ -69,7 +74,9 @@ def books_of(project_id: str, lease_id: str | None,
                 models.Booking.server_id.is_not(None),
                 models.Booking.sent_at.is_(None)).label('held'),
         # As text: PostgreSQL does not compare JSON.
-        sa.cast(models.Booking.resources, sa.Text).label('kind'),
+        sa.case((_RESERVED.startswith(_WHOLE, autoescape=True), _RESERVED),
+                else_=sa.cast(models.Booking.resources, sa.Text)
+                ).label('kind'),
         models.Lease.user_id, models.Lease.start_date.label('first_date'),
         models.Lease.end_date.label('last_date'), models.Booking.start_date,
         models.Booking.end_date, models.Booking.placed_at,

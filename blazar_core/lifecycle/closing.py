@@ -28,12 +28,18 @@ from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 from blazar_core import resources
 
-__all__ = ['Closing', 'NOT_CLOSED']
+__all__ = ['Closed', 'Closing']
 
 LOG = logging.getLogger(__name__)
 
-#: What a lease says that is ending, and of which all else is done.
-NOT_CLOSED = 'What was reserved could not be closed yet; it is tried again.'
+
+class Closed(ty.NamedTuple):
+    """Whether nobody can use a lease any more, and which servers are in the
+    way of that.
+    """
+
+    done: bool
+    guests: list[str]
 
 
 class Closing:
@@ -54,16 +60,17 @@ class Closing:
         self._opens = opens
         self._notify = notify
 
-    def close(self, lease_id: str) -> bool:
-        """Let nobody use the reservations of a lease; returns whether it is
-        so. One that cannot be closed yet keeps nothing else from ending.
+    def close(self, lease_id: str) -> Closed:
+        """Let nobody use the reservations of a lease. One that cannot be
+        closed yet keeps nothing else from ending.
         """
         with self._database.reader() as session:
             over = self._types.reserved(session, api.found(session, lease_id))
         closed = True
+        guests: list[str] = []
         for kind, reserved in over:
             try:
-                kind.end(reserved)
+                guests += kind.close(reserved)
             except errors.CloudUnavailable as exc:
                 closed = False
                 LOG.warning('Lease %s: reservation %s could not be closed '
@@ -72,7 +79,7 @@ class Closing:
                 closed = False
                 LOG.exception('Lease %s: reservation %s could not be closed '
                               'yet', lease_id, reserved.id)
-        return closed
+        return Closed(closed and not guests, guests)
 
     def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
         """A lease without servers is over; returns whether it is.
@@ -88,7 +95,7 @@ class Closing:
                     lease.status != states.Lease.TERMINATING and
                     facts.bookings(lease)):
                 return False
-            if lease.status_reason == NOT_CLOSED:
+            if lease.status_reason in (facts.NOT_CLOSED, facts.NOT_FREE):
                 lease.status_reason = ''
             described = transitions.finish(session, lease, self._clock.now())
         steps.reached(steps.Step.END_OVER, lease_id)

@@ -36,6 +36,17 @@ __all__ = ['Ending']
 LOG = logging.getLogger(__name__)
 
 
+class _Begun(ty.NamedTuple):
+    """An end that has begun: what is done to servers.
+
+    :ivar servers: to those that have bookings
+    :ivar others: to those that have none
+    """
+
+    servers: dict[str, ends.EndPolicy]
+    others: ends.EndPolicy
+
+
 class Ending:
     """Ends leases.
 
@@ -123,17 +134,18 @@ class Ending:
             return begun
         steps.reached(steps.Step.END_BEGUN, lease_id)
         closed = self._closing.close(lease_id)
-        credential = self._closing.credential(lease_id) if begun else None
-        waiting = [server_id for server_id, policy in begun.items()
+        ends_of = begun.servers | dict.fromkeys(closed.guests, begun.others)
+        credential = self._closing.credential(lease_id) if ends_of else None
+        waiting = [server_id for server_id, policy in ends_of.items()
                    if not self._is_over(
                        lease_id, server_id, policy, credential)]
         if waiting:
             return facts.Later(
                 facts.AGAIN, 'not over yet: ' + ', '.join(waiting),
                 facts.LONGEST_PAUSE)
-        if not closed:
+        if not closed.done:
             self._database.retried(self._explain, lease_id)
-            return facts.Later(facts.AWAY, closing.NOT_CLOSED,
+            return facts.Later(facts.AWAY, facts.NOT_CLOSED,
                                facts.LONGEST_PAUSE)
         if not self._database.retried(
                 self._closing.finish_if_empty, lease_id, closed=True):
@@ -145,7 +157,7 @@ class Ending:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.TERMINATING:
-                lease.status_reason = lease.status_reason or closing.NOT_CLOSED
+                lease.status_reason = lease.status_reason or facts.NOT_CLOSED
 
     def _is_over(self, lease_id: str, server_id: str,
                  policy: ends.EndPolicy, credential: str | None) -> bool:
@@ -173,14 +185,14 @@ class Ending:
         return True
 
     def _begin_end(self, lease_id: str, when_due: bool,
-                   ) -> dict[str, ends.EndPolicy] | facts.Later:
+                   ) -> _Begun | facts.Later:
         """No start after this; returns what is to be done to which servers.
         """
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.TERMINATED:
-                return {}
+                return _Begun({}, self._policies[ends.DELETE])
             if when_due and lease.status != states.Lease.TERMINATING and (
                     lease.end_date > now):
                 return facts.Later(lease.end_date - now, 'it was prolonged')
@@ -201,7 +213,7 @@ class Ending:
                                 lease.id, lease.on_end)
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
-            return {booking.server_id: self._policies[
+            return _Begun({booking.server_id: self._policies[
                 name if booking.running else ends.DELETE]
                 for booking in facts.bookings(lease)
-                if booking.server_id is not None}
+                if booking.server_id is not None}, self._policies[name])

@@ -29,7 +29,7 @@ from blazar_core.common import states
 from blazar_core.db import models
 
 __all__ = ['AGAIN', 'AWAY', 'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later',
-           'Lease', 'Outcome', 'apart',
+           'Lease', 'NOT_CLOSED', 'NOT_FREE', 'Outcome', 'apart',
            'booking_of', 'bookings', 'comes_first', 'failures',
            'is_building', 'is_unsettled', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
@@ -51,6 +51,11 @@ LONGEST_PAUSE = 300
 #: Seconds at most between two tries of a start that waits for something that
 #: may come without anybody telling us.
 LONGEST_WAIT = 60
+
+#: What a lease says whose hosts somebody has yet.
+NOT_FREE = 'Its hosts are not free yet; the start is tried again.'
+#: What one says that is ending, and of which all else is done.
+NOT_CLOSED = 'What was reserved could not be closed yet; it is tried again.'
 
 Lease: ty.TypeAlias = dict[str, ty.Any]
 

@@ -69,4 +69,4 @@ class Lifecycle:
             database, clock, cloud, notify, self.observing, self.closing,
             policies, patience)
         self.telling = telling.Telling(
-            database, notify, self.closing, types)
+            database, clock, notify, self.closing, types)

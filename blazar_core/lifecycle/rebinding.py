@@ -143,7 +143,8 @@ class Rebinding:
             return True
         lease = self._binding.rebind(
             case.lease.id, case.lease.generation, bound,
-            '' if refusal is None else refusal.sentence())
+            '' if refusal is None else refusal.sentence(),
+            None if isinstance(demand, refusals.Refusal) else demand.enrolled)
         if lease is None:
             return False
         self._notify('lease.update', lease)
@@ -203,7 +204,8 @@ class Rebinding:
         here = collections.Counter(known[row.host_id].uuid for row in staying
                                    if row.host_id in known)
         demand = dataclasses.replace(
-            demand, resources=rows[0].resources, count=len(rows))
+            demand, resources=model.WHOLE if demand.whole
+            else rows[0].resources, count=len(rows), least=None)
         if demand.affinity is model.Affinity.SAME and here:
             return dataclasses.replace(
                 demand, hosts=frozenset(here) if demand.hosts is None

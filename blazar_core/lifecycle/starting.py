@@ -18,6 +18,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import holding
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -184,6 +185,16 @@ class Starting:
                 # Servers have a call that builds them; without it they
                 # cannot start.
                 return False, None
+            try:
+                holding.hand_over(
+                    session, self._clock.now(), lease.reservations)
+            except holding.InUse as exc:
+                LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+                lease.status_reason = facts.NOT_FREE
+                return False, facts.Later(
+                    facts.AGAIN, str(exc), 4 * facts.AGAIN)
+            if lease.status_reason == facts.NOT_FREE:
+                lease.status_reason = ''
             lease.enter(states.Lease.STARTING, self._clock.now())
             return True, None
 
@@ -231,7 +242,7 @@ class Starting:
         """
         why = 'The build of its servers could not be sent.'
         if event_type == states.EventType.START and self._opens(lease_id):
-            if not self._closing.close(lease_id):
+            if not self._closing.close(lease_id).done:
                 raise errors.CloudUnavailable(
                     f'Lease {lease_id} could not be opened, nor closed again')
             why = 'What was reserved could not be made ready for use.'

@@ -14,6 +14,8 @@
 
 import typing as ty
 
+from blazar_core.books import holding
+from blazar_core.common import clock as clocks
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.leases import views
@@ -33,10 +35,11 @@ class Telling:
     :param notify: told of an event type and a lease
     """
 
-    def __init__(self, database: api.Database,
+    def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, facts.Lease], None],
                  closing: closing.Closing, types: resources.Types) -> None:
         self._database = database
+        self._clock = clock
         self._notify = notify
         self._closing = closing
         self._types = types
@@ -75,6 +78,7 @@ class Telling:
         for _round in range(_ROUNDS):
             with self._database.reader() as session:
                 lease = api.found(session, lease_id)
+                whole = any(one.whole for one in lease.reservations)
                 over = lease.status not in states.BEGUN or lease.deleted_at
                 parts = [
                     (kind, reserved) for kind, reserved in
@@ -84,6 +88,11 @@ class Telling:
             hosts = {reserved.id: reserved.hosts for _kind, reserved in parts}
             if over or hosts == told:
                 break
+            try:
+                if whole:
+                    self._database.retried(self._hand_over, lease_id)
+            except holding.InUse as exc:
+                return facts.Later(facts.AGAIN, str(exc), facts.LONGEST_WAIT)
             for kind, reserved in parts:
                 kind.changed(reserved)
             told = hosts
@@ -92,6 +101,14 @@ class Telling:
         if told is not None:
             self._close_if_over(lease_id)
         return None
+
+    def _hand_over(self, lease_id: str) -> None:
+        """What has come of whole hosts is the lease's from now on."""
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status in states.BEGUN:
+                holding.hand_over(
+                    session, self._clock.now(), lease.reservations)
 
     def _close_if_over(self, lease_id: str) -> None:
         """What was touched last may have been opened again by that."""

@@ -18,6 +18,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import holding
 from blazar_core.books import ledger
 from blazar_core.common import states
 from blazar_core.db import models
@@ -61,6 +62,7 @@ def settle(session: orm.Session, lease: models.Lease, now: int) -> None:
 def finish(session: orm.Session, lease: models.Lease, now: int,
            ) -> facts.Lease:
     """Nothing of a lease is left but its record."""
+    _give_hosts_back(session, lease.reservations, now)
     ledger.amend(session, now, [
         ledger.Edit(booking, None) for booking in facts.bookings(lease)])
     lease.enter(states.Lease.TERMINATED, now)
@@ -77,10 +79,22 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
 def give_room_back(session: orm.Session,
                    bookings: ty.Iterable[models.Booking], now: int) -> None:
     """The bookings stay, and tie their servers to their lease."""
+    bookings = list(bookings)
+    _give_hosts_back(
+        session, {booking.reservation for booking in bookings}, now)
     ledger.amend(session, now, [
         ledger.Edit(booking, ledger.new_of(
             booking, host_id=None, placed_at=None))
         for booking in bookings])
+
+
+def _give_hosts_back(session: orm.Session,
+                     reservations: ty.Iterable[models.Reservation], now: int,
+                     ) -> None:
+    """Those of whole hosts, if there are any, hold none any more."""
+    whole = [one.id for one in reservations if one.whole]
+    if whole:
+        holding.give_back(session, now, whole)
 
 
 def fail_waiting(session: orm.Session, lease: models.Lease, now: int,

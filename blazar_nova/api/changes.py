@@ -13,10 +13,12 @@
 
 import contextlib
 import dataclasses
+import functools
 import typing as ty
 
 from oslo_utils import excutils
 
+from blazar_core.books import enrolment
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -175,8 +177,9 @@ class Changes:
 
 def asking(parts: wiring.Parts, context: ty.Any) -> types.Asking:
     """A request of a user for reservations."""
-    return types.Asking(
-        context, parts.conf.blazar.public_properties, parts.types)
+    return types.Asking(context, functools.partial(
+        enrolment.public, parts.database,
+        parts.conf.blazar.public_properties), parts.types)
 
 
 def _is_near_end(lease: dict[str, ty.Any]) -> bool:

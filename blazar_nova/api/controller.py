@@ -9,11 +9,10 @@
 #    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 #    License for the specific language governing permissions and limitations
 #    under the License.
-"""What the lease API does."""
+"""What the lease API does with leases."""
 
 import dataclasses
 import typing as ty
-from urllib import parse
 
 import webob
 
@@ -36,10 +35,7 @@ from blazar_nova.api import trusts
 from blazar_nova.api import web
 from blazar_nova.parts import wiring
 
-__all__ = ['Handler', 'Leases']
-
-Answer: ty.TypeAlias = tuple[int, dict[str, ty.Any] | None]
-Handler: ty.TypeAlias = ty.Callable[..., Answer]
+__all__ = ['Leases']
 
 #: How far ahead is looked for room, and for how many starts, if not said.
 _AHEAD = 30 * 86400
@@ -57,7 +53,7 @@ class Leases:
 
     # -- looking -----------------------------------------------------------
 
-    def index(self, request: webob.Request) -> Answer:
+    def index(self, request: webob.Request) -> web.Answer:
         context = web.context(request)
         target = {'project_id': context.project_id}
         self._policy.authorize(context, 'blazar:leases:get', target)
@@ -75,15 +71,14 @@ class Leases:
             'leases': [_chosen(self._parts.answers.lease(lease), fields)
                        for lease in found]}
         if more:
-            body['leases_links'] = [{'rel': 'next', 'href': _next(
-                request, found[-1]['id'])}]
+            body['leases_links'] = web.next_page(request, found[-1]['id'])
         return 200, body
 
-    def show(self, request: webob.Request, lease_id: str) -> Answer:
+    def show(self, request: webob.Request, lease_id: str) -> web.Answer:
         return self._answer(200, self._lease(
             request, lease_id, 'blazar:leases:get'))
 
-    def _answer(self, code: int, lease: dict[str, ty.Any]) -> Answer:
+    def _answer(self, code: int, lease: dict[str, ty.Any]) -> web.Answer:
         return code, {'lease': self._parts.answers.lease(lease)}
 
     def _lease(self, request: webob.Request, lease_id: str, rule: str,
@@ -102,7 +97,7 @@ class Leases:
 
     # -- making ------------------------------------------------------------
 
-    def create(self, request: webob.Request) -> Answer:
+    def create(self, request: webob.Request) -> web.Answer:
         key = None if web.flag(request, 'dry_run') else web.key(request)
         if key is None:
             return self._create(request, None)
@@ -118,7 +113,7 @@ class Leases:
         return self._answer(201, made)
 
     def _create(self, request: webob.Request, key: repeats.Key | None,
-                ) -> Answer:
+                ) -> web.Answer:
         context = web.context(request)
         target = {'project_id': context.project_id}
         asked = bodies.create(web.body(request), self._parts.clock.now(),
@@ -152,7 +147,7 @@ class Leases:
         self._parts.notify('lease.create', lease)
         return self._answer(201, lease)
 
-    def accept(self, request: webob.Request, lease_id: str) -> Answer:
+    def accept(self, request: webob.Request, lease_id: str) -> web.Answer:
         self._lease(request, lease_id, 'blazar:leases:offer')
         lease = self._parts.leases.making.accept(lease_id)
         if changes.is_owner(web.context(request), lease):
@@ -162,12 +157,12 @@ class Leases:
 
     # -- changing ----------------------------------------------------------
 
-    def update(self, request: webob.Request, lease_id: str) -> Answer:
+    def update(self, request: webob.Request, lease_id: str) -> web.Answer:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
         return self._answer(200, self._changes.make(
             web.context(request), web.body(request), lease))
 
-    def delete(self, request: webob.Request, lease_id: str) -> Answer:
+    def delete(self, request: webob.Request, lease_id: str) -> web.Answer:
         try:
             self._lease(request, lease_id, 'blazar:leases:delete')
         except errors.NotFound:
@@ -182,7 +177,7 @@ class Leases:
 
     # -- asking what would fit ---------------------------------------------
 
-    def availability(self, request: webob.Request) -> Answer:
+    def availability(self, request: webob.Request) -> web.Answer:
         context = web.context(request)
         self._policy.authorize(context, 'blazar:availability:get',
                                {'project_id': context.project_id})
@@ -222,11 +217,6 @@ def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
             ) -> dict[str, ty.Any]:
     return lease if fields is None else {
         name: lease[name] for name in fields}
-
-
-def _next(request: webob.Request, marker: str) -> str:
-    values = {**web.query(request), 'marker': marker}
-    return f'{request.path_url}?{parse.urlencode(values)}'
 
 
 def _quote(new: making.NewLease, refusal: refusals.Refusal | None,

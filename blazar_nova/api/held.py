@@ -28,6 +28,7 @@ from blazar_nova.api import trusts
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
+from blazar_nova.compat import pool
 from blazar_nova.compat import router
 from blazar_nova.parts import wiring
 from blazar_nova.resources import groups
@@ -49,11 +50,14 @@ class Admission:
                  send: ty.Callable[[], None]) -> None:
         boot = boots.current()
         reservation_id = flavors.reservation_of(call.request_spec[0].flavor)
-        if boot is None and reservation_id is None:
+        hosts_of = call.hint('reservation')
+        if boot is None and reservation_id is None and hosts_of is None:
             send()
             return
         try:
-            if reservation_id is not None:
+            if hosts_of is not None:
+                self._go_within(hosts_of, boot, call, send)
+            elif reservation_id is not None:
                 self._take_places(reservation_id, boot, call, send)
             elif boot is not None:
                 self._admit(boot.request, call, send)
@@ -65,6 +69,25 @@ class Admission:
             if code == 500:
                 raise
             raise router.error(code, str(exc)) from exc
+
+    def _go_within(self, reservation_id: str, boot: boots.Boot | None,
+                   call: calls.BuildCall, send: ty.Callable[[], None],
+                   ) -> None:
+        """The servers go to the hosts of a reservation, and stay there.
+
+        What the hint says was looked at before; that was long ago.
+        """
+        if boot is not None:
+            raise errors.InvalidLeaseParams(
+                f'The servers are to go to the hosts of reservation '
+                f'{reservation_id}, which is leased already. Leave the hint '
+                f'reserved out.')
+        why = self._leases.servers.hosts_of(
+            reservation_id, call.context.project_id)
+        if why is not None:
+            raise errors.InvalidLeaseParams(why)
+        pool.bind(call, reservation_id)
+        send()
 
     def _take_places(self, reservation_id: str, boot: boots.Boot | None,
                      call: calls.BuildCall, send: ty.Callable[[], None],

@@ -23,12 +23,14 @@ import typing as ty
 
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
+from oslo_utils import strutils
 import webob
 
 from blazar_core.common import errors
 from blazar_nova.api import boot as boots
 from blazar_nova.api import faults
 from blazar_nova.api import lease_params
+from blazar_nova.compat import pool
 from blazar_nova.compat import router
 from blazar_nova.parts import wiring
 
@@ -72,7 +74,8 @@ class LeaseMiddleware:
         server_id, rest = server.group(1).lower(), server.group(2) or ''
         if rest.strip('/'):
             return (self._held_back(environ, server_id) or
-                    self._of_fixed_size(environ, server_id) or self._app)
+                    self._of_fixed_size(environ, server_id) or
+                    self._led_astray(environ, server_id) or self._app)
         if method == 'DELETE':
             return self._delete(environ, server_id)
         return self._app
@@ -113,11 +116,16 @@ class LeaseMiddleware:
         project_id = environ['nova.context'].project_id
         kind = self._parts.leases.servers.reservation(
             wanted, project_id) if isinstance(wanted, str) else None
-        if kind is None:
+        if not isinstance(wanted, str) or kind is None:
             raise errors.InvalidLeaseParams(
                 'The hint "reservation" must be the id of a reservation of '
                 'your project that is not over; no such reservation was '
                 'found.')
+        if self._parts.types.of(kind, False).has_hosts:
+            why = self._parts.leases.servers.hosts_of(wanted, project_id)
+            if why is not None:
+                raise errors.InvalidLeaseParams(why)
+            return
         if not self._parts.types.of(kind, False).for_servers:
             raise errors.InvalidLeaseParams(
                 f'Reservation {wanted} is of {kind}: no servers are booted '
@@ -174,6 +182,28 @@ class LeaseMiddleware:
             f'no others are: servers cannot be resized out of it or into it. '
             f'Boot a new one.'))
 
+    def _led_astray(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to a move that asks no scheduler, onto hosts that are
+        not for this server or away from those that are.
+        """
+        target = _forced_onto(environ)
+        if target is None or not environ['nova.context'].is_admin:
+            return None
+        try:
+            enrolled, holder = self._parts.leases.servers.holder_of(target)
+            within = pool.reservation_of_server(server_id)
+        except (errors.BooksUnavailable, errors.CloudUnavailable):
+            # Ordinary servers must not suffer from it.
+            return None
+        if holder == within and (within is not None or not enrolled):
+            return None
+        return router.fault(environ, 409, (
+            f'Host {target} serves leases only, and not one of this server. '
+            if within is None else
+            f'The server is in reservation {within}, which does not have host '
+            f'{target}. ') + 'Leave "force" out, or the host: then it is '
+            'moved to where it may be.')
+
     def _delete(self, environ: Environ, server_id: str) -> ty.Any:
         """Delete a server; if that was all of it, the books know at once.
 
@@ -210,6 +240,21 @@ def _resized(environ: Environ) -> str | None:
     resize = _body(environ).get('resize')
     flavor = resize.get('flavorRef') if isinstance(resize, dict) else None
     return str(flavor).rsplit('/', 1)[-1] if flavor is not None else None
+
+
+def _forced_onto(environ: Environ) -> str | None:
+    """The host to which an action moves a server whatever the scheduler
+    says: in older microversions all that is named, later only with "force".
+    """
+    body, version = _body(environ), router.microversion(environ)
+    for action, since in (('os-migrateLive', (2, 30)), ('evacuate', (2, 29))):
+        values = body.get(action)
+        if isinstance(values, dict) and isinstance(
+                values.get('host'), str) and values['host'].isprintable():
+            forced = strutils.bool_from_string(values.get('force', False))
+            return values['host'] if forced or (
+                version is not None and version < since) else None
+    return None
 
 
 def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:

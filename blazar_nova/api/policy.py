@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Who may do what with leases.
+"""Who may do what with leases, and with hosts that are enrolled.
 
 The rules are read from the same file as Nova's, by an enforcer of their own.
 The roles mean what they mean in Nova, by rules of our own names, so that an
@@ -31,6 +31,8 @@ PROJECT_MEMBER_OR_ADMIN = 'rule:blazar_project_member_or_admin'
 PROJECT_READER_OR_ADMIN = 'rule:blazar_project_reader_or_admin'
 
 _LEASE = '/v1/leases/{lease_id}'
+_HOSTS = '/v1/os-hosts'
+_HOST = f'{_HOSTS}/{{host_id}}'
 
 
 def _persona(name: str, check: str, description: str) -> policy.RuleDefault:
@@ -83,6 +85,26 @@ _RULES = [
     _rule('availability:get', PROJECT_READER_OR_ADMIN,
           'Ask how many servers of a kind could be had when.',
           'GET /v1/availability'),
+    _rule('oshosts:get', ADMIN,
+          'List the hosts that are enrolled, show one, see which of their '
+          'properties are private.',
+          f'GET {_HOSTS}', f'GET {_HOST}', f'GET {_HOSTS}/properties'),
+    _rule('oshosts:post', ADMIN,
+          'Enrol a host: it serves leases only from then on.',
+          f'POST {_HOSTS}'),
+    _rule('oshosts:put', ADMIN, 'Change what is said of a host.',
+          f'PUT {_HOST}'),
+    _rule('oshosts:delete', ADMIN, 'Have a host serve everybody again.',
+          f'DELETE {_HOST}'),
+    _rule('oshosts:get_allocations', ADMIN,
+          'Tell which reservations, of any project, have which hosts.',
+          f'GET {_HOSTS}/allocations', f'GET {_HOST}/allocation'),
+    _rule('oshosts:get_resource_properties', PROJECT_READER_OR_ADMIN,
+          'List the properties by which hosts may be asked for.',
+          f'GET {_HOSTS}/properties'),
+    _rule('oshosts:patch_resource_properties', ADMIN,
+          'Make a property of hosts private, or public.',
+          f'PATCH {_HOSTS}/properties/{{name}}'),
 ]
 
 

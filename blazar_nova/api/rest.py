@@ -25,6 +25,8 @@ import webob.dec
 
 from blazar_nova.api import controller
 from blazar_nova.api import faults
+from blazar_nova.api import hosts
+from blazar_nova.api import web
 from blazar_nova.compat import checks
 from blazar_nova.parts import wiring
 
@@ -33,20 +35,39 @@ __all__ = ['Application', 'factory', 'versions']
 LOG = logging.getLogger(__name__)
 
 # PostgreSQL takes no text with a NUL in it.
-_ID = r'(?P<lease_id>[^/\0]{1,255})'
+_LEASE = r'/leases/(?P<lease_id>[^/\0]{1,255})'
+# No column holds more digits.
+_HOST = r'/os-hosts/(?P<host_id>[0-9]{1,18})'
 
-#: Which path is for what: the methods of :class:`controller.Leases`.
-ROUTES: tuple[tuple[re.Pattern[str], dict[str, str]], ...] = tuple(
-    (re.compile(path), methods) for path, methods in (
-        (r'/leases', {'GET': 'index', 'POST': 'create'}),
-        (rf'/leases/{_ID}',
+
+class Route(ty.NamedTuple):
+    """A path, and which methods of which class it is for."""
+
+    path: re.Pattern[str]
+    controller: type
+    methods: dict[str, str]
+
+
+#: Which path is for what.
+ROUTES = tuple(
+    Route(re.compile(path), of, methods) for path, of, methods in (
+        (r'/leases', controller.Leases, {'GET': 'index', 'POST': 'create'}),
+        (_LEASE, controller.Leases,
          {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
-        (rf'/leases/{_ID}/accept', {'POST': 'accept'}),
-        (r'/availability', {'GET': 'availability'}),
+        (rf'{_LEASE}/accept', controller.Leases, {'POST': 'accept'}),
+        (r'/availability', controller.Leases, {'GET': 'availability'}),
+        (r'/os-hosts', hosts.Hosts, {'GET': 'index', 'POST': 'create'}),
+        (_HOST, hosts.Hosts,
+         {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
+        (rf'{_HOST}/allocation', hosts.Hosts, {'GET': 'allocation'}),
+        (r'/os-hosts/allocations', hosts.Hosts, {'GET': 'allocations'}),
+        (r'/os-hosts/properties', hosts.Hosts, {'GET': 'properties'}),
+        (r'/os-hosts/properties/(?P<name>.+)', hosts.Hosts,
+         {'PATCH': 'update_property'}),
     ))
 
 #: What clients know and this installation does not have.
-_OTHERS = re.compile(r'/(?:os-hosts|floatingips)(?:/.*)?')
+_OTHERS = re.compile(r'/floatingips(?:/.*)?')
 
 _VERSION = 'reservation 1.0'
 
@@ -54,8 +75,9 @@ _VERSION = 'reservation 1.0'
 class Application:
     """A WSGI application behind Nova's authentication."""
 
-    def __init__(self, leases: controller.Leases) -> None:
-        self._leases = leases
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._controllers: dict[type, object] = {
+            of: of(parts) for of in {route.controller for route in ROUTES}}
 
     @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def __call__(self, request: webob.Request) -> webob.Response:
@@ -80,9 +102,9 @@ class Application:
             body=jsonutils.dump_as_bytes(body))
 
     def _handler(self, request: webob.Request,
-                 ) -> tuple[controller.Handler, dict[str, str]]:
+                 ) -> tuple[web.Handler, dict[str, str]]:
         path = _path(request)
-        for pattern, methods in ROUTES:
+        for pattern, of, methods in ROUTES:
             match = pattern.fullmatch(path)
             if match is None:
                 continue
@@ -91,15 +113,15 @@ class Application:
                     'METHOD_NOT_ALLOWED',
                     f'{request.method} is not for this URL. Use one of '
                     f'{", ".join(methods)}.', Allow=', '.join(methods))
-            return (getattr(self._leases, methods[request.method]),
-                    match.groupdict())
+            handler = getattr(self._controllers[of], methods[request.method])
+            return handler, match.groupdict()
         if _OTHERS.fullmatch(path):
             raise faults.Fault(
                 'NOT_IMPLEMENTED',
-                'Hosts and floating IPs cannot be reserved here yet; servers '
-                'can, by /leases.')
+                'Floating IPs cannot be reserved here; servers and hosts can, '
+                'by /leases.')
         raise faults.Fault('URL_NOT_FOUND', 'There is nothing at this URL. '
-                           'Leases are at /v1/leases.')
+                           'Leases are at /v1/leases, hosts at /v1/os-hosts.')
 
 
 def _path(request: webob.Request) -> str:
@@ -117,7 +139,7 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
         as it has to be; it says which line to write
     """
     checks.refuse('nova-api', checks.nova_objects())
-    return Application(controller.Leases(wiring.shared()))
+    return Application(wiring.shared())
 
 
 def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:

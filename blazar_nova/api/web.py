@@ -13,6 +13,7 @@
 
 import copy
 import typing as ty
+from urllib import parse
 
 from oslo_serialization import jsonutils
 import webob
@@ -21,7 +22,15 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.leases import repeats
 
-__all__ = ['body', 'context', 'flag', 'for_project', 'key', 'query']
+__all__ = ['Answer', 'Handler', 'body', 'context', 'flag', 'for_project',
+           'key', 'next_page', 'query']
+
+#: A code, and what the body says.
+Answer: ty.TypeAlias = tuple[int, dict[str, ty.Any] | None]
+Handler: ty.TypeAlias = ty.Callable[..., Answer]
+
+_LEASE = ('{"name": "lease1", "end_date": "2026-12-01 16:07", '
+          '"reservations": []}')
 
 
 def context(request: webob.Request) -> ty.Any:
@@ -36,18 +45,18 @@ def for_project(asks: ty.Any, project_id: str) -> ty.Any:
     return asks
 
 
-def body(request: webob.Request) -> object:
+def body(request: webob.Request, example: str = _LEASE) -> object:
     """What the JSON of its body says.
 
+    :param example: of what to write
     :raises InvalidLeaseParams: when it is none
     """
     try:
         return ty.cast(object, jsonutils.loads(request.body))
     except (ValueError, RecursionError) as exc:
         raise errors.InvalidLeaseParams(
-            'The body of the request is not JSON that can be read. Send an '
-            'object, such as {"name": "lease1", "end_date": '
-            '"2026-12-01 16:07", "reservations": []}.') from exc
+            f'The body of the request is not JSON that can be read. Send an '
+            f'object, such as {example}.') from exc
 
 
 def key(request: webob.Request) -> repeats.Key | None:
@@ -82,3 +91,10 @@ def flag(request: webob.Request, name: str) -> bool:
     values = query(request)
     inputs.check_keys(values, {name: 'true'}, 'the query')
     return inputs.boolean(values.get(name, 'false'), name)
+
+
+def next_page(request: webob.Request, marker: str) -> list[dict[str, str]]:
+    """The link to what comes after a list that the request was answered."""
+    values = {**query(request), 'marker': marker}
+    return [{'rel': 'next',
+             'href': f'{request.path_url}?{parse.urlencode(values)}'}]

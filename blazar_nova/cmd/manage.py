@@ -31,6 +31,7 @@ from blazar_core.leases import views
 
 if ty.TYPE_CHECKING:
     from blazar_nova.cmd import verify
+    from blazar_nova.parts import enrolling
 
 __all__ = ['main']
 
@@ -44,7 +45,10 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
     if parsed.action is _verify:
         return int(_verify(parsed))
     try:
-        parsed.action(_conf(parsed.config_file))
+        if 'of_host' in parsed:
+            parsed.of_host(_enrolling(parsed.config_file), parsed)
+        else:
+            parsed.action(_conf(parsed.config_file))
     except errors.BlazarError as exc:
         print(exc, file=sys.stderr)
         return 1
@@ -68,8 +72,22 @@ def _parser() -> argparse.ArgumentParser:
           _key_rotate)
     lease = _noun(nouns, 'lease', 'the leases of all projects')
     _verb(lease, 'list', 'print a table of them', _lease_list)
+    _add_hosts(nouns)
     _add_verify(nouns)
     return parser
+
+
+def _add_hosts(nouns: ty.Any) -> None:
+    verbs = _noun(nouns, 'host', 'the hosts that serve leases only')
+    _verb(verbs, 'list', 'print a table of them', _host_list, 'of_host')
+    add = _verb(verbs, 'add', 'have a host serve leases only; finishes what '
+                'was begun', _host_add, 'of_host')
+    add.add_argument('name', help='the hypervisor, or its nova-compute')
+    add.add_argument('extra', nargs='*', metavar='KEY=VALUE',
+                     help='what users may ask for, beside what Nova says')
+    remove = _verb(verbs, 'remove', 'have it serve everybody again; finishes '
+                   'what was begun', _host_remove, 'of_host')
+    remove.add_argument('id', type=int)
 
 
 def _add_verify(nouns: ty.Any) -> None:
@@ -98,9 +116,10 @@ def _noun(nouns: ty.Any, name: str, text: str) -> ty.Any:
 
 
 def _verb(verbs: ty.Any, name: str, text: str,
-          action: ty.Callable[[cfg.ConfigOpts], None]) -> None:
-    verbs.add_parser(name, help=text, description=text).set_defaults(
-        action=action)
+          action: ty.Callable[..., None], kind: str = 'action') -> ty.Any:
+    verb = verbs.add_parser(name, help=text, description=text)
+    verb.set_defaults(**{'action': action, kind: action})
+    return verb
 
 
 def _conf(files: ty.Sequence[str] | None) -> cfg.ConfigOpts:
@@ -146,25 +165,70 @@ def _lease_list(conf: cfg.ConfigOpts) -> None:
     print(table)
 
 
+def _host_list(hosts: 'enrolling.Enrolling', _parsed: argparse.Namespace,
+               ) -> None:
+    table = prettytable.PrettyTable(
+        ['ID', 'Host', 'Status', 'Reservable', 'Zone'], align='l')
+    for host in hosts.listed():
+        table.add_row([
+            host['id'], host['hypervisor_hostname'], host['status'],
+            host['reservable'], host['availability_zone']])
+    print(table)
+
+
+def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
+              ) -> None:
+    from blazar_nova.api import host_bodies
+
+    body = {}
+    for pair in parsed.extra:
+        key, equals, body[key] = pair.partition('=')
+        if not equals:
+            raise errors.InvalidLeaseParams(
+                f'{pair} is no KEY=VALUE. Write gpu=A100, for example.')
+    host = hosts.add(*host_bodies.create({**body, 'name': parsed.name}))
+    print(f'Host {parsed.name} has the id {host["id"]}: it serves leases '
+          f'only.')
+
+
+def _host_remove(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
+                 ) -> None:
+    hosts.remove(parsed.id)
+    print(f'Host {parsed.id} serves everybody again.')
+
+
+def _enrolling(files: ty.Sequence[str] | None) -> 'enrolling.Enrolling':
+    parts = _parts(files)
+    from blazar_nova.parts import enrolling
+
+    return enrolling.Enrolling(parts)
+
+
+def _parts(files: ty.Sequence[str] | None) -> ty.Any:
+    """What works with Nova, which the other commands do without."""
+    from blazar_nova.compat import threads  # noqa: F401  (the first of all)
+
+    from blazar_nova.compat import service
+    from blazar_nova.parts import wiring
+
+    opts.register_opts(service.CONF)
+    service.configure(['blazar-nova-manage', *(
+        word for path in files or () for word in ('--config-file', path))],
+        'blazar')
+    return wiring.assemble(service.CONF)
+
+
 def _pause(seconds: int) -> None:
     threading.Event().wait(seconds)
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    # Nova is loaded for this alone; the other commands do without.
-    from blazar_nova.compat import threads  # noqa: F401  (the first of all)
-
-    from blazar_nova.cmd import verify
-    from blazar_nova.compat import service
-    from blazar_nova.parts import wiring
-
-    opts.register_opts(service.CONF)
-    words = [word for path in parsed.config_file or ()
-             for word in ('--config-file', path)]
     try:
-        service.configure(['blazar-nova-manage', *words], 'blazar')
+        parts = _parts(parsed.config_file)
+        from blazar_nova.cmd import verify
+
         verifier = verify.Verifier(
-            wiring.assemble(service.CONF), _pause,
+            parts, _pause,
             lambda text: print(text, file=sys.stderr, flush=True),
             parsed.grace, parsed.revoke_trusts)
         report = verifier.run(parsed.fix)

@@ -26,14 +26,17 @@ import typing as ty
 
 from oslo_upgradecheck import upgradecheck
 
+from blazar_core.books import enrolment
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
+from blazar_core.db import api
 from blazar_core.db import settings
 from blazar_core.db import vault
 from blazar_core.lifecycle import audit
 from blazar_nova.cmd import verify
 from blazar_nova.compat import checks
+from blazar_nova.compat import pool
 from blazar_nova.compat import service
 from blazar_nova.parts import credentials
 from blazar_nova.parts import wiring
@@ -65,6 +68,13 @@ def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
     except Exception as exc:
         return Result(code, f'{type(exc).__name__}: {exc}')
     return Result(Code.SUCCESS)
+
+
+def _unkept(books: api.Database) -> list[str]:
+    """What lets others onto hosts that are enrolled."""
+    with books.reader() as session:
+        enrolled = enrolment.listed(session)
+    return pool.problems(CONF) if enrolled else []
 
 
 class Checks(upgradecheck.UpgradeCommands):
@@ -132,6 +142,13 @@ class Checks(upgradecheck.UpgradeCommands):
             settings.differences(wiring.database(CONF))), Code.WARNING)
         return _result(found) if found else result
 
+    def _hosts(self) -> Result:
+        """Placement keeps others off the hosts that serve leases only."""
+        found: list[str] = []
+        result = _checked(lambda: found.extend(
+            _unkept(wiring.database(CONF))), Code.WARNING)
+        return _result(found) if found else result
+
     def _get_details(self, upgrade_check_result: Result) -> str | None:
         """What the table shows: lines to write are not broken."""
         if upgrade_check_result.details is None:
@@ -154,6 +171,7 @@ class Checks(upgradecheck.UpgradeCommands):
         ('Filter and weigher', _scheduler),
         ('Order of filters', _filter_order),
         ('Prefilters', _prefilters),
+        ('Enrolled hosts', _hosts),
         ('Notifications', _notifications),
         ('api-paste.ini', _api_paste),
         ('Keystone', _keystone),

@@ -58,6 +58,13 @@ class BuildCall:
     def server_ids(self) -> tuple[str, ...]:
         return tuple(spec.instance_uuid for spec in self.request_spec)
 
+    def hint(self, name: str) -> str | None:
+        """What a hint of the boot says; None: there is none of this name."""
+        hints = self.request_spec[0].scheduler_hints or {}
+        value = hints.get(name)
+        return ty.cast('str | None', value[0] if isinstance(value, list) and (
+            value) else value)
+
     def send(self, task_api: ty.Any) -> None:
         """Cast it to the conductor."""
         task_api.schedule_and_build_instances(

@@ -24,6 +24,7 @@ import typing as ty
 
 from nova.api.openstack import common
 from nova.api.openstack import wsgi_app
+from nova.compute import api as compute_api
 from nova.compute import vm_states
 from nova import conductor
 from nova.limit import placement
@@ -48,6 +49,20 @@ _CALL = ['self', 'context', 'build_requests', 'request_spec', 'image',
          'admin_password', 'injected_files', 'requested_networks',
          'block_device_mapping', 'tags']
 
+_RESIZE = ['self', 'context', 'instance', 'scheduler_hint', 'flavor',
+           'reservations', 'clean_shutdown', 'request_spec', 'host_list',
+           'do_cast']
+
+#: What we call of nova.compute.api.AggregateAPI.
+_AGGREGATES = {
+    'add_host_to_aggregate': ['self', 'context', 'aggregate_id', 'host_name'],
+    'delete_aggregate': ['self', 'context', 'aggregate_id'],
+    'remove_host_from_aggregate': ['self', 'context', 'aggregate_id',
+                                   'host_name'],
+    'update_aggregate_metadata': ['self', 'context', 'aggregate_id',
+                                  'metadata'],
+}
+
 #: Fields that we read or write, by object.
 _FIELDS = {
     'BuildRequest': ('instance', 'instance_uuid', 'created_at',
@@ -60,6 +75,7 @@ _FIELDS = {
     'Instance': ('vm_state', 'task_state', 'host', 'node', 'updated_at',
                  'launched_at', 'system_metadata'),
     'ComputeNode': ('uuid', 'hypervisor_hostname', 'host'),
+    'Aggregate': ('id', 'uuid', 'name', 'hosts', 'metadata'),
 }
 
 FILTER = 'BlazarFilter'
@@ -98,6 +114,11 @@ def nova_objects() -> list[str]:
     problems = signature('nova.conductor.ComputeTaskAPI',
                          'schedule_and_build_instances',
                          conductor.ComputeTaskAPI, _CALL)
+    problems += signature('nova.conductor.ComputeTaskAPI', 'resize_instance',
+                          conductor.ComputeTaskAPI, _RESIZE)
+    for name, takes in _AGGREGATES.items():
+        problems += signature('nova.compute.api.AggregateAPI', name,
+                              compute_api.AggregateAPI, takes)
     if not callable(getattr(placement, '_get_enforcer', None)):
         problems.append('nova.limit.placement was expected to have '
                         '_get_enforcer, which knows the unified limits.')

@@ -29,6 +29,7 @@ from oslo_log import log as logging
 
 from blazar_core.books import claims
 from blazar_nova.compat import checks
+from blazar_nova.compat import pool
 
 __all__ = ['install', 'problems']
 
@@ -89,15 +90,23 @@ def install(books: claims.Claims) -> None:
 
         if utils.request_is_rebuild(spec_obj):
             return ask_nova()
+        within = pool.reservation_of(spec_obj.flavor)
         try:
             undo = books.claim(instance_uuid, {
                 provider: one['resources'] for provider, one in
-                alloc_req['allocations'].items()}, _is_forced(spec_obj))
+                alloc_req['allocations'].items()}, _is_forced(spec_obj),
+                within)
         except claims.Denied as exc:
             LOG.info('Server %s does not go to host %s: %s', instance_uuid,
                      ' or '.join(alloc_req['allocations']), exc)
             return False
         if _unless(ask_nova, undo, instance_uuid):
+            if within is not None and not books.is_within(within):
+                LOG.info('Server %s does not go to the hosts of reservation '
+                         '%s: its lease has just ended', instance_uuid,
+                         within)
+                client.delete_allocation_for_instance(ctx, instance_uuid)
+                return False
             granted[instance_uuid] = undo
             if len(granted) > _REMEMBERED:
                 granted.popitem(last=False)

@@ -29,6 +29,7 @@ import nova.compute.api
 from nova import conductor
 
 from blazar_nova.compat import calls
+from blazar_nova.compat import pool
 
 __all__ = ['Interceptor', 'intercepting', 'unwired']
 
@@ -40,7 +41,7 @@ _real = conductor.ComputeTaskAPI
 
 
 class _Interceptable(_real):  # type: ignore[valid-type,misc]
-    """Nova's class, but for the one call."""
+    """Nova's class, but for the one call, and what a resize is given."""
 
     interceptor: ty.ClassVar[Interceptor]
 
@@ -53,6 +54,14 @@ class _Interceptable(_real):  # type: ignore[valid-type,misc]
             context, build_requests, request_spec, image, admin_password,
             injected_files, requested_networks, block_device_mapping, tags)
         type(self).interceptor(call, functools.partial(call.send, super()))
+
+    def resize_instance(self, context: ty.Any, instance: ty.Any,
+                        scheduler_hint: ty.Any, flavor: ty.Any,
+                        *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+        """A server that is bound to hosts takes that along."""
+        return super().resize_instance(
+            context, instance, scheduler_hint,
+            pool.carry_over(instance, flavor), *args, **kwargs)
 
 
 @contextlib.contextmanager

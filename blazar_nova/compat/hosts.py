@@ -31,7 +31,7 @@ from blazar_nova.compat import bounded
 
 __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
            'ask_placement', 'facts', 'on_service_host', 'services_up',
-           'taken']
+           'taken', 'tell_placement']
 
 LOG = logging.getLogger(__name__)
 
@@ -163,12 +163,38 @@ def ask_placement(url: str) -> dict[str, ty.Any] | None:
 
     :raises CloudUnavailable: when it does not answer, or is not itself
     """
+    response = _of_placement('get', url)
+    if response.status_code == 404:
+        return None
+    # What it does not understand, it will not understand later either.
+    response.raise_for_status()
+    return ty.cast('dict[str, ty.Any]', response.json())
+
+
+def tell_placement(method: str, url: str, body: ty.Any = None) -> bool:
+    """Change something in placement; whether it is so now.
+
+    It is not where somebody else has changed it, or it is in use.
+
+    :param method: ``put`` or ``delete``
+    :raises CloudUnavailable: when it does not answer, or is not itself
+    """
+    response = _of_placement(method, url, *(
+        [body] if method == 'put' else []))
+    if response.status_code not in (404, 409):
+        response.raise_for_status()
+    return bool(response.ok)
+
+
+def _of_placement(method: str, url: str, *body: ty.Any) -> ty.Any:
+    """What placement says to a request that it understands.
+
+    :raises CloudUnavailable: when it does not answer, or is not itself
+    """
     try:
-        response = report.report_client_singleton().get(
-            url, version=_PLACEMENT)
-        if response.status_code == 404:
-            return None
-        if response.status_code != 400:
+        response = getattr(report.report_client_singleton(), method)(
+            url, *body, version=_PLACEMENT)
+        if response.status_code not in (400, 404, 409):
             response.raise_for_status()
     except (keystone_exceptions.ClientException,
             requests.RequestException) as exc:
@@ -176,6 +202,4 @@ def ask_placement(url: str) -> dict[str, ty.Any] | None:
         raise errors.CloudUnavailable(
             'The placement service does not answer; try again in a minute.'
         ) from exc
-    # What it does not understand, it will not understand later either.
-    response.raise_for_status()
-    return ty.cast('dict[str, ty.Any]', response.json())
+    return response

@@ -26,6 +26,7 @@ from blazar_core.common import model
 from blazar_nova.compat import checks
 from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
+from blazar_nova.compat import pool
 
 __all__ = ['HostFilter', 'HostWeigher', 'is_rebuild', 'may_be_leased',
            'problems', 'servers_of', 'takes']
@@ -61,7 +62,8 @@ def may_be_leased(spec: ty.Any) -> bool:
     nobody can tell that it has it.
     """
     return 'scheduler_hints' not in spec or bool(spec.scheduler_hints) or (
-        flavors.reservation_of(spec.flavor) is not None)
+        flavors.reservation_of(spec.flavor) is not None or
+        pool.reservation_of(spec.flavor) is not None)
 
 
 def servers_of(spec: ty.Any) -> int:

@@ -19,7 +19,7 @@ from nova.api.openstack import wsgi
 from nova import exception
 import webob.exc
 
-__all__ = ['build', 'error', 'fault']
+__all__ = ['build', 'error', 'fault', 'microversion']
 
 
 def build(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
@@ -48,10 +48,18 @@ def fault(environ: dict[str, ty.Any], code: int, sentence: str) -> ty.Any:
     :returns: a WSGI application; None when the request asks for a
         microversion that there is none of, which Nova itself answers
     """
+    if microversion(environ) is None:
+        return None
+    return wsgi.Fault(webob.exc.status_map[code](explanation=sentence))
+
+
+def microversion(environ: dict[str, ty.Any]) -> tuple[int, int] | None:
+    """The microversion that a request asks for; None: there is none such."""
     request = wsgi.Request(environ)
     try:
         request.set_api_version_request()
     except (exception.InvalidGlobalAPIVersion,
             exception.InvalidAPIVersionString):
         return None
-    return wsgi.Fault(webob.exc.status_map[code](explanation=sentence))
+    asked = request.api_version_request
+    return asked.ver_major, asked.ver_minor

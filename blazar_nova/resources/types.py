@@ -38,13 +38,13 @@ class Asking:
     """One request of a user, for one or more reservations.
 
     :ivar context: who asks
-    :ivar public: the properties of hosts that may be asked for
+    :ivar public: says which properties of hosts may be asked for
     :ivar types: what may be asked for
     :ivar placement: what placement has said within this request
     """
 
     context: ty.Any
-    public: ty.Sequence[str]
+    public: ty.Callable[[], ty.Sequence[str]]
     types: resources.Types
     placement: demands.Placement = dataclasses.field(
         default_factory=demands.Placement)
@@ -77,10 +77,12 @@ class Asking:
                           f'a reservation of {name}')
         before = kind.written(old['params']) if old else {}
         params = kind.read(before | given)
-        text = given.get('resource_properties')
-        if text != before.get('resource_properties'):
+        for key in kind.parameters:
             # What was asked for when more was public stays what it is.
-            properties.check(properties.parse(text), self.public)
+            if key.endswith('_properties') and (
+                    given.get(key) != before.get(key)):
+                properties.check(
+                    properties.parse(given.get(key)), self.public())
         wanted = kind.wanted(self, params)
         return making.NewReservation(
             wanted.demand, resource_type=ty.cast(str, name), params=params,

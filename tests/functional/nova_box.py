@@ -126,6 +126,8 @@ blazar_nova.scheduler.weights.BlazarWeigher
 [notifications]
 notification_format = versioned
 versioned_notifications_topics = versioned_notifications,blazar_notifications
+[scheduler]
+enable_isolated_aggregate_filtering = True
 [oslo_messaging_notifications]
 driver = messagingv2
 [blazar]

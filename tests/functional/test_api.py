@@ -536,7 +536,7 @@ class TestAnswers(ApiTestCase):
         for method, path, code, name in (
                 ('GET', '/nothing', 404, 'URL_NOT_FOUND'),
                 ('PATCH', '/leases', 405, 'METHOD_NOT_ALLOWED'),
-                ('GET', '/os-hosts', 501, 'NOT_IMPLEMENTED'),
+                ('GET', '/floatingips', 501, 'NOT_IMPLEMENTED'),
                 ('POST', '/floatingips', 501, 'NOT_IMPLEMENTED'),
                 ('GET', '/leases/unheard-of', 404, 'NOT_FOUND')):
             answer = self.ask(method, path, {}, code=code)
@@ -550,8 +550,8 @@ class TestAnswers(ApiTestCase):
                                        'format: %Y-%m-%d %H:%M'),
                 ({'end_date': '2020-01-01 00:00'},
                  'End date must be later than start date.'),
-                ({'reservations': [{'resource_type': 'physical:host'}]},
-                 'one of flavor:instance, virtual:instance'),
+                ({'reservations': [{'resource_type': 'physical:network'}]},
+                 'one of flavor:instance, physical:host, virtual:instance'),
                 ({'reservations': [self.reservation(vcpus='two')]},
                  '"vcpus" is two'),
                 ({'reservations': [self.reservation(affinity='maybe')]},
@@ -680,7 +680,7 @@ class TestAnswers(ApiTestCase):
         error = self.ask('PUT', path, {'reservations': [{
             'id': reservation['id'],
             'resource_properties': '[">", "$vcpus", 1]'}]}, code=400)
-        self.assertIn('There is none: leave resource_properties out.',
+        self.assertIn('There is none: leave the properties out.',
                       error['error_message'])
 
     def test_who_may_only_read(self):

@@ -17,6 +17,7 @@ comparing them; look at what has changed before you keep it.
 """
 
 import collections
+import functools
 import itertools
 import json
 import os
@@ -50,6 +51,8 @@ _DATE = re.compile(r'\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{6}| \d\d:\d\d'
                    r'(?::\d\d)?)')
 #: Times that depend on the moment of the request.
 _MADE = re.compile(r'("(?:created|updated)_at": ")[^"]*"')
+#: Only one host is enrolled there.
+_HOST_ID = re.compile(r'("(?:resource_)?id": ")\d+"')
 _EXPIRES = re.compile(r'("expire_offer",\s+"time": ")[^"]*"')
 
 
@@ -72,14 +75,16 @@ class DescriptionTest(testtools.TestCase):
 
     def test_every_route_and_no_other(self):
         routed = {(pattern.pattern, method)
-                  for pattern, methods in rest.ROUTES for method in methods}
+                  for pattern, _controller, methods in rest.ROUTES
+                  for method in methods}
         described = set()
         for operation in openapi.operations():
             if operation.server is None:
-                path = operation.path.replace('{lease_id}', 'an-id')
+                path = operation.path.format(
+                    lease_id='an-id', host_id='1', name='gpu')
                 described |= {
                     (pattern.pattern, operation.method)
-                    for pattern, _methods in rest.ROUTES
+                    for pattern, _controller, _methods in rest.ROUTES
                     if pattern.fullmatch(path)} or {
                         (operation.path, operation.method)}
         self.assertEqual(routed, described)
@@ -159,6 +164,22 @@ class SamplesTest(test_api.ApiTestCase):
         lease, = self.ask('GET', '/leases')['leases']
         self.sample('GET', f'/leases/{lease["id"]}', 'lease-of-a-boot', 200)
 
+    def test_hosts(self):
+        host = functools.partial(self.sample, client=self.admin)
+        made = host('POST', '/os-hosts', 'host-create', 201)['host']
+        path = f'/os-hosts/{made["id"]}'
+        host('PUT', path, 'host-update', 200)
+        host('GET', '/os-hosts', 'hosts', 200)
+        self.fill_books()
+        self.make(start_in=3600, reservations=[
+            {'resource_type': 'physical:host', 'min': 1, 'max': 1}])
+        host('GET', '/os-hosts/allocations', 'host-allocations', 200)
+        host('GET', f'{path}/allocation', 'host-allocation', 200)
+        host('PATCH', '/os-hosts/properties/rack', 'host-property-update',
+             200)
+        host('GET', '/os-hosts/properties?detail=true&all=true',
+             'host-properties', 200)
+
     def test_the_versions(self):
         self.sample('GET', '', 'versions', 300, root='/reservation')
 
@@ -168,14 +189,16 @@ class SamplesTest(test_api.ApiTestCase):
         self.assertEqual(sorted(os.listdir(SAMPLES)), sorted(shown))
 
     def sample(self, method, url, name, code, names=None,
-               root='/reservation/v1'):
+               root='/reservation/v1', client=None):
         """Make a request; its answer is what the sample is.
 
         The request has the body in NAME-request.json, if there is one, and
         the answer is compared with NAME-response.json.
 
         :param names: what stands for words in the body
+        :param client: who asks; by default alice
         """
+        client = client or self.alice
         body, request = None, os.path.join(SAMPLES, f'{name}-request.json')
         if os.path.exists(request):
             with open(request) as f:
@@ -184,8 +207,8 @@ class SamplesTest(test_api.ApiTestCase):
                 text = text.replace(word, value)
             body = json.loads(text)
         answer = requests.request(
-            method, self.alice.base_url.rsplit('/v2', 1)[0] + root + url,
-            json=body, headers={'X-Auth-Token': self.alice.who.token()})
+            method, client.base_url.rsplit('/v2', 1)[0] + root + url,
+            json=body, headers={'X-Auth-Token': client.who.token()})
         self.assertEqual(code, answer.status_code, answer.text)
         self.check(method, url.partition('?')[0], body, answer)
         told = self.told(answer.json())
@@ -199,7 +222,11 @@ class SamplesTest(test_api.ApiTestCase):
 
     def check(self, method, path, body, answer):
         """The description says the same."""
-        path = re.sub(r'(?<=/leases/)[^/]+', '{lease_id}', path) or '/'
+        for before, pattern, name in ((r'/leases/', '[^/]+', '{lease_id}'),
+                                      (r'/os-hosts/', r'\d+', '{host_id}'),
+                                      (r'/properties/', '.+', '{name}')):
+            path = re.sub(rf'(?<={before}){pattern}', name, path)
+        path = path or '/'
         operation, = (one for one in openapi.operations()
                       if (one.method, one.path) == (method, path))
         if body is not None:
@@ -216,6 +243,7 @@ class SamplesTest(test_api.ApiTestCase):
                 (f'"user_id": "{self.alice.who.user}"',
                  f'"user_id": "{USER}"')):
             text = text.replace(old, new)
+        text = _HOST_ID.sub(r'\g<1>1"', text)
         text = moved(text, BEGAN - self.began)
         text = _MADE.sub(rf'\g<1>{clocks.iso(BEGAN)}"', text)
         return _EXPIRES.sub(rf'\g<1>{clocks.iso(BEGAN + 600)}"', text)

@@ -444,15 +444,37 @@ POST   /v1/availability              405   405    405   405    401     401
 PUT    /v1/availability              405   405    405   405    401     401
 PATCH  /v1/availability              405   405    405   405    401     401
 DELETE /v1/availability              405   405    405   405    401     401
-GET    /v1/os-hosts                  501   501    501   501    401     401
-POST   /v1/os-hosts                  501   501    501   501    401     401
-GET    /v1/os-hosts/1                501   501    501   501    401     401
-PUT    /v1/os-hosts/1                501   501    501   501    401     401
-DELETE /v1/os-hosts/1                501   501    501   501    401     401
-GET    /v1/os-hosts/allocations      501   501    501   501    401     401
-GET    /v1/os-hosts/1/allocation     501   501    501   501    401     401
-GET    /v1/os-hosts/properties       501   501    501   501    401     401
-PATCH  /v1/os-hosts/properties/gpu   501   501    501   501    401     401
+GET    /v1/os-hosts                  403   403    403   200    401     401
+POST   /v1/os-hosts                  403   403    403   400    401     401
+PUT    /v1/os-hosts                  405   405    405   405    401     401
+PATCH  /v1/os-hosts                  405   405    405   405    401     401
+DELETE /v1/os-hosts                  405   405    405   405    401     401
+GET    /v1/os-hosts/0                403   403    403   404    401     401
+POST   /v1/os-hosts/0                405   405    405   405    401     401
+PUT    /v1/os-hosts/0                403   403    403   400    401     401
+PATCH  /v1/os-hosts/0                405   405    405   405    401     401
+DELETE /v1/os-hosts/0                403   403    403   404    401     401
+GET    /v1/os-hosts/compute1         404   404    404   404    401     401
+GET    /v1/os-hosts/allocations      403   403    403   200    401     401
+POST   /v1/os-hosts/allocations      405   405    405   405    401     401
+PUT    /v1/os-hosts/allocations      405   405    405   405    401     401
+PATCH  /v1/os-hosts/allocations      405   405    405   405    401     401
+DELETE /v1/os-hosts/allocations      405   405    405   405    401     401
+GET    /v1/os-hosts/0/allocation     403   403    403   404    401     401
+POST   /v1/os-hosts/0/allocation     405   405    405   405    401     401
+PUT    /v1/os-hosts/0/allocation     405   405    405   405    401     401
+PATCH  /v1/os-hosts/0/allocation     405   405    405   405    401     401
+DELETE /v1/os-hosts/0/allocation     405   405    405   405    401     401
+GET    /v1/os-hosts/properties       200   200    200   200    401     401
+POST   /v1/os-hosts/properties       405   405    405   405    401     401
+PUT    /v1/os-hosts/properties       405   405    405   405    401     401
+PATCH  /v1/os-hosts/properties       405   405    405   405    401     401
+DELETE /v1/os-hosts/properties       405   405    405   405    401     401
+GET    /v1/os-hosts/properties/gpu   405   405    405   405    401     401
+POST   /v1/os-hosts/properties/gpu   405   405    405   405    401     401
+PUT    /v1/os-hosts/properties/gpu   405   405    405   405    401     401
+PATCH  /v1/os-hosts/properties/gpu   403   403    403   400    401     401
+DELETE /v1/os-hosts/properties/gpu   405   405    405   405    401     401
 GET    /v1/floatingips               501   501    501   501    401     401
 POST   /v1/floatingips               501   501    501   501    401     401
 GET    /v1/floatingips/{nothing}     501   501    501   501    401     401
@@ -502,7 +524,7 @@ class IsolationTest(LeaseApiTestCase):
         for row in rows():
             path = re.sub(r'[?+].*', '', row.path.removeprefix('/v1'))
             asked.setdefault(path, set()).add(row.method)
-        for pattern, methods in rest.ROUTES:
+        for pattern, _controller, methods in rest.ROUTES:
             self.assertLessEqual(set(methods), set(METHODS))
             found = [methods for path, methods in asked.items()
                      if pattern.fullmatch(path)]

@@ -22,6 +22,7 @@ from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models
+from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import ends
 from tests.simulation import world as worlds
 from tests.unit.blazar_core import racer
@@ -74,7 +75,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'orphans': ('tests.simulation.world.World._delete_orphans',
                 lambda self, core: None),
     'close': ('blazar_core.lifecycle.closing.Closing.close',
-              lambda self, lease_id: True),
+              lambda self, lease_id: closing.Closed(True, [])),
     'lock': ('blazar_core.db.api.locked', racer.late_lock),
     'again': ('blazar_core.lifecycle.ends.Delete.ask', _ask_once),
     'undo': ('blazar_core.books.claims.Claims._undo',

@@ -148,8 +148,9 @@ class Claiming(claims.Claims):
         self._cloud = cloud
 
     def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
-                     forced: bool) -> claims.Undo:
-        undo = super()._claim_alone(takes, forced)
+                     forced: bool, reservation_id: str | None,
+                     ) -> claims.Undo:
+        undo = super()._claim_alone(takes, forced, reservation_id)
         for host, amounts in takes.items():
             self._cloud.act_against(self._cloud.hosts[host], amounts)
         return undo

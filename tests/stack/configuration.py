@@ -223,7 +223,8 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
         **conductor,
         'api': {'response_validation': 'error'},
         'keystone_authtoken': _middleware(site, 'nova'),
-        'scheduler': {'workers': 1},
+        'scheduler': {'workers': 1,
+                      'enable_isolated_aggregate_filtering': True},
         'filter_scheduler': {
             'available_filters': [
                 'nova.scheduler.filters.all_filters',

@@ -104,6 +104,12 @@ class Calendar:
             True)
         return mask
 
+    @property
+    def capacity(self) -> dict[str, Ints]:
+        """What each host has, by class; in the order of :attr:`ids`."""
+        return {rc: one.capacity[:len(self)]
+                for rc, one in self._classes.items()}
+
     def set_host(self, host_id: int, capacity: model.Resources,
                  usage: model.Resources) -> None:
         """Say what a host has, and what of it is used without an end.

@@ -77,10 +77,14 @@ class Beside:
         self.servers: Ints = np.zeros(hosts, np.int64)
         self.amounts: dict[str, Ints] = {}
 
-    def add(self, servers: Ints, resources: model.Resources) -> None:
-        """Add so many servers on each host, of so much each."""
+    def add(self, servers: Ints,
+            amounts: ty.Mapping[str, int | Ints]) -> None:
+        """Add so many servers on each host, of so much each.
+
+        :param amounts: by class, the same on all hosts, or that of each
+        """
         self.servers = self.servers + servers
-        for rc, amount in resources.items():
+        for rc, amount in amounts.items():
             self.amounts[rc] = self.amounts.get(rc, 0) + amount * servers
 
 
@@ -112,22 +116,24 @@ class Timeline(calendar.Calendar):
         :meth:`model.Demand.most_per_host`, and 0 for those not asked about.
         The demand's own choice of hosts is not looked at. A host that does
         not report a class that is needed has no room, except of the shared
-        classes, by which it is not judged then.
+        classes, by which it is not judged then. A whole host is one of which
+        nothing is booked at any instant, nor used.
 
         Costs O(H + steps in the window); O(H) with ``peaks``.
 
         :param beside: what is there too, over all of the window
         :param peaks: what :meth:`peaks` says of the window, if that is known
         """
-        which = self._which(hosts)
         rooms = np.zeros(len(self), np.int64)
         scan = self._scan(
-            demand.resources, demand.most_per_host(), which, beside)
+            demand.resources, demand.most_per_host(), self._which(hosts),
+            beside)
         if scan is None:
             return rooms
         if peaks is None and calendar.end_of(window) == NEVER:
             peaks = self.peaks(window)
-        rooms[which] = scan.room(window.start, calendar.end_of(window)) if (
+        rooms[scan.which] = scan.room(
+            window.start, calendar.end_of(window)) if (
             peaks is None) else scan.room_over(peaks)
         return rooms
 
@@ -284,16 +290,37 @@ class Timeline(calendar.Calendar):
     def _scan(self, resources: model.Resources, most: int, which: Ints,
               beside: Beside | None = None) -> search.Scan | None:
         """A question about hosts; None when some class is nowhere."""
+        if model.HOST in resources:
+            return self._scan_whole(which, beside)
         needs = []
         for rc, amount in resources.items():
             if amount and rc in self._classes:
-                free = self._classes[rc].free[:len(self)]
-                if beside is not None and rc in beside.amounts:
-                    free = free - beside.amounts[rc]
-                needs.append(search.Need(self._columns[rc], amount, free))
+                needs.append(search.Need(
+                    self._columns[rc], amount, self._free(rc, beside)))
             elif amount and rc not in self._shared:
                 return None
         return search.Scan(self._rows, needs, most, which, self._piece)
+
+    def _free(self, rc: str, beside: Beside | None) -> Ints:
+        """What is free of a class on each host, if nothing is booked."""
+        free = self._classes[rc].free[:len(self)]
+        return free if beside is None or rc not in beside.amounts else (
+            free - beside.amounts[rc])
+
+    def _scan_whole(self, which: Ints, beside: Beside | None,
+                    ) -> search.Scan | None:
+        """A question about whole hosts: for the last bit of each class that
+        they have. Where one is taken, another bit is not free.
+        """
+        some = np.zeros(len(self), bool)
+        needs = []
+        for rc, capacity in self.capacity.items():
+            some |= capacity > 0
+            needs.append(search.Need(self._columns[rc], 1, np.where(
+                capacity > 0, self._free(rc, beside) - capacity + 1,
+                search.HUGE)))
+        return search.Scan(self._rows, needs, 1, which[some[which]],
+                           self._piece) if needs else None
 
 
 def _areas(level: npt.NDArray[ty.Any], heads: Ints, times: Ints, edges: Ints,

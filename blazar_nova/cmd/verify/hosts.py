@@ -121,8 +121,10 @@ class Hosts:
         bookings = self._booked_on(row.id)
         runs = {**inventory.awaited(row.consumers, self._parts.clock.now()),
                 **facts.allocations}
-        usage = _sum(amounts for consumer, amounts in runs.items()
-                     if consumer not in bookings)
+        # What runs on a host that a reservation has all of is its own.
+        usage = {} if row.held_by is not None else _sum(
+            amounts for consumer, amounts in runs.items()
+            if consumer not in bookings)
         about = {
             'capacity': (row.capacity, facts.capacity),
             'in use without an end': (row.usage, usage)}

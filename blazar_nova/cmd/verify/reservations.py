@@ -49,14 +49,17 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
                          resources.reserved(session, row))
                 for row in session.scalars(sa.select(models.Reservation).where(
                     models.Reservation.id.in_(there.keys() - begun.keys())))}
-    for reservation_id in sorted(there.keys() - begun.keys()):
+        # Hosts are given back when their servers are gone.
+        ending = {row.held_by for row in session.execute(
+            sa.select(models.Host.held_by).distinct())}
+    for reservation_id in sorted(there.keys() - begun.keys() - ending):
         its, reserved = over.get(reservation_id, (
             there[reservation_id], resources.unknown(reservation_id)))
         yield audit.Difference(
             ('open', reservation_id),
             f'Reservation {reservation_id} can still be used in Nova, and is '
             f'not active.', '--fix closes it', functools.partial(
-                its.end, reserved))
+                its.close, reserved))
     for reservation_id in sorted(begun.keys() - there.keys()):
         row = begun[reservation_id]
         if row.status != states.Lease.ACTIVE or (

@@ -19,6 +19,7 @@ from oslo_log import log as logging
 
 from blazar_core.lifecycle import audit
 from blazar_core.lifecycle.audit import Difference
+from blazar_nova.cmd.verify import enrolled
 from blazar_nova.cmd.verify import gaps
 from blazar_nova.cmd.verify import hosts
 from blazar_nova.cmd.verify import reservations
@@ -93,6 +94,7 @@ class Verifier:
                     parts, self._mirror.hosts, self._gaps, say).differences,
                 'servers': lambda _only: of_servers.differences(),
                 'books': lambda _only: self._audit.differences(),
+                'enrolled hosts': lambda _only: enrolled.differences(parts),
                 'reservations': lambda _only: reservations.differences(parts),
                 'trusts': lambda _only: of_trusts.differences()}
 

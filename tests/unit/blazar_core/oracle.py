@@ -41,6 +41,7 @@ class Booking(ty.NamedTuple):
 class Demand(ty.NamedTuple):
     """``affinity`` is none, affinity or anti-affinity.
 
+    One of the class HOST is a host on which nothing is taken.
     ``allowed`` are the numbers of the hosts that may be used.
     """
 
@@ -64,6 +65,11 @@ def has_room(host: int, hosts: ty.Sequence[Host],
              start: int, end: int) -> bool:
     """Whether so many times ``need`` fits at every instant."""
     capacity, usage = hosts[host]
+    if 'HOST' in need:
+        has = [rc for rc, total in capacity.items() if total]
+        return times <= 1 and bool(has) and all(
+            usage.get(rc, 0) + used(host, bookings, instant, rc) <= 0
+            for rc in has for instant in range(start, end))
     for rc, amount in need.items():
         if not amount or rc == 'DISK_GB' and rc not in capacity:
             continue

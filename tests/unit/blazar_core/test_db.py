@@ -254,6 +254,9 @@ class TestNotOurs(base.DatabaseTestCase):
         if self.kind != 'postgresql':
             self.skipTest('One that MariaDB lets only read is not root.')
         name = self.database.engine.url.database
+        self.addCleanup(
+            databases.server(self.kind).execute,
+            f'ALTER DATABASE {name} RESET default_transaction_read_only')
         read, write = self.away(
             f'ALTER DATABASE {name} SET default_transaction_read_only = on')
         read()

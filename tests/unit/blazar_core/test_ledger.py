@@ -824,7 +824,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
                 moved.extend(edits)
                 elsewhere.observing.observe(server_id, clouds.Seen(
                     base.State.RUNNING, other))
-            amend(session, now, edits, *args)
+            return amend(session, now, edits, *args)
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.books.ledger.decide', late))

@@ -1215,7 +1215,8 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual([
             resources.Reserved(
                 one['id'], lease['id'], 'project', 'user', one['params'],
-                {'vcpus': 1}, (self.uuid_of(one_host),))
+                {'vcpus': 1}, (self.uuid_of(one_host),),
+                services={self.uuid_of(one_host): one_host})
             for one, one_host in ((first, 'one'), (second, 'one'))],
             list(self.places_type.open.values()))
         self.assertEqual(('ACTIVE', ['active'] * 2), self.states(lease))

@@ -58,6 +58,7 @@ class TestOpts(base.BaseTestCase):
              'max_reserved_vcpus_per_project': -1,
              'max_reserved_ram_mb_per_project': -1,
              'max_reserved_disk_gb_per_project': -1,
+             'max_reserved_hosts_per_project': -1,
              'exempt_project_ids': [],
              'external_service_base_endpoint': None,
              'external_service_check_create_endpoint': None,

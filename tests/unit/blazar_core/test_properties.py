@@ -141,7 +141,7 @@ class ExpressionTest(testtools.TestCase):
                 (['b', 'c'], '"$a" is no property of hosts that may be asked '
                              'for. Write one or more of "$b", "$c".'),
                 ([], '"$a" is no property of hosts that may be asked for. '
-                     'There is none: leave resource_properties out.')):
+                     'There is none: leave the properties out.')):
             self.assertEqual(sentence, str(self.assertRaises(
                 errors.InvalidLeaseParams, properties.check, asked, public)))
 

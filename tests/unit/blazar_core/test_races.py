@@ -18,6 +18,7 @@ Every guard has a test that takes it out and sees what it prevents.
 import atexit
 import collections
 import functools
+import itertools
 import json
 import os
 import random
@@ -267,6 +268,62 @@ class TestBookingWithoutTheGuard(RaceTestCase):
             self.clear()
         self.fail(f'{ROUNDS} races without the guard, and no overbooking: '
                   'these races prove nothing.')
+
+
+class TestWholeHosts(RaceTestCase):
+    """Eight who want whole hosts, or a part of one, of the last there are."""
+
+    def ask(self, part, **options):
+        wanted = itertools.cycle([{'HOST': 1}, {part: 1}])
+        return outcomes(self.race(RACERS, do='create', leases=lambda: [
+            self.wanted(resources=next(wanted), later=True)
+            for _lease in range(2)], **options))
+
+    def shared(self):
+        """The hosts that a whole reservation has and another one too."""
+        return self.scalars(
+            models.Booking.host_id, models.Booking.reservation_id.in_(
+                sa.select(models.Reservation.id).where(sa.cast(
+                    models.Reservation.resources, sa.Text).startswith(
+                        '{"HOST"'))),
+            models.Booking.host_id.in_(
+                sa.select(models.Booking.host_id).group_by(
+                    models.Booking.host_id).having(sa.func.count() > 1)))
+
+    def setUp(self):
+        super().setUp()
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=4)
+
+    def test_none_is_in_two_reservations(self):
+        self.assertEqual({'admitted': 3, 'refused': 13}, self.ask('HOST'))
+        self.assertEqual(([], []), (self.shared(), self.overbooked()))
+
+    def test_nor_is_a_part_of_it_in_another(self):
+        answers = self.ask('VCPU')
+        self.assertGreaterEqual(answers['admitted'], 3)
+        self.assertEqual(0, answers['busy'])
+        self.assertEqual(([], []), (self.shared(), self.overbooked()))
+
+
+class TestWholeHostsWithoutTheGuard(TestWholeHosts):
+    """Without generations both are so."""
+
+    scenarios = databases.SERVERS
+
+    def test_none_is_in_two_reservations(self):
+        self.share('HOST')
+
+    def test_nor_is_a_part_of_it_in_another(self):
+        self.share('VCPU')
+
+    def share(self, part):
+        for _round in range(ROUNDS):
+            self.ask(part, without=['generation'])
+            if self.shared():
+                return
+            self.clear()
+        self.fail('Without the guard whole hosts were whole, too.')
 
 
 class TestTheLastHost(RaceTestCase):

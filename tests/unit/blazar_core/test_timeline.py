@@ -77,7 +77,17 @@ class Calendar:
             capacity - self.usage[host].get(rc, 0))
         return self.level(host, rc, second) > max(free, 0)
 
+    def is_idle(self, host, start, end):
+        """Whether nothing is taken of what a host has, if it has anything."""
+        has = [rc for rc, total in self.capacity[host].items() if total]
+        return bool(has) and all(
+            self.usage[host].get(rc, 0) + self.level(host, rc, second) <= 0
+            for rc in has
+            for second in range(start, min(end, max(LAST, start) + 1)))
+
     def fits(self, host, needs, times, start, end):
+        if needs == model.WHOLE:
+            return times <= 1 and self.is_idle(host, start, end)
         for rc, need in needs.items():
             if need == 0:
                 continue
@@ -214,12 +224,16 @@ bookings = st.builds(
 early = st.builds(
     Book, numbers, st.integers(0, 18), st.integers(1, 10), st.just(False),
     needs, st.just(-1))
-questions = st.builds(
-    Question, needs, st.integers(1, 6), st.sampled_from(model.Affinity),
+when = (
     st.integers(1, 3), st.integers(0, LAST + 2), st.integers(1, 15),
     st.sampled_from([False] * 5 + [True]),
     st.one_of(st.none(), st.sets(st.integers(1, 7))), st.booleans(),
     st.integers(1, 9))
+questions = st.one_of(
+    st.builds(Question, needs, st.integers(1, 6),
+              st.sampled_from(model.Affinity), *when),
+    st.builds(Question, st.just(model.WHOLE), st.integers(1, 4),
+              st.just(model.Affinity.NONE), *when))
 changes = st.one_of(
     bookings, bookings, bookings, early, set_hosts,
     st.builds(Undo, st.integers(0, 40)),
@@ -245,7 +259,9 @@ def _whole(change, other):
         return SetHost(change.host, dict.fromkeys(
             ['CUSTOM_HOST'][:len(change.capacity)], 1), {})
     if isinstance(change, Question):
-        return dataclasses.replace(change, needs={'CUSTOM_HOST': 1})
+        return dataclasses.replace(
+            change, needs=model.WHOLE if change.needs == model.WHOLE
+            else {'CUSTOM_HOST': 1})
     return change
 
 
@@ -674,9 +690,9 @@ class ManyTest(base.BaseTestCase):
 
     def test_whole_hosts(self):
         self.capacity = 4
-        self._fill(['HOST'], 4)
+        self._fill(['CUSTOM_HOST'], 4)
         for count in (1, 10, 100, 120, 140, 150):
-            self._check_question(['HOST'], count, 1500,
+            self._check_question(['CUSTOM_HOST'], count, 1500,
                                  model.Affinity.DIFFERENT)
 
     def test_parts_of_hosts(self):

@@ -202,7 +202,8 @@ class TestElsewhere(WatchTestCase):
         reservation, = lease['reservations']
         self.assertEqual([resources.Reserved(
             reservation['id'], lease['id'], 'project', 'user', {}, {},
-            (self.uuids['one'],), 'the call')], self.asked)
+            (self.uuids['one'],), 'the call', {self.uuids['one']: 'one'})],
+            self.asked)
 
     def test_places_go_together_if_they_belong_together(self):
         self.with_host('one', VCPU=3)

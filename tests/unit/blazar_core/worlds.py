@@ -134,13 +134,16 @@ def questions(draw: ty.Any) -> tuple[
     start = world.now + draw(st.integers(0, 6))
     only = draw(st.one_of(st.none(), st.none(), numbers(world)))
     avoid = draw(st.one_of(st.just(set()), st.just(set()), numbers(world)))
-    affinity = draw(st.sampled_from(model.Affinity))
     count, per_host = draw(st.integers(1, 4)), draw(st.integers(1, 2))
-    resources = draw(needs)
+    resources = draw(st.one_of(needs, needs, needs, st.just(model.WHOLE)))
+    least = draw(st.one_of(st.none(), st.none(), st.integers(1, count)))
+    # Who has whole hosts, or is content with fewer, has no other wishes.
+    affinity = model.Affinity.NONE if least or resources == model.WHOLE else (
+        draw(st.sampled_from(model.Affinity)))
     demand = model.Demand(
         resources, count, affinity, per_host,
         None if only is None else frozenset(map(uuid_of, only)),
-        frozenset(map(uuid_of, avoid)))
+        frozenset(map(uuid_of, avoid)), least=least)
     allowed = set(range(len(world.hosts))) - avoid
     if only is not None:
         allowed &= only

@@ -13,6 +13,8 @@
 from unittest import mock
 
 import fixtures
+from nova import objects
+from nova.scheduler.client import report
 from nova.scheduler import manager
 from nova.scheduler import utils
 
@@ -47,20 +49,38 @@ class TestInstall(base.TestCase):
         self.books.claim.return_value = self.undo
         claims.install(self.books)
 
-    def claim(self, **spec):
+    def claim(self, extra_specs=None, client='client', **spec):
         return utils.claim_resources(
-            'context', 'client', Spec(spec), 'server',
+            'context', client, Spec({'flavor': objects.Flavor(
+                extra_specs=extra_specs or {}), **spec}), 'server',
             {'allocations': {'host': {'resources': {'VCPU': 1}}}}, '1.36')
 
     def test_the_books_are_asked_first_and_nova_as_ever(self):
         self.nova.side_effect = lambda *args: (
             self.books.claim.assert_called_once_with(
-                'server', {'host': {'VCPU': 1}}, False) or True)
+                'server', {'host': {'VCPU': 1}}, False, None) or True)
         self.assertTrue(self.claim())
         self.nova.assert_called_once_with(
-            'context', 'client', {}, 'server',
+            'context', 'client', mock.ANY, 'server',
             {'allocations': {'host': {'resources': {'VCPU': 1}}}}, '1.36')
         self.undo.assert_not_called()
+
+    def test_on_the_hosts_of_a_lease_they_are_asked_once_more(self):
+        """It may have ended since; what Nova has granted is given back."""
+        client = mock.create_autospec(
+            report.SchedulerReportClient, instance=True)
+        within = {'blazar:host_reservation': 'reservation'}
+        self.books.is_within.side_effect = lambda reservation_id: (
+            self.nova.assert_called_once() or reservation_id == 'another')
+        self.assertFalse(self.claim(within, client))
+        self.assertEqual('reservation', self.books.claim.call_args.args[3])
+        client.delete_allocation_for_instance.assert_called_once_with(
+            'context', 'server')
+        self.nova.reset_mock()
+        client.reset_mock()
+        self.assertTrue(self.claim(
+            {'blazar:host_reservation': 'another'}, client))
+        client.delete_allocation_for_instance.assert_not_called()
 
     def test_what_fails_with_others_is_taken_back_with_them(self):
         """Of several servers of one request another found no host."""

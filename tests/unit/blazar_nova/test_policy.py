@@ -42,6 +42,13 @@ LEAST = {
     'blazar:leases:put': 'member',
     'blazar:leases:delete': 'member',
     'blazar:availability:get': 'reader',
+    'blazar:oshosts:get': 'admin',
+    'blazar:oshosts:post': 'admin',
+    'blazar:oshosts:put': 'admin',
+    'blazar:oshosts:delete': 'admin',
+    'blazar:oshosts:get_allocations': 'admin',
+    'blazar:oshosts:get_resource_properties': 'reader',
+    'blazar:oshosts:patch_resource_properties': 'admin',
 }
 
 

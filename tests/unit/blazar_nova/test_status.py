@@ -105,7 +105,7 @@ class StatusTest(base.TestCase):
         self.assertEqual(1, code)
         self.assertIn('No service user is configured', details)
         self.assertEqual({(0, None)}, set(results.values()), results)
-        self.assertEqual(12, len(results))
+        self.assertEqual(13, len(results))
 
     def test_where_nothing_is_there(self):
         self.url = ''
@@ -126,7 +126,7 @@ class StatusTest(base.TestCase):
                           'Lost builds': 0,
                           'Order of filters': 0, 'Keystone': 1,
                           'Volumes at the end': 1, 'blazar-listener': 1,
-                          'Prefilters': 1},
+                          'Prefilters': 1, 'Enrolled hosts': 1},
                          {check: code for check, (code, _details)
                           in results.items()})
         code, text = self.type()
@@ -163,6 +163,16 @@ class StatusTest(base.TestCase):
             'Events of leases are overdue, 1 in all: start blazar-listener. '
             'The first: Lease lease (lease1): its end_lease is due since '
             '1970-01-01 00:00:01 UTC', details)
+
+    def test_hosts_off_which_nothing_keeps_others(self):
+        self.write()
+        with self.make_books().writer() as session:
+            session.add(models.Host(
+                id=1, uuid='one', name='one', service_host='one', capacity={},
+                usage={}, enrolment='enrolled', updated_at=0))
+        code, details = self.results()['Enrolled hosts']
+        self.assertEqual(2, code)
+        self.assertIn('enable_isolated_aggregate_filtering = True', details)
 
     def test_processes_that_judge_otherwise(self):
         self.write()

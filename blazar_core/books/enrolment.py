@@ -1,0 +1,261 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Enrolment: which hosts serve leases only, and what is said of them.
+
+A host is enrolled in steps, because the cloud has to be asked in between:
+from the first one on nobody is let in who has no lease (:func:`begin`), and
+when the cloud has nothing there any more it can be reserved (:func:`finish`).
+It leaves in the same way.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import ledger
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['MAX_EXTRA', 'Property', 'allocations', 'begin', 'change', 'finish',
+           'get', 'leave', 'listed', 'properties', 'public', 'retire',
+           'set_private']
+
+#: No more may be said of a host beside what the cloud says.
+MAX_EXTRA = 100
+
+_BOOKING = models.Booking.__table__.c
+
+
+def get(session: orm.Session, host_id: int) -> models.Host:
+    """An enrolled host.
+
+    :raises NotFound: when there is none of that id
+    """
+    host = session.get(models.Host, host_id)
+    if host is None or host.enrolment is None:
+        raise errors.NotFound(f'Host {host_id} could not be found.')
+    return host
+
+
+class Property(ty.NamedTuple):
+    """What operators say of their hosts by one name.
+
+    :ivar values: each that a host has, in their order
+    """
+
+    private: bool
+    values: list[str]
+
+
+def listed(session: orm.Session, after: int = 0, most: int | None = None,
+           ) -> ty.Sequence[models.Host]:
+    """All enrolled hosts, the oldest first.
+
+    :param after: only those whose id is larger
+    :param most: no more than so many; None: all
+    """
+    return session.scalars(sa.select(models.Host).where(
+        models.Host.enrolment.is_not(None), models.Host.id > after,
+    ).order_by(models.Host.id).limit(most)).all()
+
+
+def begin(session: orm.Session, now: int, uuid: str,
+          extra: ty.Mapping[str, str]) -> int:
+    """From now on a host takes nobody who has no lease; returns its id.
+
+    Safe to repeat until it is enrolled.
+
+    :param extra: what is said of it beside what the cloud says
+    :raises InvalidLeaseParams: when that is too much
+    :raises NotFound: when the books do not know it
+    :raises Conflict: when it is enrolled, or something is booked there
+    :raises LostRace: when somebody else decided about it meanwhile
+    """
+    host = session.scalars(sa.select(models.Host).where(
+        models.Host.uuid == uuid)).one_or_none()
+    if host is None:
+        raise errors.NotFound(
+            f'Host {uuid} is not in the books yet. Try again in a minute.')
+    if host.enrolment == states.Enrolment.ENROLLED:
+        raise errors.Conflict(
+            f'Host {host.name} is enrolled already: its id is {host.id}.')
+    if host.enrolment == states.Enrolment.LEAVING:
+        raise errors.Conflict(
+            f'Host {host.name} is being taken out: finish that first, by '
+            f'deleting host {host.id} once more.')
+    _check_unbooked(session, now, host, 'enrolled')
+    _write(session, now, host, enrolment=states.Enrolment.ENROLLING,
+           reservable=True, extra=_said(extra))
+    return host.id
+
+
+def finish(session: orm.Session, now: int, host_id: int) -> None:
+    """The cloud keeps all others off a host: it can be reserved.
+
+    :raises Conflict: when it is leaving meanwhile
+    :raises LostRace: when somebody else decided about it meanwhile
+    """
+    host = get(session, host_id)
+    if host.enrolment == states.Enrolment.LEAVING:
+        raise errors.Conflict(f'Host {host.name} is leaving.')
+    _write(session, now, host, enrolment=states.Enrolment.ENROLLED)
+
+
+def leave(session: orm.Session, now: int, host_id: int) -> models.Host:
+    """From now on nobody can reserve a host; safe to repeat.
+
+    :raises Conflict: when something is booked there
+    :raises LostRace: when somebody else decided about it meanwhile
+    """
+    host = get(session, host_id)
+    _check_unbooked(session, now, host, 'taken out')
+    _write(session, now, host, enrolment=states.Enrolment.LEAVING)
+    return host
+
+
+def retire(session: orm.Session, now: int, host_id: int) -> None:
+    """A host is one like all others again.
+
+    What runs there was let in for as long as nobody else was: the cloud is
+    asked.
+
+    :raises Conflict: when it is not leaving any more
+    :raises LostRace: when somebody else decided about it meanwhile
+    """
+    host = get(session, host_id)
+    if host.enrolment != states.Enrolment.LEAVING:
+        raise errors.Conflict(f'Host {host.name} is not leaving any more.')
+    _write(session, now, host, enrolment=None, reservable=None, extra=None,
+           recheck_at=now)
+
+
+def change(session: orm.Session, now: int, host_id: int,
+           extra: ty.Mapping[str, str | None], reservable: bool | None,
+           ) -> models.Host:
+    """Say something else of a host.
+
+    What is reserved stays so, whatever was asked for.
+
+    :param extra: what is said of it; None: no more
+    :param reservable: whether more of it may be reserved; None: as it is
+    :raises InvalidLeaseParams: when too much would be said of it
+    :raises LostRace: when somebody else decided about it meanwhile
+    """
+    host = get(session, host_id)
+    _write(session, now, host,
+           extra=_said({**(host.extra or {}), **extra}),
+           reservable=host.reservable if reservable is None else reservable)
+    return host
+
+
+def _said(extra: ty.Mapping[str, str | None]) -> dict[str, str]:
+    """What is said of a host, without what is not.
+
+    :raises InvalidLeaseParams: when it is too much
+    """
+    said = {key: value for key, value in extra.items() if value is not None}
+    if len(said) > MAX_EXTRA:
+        raise errors.InvalidLeaseParams(
+            f'The host would have {len(said)} extra capabilities. Write at '
+            f'most {MAX_EXTRA}; null takes one away.')
+    return said
+
+
+def _write(session: orm.Session, now: int, host: models.Host,
+           **values: ty.Any) -> None:
+    if any(getattr(host, name) != value for name, value in values.items()):
+        ledger.advance(session.connection(), now, [host], {}, updated_at=now,
+                       **values)
+        session.refresh(host)
+
+
+def _check_unbooked(session: orm.Session, now: int, host: models.Host,
+                    done: str) -> None:
+    """
+    :raises Conflict: when something is booked on a host
+    """
+    count, until = session.execute(sa.select(
+        sa.func.count(), sa.func.max(_BOOKING.end_date)).where(
+            _BOOKING.host_id == host.id, sa.or_(
+                _BOOKING.end_date > now,
+                _BOOKING.placed_at.is_not(None)))).one()
+    if count:
+        raise errors.Conflict(
+            f'Host {host.name} cannot be {done}: {count} bookings of leases '
+            f'are on it, the last one until {clocks.minute(until)} UTC. Try '
+            f'again when they are over, or delete these leases.')
+
+
+def allocations(session: orm.Session, *where: ty.Any,
+                ) -> dict[int, list[ty.Any]]:
+    """What is booked on enrolled hosts, by the id of the host.
+
+    :param where: of reservations or their leases; all of them if nothing
+    :returns: rows of ``id`` (of the reservation), ``lease_id``,
+        ``start_date`` and ``end_date``, in the order of their starts
+    """
+    found: dict[int, list[ty.Any]] = {}
+    for row in session.execute(sa.select(
+            _BOOKING.host_id, models.Reservation.id,
+            models.Reservation.lease_id, _BOOKING.start_date,
+            _BOOKING.end_date).join_from(
+                models.Booking, models.Reservation).join(
+                    models.Host, models.Host.id == models.Booking.host_id)
+            .where(models.Host.enrolment.is_not(None), *where)
+            .order_by(_BOOKING.start_date, _BOOKING.id)):
+        found.setdefault(row.host_id, []).append(row)
+    return found
+
+
+# -- properties ----------------------------------------------------------
+
+def public(database: api.Database, always: ty.Sequence[str]) -> list[str]:
+    """The properties of hosts by which every user may ask for them.
+
+    :param always: those of the cloud that are
+    """
+    with database.reader() as session:
+        known = properties(session)
+    return [*always, *(name for name, one in known.items()
+                       if not one.private and name not in always)]
+
+
+def properties(session: orm.Session) -> dict[str, Property]:
+    """What operators say of enrolled hosts, by its name, in their order."""
+    values: dict[str, set[str]] = {}
+    for extra in session.scalars(sa.select(models.Host.extra).where(
+            models.Host.enrolment.is_not(None))):
+        for name, value in (extra or {}).items():
+            values.setdefault(name, set()).add(value)
+    private = {row.name: row.private for row in session.execute(
+        sa.select(models.HostProperty.name, models.HostProperty.private))}
+    return {name: Property(private.get(name, False), sorted(values[name]))
+            for name in sorted(values)}
+
+
+def set_private(session: orm.Session, name: str, private: bool) -> None:
+    """Say who may ask for hosts by a property.
+
+    :raises NotFound: when no enrolled host has it
+    """
+    if name not in properties(session):
+        raise errors.NotFound(f'No host has the property {name}.')
+    row = session.get(models.HostProperty, name)
+    if row is None:
+        session.add(models.HostProperty(name=name, private=private))
+    else:
+        row.private = private

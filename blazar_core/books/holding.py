@@ -1,0 +1,85 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Holding: who has all of a host, while what is reserved of it can be used.
+
+From then on whatever runs there runs within that reservation: it is not
+counted beside it, and the host's room is taken until the host is given back,
+whatever the dates say.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import ledger
+from blazar_core.db import models
+
+__all__ = ['InUse', 'give_back', 'hand_over']
+
+
+class InUse(Exception):
+    """A host is not free yet; says why."""
+
+
+def hand_over(session: orm.Session, now: int,
+              reservations: ty.Iterable[models.Reservation]) -> None:
+    """Give each reservation of whole hosts those that are booked for it.
+
+    Safe to repeat.
+
+    :raises InUse: when somebody has one of them yet; then nothing is done
+    :raises LostRace: when somebody else decided about one meanwhile
+    """
+    bookings = {one.host_id: one for reservation in reservations
+                if reservation.whole for one in reservation.bookings
+                if one.host_id is not None}
+    if not bookings:
+        return
+    hosts = session.scalars(sa.select(models.Host).where(
+        models.Host.id.in_(bookings)).order_by(models.Host.id)).all()
+    others = set(session.scalars(sa.select(models.Booking.host_id).where(
+        models.Booking.host_id.in_(bookings),
+        models.Booking.placed_at.is_not(None),
+        models.Booking.id.not_in([one.id for one in bookings.values()]))))
+    for host in hosts:
+        if host.id in others:
+            raise InUse(f'another lease has not left host {host.name} yet')
+        if host.held_by is None and any(host.usage.values()):
+            raise InUse(f'servers that have no lease are on host {host.name}')
+        if host.held_by is None and (
+                host.recheck_at is not None and host.recheck_at <= now):
+            raise InUse(f'it is being looked what runs on host {host.name}')
+    for host in hosts:
+        holder = bookings[host.id].reservation_id
+        if host.held_by != holder:
+            ledger.advance(session.connection(), now, [host], {},
+                           held_by=holder, updated_at=now)
+            bookings[host.id].placed_at = now
+            session.expire(host)
+
+
+def give_back(session: orm.Session, now: int,
+              reservation_ids: ty.Collection[str]) -> None:
+    """Nothing of these reservations is on a host any more.
+
+    The cloud is asked what runs there: it was not counted.
+
+    :raises LostRace: when somebody else decided about one meanwhile
+    """
+    for host in session.scalars(sa.select(models.Host).where(
+            models.Host.held_by.in_(reservation_ids)).order_by(
+                models.Host.id)):
+        ledger.advance(session.connection(), now, [host], {},
+                       held_by=None, recheck_at=now, updated_at=now)
+        session.expire(host)

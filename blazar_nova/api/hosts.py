@@ -1,0 +1,117 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""What the lease API does with the hosts that serve leases only."""
+
+import typing as ty
+
+import webob
+
+from blazar_nova.api import host_bodies
+from blazar_nova.api import policy
+from blazar_nova.api import web
+from blazar_nova.parts import enrolling
+from blazar_nova.parts import wiring
+
+__all__ = ['Hosts']
+
+_RULE = 'blazar:oshosts:'
+
+
+class Hosts:
+    """The handlers; each is given a request whose user is known."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._policy = policy.Policy(parts.conf)
+        self._enrolling = enrolling.Enrolling(parts)
+
+    # -- hosts -------------------------------------------------------------
+
+    def index(self, request: webob.Request) -> web.Answer:
+        self._authorize(request, 'get')
+        after, limit = host_bodies.page(web.query(request))
+        found = self._enrolling.listed(
+            after, None if limit is None else limit + 1)
+        body: dict[str, ty.Any] = {'hosts': found[:limit]}
+        if len(body['hosts']) < len(found):
+            body['hosts_links'] = web.next_page(
+                request, body['hosts'][-1]['id'])
+        return 200, body
+
+    def create(self, request: webob.Request) -> web.Answer:
+        self._authorize(request, 'post')
+        name, extra = host_bodies.create(
+            web.body(request, host_bodies.EXAMPLE))
+        return 201, {'host': self._enrolling.add(name, extra)}
+
+    def show(self, request: webob.Request, host_id: str) -> web.Answer:
+        self._authorize(request, 'get')
+        return 200, {'host': self._enrolling.show(int(host_id))}
+
+    def update(self, request: webob.Request, host_id: str) -> web.Answer:
+        self._authorize(request, 'put')
+        extra, reservable = host_bodies.change(
+            web.body(request, host_bodies.CHANGE))
+        return 200, {'host': self._enrolling.change(
+            int(host_id), extra, reservable)}
+
+    def delete(self, request: webob.Request, host_id: str) -> web.Answer:
+        self._authorize(request, 'delete')
+        self._enrolling.remove(int(host_id))
+        return 204, None
+
+    # -- what is booked there ----------------------------------------------
+
+    def allocations(self, request: webob.Request) -> web.Answer:
+        self._authorize(request, 'get_allocations')
+        return 200, {'allocations': self._enrolling.allocations(
+            host_bodies.allocations(web.query(request)))}
+
+    def allocation(self, request: webob.Request, host_id: str) -> web.Answer:
+        self._authorize(request, 'get_allocations')
+        return 200, {'allocation': self._enrolling.allocation(
+            int(host_id), host_bodies.allocations(web.query(request)))}
+
+    # -- what may be asked for ---------------------------------------------
+
+    def properties(self, request: webob.Request) -> web.Answer:
+        self._authorize(request, 'get_resource_properties')
+        asked = host_bodies.properties(web.query(request))
+        # Who sees the hosts sees what is said of them.
+        private = asked['all'] and self._policy.allows(
+            *_who(request, 'get'))
+        return 200, {'resource_properties': [
+            {'property': name, 'private': one.private,
+             **({'values': one.values} if asked['detail'] else {})}
+            for name, one in self._enrolling.properties().items()
+            if private or not one.private]}
+
+    def update_property(self, request: webob.Request, name: str,
+                        ) -> web.Answer:
+        self._authorize(request, 'patch_resource_properties')
+        private = host_bodies.private(
+            web.body(request, host_bodies.PRIVATE))
+        self._enrolling.set_private(name, private)
+        return 200, {'resource_property': {
+            'property': name, 'private': private}}
+
+    def _authorize(self, request: webob.Request, rule: str) -> None:
+        """
+        :raises Forbidden: when who asks may not do this
+        """
+        self._policy.authorize(*_who(request, rule))
+
+
+def _who(request: webob.Request, rule: str,
+         ) -> tuple[ty.Any, str, dict[str, ty.Any]]:
+    """What the policy is asked."""
+    context = web.context(request)
+    return context, _RULE + rule, {'project_id': context.project_id}

@@ -1,0 +1,89 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The hosts that serve leases only, in the books and in Nova."""
+
+import functools
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.books import enrolment
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.lifecycle import audit
+from blazar_nova.compat import pool
+from blazar_nova.parts import enrolling
+from blazar_nova.parts import wiring
+
+__all__ = ['differences']
+
+
+def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
+    """Nova keeps others off what is enrolled, and knows who has which host.
+    """
+    with parts.database.reader() as session:
+        hosts = enrolment.listed(session)
+    yield from _unfinished(parts, hosts)
+    there = pool.joined() if hosts else set()
+    for host in hosts:
+        if host.uuid not in there and (
+                host.enrolment == states.Enrolment.ENROLLED):
+            yield audit.Difference(
+                ('not isolated', host.uuid),
+                f'Host {host.name} is enrolled, and Nova does not keep '
+                f'others off it.', '--fix puts it into the pool again',
+                functools.partial(pool.join, pool.Member(
+                    host.uuid, host.service_host)))
+    yield from _elsewhere(parts)
+
+
+def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
+                ) -> ty.Iterator[audit.Difference]:
+    """Who enrolled a host, or took it out, has died on the way."""
+    at_work = enrolling.Enrolling(parts)
+    for host in hosts:
+        if host.enrolment == states.Enrolment.ENROLLING:
+            yield audit.Difference(
+                ('enrolling', host.uuid),
+                f'Host {host.name} is being enrolled, and takes nobody until '
+                f'it is.', '--fix finishes it', functools.partial(
+                    at_work.add, host.name, host.extra or {}))
+        elif host.enrolment == states.Enrolment.LEAVING:
+            yield audit.Difference(
+                ('leaving', host.uuid),
+                f'Host {host.name} is being taken out, and takes nobody '
+                f'until it is.', '--fix finishes it', functools.partial(
+                    at_work.remove, host.id))
+
+
+def _elsewhere(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
+    """A reservation has the hosts in Nova that it has in the books."""
+    with parts.database.reader() as session:
+        held = session.execute(
+            sa.select(models.Host.uuid, models.Host.held_by,
+                      models.Reservation.lease_id, models.Lease.name)
+            .join(models.Reservation,
+                  models.Reservation.id == models.Host.held_by)
+            .join(models.Lease)
+            .where(models.Lease.status == states.Lease.ACTIVE)).all()
+    for reservation_id in sorted({row.held_by for row in held}):
+        rows = [row for row in held if row.held_by == reservation_id]
+        uuids = {one.uuid for one in pool.members_of(reservation_id)}
+        if uuids and uuids != {row.uuid for row in rows}:
+            yield audit.Difference(
+                ('elsewhere', reservation_id),
+                f'{audit.named(rows[0].lease_id, rows[0].name)}: reservation '
+                f'{reservation_id} has other hosts in Nova than in the '
+                f'books.', '--fix gives it those of the books',
+                functools.partial(
+                    parts.lifecycle.starting.open, rows[0].lease_id))

@@ -1,0 +1,241 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Enrolling hosts: the books and the cloud, one step after the other.
+
+Every step may be repeated. Who dies in between leaves a host that takes nobody
+(``enrolling``, or ``leaving``): the same request finishes it.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.books import enrolment
+from blazar_core.books import inventory
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import pool
+from blazar_nova.compat import service
+from blazar_nova.parts import wiring
+
+__all__ = ['FIELDS', 'Enrolling']
+
+LOG = logging.getLogger(__name__)
+
+_FACTS = ('hypervisor_hostname', 'hypervisor_type', 'hypervisor_version',
+          'vcpus', 'memory_mb', 'local_gb')
+
+#: What is said of every host.
+FIELDS = ('id', *_FACTS, 'cpu_info', 'service_name', 'reservable', 'status',
+          'trust_id', 'availability_zone')
+
+#: What allocations may be of.
+_OF = {'lease_id': models.Reservation.lease_id,
+       'reservation_id': models.Reservation.id}
+
+
+class Enrolling:
+    """Enrols hosts, and says which are."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._database = parts.database
+
+    def add(self, name: str, extra: ty.Mapping[str, str],
+            ) -> dict[str, ty.Any]:
+        """Have a host serve leases only.
+
+        Nobody without a lease is let in from the first step on, so that what
+        is found to run there is all that will; but for alternates that a
+        conductor was given before, which ask nobody.
+
+        :param name: of the hypervisor, or of its nova-compute
+        :param extra: what is said of it beside what Nova says
+        :returns: the host, as :meth:`show` has it
+        :raises InvalidLeaseParams: when too much is said of it
+        :raises NotFound: when there is no such host
+        :raises Conflict: when it is enrolled, or something runs there; says
+            how much
+        :raises CloudUnavailable: when it could not be finished now; it takes
+            nobody until it is
+        """
+        problems = pool.problems(service.CONF)
+        if problems:
+            raise errors.Conflict(problems[0])
+        host = self._found(name)
+        host_id = self._write(enrolment.begin, host.uuid, extra)
+        pool.join(host)
+        there = self._there(host_id, host)
+        if there:
+            self._give_up(host_id, host)
+            raise errors.Conflict(
+                f'Host {name} cannot be enrolled: {there} servers run on it. '
+                f'Migrate or delete them first.')
+        self._write(enrolment.finish, host_id)
+        LOG.info('Host %s (%s) is enrolled: it serves leases only', host_id,
+                 name)
+        return self.show(host_id)
+
+    def remove(self, host_id: int) -> None:
+        """Have a host serve everybody again; safe to repeat.
+
+        :raises NotFound: when there is none of that id
+        :raises Conflict: when something is booked there
+        :raises CloudUnavailable: when it could not be finished now
+        """
+        host = self._write(enrolment.leave, host_id)
+        pool.leave(pool.Member(host.uuid, host.service_host))
+        self._write(enrolment.retire, host_id)
+        LOG.info('Host %s (%s) serves everybody again', host_id, host.name)
+
+    def change(self, host_id: int, extra: ty.Mapping[str, str | None],
+               reservable: bool | None) -> dict[str, ty.Any]:
+        """Say something else of a host: see :func:`enrolment.change`.
+
+        :raises InvalidLeaseParams: when too much would be said of it
+        :raises NotFound: when there is none of that id
+        """
+        self._write(enrolment.change, host_id, extra, reservable)
+        return self.show(host_id)
+
+    def show(self, host_id: int) -> dict[str, ty.Any]:
+        """A host.
+
+        :raises NotFound: when there is none of that id
+        """
+        with self._database.reader() as session:
+            host = enrolment.get(session, host_id)
+        return _described(host, pool.zones())
+
+    def listed(self, after: int = 0, most: int | None = None,
+               ) -> list[dict[str, ty.Any]]:
+        """Hosts that are enrolled: see :func:`enrolment.listed`."""
+        with self._database.reader() as session:
+            found = enrolment.listed(session, after, most)
+        zones = pool.zones()
+        return [_described(host, zones) for host in found]
+
+    def allocations(self, of: ty.Mapping[str, str],
+                    ) -> list[dict[str, ty.Any]]:
+        """All hosts that are enrolled, with what is booked there.
+
+        :param of: the ``lease_id`` and the ``reservation_id`` of what is
+            wanted; all that there is, if empty
+        """
+        with self._database.reader() as session:
+            hosts = enrolment.listed(session)
+            found = enrolment.allocations(session, *_where(of))
+        return [_allocated(host.id, found) for host in hosts]
+
+    def allocation(self, host_id: int, of: ty.Mapping[str, str],
+                   ) -> dict[str, ty.Any]:
+        """What is booked on a host: see :meth:`allocations`.
+
+        :raises NotFound: when there is none of that id
+        """
+        with self._database.reader() as session:
+            enrolment.get(session, host_id)
+            return _allocated(host_id, enrolment.allocations(
+                session, models.Booking.host_id == host_id, *_where(of)))
+
+    def properties(self) -> dict[str, enrolment.Property]:
+        """What is said of hosts beside what Nova says, by its name."""
+        with self._database.reader() as session:
+            return enrolment.properties(session)
+
+    def set_private(self, name: str, private: bool) -> None:
+        """Say who may ask for hosts by a property.
+
+        :raises NotFound: when no enrolled host has it
+        """
+        def attempt() -> None:
+            with self._database.writer() as session:
+                enrolment.set_private(session, name, private)
+
+        self._database.retried(attempt)
+
+    def _found(self, name: str) -> pool.Member:
+        """The one compute node of a name, or of a nova-compute of that name.
+        """
+        found, complete = nova_hosts.all_hosts()
+        named = [one for one in found
+                 if name in (one.name, one.service_host)]
+        if not named and not complete:
+            raise errors.CloudUnavailable(
+                f'Host {name} is not known, and not every cell has answered. '
+                f'Try again in a minute.')
+        if not named:
+            raise errors.NotFound(
+                f'There is no host {name}. Write the name of a hypervisor, as '
+                f'"openstack hypervisor list" shows it.')
+        if len([one for one in found
+                if one.service_host == named[0].service_host]) > 1:
+            raise errors.Conflict(
+                f'The nova-compute of host {name} has several compute nodes: '
+                f'they cannot be told apart in aggregates.')
+        return pool.Member(named[0].uuid, named[0].service_host)
+
+    def _there(self, host_id: int, host: pool.Member) -> int:
+        """How many servers are on a host, or on their way to it."""
+        with self._database.reader() as session:
+            row = session.get(models.Host, host_id)
+            awaited = inventory.awaited(
+                None if row is None else row.consumers,
+                self._parts.clock.now())
+        return len(awaited.keys() | pool.everybody(host))
+
+    def _give_up(self, host_id: int, host: pool.Member) -> None:
+        self._write(enrolment.leave, host_id)
+        pool.leave(host)
+        self._write(enrolment.retire, host_id)
+
+    def _write(self, work: ty.Callable[..., ty.Any], *args: ty.Any,
+               ) -> ty.Any:
+        """Do something to a host in the books, again until nobody else has
+        decided about it meanwhile.
+        """
+        def attempt() -> ty.Any:
+            with self._database.writer() as session:
+                return work(session, self._parts.clock.now(), *args)
+
+        return self._database.retried(attempt)
+
+
+def _described(host: models.Host, zones: ty.Mapping[str, str],
+               ) -> dict[str, ty.Any]:
+    """A host in the API's words; what its operator says of it stands beside
+    them.
+    """
+    return {
+        **(host.extra or {}), 'id': str(host.id),
+        **{name: host.properties.get(name) for name in _FACTS},
+        'cpu_info': '', 'service_name': host.service_host,
+        'reservable': bool(host.reservable), 'status': host.enrolment,
+        'trust_id': None,
+        'availability_zone': zones.get(host.service_host, '')}
+
+
+def _where(of: ty.Mapping[str, str]) -> list[ty.Any]:
+    return [_OF[key] == value for key, value in of.items()]
+
+
+def _allocated(host_id: int, found: ty.Mapping[int, ty.Iterable[ty.Any]],
+               ) -> dict[str, ty.Any]:
+    """What is booked on a host, in the API's words."""
+    return {'resource_id': str(host_id), 'reservations': [
+        {'id': row.id, 'lease_id': row.lease_id,
+         'start_date': clocks.iso(row.start_date),
+         'end_date': clocks.iso(row.end_date)}
+        for row in found.get(host_id, ())]}

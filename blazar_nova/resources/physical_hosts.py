@@ -1,0 +1,196 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""physical:host: whole hosts, of those that serve leases only."""
+
+import re
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import properties
+from blazar_core.leases import requests
+from blazar_core import resources
+from blazar_nova.compat import demand as demands
+from blazar_nova.compat import hosts
+from blazar_nova.compat import pool
+from blazar_nova.compat import service
+
+__all__ = ['PhysicalHosts']
+
+Values: ty.TypeAlias = resources.Values
+
+#: What clients send of it; users are told before the end in any case.
+_BEFORE_END = ('', 'default', 'email')
+_TRAIT = re.compile('[A-Z0-9_]{1,255}')
+#: Traits, and projects, at most.
+_MANY = 20
+#: What limits the hosts beside their properties.
+_PLACES = ('availability_zone', 'aggregate', 'region')
+
+
+class PhysicalHosts(resources.ResourceType):
+    """So many whole hosts, on which nobody else is while the lease lasts.
+
+    Who has them boots with the hint ``reservation``; so do other projects
+    with which he shares them.
+    """
+
+    has_hosts = True
+    changeable = ('min', 'max', 'projects')
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'min': '1', 'max': '2',
+        'hypervisor_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"',
+        'resource_properties': '"[\\"==\\", \\"$gpu\\", \\"True\\"]"',
+        'availability_zone': '"az1"', 'aggregate': '"rack7"',
+        'region': '"RegionOne"', 'traits': '["HW_CPU_X86_AVX2"]',
+        'projects': '["the id of a project"]', 'before_end': '"default"'}
+
+    def read(self, values: Values) -> Values:
+        least = inputs.integer(inputs.needed(values, 'min'), 'min', 1,
+                               requests.MAX_AMOUNT)
+        most = inputs.integer(inputs.needed(values, 'max'), 'max', 1,
+                              requests.MAX_AMOUNT)
+        if most < least:
+            raise errors.InvalidLeaseParams(
+                f'"max" must be at least "min": {most} is less than {least}.')
+        if values.get('before_end', '') not in _BEFORE_END:
+            raise errors.InvalidLeaseParams(
+                f'"before_end" must be one of {", ".join(_BEFORE_END[1:])}. '
+                f'Leave it out: the end is told of in any case.')
+        asked: Values = {'min': least, 'max': most}
+        for key in ('hypervisor_properties', 'resource_properties'):
+            asked[key] = values.get(key, '')
+            properties.parse(asked[key])
+        for key in _PLACES:
+            if key in values:
+                asked[key] = inputs.text(values[key], key)
+        for key in ('traits', 'projects'):
+            if key in values:
+                asked[key] = inputs.texts(values[key], key, _MANY)
+        return asked
+
+    def wanted(self, asking: ty.Any, params: Values) -> resources.Wanted:
+        return resources.Wanted(
+            self._demand_of(params, asking.placement), {})
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        return self._demand_of(reserved.params, demands.Placement())
+
+    def _demand_of(self, params: ty.Mapping[str, ty.Any],
+                   placement: demands.Placement) -> model.Demand:
+        with demands.refused(params['min'], 'A lease of hosts'):
+            return model.Demand(
+                model.WHOLE, params['max'], least=params['min'],
+                enrolled=True, hosts=_eligible(params, placement),
+                properties=properties.both(
+                    properties.parse(params.get('hypervisor_properties', '')),
+                    properties.parse(params.get('resource_properties', ''))))
+
+    def start(self, reserved: resources.Reserved) -> None:
+        pool.open_to(reserved.id, reserved.project_id, _members(reserved))
+
+    def changed(self, reserved: resources.Reserved) -> None:
+        self.start(reserved)
+
+    def guests(self, reserved: resources.Reserved) -> ty.Collection[str]:
+        return pool.guests({
+            *_members(reserved), *pool.members_of(reserved.id)}, reserved.id)
+
+    def end(self, reserved: resources.Reserved) -> None:
+        pool.close(reserved.id)
+
+    def opened(self) -> ty.Collection[str]:
+        return pool.opened()
+
+
+def _members(reserved: resources.Reserved) -> list[pool.Member]:
+    return [pool.Member(uuid, service_host)
+            for uuid, service_host in reserved.services.items()]
+
+
+def _eligible(params: ty.Mapping[str, ty.Any],
+              placement: demands.Placement) -> frozenset[str] | None:
+    """The uuids of the hosts within zone, aggregate, region and traits.
+
+    :returns: None where none of these is asked for
+    :raises InvalidLeaseParams: when there is no such thing here
+    """
+    region = params.get('region')
+    here = service.CONF.placement.region_name
+    if region is not None and here is not None and region != here:
+        raise errors.InvalidLeaseParams(
+            f'The hosts of region {inputs.shown(region)} are not here: it '
+            f'is {here}. Leave "region" out, or ask there.')
+    limits = [_in_zone(params['availability_zone'], placement)
+              ] if 'availability_zone' in params else []
+    if 'aggregate' in params:
+        limits.append(_members_of(placement, _known(
+            'aggregate', params['aggregate'],
+            pool.aggregates(name=params['aggregate']))))
+    traits = params.get('traits', ())
+    there = _existing(traits)
+    for trait in traits:
+        if trait not in there:
+            raise _unknown('trait', trait)
+        limits.append(placement.trees_with(trait))
+    return frozenset.intersection(*map(frozenset, limits)) if limits else None
+
+
+def _existing(traits: ty.Collection[str]) -> set[str]:
+    """Those of some traits that placement knows, but for our own: which
+    reservations there are is nobody's business.
+    """
+    asked = [one for one in traits if _TRAIT.fullmatch(one) and
+             not one.startswith('CUSTOM_BLAZAR_')]
+    answer = hosts.ask_placement('/traits?name=in:' + ','.join(asked)
+                                 ) if asked else None
+    return set((answer or {}).get('traits', ()))
+
+
+def _in_zone(zone: str, placement: demands.Placement) -> set[str]:
+    """The uuids of the hosts of an availability zone.
+
+    Those of the default zone are in none: what a reservation gives them is
+    gone with it.
+    """
+    if zone != service.CONF.default_availability_zone:
+        return _members_of(placement, _known(
+            'availability_zone', zone, pool.aggregates(zone=zone)))
+    return {one for one, _root in placement.providers([])} - _members_of(
+        placement, pool.aggregates_of_zones())
+
+
+def _members_of(placement: demands.Placement, aggregates: ty.Collection[str],
+                ) -> set[str]:
+    """The uuids of the hosts in any of these aggregates."""
+    if not aggregates:
+        return set()
+    return {one for one, _root in placement.providers([
+        ('member_of', 'in:' + ','.join(sorted(aggregates)))])}
+
+
+def _known(key: str, name: str, aggregates: set[str]) -> set[str]:
+    """The aggregates that were found by a name.
+
+    :raises InvalidLeaseParams: when there are none
+    """
+    if not aggregates:
+        raise _unknown(key, name)
+    return aggregates
+
+
+def _unknown(key: str, name: str) -> errors.InvalidLeaseParams:
+    return errors.InvalidLeaseParams(
+        f'There is no {key} {inputs.shown(name)}. Write the name of one that '
+        f'exists, or leave it out.')

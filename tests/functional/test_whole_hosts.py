@@ -1,0 +1,875 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whole hosts: enrolled, reserved, used by who may, and given back."""
+
+import contextlib
+import io
+import itertools
+import json
+import pydoc
+
+import fixtures
+from nova.compute import api as compute_api
+from nova import context as nova_context
+from nova import objects
+from nova.scheduler.client import report
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_nova.cmd import manage
+from blazar_nova.cmd import verify
+from blazar_nova.compat import claims
+from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import pool
+from blazar_nova.parts import enrolling
+from tests.functional import nova_box
+from tests.functional import test_api
+
+HOUR = 3600
+
+
+class HostsTestCase(test_api.ApiTestCase):
+    """Three hosts, and nothing reserved."""
+
+    hosts = {name: nova_box.Capacity(vcpus=4, memory_mb=8192, disk_gb=100)
+             for name in ('host1', 'host2', 'plain')}
+
+    def setUp(self):
+        super().setUp()
+        self.enrolling = enrolling.Enrolling(self.listener.parts)
+        self.bob = self.api(project=uuids.other, user='bob')
+
+    def enrol(self, *names, **extra):
+        return [self.enrolling.add(name, extra) for name in names]
+
+    def look(self):
+        """See what is left on hosts: the next lease waits for that."""
+        self.clock.advance(max(
+            0, clocks.SystemClock().now() - self.clock.now()))
+        self.listener.mirror.compare_all()
+
+    def hosts_wanted(self, least=1, most=1, **params):
+        return {'resource_type': 'physical:host', 'min': least, 'max': most,
+                'hypervisor_properties': '', 'resource_properties': '',
+                **params}
+
+    def lease_hosts(self, least=1, most=1, **params):
+        """An active lease of hosts, and its one reservation's id."""
+        lease = self.get(self.make_active(
+            reservations=[self.hosts_wanted(least, most, **params)]))
+        return lease, lease['reservations'][0]['id']
+
+    def within(self, name, reservation_id, **kwargs):
+        """Boot with the hint that names a reservation."""
+        return self.boot(name, hints={'reservation': reservation_id},
+                         **kwargs)
+
+    def host_of(self, server):
+        return self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
+
+    def aggregates(self):
+        """The hosts of each aggregate, by its name."""
+        return {one.name: sorted(one.hosts) for one in
+                objects.AggregateList.get_all(
+                    nova_context.get_admin_context())}
+
+    def traits(self, host):
+        """The traits of ours that a host has in placement."""
+        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+                 if one.name == host)
+        return {one for one in nova_hosts.ask_placement(
+            f'/resource_providers/{uuid}/traits')['traits']
+            if one.startswith('CUSTOM_BLAZAR_')}
+
+    def trait_of(self, reservation_id):
+        return 'CUSTOM_BLAZAR_' + reservation_id.upper().replace('-', '_')
+
+    def fails(self, server):
+        """A server that finds no host."""
+        self.wait_for_status(server['id'], 'ERROR')
+        self.assertIn('No valid host', self.admin.get_server(
+            server['id'])['fault']['message'])
+
+
+class TestEnrolling(HostsTestCase):
+
+    def test_an_enrolled_host_takes_nobody(self):
+        first, second = self.enrol('host1', 'host2')
+        self.assertEqual(
+            ('host1', 'host1', 4, 'enrolled', True), tuple(
+                first[key] for key in (
+                    'hypervisor_hostname', 'service_name', 'vcpus', 'status',
+                    'reservable')))
+        self.assertEqual({
+            'freepool': ['host1', 'host2'],
+            'blazar_pool': ['host1', 'host2']}, self.aggregates())
+        self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
+        for number in range(2):
+            server = self.boot_active(f'plain{number}', flavor='3')
+            self.assertEqual('plain', self.host_of(server))
+        self.fails(self.boot('one too many', flavor='3'))
+        # Not even who may name a host gets there.
+        self.fails(self.boot('forced', client=self.admin,
+                             availability_zone='nova:host1'))
+        self.enrolling.remove(int(first['id']))
+        self.assertEqual({'freepool': ['host2'], 'blazar_pool': ['host2']},
+                         self.aggregates())
+        self.assertEqual(set(), self.traits('host1'))
+        server = self.boot_active('one more', flavor='3')
+        self.assertEqual('host1', self.host_of(server))
+
+    def test_not_while_servers_run_there(self):
+        server = self.boot_active('there')
+        host = self.host_of(server)
+        exc = self.assertRaises(errors.Conflict, self.enrol, host)
+        self.assertIn('1 servers run on it', str(exc))
+        self.assertEqual([], self.enrolling.listed())
+        self.assertEqual(set(), self.traits(host))
+        self.alice.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        # It counts as on its way until it is told that it is gone.
+        self.clock.advance(60)
+        self.enrol(host)
+
+    def test_what_is_half_done_is_finished_by_the_same_request(self):
+        with self.stumbling('join'):
+            self.assertRaises(RuntimeError, self.enrol, 'host1')
+        self.assertEqual(['enrolling'], [
+            one['status'] for one in self.enrolling.listed()])
+        self.enrol('host1')
+        host_id = int(self.enrolling.listed()[0]['id'])
+        with self.stumbling('leave'):
+            self.assertRaises(
+                RuntimeError, self.enrolling.remove, host_id)
+        self.assertEqual('leaving', self.enrolling.show(host_id)['status'])
+        self.enrolling.remove(host_id)
+        self.assertEqual([], self.enrolling.listed())
+
+    def test_who_takes_it_out_is_not_overtaken(self):
+        """By who enrols it once more between two of his steps."""
+        one, = self.enrol('host1')
+        real, overtaken = pool.leave, []
+
+        def leave(host):
+            overtaken.append(self.assertRaises(
+                errors.Conflict, self.enrol, 'host1'))
+            real(host)
+
+        with fixtures.MonkeyPatch('blazar_nova.compat.pool.leave', leave):
+            self.enrolling.remove(int(one['id']))
+        self.assertIn('is being taken out', str(overtaken[0]))
+        self.assertEqual([], self.enrolling.listed())
+
+    def stumbling(self, name):
+        """Within, a function of the pool dies when it has done its work."""
+        real = getattr(pool, name)
+
+        def stumble(*args):
+            real(*args)
+            raise RuntimeError('killed')
+
+        return fixtures.MonkeyPatch(
+            f'blazar_nova.compat.pool.{name}', stumble)
+
+    def test_unknown_hosts_and_those_that_are_enrolled(self):
+        self.assertRaises(errors.NotFound, self.enrol, 'no such host')
+        self.enrol('host1')
+        self.assertRaises(errors.Conflict, self.enrol, 'host1')
+
+
+class TestCommands(HostsTestCase):
+
+    def manage(self, *words):
+        """Type a command; returns its exit code and what it wrote."""
+        out = io.StringIO()
+        with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._parts',
+                                   lambda _files: self.listener.parts),
+              contextlib.redirect_stdout(out),
+              contextlib.redirect_stderr(out)):
+            return manage.main(['host', *words]), out.getvalue()
+
+    def test_an_operator_enrols_hosts_and_takes_them_out(self):
+        code, text = self.manage('add', 'host1', 'gpu=A100')
+        self.assertEqual((0, True), (code, 'it serves leases only' in text))
+        host, = self.enrolling.listed()
+        self.assertEqual('A100', host['gpu'])
+        self.assertRegex(self.manage('list')[1],
+                         rf'{host["id"]} *\| host1 *\| enrolled *\| True')
+        code, text = self.manage('remove', host['id'])
+        self.assertEqual((0, True), (code, 'serves everybody' in text))
+        self.assertEqual([], self.enrolling.listed())
+
+    def test_what_cannot_be_done_is_said(self):
+        for words, part in (
+                (('add', 'nowhere'), 'There is no host nowhere'),
+                (('add', 'host1', 'gpu'), 'gpu is no KEY=VALUE'),
+                (('add', 'host1', 'vcpus=99'), '"vcpus" is no extra'),
+                (('remove', '999'), 'Host 999 could not be found')):
+            code, text = self.manage(*words)
+            self.assertEqual((1, True), (code, part in text), text)
+
+
+class TestNotIsolated(HostsTestCase):
+
+    more_conf = '[scheduler]\nenable_isolated_aggregate_filtering = False\n'
+
+    def test_nothing_is_enrolled_that_placement_would_not_keep(self):
+        exc = self.assertRaises(errors.Conflict, self.enrol, 'host1')
+        self.assertIn('enable_isolated_aggregate_filtering', str(exc))
+
+
+class TestLife(HostsTestCase):
+
+    def test_from_the_start_to_the_end(self):
+        self.enrol('host1', 'host2')
+        lease, reservation_id = self.lease_hosts()
+        self.assertEqual(
+            (1, 1, 'active'), tuple(lease['reservations'][0][key] for key in (
+                'min', 'max', 'status')))
+        mine, = self.aggregates()[reservation_id]
+        other, = {'host1', 'host2'} - {mine}
+        self.assertEqual([other], self.aggregates()['freepool'])
+        self.assertEqual({'CUSTOM_BLAZAR_POOL', self.trait_of(reservation_id)},
+                         self.traits(mine))
+        aggregate = objects.Aggregate.get_by_uuid(
+            nova_context.get_admin_context(), reservation_id)
+        self.assertEqual({
+            'availability_zone': f'blazar_{reservation_id}',
+            'blazar:owner': nova_box.PROJECT_ID,
+            'reservation': reservation_id}, aggregate.metadata)
+        servers = [self.within(f'in{number}', reservation_id)
+                   for number in range(4)]
+        for server in servers:
+            self.wait_for_status(server['id'], 'ACTIVE')
+            self.assertEqual(mine, self.host_of(server))
+        self.listener.mirror.compare_all()
+        self.assertEqual([], self.books(
+            f"SELECT usage FROM hosts WHERE name = '{mine}' "
+            "AND usage != '{}'"))
+        # It is full: not even those who may be there are elsewhere.
+        self.fails(self.within('too many', reservation_id))
+        self.run_until(clocks.SystemClock().now() + 2 * HOUR)
+        for server in servers:
+            self.wait_until_gone(server['id'])
+        self.run_until(self.clock.now() + 300)
+        lease = self.get(lease)
+        self.assertEqual('TERMINATED', lease['status'])
+        self.assertEqual(
+            {'freepool': ['host1', 'host2'],
+             'blazar_pool': ['host1', 'host2']}, self.aggregates())
+        self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(mine))
+        self.assertEqual([], nova_hosts.ask_placement(
+            f'/traits?name=in:{self.trait_of(reservation_id)}')['traits'])
+        self.listener.mirror.compare_all()
+        self.assertEqual([(None,)] * 3, self.books(
+            'SELECT held_by FROM hosts'))
+
+    def test_a_deleted_lease_takes_its_servers_with_it(self):
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts()
+        server = self.within('in', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.wait_until_gone(server['id'])
+        self.run_until(self.clock.now() + 300)
+        self.ask('GET', f'/leases/{lease["id"]}', code=404)
+        self.assertNotIn(reservation_id, self.aggregates())
+
+    def test_other_servers_are_nowhere_near(self):
+        """By each way that a user has, and an admin."""
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts()
+        for number in range(2):
+            self.boot_active(f'big{number}', flavor='4')
+        for number, hint in enumerate((
+                reservation_id, uuids.none, [reservation_id] * 2, {'a': 1},
+                7, 'x' * 300, '\u0000')):
+            message = self.refused(
+                400, self.within, f'forged{number}', hint, client=self.bob)
+            self.assertIn('reservation', message)
+        for name, kwargs in (
+                ('plain', {}), ('zone', {
+                    'availability_zone': f'blazar_{reservation_id}'})):
+            for client in (self.alice, self.bob, self.admin):
+                self.fails(self.boot(name, flavor='4', client=client,
+                                     **kwargs))
+        self.fails(self.boot('forced', client=self.admin,
+                             availability_zone='nova:host1'))
+        self.fails(self.boot('forced', client=self.admin, host='host1'))
+
+    def test_it_is_shared_with_whom_its_owner_says(self):
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts()
+        self.refused(400, self.within, 'early', reservation_id,
+                     client=self.bob)
+        self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+            {'id': reservation_id, 'projects': [uuids.other]}]}, code=200)
+        server = self.within('guest', reservation_id, client=self.bob)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual('host1', self.host_of(server))
+        self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+            {'id': reservation_id, 'projects': []}]}, code=200)
+        self.refused(400, self.within, 'late', reservation_id,
+                     client=self.bob)
+
+    def test_not_before_its_time_and_not_after_it(self):
+        self.enrol('host1')
+        lease = self.make(start_in=HOUR, reservations=[self.hosts_wanted()])
+        reservation_id = lease['reservations'][0]['id']
+        message = self.refused(400, self.within, 'early', reservation_id)
+        self.assertIn('which is PENDING', message)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.refused(400, self.within, 'late', reservation_id)
+
+    def test_in_a_lease_of_its_own_it_is_refused(self):
+        self.enrol('host1')
+        _lease, reservation_id = self.lease_hosts()
+        message = self.refused(400, self.boot, 'both', hints={
+            'reservation': reservation_id, **self.lease_hints('two', HOUR)})
+        self.assertIn('leave the hint reserved out', message.lower())
+
+
+class TestEnds(HostsTestCase):
+    """An end is that of nobody else, and nothing survives it."""
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1')
+        self.started, self.reservation_id = self.lease_hosts()
+
+    def end(self, lease, seconds=600):
+        self.ask('DELETE', f'/leases/{lease["id"]}', client=self.admin,
+                 code=204)
+        self.run_until(self.clock.now() + seconds)
+
+    def held_by(self):
+        return self.books("SELECT held_by FROM hosts WHERE name = 'host1'")
+
+    def test_servers_of_another_lease_of_the_same_host_stay(self):
+        server = self.within('victim', self.reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        later = self.make(start_in=2 * HOUR, client=self.bob,
+                          reservations=[self.hosts_wanted()])
+        self.end(later)
+        self.ask('GET', f'/leases/{later["id"]}', client=self.bob, code=404)
+        # And those of one that had ended when somebody came back to it.
+        self.listener.parts.lifecycle.ending.end(later['id'])
+        self.assertEqual('ACTIVE', self.admin.get_server(
+            server['id'])['status'])
+        self.assertEqual([(self.reservation_id,)], self.held_by())
+
+    def test_who_comes_while_it_ends_is_not_let_in(self):
+        """It ends between the claim in the books and that in placement."""
+        real = claims._novas
+
+        def late(*args, **kwargs):
+            self.end(self.started, 0)
+            return real(*args, **kwargs)
+
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.claims._novas', late):
+            self.fails(self.within('late', self.reservation_id))
+        self.assertEqual({}, nova_hosts.taken([
+            one.uuid for one in nova_hosts.all_hosts()[0]
+            if one.name == 'host1']))
+
+    def test_one_starts_only_where_nothing_is_left(self):
+        """Somebody got there whom nothing of ours was asked about."""
+        lease = self.make(start_in=2 * HOUR, client=self.bob,
+                          reservations=[self.hosts_wanted()])
+        self.end(self.started)
+        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+                 if one.name == 'host1')
+        answer = report.report_client_singleton().put(
+            f'/allocations/{uuids.stray}', {
+                'allocations': {uuid: {'resources': {'VCPU': 1}}},
+                'project_id': uuids.p, 'user_id': uuids.u,
+                'consumer_generation': None}, version='1.36')
+        self.assertEqual(204, answer.status_code)
+        self.clock.advance(2 * HOUR)
+        # Nobody has looked what is there since it was given back.
+        self.listener.engine.run_due()
+        self.assertEqual([(None,)], self.held_by())
+        self.listener.mirror.compare_all()
+        self.run_until(self.clock.now() + 60)
+        self.assertEqual([(None,)], self.held_by())
+        self.assertIn('not free yet', self.get(
+            lease, client=self.bob)['status_reason'])
+        nova_hosts.tell_placement('delete', f'/allocations/{uuids.stray}')
+        self.listener.mirror.compare_all()
+        self.run_until(self.clock.now() + 60)
+        self.assertEqual('ACTIVE', self.get(
+            lease, client=self.bob)['status'])
+
+    def test_what_is_beside_hosts_ends_while_they_cannot_be_seen(self):
+        self.enrol('host2')
+        lease = self.make_active(reservations=[
+            self.hosts_wanted(), self.reservation(vcpus=1)])
+        server = self.boot_active(
+            'booked', flavor=lease['reservations'][1]['flavor_id'])
+
+        def silent(*_args):
+            raise errors.CloudUnavailable('placement is away')
+
+        with fixtures.MonkeyPatch('blazar_nova.compat.pool.guests', silent):
+            self.end(lease)
+            self.wait_until_gone(server['id'])
+            self.run_until(self.clock.now() + 600)
+        self.assertIn('could not be closed', self.get(
+            lease, client=self.admin)['status_reason'])
+        self.run_until(self.clock.now() + 600)
+        self.ask('GET', f'/leases/{lease["id"]}', code=404)
+
+    def test_a_host_that_nova_does_not_have_any_more(self):
+        context = nova_context.get_admin_context()
+        with nova_context.target_cell(
+                context, objects.CellMapping.get_by_uuid(
+                    context, uuids.cell1)) as cell:
+            objects.ComputeNode.get_first_node_by_host_for_old_compat(
+                cell, 'host1').destroy()
+        self.end(self.started)
+        self.ask('GET', f'/leases/{self.started["id"]}', code=404)
+        self.assertNotIn(self.reservation_id, self.aggregates())
+
+
+class TestStaying(HostsTestCase):
+    """Whatever becomes of a server, it stays on the hosts of its lease."""
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1', 'host2')
+        self.started, self.reservation_id = self.lease_hosts(2, 2)
+        self.server = self.within('in', self.reservation_id)
+        self.wait_for_status(self.server['id'], 'ACTIVE')
+
+    def act(self, action, value=None, client=None):
+        return (client or self.admin).post_server_action(
+            self.server['id'], {action: value})
+
+    def stays(self, status='ACTIVE'):
+        self.wait_for_status(self.server['id'], status)
+        self.assertIn(self.host_of(self.server), ('host1', 'host2'))
+
+    def test_cold_migrated_and_resized(self):
+        before = self.host_of(self.server)
+        self.act('migrate')
+        self.stays('VERIFY_RESIZE')
+        self.assertNotEqual(before, self.host_of(self.server))
+        self.act('confirmResize')
+        self.stays()
+        self.act('resize', {'flavorRef': '3'})
+        self.stays('VERIFY_RESIZE')
+        self.act('confirmResize')
+        self.stays()
+        # Also for what comes after the flavor is another one.
+        self.act('migrate')
+        self.stays('VERIFY_RESIZE')
+        self.act('confirmResize')
+        self.stays()
+        self.assertEqual('2', str(self.admin.get_server(
+            self.server['id'])['flavor']['vcpus']))
+
+    def test_live_migrated(self):
+        before = self.host_of(self.server)
+        self.act('os-migrateLive', {'host': None, 'block_migration': 'auto'})
+        self.wait_for(lambda: self.host_of(self.server) != before)
+        self.stays()
+        # An admin may not lead it out.
+        self.act('os-migrateLive', {
+            'host': 'plain', 'block_migration': 'auto'})
+        self.wait_for(lambda: self.admin.get_server(self.server['id'])[
+            'OS-EXT-STS:task_state'] is None)
+        self.stays()
+
+    def test_shelved_and_unshelved(self):
+        self.act('shelve')
+        self.wait_for_status(self.server['id'], 'SHELVED_OFFLOADED')
+        self.act('unshelve')
+        self.stays()
+
+    def test_rebuilt_with_another_image(self):
+        self.act('rebuild', {'imageRef':
+                             '70a599e0-31e7-49b7-b260-868f441e862b'})
+        self.stays()
+
+    def test_evacuated(self):
+        before = self.host_of(self.server)
+        context = nova_context.get_admin_context()
+        with nova_context.target_cell(
+                context, objects.CellMapping.get_by_uuid(
+                    context, uuids.cell1)) as cell:
+            service = objects.Service.get_by_compute_host(cell, before)
+            service.forced_down = True
+            service.save()
+        self.act('evacuate', {})
+        self.wait_for(lambda: self.host_of(self.server) != before)
+        self.stays('SHUTOFF')
+
+    def test_somebody_else_is_not_moved_there(self):
+        outsider = self.boot_active('outsider')
+        self.assertEqual('plain', self.host_of(outsider))
+        for action, value in (
+                ('os-migrateLive', {'host': 'host1',
+                                    'block_migration': 'auto'}),
+                ('migrate', {'host': 'host1'}), ('migrate', None)):
+            response = self.admin.api_post(
+                f'/servers/{outsider["id"]}/action', {action: value},
+                check_response_status=None)
+            self.wait_for(lambda: self.admin.get_server(outsider['id'])[
+                'OS-EXT-STS:task_state'] is None)
+            self.assertEqual('plain', self.host_of(outsider),
+                             (action, response.status))
+
+    def test_nobody_is_led_astray_without_the_scheduler(self):
+        """As older microversions let admins do."""
+        outsider = self.boot_active('outsider')
+        for version, action, value in (
+                ('2.1', 'os-migrateLive', {
+                    'block_migration': False, 'disk_over_commit': False}),
+                ('2.67', 'os-migrateLive', {
+                    'block_migration': 'auto', 'force': True}),
+                ('2.13', 'evacuate', {'onSharedStorage': False}),
+                ('2.67', 'evacuate', {'force': 'True'})):
+            admin = self.api(
+                roles=('admin', 'member', 'reader'), microversion=version)
+            for server, host in ((self.server, 'plain'),
+                                 (outsider, 'host1')):
+                message = self.refused(
+                    409, admin.post_server_action, server['id'],
+                    {action: {**value, 'host': host}})
+                self.assertIn('Leave "force" out', message)
+            # No database takes such a name, and Nova has no such host.
+            self.refused(400, admin.post_server_action, outsider['id'], {
+                action: {**value, 'host': 'a\0'}})
+        before = self.host_of(self.server)
+        other, = {'host1', 'host2'} - {before}
+        admin = self.api(
+            roles=('admin', 'member', 'reader'), microversion='2.67')
+        admin.post_server_action(self.server['id'], {'os-migrateLive': {
+            'host': other, 'block_migration': 'auto', 'force': True}})
+        self.wait_for(lambda: self.host_of(self.server) == other)
+        self.stays()
+
+
+class TestAsking(HostsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1', gpu='A100')
+        self.enrol('host2')
+
+    def test_by_what_a_host_is_like(self):
+        _lease, reservation_id = self.lease_hosts(
+            1, 2, resource_properties=json.dumps(['==', '$gpu', 'A100']),
+            hypervisor_properties=json.dumps(['>=', '$vcpus', '4']))
+        self.assertEqual(['host1'], self.aggregates()[reservation_id])
+        for key in ('hypervisor_properties', 'resource_properties'):
+            error = self.make(reservations=[self.hosts_wanted(
+                **{key: json.dumps(['==', '$secret', '1'])})], code=400)
+            self.assertIn('$secret', error['error_message'])
+
+    def test_what_there_is_not_is_said_at_once(self):
+        for params, part in (
+                ({'availability_zone': 'nowhere'}, 'no availability_zone'),
+                ({'aggregate': 'nothing'}, 'no aggregate'),
+                ({'traits': ['CUSTOM_NONE']}, 'no trait CUSTOM_NONE'),
+                ({'traits': ['a b']}, 'no trait a b'),
+                ({'traits': [1]}, '"traits" must be a text'),
+                ({'region': ''}, '"region" must be a text'),
+                ({'min': 3, 'max': 2}, '"max" must be at least "min"'),
+                ({'min': 0}, '"min" is 0'), ({'max': None}, 'Missing'),
+                ({'before_end': 'snapshot'}, '"before_end" must be one of'),
+                ({'vcpus': 1}, 'The key "vcpus" is not known')):
+            error = self.make(
+                reservations=[self.hosts_wanted(**params)], code=400)
+            self.assertIn(part, error['error_message'])
+        self.assertEqual([], self.leases())
+
+    def test_within_a_zone_an_aggregate_and_traits(self):
+        context = nova_context.get_admin_context()
+        zone = objects.Aggregate(
+            context, name='rack7', metadata={'availability_zone': 'az1'})
+        zone.create()
+        api = compute_api.AggregateAPI()
+        api.add_host_to_aggregate(context, zone.id, 'host2')
+        for uuid in (one.uuid for one in nova_hosts.all_hosts()[0]):
+            pool._change_traits(uuid, add=['CUSTOM_RACK'])
+        for params, expected in (
+                ({'availability_zone': 'az1'}, 'host2'),
+                ({'availability_zone': 'nova'}, 'host1'),
+                ({'aggregate': 'rack7'}, 'host2'),
+                ({'aggregate': 'rack7', 'traits': ['CUSTOM_RACK']},
+                 'host2')):
+            lease, reservation_id = self.lease_hosts(1, 2, **params)
+            aggregate = objects.Aggregate.get_by_uuid(
+                context, reservation_id)
+            self.assertEqual([expected], aggregate.hosts, params)
+            # Who has a zone stays in it.
+            self.assertEqual(expected == 'host1',
+                             'availability_zone' in aggregate.metadata)
+            self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+            self.look()
+        self.make(reservations=[self.hosts_wanted(
+            availability_zone='nova', aggregate='rack7')], code=409)
+
+    def test_which_reservations_there_are_is_nobodys_business(self):
+        _lease, rid = self.lease_hosts()
+        for key, one, other in (
+                ('aggregate', rid, uuids.none),
+                ('availability_zone', f'blazar_{rid}', f'blazar_{uuids.none}'),
+                ('traits', [self.trait_of(rid)], ['CUSTOM_BLAZAR_NONE'])):
+            said = [self.make(client=self.bob, code=400, reservations=[
+                self.hosts_wanted(**{key: value})])['error_message']
+                for value in (one, other)]
+            self.assertEqual(*(sentence.replace(str(
+                value if isinstance(value, str) else value[0]), '')
+                for sentence, value in zip(said, (one, other))))
+
+    def test_whoever_shares_it_gets_no_more_hosts(self):
+        lease, rid = self.lease_hosts(1, 1)
+        self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+            {'id': rid, 'max': 2}]}, code=200)
+        self.assertEqual(2, self.get(lease)['reservations'][0]['amount'])
+        self.enrol('plain')
+        for more in ({'projects': [uuids.other]}, {'max': 2}):
+            self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+                {'id': rid, **more}]}, code=200)
+            self.assertEqual(2, self.get(lease)['reservations'][0]['amount'])
+
+    def test_a_trait_is_asked_for_once_however_often_it_is_named(self):
+        asked = []
+        real = nova_hosts.ask_placement
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.hosts.ask_placement',
+                lambda url: asked.append(url) or real(url)):
+            self.make(code=400, reservations=[self.hosts_wanted(
+                traits=['CUSTOM_NONE'] * 15 + ['CUSTOM_OTHER'])])
+            self.make(code=400, reservations=[self.hosts_wanted(
+                traits=[f'CUSTOM_{number}' for number in range(21)])])
+        self.assertEqual(
+            ['/traits?name=in:CUSTOM_NONE,CUSTOM_OTHER'], asked)
+
+    def test_when_there_is_room_is_said(self):
+        lease = self.make(
+            start_in=HOUR, reservations=[self.hosts_wanted(2, 2)])
+        error = self.make(length=2 * HOUR, reservations=[
+            self.hosts_wanted(2, 2)], code=409)
+        self.assertEqual(('NO_ROOM', 0), (
+            error['error_name'], error['fits_now']))
+        self.assertEqual(lease['end_date'], error['next_start'])
+
+
+class TestVerify(HostsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1', 'host2')
+        self.verifier = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None, 0)
+
+    def texts(self, fix=False):
+        """What differs, or was mended; in words."""
+        report = self.verifier.run(fix)
+        self.assertEqual(([], []), (report.problems, report.failures))
+        return [one.text for one in (
+            report.mended if fix else report.left)]
+
+    def test_nothing_differs_while_hosts_are_leased_and_used(self):
+        self.assertEqual([], self.texts())
+        lease, reservation_id = self.lease_hosts()
+        self.wait_for_status(
+            self.within('in', reservation_id)['id'], 'ACTIVE')
+        self.listener.mirror.compare_all()
+        self.assertEqual([], self.texts())
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.assertEqual('DELETING', self.get(lease)['status'])
+        self.assertEqual([], self.texts())
+
+    def test_what_somebody_took_out_of_the_pool_is_put_back(self):
+        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+                 if one.name == 'host1')
+        before = self.aggregates()
+        pool.leave(pool.Member(uuid, 'host1'))
+        text, = self.texts()
+        self.assertIn('host1 is enrolled, and Nova does not keep', text)
+        self.assertEqual([text], self.texts(fix=True))
+        self.assertEqual(([], before), (self.texts(), self.aggregates()))
+
+    def test_a_host_that_an_operator_took_from_a_reservation(self):
+        _lease, reservation_id = self.lease_hosts(2, 2)
+        before = self.aggregates()
+        context = nova_context.get_admin_context()
+        compute_api.AggregateAPI().remove_host_from_aggregate(
+            context, objects.Aggregate.get_by_uuid(
+                context, reservation_id).id, 'host2')
+        text, = self.texts()
+        self.assertIn('has other hosts in Nova than in the books', text)
+        self.texts(fix=True)
+        self.assertEqual(([], before), (self.texts(), self.aggregates()))
+
+    def test_what_was_begun_is_finished(self):
+        with Dying(3, True), contextlib.suppress(Died):
+            self.enrol('plain')
+        host_id = int(self.enrolling.listed()[0]['id'])
+        with Dying(2, True), contextlib.suppress(Died):
+            self.enrolling.remove(host_id)
+        self.assertEqual(2, len(self.texts()))
+        self.assertEqual(2, len(self.texts(fix=True)))
+        self.assertEqual([], self.texts())
+        self.assertEqual(['enrolled', 'enrolled'], [
+            one['status'] for one in self.enrolling.listed()])
+
+
+class Died(BaseException):
+    """A process that is not there any more; nothing catches it."""
+
+
+class Dying(fixtures.Fixture):
+    """Whoever changes something in Nova or placement dies at a step.
+
+    :ivar steps: what was done, in its order
+    :param at: the number of the step
+    :param after: whether it is done, and nothing after it
+    """
+
+    PLACES = ('nova.objects.aggregate.Aggregate.create',
+              'nova.compute.api.AggregateAPI.add_host_to_aggregate',
+              'nova.compute.api.AggregateAPI.remove_host_from_aggregate',
+              'nova.compute.api.AggregateAPI.delete_aggregate',
+              'blazar_nova.compat.hosts.tell_placement',
+              'blazar_core.books.enrolment._write',
+              'blazar_core.books.holding.hand_over',
+              'blazar_core.books.holding.give_back')
+
+    def __init__(self, at, after):
+        super().__init__()
+        self.at, self.after = at, after
+        self.steps = []
+
+    def _setUp(self):
+        for place in self.PLACES:
+            self.useFixture(fixtures.MonkeyPatch(place, self._mortal(
+                place.rpartition('.')[2], pydoc.locate(place))))
+
+    def _mortal(self, name, real):
+        def step(*args, **kwargs):
+            self.steps.append(name)
+            if len(self.steps) == self.at and not self.after:
+                raise Died(name)
+            result = real(*args, **kwargs)
+            if len(self.steps) == self.at:
+                raise Died(name)
+            return result
+
+        return step
+
+
+class TestDying(HostsTestCase):
+    """Nothing is stuck, in two aggregates or lost, wherever somebody dies.
+
+    What is said of a step is done again by whoever comes next.
+    """
+
+    hosts = {name: nova_box.Capacity(vcpus=4, memory_mb=8192, disk_gb=100)
+             for name in ('host1', 'host2')}
+    POOL = {'freepool': ['host1'], 'blazar_pool': ['host1']}
+
+    def at_each_step(self, work, again, least):
+        """Do something, and let it die at each of its steps.
+
+        :param work: what dies
+        :param again: what is done then, and looks whether all is right
+        :param least: how many steps it has, or more
+        """
+        steps = []
+        for at in itertools.count(1):
+            for after in (False, True):
+                with Dying(at, after) as dying:
+                    with contextlib.suppress(Died):
+                        work()
+                again((at, after, dying.steps))
+                steps = max(steps, dying.steps, key=len)
+            if len(dying.steps) < at:
+                break
+        self.assertGreaterEqual(len(steps), least, steps)
+
+    def test_who_enrols_a_host_and_takes_it_out(self):
+        def enrol():
+            with contextlib.suppress(errors.Conflict):
+                self.enrol('host1')
+
+        def enrolled(where):
+            enrol()
+            self.assertEqual(self.POOL, self.aggregates(), where)
+            self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
+            one, = self.enrolling.listed()
+            self.assertEqual('enrolled', one['status'], where)
+            if len(where[2]) >= where[0]:
+                self.enrolling.remove(int(one['id']))
+
+        self.at_each_step(enrol, enrolled, 6)
+        self.host_id = int(self.enrolling.listed()[0]['id'])
+
+        def taken_out(where):
+            with contextlib.suppress(errors.NotFound):
+                self.enrolling.remove(self.host_id)
+            self.assertEqual({'freepool': [], 'blazar_pool': []},
+                             self.aggregates(), where)
+            self.assertEqual(set(), self.traits('host1'))
+            self.assertEqual([], self.enrolling.listed())
+            enrol()
+
+        self.at_each_step(
+            lambda: self.enrolling.remove(self.host_id), taken_out, 5)
+
+    def test_who_starts_a_lease_and_ends_it(self):
+        self.enrol('host1')
+
+        def start():
+            self.look()
+            self.lease_id = self.make(
+                reservations=[self.hosts_wanted()])['id']
+            self.look()
+            self.listener.parts.lifecycle.starting.start(self.lease_id)
+
+        def started(where):
+            self.listener.parts.lifecycle.starting.start(self.lease_id)
+            lease = self.ask('GET', f'/leases/{self.lease_id}')['lease']
+            self.assertEqual('ACTIVE', lease['status'], where)
+            reservation_id = lease['reservations'][0]['id']
+            self.assertEqual(
+                {'freepool': [], 'blazar_pool': ['host1'],
+                 reservation_id: ['host1']}, self.aggregates(), where)
+            self.assertEqual(
+                {'CUSTOM_BLAZAR_POOL', self.trait_of(reservation_id)},
+                self.traits('host1'))
+            self.ask('DELETE', f'/leases/{self.lease_id}', code=204)
+            self.assertEqual(self.POOL, self.aggregates(), where)
+
+        self.at_each_step(start, started, 6)
+
+        def end():
+            start()
+            self.listener.parts.lifecycle.ending.end(self.lease_id)
+
+        def ended(where):
+            self.listener.parts.lifecycle.ending.end(self.lease_id)
+            lease = self.ask('GET', f'/leases/{self.lease_id}')['lease']
+            self.assertEqual('TERMINATED', lease['status'], where)
+            self.assertEqual(self.POOL, self.aggregates(), where)
+            self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
+            self.assertEqual([(None,)] * 2, self.books(
+                'SELECT held_by FROM hosts'), where)
+
+        self.at_each_step(end, ended, 12)

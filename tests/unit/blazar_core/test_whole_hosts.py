@@ -1,0 +1,690 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whole hosts in the books: reserved, held, given back, whatever the cloud."""
+
+import typing as ty
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+import testscenarios
+
+from blazar_core.books import claims
+from blazar_core.books import enrolment
+from blazar_core.books import holding
+from blazar_core.books import inventory
+from blazar_core.books import judge
+from blazar_core.books import ledger
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import properties
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import binding
+from blazar_core.leases import changing
+from blazar_core.leases import limits
+from blazar_core.leases import making
+from blazar_core.leases import views
+from blazar_core.lifecycle import watch
+from blazar_core import resources
+from tests.unit import base
+
+NOW = base.NOW
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+
+class Machines(resources.ResourceType):
+    """So many whole hosts; who has them is written on their doors.
+
+    :ivar doors: by reservation, the uuids of its hosts
+    :ivar full: by reservation, the servers that are on its hosts
+    :ivar enrolled: whether they are made of hosts that serve leases only
+    """
+
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {'min': '1', 'max': '2'}
+    changeable = ('min', 'max')
+
+    def __init__(self) -> None:
+        self.doors: dict[str, tuple[str, ...]] = {}
+        self.full: dict[str, list[str]] = {}
+        self.enrolled = False
+
+    def read(self, values: resources.Values) -> resources.Values:
+        return values
+
+    def wanted(self, asking: ty.Any, params: resources.Values,
+               ) -> resources.Wanted:
+        return resources.Wanted(self._demand(params), {})
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        return self._demand(reserved.params)
+
+    def _demand(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
+        return model.Demand(
+            model.WHOLE, params['max'], least=params['min'],
+            enrolled=self.enrolled)
+
+    def start(self, reserved: resources.Reserved) -> None:
+        self.doors[reserved.id] = reserved.hosts
+
+    def guests(self, reserved: resources.Reserved) -> ty.Collection[str]:
+        return self.full.get(reserved.id, ())
+
+    def end(self, reserved: resources.Reserved) -> None:
+        self.doors.pop(reserved.id, None)
+
+    def changed(self, reserved: resources.Reserved) -> None:
+        self.start(reserved)
+
+
+class WholeHostsTestCase(base.LeaseTestCase):
+
+    def more_types(self):
+        self.machines = Machines()
+        return {'machine': self.machines}
+
+    def enrol(self, name, finish=True, **extra):
+        """Have a host serve leases only; returns its id."""
+        with self.database.writer() as session:
+            host_id = enrolment.begin(
+                session, NOW, self.uuid_of(name), extra)
+            if finish:
+                enrolment.finish(session, NOW, host_id)
+        return host_id
+
+    def machines_of(self, least=1, most=1):
+        params = {'min': least, 'max': most}
+        return making.NewReservation(
+            self.machines.wanted(None, params).demand,
+            resource_type='machine', params=params, spec={})
+
+    def reserve_machines(self, start=0, end=100, least=1, most=1):
+        return self.reserve(start, end, self.machines_of(least, most))
+
+    def bookings_of(self, lease):
+        """The hosts of a lease by name, each with what is booked there."""
+        with self.database.reader() as session:
+            return {host: resources for host, resources in session.execute(
+                sa.select(models.Host.name, models.Booking.resources)
+                .join(models.Booking, models.Booking.host_id ==
+                      models.Host.id).join(models.Booking.reservation)
+                .where(models.Reservation.lease_id == lease['id'])).tuples()}
+
+    def held(self):
+        with self.database.reader() as session:
+            return dict(session.execute(sa.select(
+                models.Host.name, models.Host.held_by).where(
+                    models.Host.held_by.is_not(None))).tuples().all())
+
+    def change(self, lease, least, most):
+        return self.leases.changing.update(lease['id'], changing.Change(
+            reservations={lease['reservations'][0]['id']:
+                          self.machines_of(least, most)}))
+
+    def watching(self):
+        database = self.books.connect()
+        return watch.Watch(
+            database, self.clock, self.admission,
+            binding.Binding(database, self.clock, self.types),
+            self.vault.open, self.types, lambda event, lease: None,
+            self.patience)
+
+
+class TestReserving(WholeHostsTestCase):
+
+    def test_all_that_a_host_has_is_booked(self):
+        self.host('one', VCPU=4, MEMORY_MB=100)
+        lease = self.reserve_machines(10, 20)
+        self.assertEqual({'one': {'VCPU': 4, 'MEMORY_MB': 100}},
+                         self.bookings_of(lease))
+        self.assertEqual(
+            [{'HOST': 1}], [one['resources']
+                            for one in lease['reservations']])
+        refused = self.assertRaises(
+            errors.Refused, self.lease, 0, 100)
+        self.assertEqual(NOW + 20, refused.refusal.next_start)
+        self.lease(0, 10)
+        self.lease(20, 30)
+
+    def test_no_part_of_it_may_be_taken_in_the_same_time(self):
+        self.host('one', VCPU=4)
+        self.lease(0, 50)
+        refused = self.assertRaises(
+            errors.Refused, self.reserve_machines, 49, 100)
+        self.assertEqual(NOW + 50, refused.refusal.next_start)
+        self.assertEqual(0, refused.refusal.fits_now)
+        self.host('two', {'VCPU': 1}, VCPU=4)
+        self.assertRaises(errors.Refused, self.reserve_machines, 49, 100)
+
+    def test_as_many_as_there_are_but_not_fewer_than_the_least(self):
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=4)
+        lease = self.reserve_machines(0, 100, least=1, most=9)
+        self.assertEqual({'one', 'two', 'three'},
+                         self.bookings_of(lease).keys())
+        self.assertEqual(3, lease['reservations'][0]['amount'])
+        refused = self.assertRaises(
+            errors.Refused, self.reserve_machines, 0, 100, 2, 9)
+        self.assertEqual((2, NOW + 100), (
+            refused.refusal.wanted, refused.refusal.next_start))
+
+    def test_with_others_it_takes_more_only_of_what_they_leave(self):
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=4)
+        lease = self.reserve(
+            0, 100, self.machines_of(1, 3), self.machines_of(1, 1),
+            self.places(amount=1, vcpus=4))
+        self.assertEqual([1, 1, 1], sorted(
+            one['amount'] for one in lease['reservations']))
+
+    def test_it_grows_and_shrinks_before_it_starts(self):
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=4)
+        lease = self.reserve_machines(50, 100)
+        lease = self.change(lease, 2, 2)
+        self.assertEqual(2, len(self.bookings_of(lease)))
+        lease = self.change(lease, 1, 9)
+        self.assertEqual(3, len(self.bookings_of(lease)))
+        lease = self.change(lease, 1, 1)
+        self.assertEqual(1, len(self.bookings_of(lease)))
+        self.assertEqual(1, lease['reservations'][0]['amount'])
+        self.assertRaises(errors.Refused, self.change, lease, 4, 4)
+        self.assertEqual(1, len(self.bookings_of(lease)))
+
+    def test_it_moves_and_is_prolonged_as_a_whole(self):
+        self.host('one', VCPU=4)
+        lease = self.reserve_machines(50, 100)
+        self.lease(200, 300)
+        self.leases.changing.update(lease['id'], changing.Change(
+            end=NOW + 200))
+        self.assertRaises(errors.Refused, self.leases.changing.update,
+                          lease['id'], changing.Change(end=NOW + 201))
+        self.host('two', VCPU=8)
+        self.leases.changing.update(lease['id'], changing.Change(
+            start=NOW + 250, end=NOW + 350, reservations={
+                lease['reservations'][0]['id']: self.machines_of()}))
+        self.assertEqual({'two': {'VCPU': 8}}, self.bookings_of(lease))
+
+    def test_a_host_that_is_larger_by_now_is_booked_as_it_is(self):
+        """Nobody else gets what has come."""
+        uuid = self.host('one', VCPU=4)
+        lease = self.reserve_machines(10, 20)
+        for vcpus in (8, 2):
+            self.report(uuid, 'one', None, {'VCPU': vcpus})
+            self.assertEqual({'one': {'VCPU': vcpus}},
+                             self.bookings_of(lease))
+            self.assertRaises(errors.Refused, self.lease, 15, 16)
+        self.watching().look()
+        self.assertEqual({'one': {'VCPU': 2}}, self.bookings_of(lease))
+
+    def test_one_that_is_gone_is_exchanged_for_another(self):
+        self.host('one', VCPU=4)
+        lease = self.reserve_machines(10, 20)
+        self.host('two', VCPU=16)
+        with self.database.writer() as session:
+            inventory.retain(session, [self.uuid_of('two')], NOW)
+        self.watching().look()
+        self.assertEqual({'two': {'VCPU': 16}}, self.bookings_of(lease))
+
+    def test_one_that_is_gone_comes_back_as_it_is_then(self):
+        uuid = self.host('one', VCPU=4)
+        lease = self.reserve_machines(10, 20)
+        with self.database.writer() as session:
+            inventory.retain(session, [], NOW)
+        self.watching().look()
+        self.assertEqual({}, self.bookings_of(lease))
+        self.assertTrue(views.get(
+            self.database, lease['id'])['reservations'][0][
+                'missing_resources'])
+        self.report(uuid, 'one', None, {'VCPU': 6})
+        self.watching().look()
+        self.assertEqual({'one': {'VCPU': 6}}, self.bookings_of(lease))
+
+    def test_nothing_is_booked_of_a_host_that_has_nothing(self):
+        """It went between the search and the decision."""
+        self.host('one', VCPU=4)
+        lease = self.reserve(0, 10)
+        with self.database.writer() as session:
+            inventory.retain(session, [], NOW)
+        new = ledger.NewBooking(
+            lease['reservations'][0]['id'], self.scalars(models.Host.id)[0],
+            None, model.Window(NOW + 10, NOW + 20), model.WHOLE)
+        with self.database.writer() as session:
+            self.assertRaises(ledger.Full, ledger.amend, session, NOW,
+                              [ledger.Edit(None, new)])
+
+
+class TestLimits(WholeHostsTestCase):
+
+    def asked(self, **resources):
+        return limits.Asked('project', 'user', model.Window(NOW, NOW + 50),
+                            0, resources)
+
+    def test_hosts_count_as_such_and_not_by_what_they_have(self):
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=64)
+        self.books.conf.set_override(
+            'max_reserved_hosts_per_project', 3, 'enforcement')
+        self.books.conf.set_override(
+            'max_reserved_vcpus_per_project', 10, 'enforcement')
+        limited = limits.Limits(self.books.conf, self.database, self.clock,
+                                serverless=['machine'])
+        self.reserve_machines(0, 100, 2, 2)
+        limited.check(self.asked(VCPU=10))
+        limited.check(self.asked(HOST=1))
+        exc = self.assertRaises(
+            errors.LimitExceeded, limited.check, self.asked(HOST=2))
+        self.assertIn(
+            'may have 3 whole hosts in leases at most '
+            '(max_reserved_hosts_per_project): its other leases have 2 at '
+            'the same time, and this one asks for 2', str(exc))
+
+
+class TestHolding(WholeHostsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.engine = self.new_engine()
+        self.uuid = self.host('one', VCPU=4)
+
+    def started(self, **wanted):
+        lease = self.reserve_machines(**wanted)
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        return lease, lease['reservations'][0]['id']
+
+    def look(self, usage):
+        """Ask the cloud what runs on the host."""
+        with self.database.writer() as session:
+            inventory.report_usage(
+                session, self.clock.now(), self.uuid, {'somebody': usage},
+                inventory.generations(session, [self.uuid])[self.uuid])
+
+    def test_from_start_to_end_it_has_all_of_the_host(self):
+        lease, reservation_id = self.started()
+        self.assertEqual({'one': reservation_id}, self.held())
+        self.assertEqual({reservation_id: (self.uuid,)},
+                         self.machines.doors)
+        self.clock.advance(100)
+        self.engine.run_due()
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(({}, {}), (self.held(), self.machines.doors))
+        self.assertEqual([self.clock.now()],
+                         self.scalars(models.Host.recheck_at))
+
+    def test_what_runs_within_it_is_no_usage(self):
+        _lease, _id = self.started()
+        self.report(self.uuid, 'one', {'VCPU': 3}, {'VCPU': 4})
+        with self.database.begin() as connection:
+            self.assertTrue(inventory.record(
+                connection, self.clock.now(), 'one', 'one', 'server',
+                {'VCPU': 1}))
+        self.assertEqual([{}], self.scalars(models.Host.usage))
+
+    def test_what_is_left_when_it_is_given_back_is_usage(self):
+        _lease, _id = self.started()
+        self.report(self.uuid, 'one', {'VCPU': 3}, {'VCPU': 4})
+        self.clock.advance(100)
+        self.engine.run_due()
+        self.report(self.uuid, 'one', {'VCPU': 3}, {'VCPU': 4})
+        self.assertEqual([{'VCPU': 3}], self.scalars(models.Host.usage))
+
+    def test_its_room_is_taken_until_it_is_really_given_back(self):
+        lease, reservation_id = self.started()
+        self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
+        self.clock.advance(100)
+        self.engine.run_due()
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertEqual({'one': reservation_id}, self.held())
+        refused = self.assertRaises(errors.Refused, self.lease, 100, 110)
+        self.assertEqual(NOW + 160, refused.refusal.next_start)
+        self.machines.full.clear()
+        self.clock.advance(300)
+        self.engine.run_due()
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.lease(400, 410)
+
+    def test_the_servers_that_are_there_come_to_their_end_first(self):
+        lease, reservation_id = self.started()
+        guest = uuidutils.generate_uuid()
+        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.machines.full[reservation_id] = [guest]
+        self.lifecycle.ending.delete(lease['id'])
+        self.assertEqual([guest], self.cloud.deleted)
+        self.assertEqual({reservation_id: (self.uuid,)}, self.machines.doors)
+        self.machines.full.clear()
+        self.clock.advance(300)
+        self.engine.run_due()
+        self.assertEqual({}, self.machines.doors)
+        self.assertEqual(['TERMINATED'], self.scalars(models.Lease.status))
+
+    def test_who_comes_next_waits_however_long_it_takes(self):
+        first, first_id = self.started()
+        self.machines.full[first_id] = [uuidutils.generate_uuid()]
+        second = self.reserve_machines(100, 2000)
+        self.clock.advance(100 + self.patience + 1)
+        self.engine.run_due()
+        self.assertEqual('PENDING', self.status(second))
+        self.assertEqual({'one': first_id}, self.held())
+        self.assertIn('not free yet', views.get(
+            self.database, second['id'])['status_reason'])
+        self.machines.full.clear()
+        self.clock.advance(300)
+        self.engine.run_due()
+        self.clock.advance(60)
+        self.engine.run_due()
+        # Nobody has looked what is left there.
+        self.assertEqual('PENDING', self.status(second))
+        self.look({'VCPU': 1})
+        self.clock.advance(60)
+        self.engine.run_due()
+        # Somebody is.
+        self.assertEqual('PENDING', self.status(second))
+        self.assertEqual({}, self.held())
+        self.look({})
+        self.clock.advance(60)
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(second))
+        self.assertEqual('', views.get(
+            self.database, second['id'])['status_reason'])
+        self.assertEqual({'one': second['reservations'][0]['id']},
+                         self.held())
+
+    def test_nor_does_it_start_beside_a_server_that_overstays(self):
+        lease = self.running_lease(0, 50)
+        whole = self.reserve_machines(50, 2000)
+        self.clock.advance(50 + self.patience + 1)
+        self.engine.run_due()
+        self.assertEqual('PENDING', self.status(whole))
+        self.assertEqual({}, self.held())
+        self.cloud.servers.clear()
+        self.clock.advance(300)
+        self.engine.run_due()
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.clock.advance(60)
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(whole))
+
+    def test_hosts_that_come_later_are_held_too(self):
+        lease, reservation_id = self.started()
+        other = self.host('two', VCPU=2)
+        self.change(lease, 2, 2)
+        self.engine.run_due()
+        self.assertEqual({'one': reservation_id, 'two': reservation_id},
+                         self.held())
+        self.assertEqual({self.uuid, other},
+                         set(self.machines.doors[reservation_id]))
+
+    def test_none_is_given_back_before_all_are(self):
+        self.host('two', VCPU=2)
+        lease, _id = self.started(least=2, most=2)
+        exc = self.assertRaises(
+            errors.InvalidLeaseParams, self.change, lease, 1, 1)
+        self.assertIn('cannot give some of them back', str(exc))
+        self.assertEqual(2, len(self.held()))
+
+    def test_what_could_not_start_holds_nothing(self):
+        lease, reservation_id = self.started()
+        with self.database.writer() as session:
+            row = session.get(models.Lease, lease['id'])
+            row.status = states.Lease.STARTING
+        self.lifecycle.starting.give_up(
+            lease['id'], states.EventType.START)
+        self.assertEqual({}, self.held())
+        self.assertEqual('ERROR', self.status(lease))
+
+    def test_to_be_handed_over_twice_is_to_be_once(self):
+        lease, _id = self.started()
+        before = self.scalars(models.Host.generation)
+        with self.database.writer() as session:
+            holding.hand_over(session, NOW, session.get(
+                models.Lease, lease['id']).reservations)
+        self.assertEqual(before, self.scalars(models.Host.generation))
+
+
+class TestWhoGetsIn(WholeHostsTestCase):
+    """The scheduler's questions, and its claims."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuids = {name: self.host(name, VCPU=4)
+                      for name in ('one', 'two', 'plain')}
+        self.machines.enrolled = True
+        for name in ('one', 'two'):
+            self.enrol(name)
+        self.judge = judge.Judge(
+            self.database, self.clock, self.admission.index)
+        self.claims = claims.Claims(
+            self.database, self.clock, self.admission.index)
+        lease = self.reserve_machines()
+        self.new_engine().run_due()
+        self.reservation_id = lease['reservations'][0]['id']
+        (self.held_host,) = self.held()
+
+    def fits(self, reservation_id=None):
+        found = self.judge.fits_for(
+            uuidutils.generate_uuid(), {'VCPU': 1}, reservation_id)
+        return {name for name, uuid in self.uuids.items()
+                if found.by_host.get(uuid, found.elsewhere)}
+
+    def claim(self, host, **how):
+        return self.claims.claim(
+            uuidutils.generate_uuid(), {self.uuids[host]: {'VCPU': 1}}, **how)
+
+    def test_who_is_in_no_reservation_stays_outside(self):
+        self.assertEqual({'plain'}, self.fits())
+        found = self.judge.fits_unbooked({'VCPU': 1})
+        self.assertEqual({'one', 'two'}, {
+            name for name, uuid in self.uuids.items()
+            if found.by_host.get(uuid, found.elsewhere) == 0})
+        for forced in (False, True):
+            for host in ('one', 'two'):
+                self.assertRaises(
+                    claims.Denied, self.claim, host, forced=forced)
+            self.claim('plain', forced=forced)()
+
+    def test_who_is_in_the_reservation_goes_there_and_nowhere_else(self):
+        self.assertEqual({self.held_host}, self.fits(self.reservation_id))
+        self.claim(self.held_host, reservation_id=self.reservation_id)
+        self.assertEqual([{}] * 3, self.scalars(models.Host.usage))
+        for host in self.uuids.keys() - {self.held_host}:
+            for forced in (False, True):
+                self.assertRaises(
+                    claims.Denied, self.claim, host, forced=forced,
+                    reservation_id=self.reservation_id)
+
+    def test_who_is_in_another_one_stays_outside(self):
+        other = uuidutils.generate_uuid()
+        self.assertEqual(set(), self.fits(other))
+        for host in self.uuids:
+            self.assertRaises(claims.Denied, self.claim, host,
+                              reservation_id=other)
+
+    def test_when_it_is_over_nobody_gets_in(self):
+        self.clock.advance(100)
+        self.new_engine('second').run_due()
+        self.assertEqual({}, self.held())
+        self.assertEqual(set(), self.fits(self.reservation_id))
+        for host in self.uuids:
+            self.assertRaises(claims.Denied, self.claim, host,
+                              reservation_id=self.reservation_id)
+
+
+class TestEnrolment(WholeHostsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.machines.enrolled = True
+        self.host('one', VCPU=4)
+
+    def write(self, work, *args):
+        with self.database.writer() as session:
+            return work(session, self.clock.now(), *args)
+
+    def test_it_can_be_reserved_when_it_is_enrolled(self):
+        host_id = self.enrol('one', finish=False)
+        refusal = self.assertRaises(
+            errors.Refused, self.reserve_machines).refusal
+        self.assertEqual(refusals.Reason.NO_HOST, refusal.reason)
+        self.assertRaises(errors.Refused, self.lease)
+        self.write(enrolment.finish, host_id)
+        self.reserve_machines()
+        self.assertRaises(errors.Refused, self.lease, 200, 300)
+
+    def test_who_follows_the_books_sees_it(self):
+        """The index was there before the host was enrolled, or left."""
+        self.lease(50, 60)
+        self.clock.advance(100)
+        self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
+        with self.database.writer() as session:
+            host_id = enrolment.begin(
+                session, self.clock.now(), self.uuid_of('one'), {})
+            enrolment.finish(session, NOW, host_id)
+        lease = self.reserve_machines(100, 200)
+        self.lifecycle.ending.delete(lease['id'])
+        self.write(enrolment.change, host_id, {}, False)
+        self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
+        self.write(enrolment.change, host_id, {}, True)
+        self.write(enrolment.leave, host_id)
+        self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
+        self.write(enrolment.retire, host_id)
+        self.lease(100, 200)
+
+    def test_who_has_not_left_does_not_come_again_or_go(self):
+        host_id = self.enrol('one')
+        self.assertRaises(
+            errors.Conflict, self.write, enrolment.retire, host_id)
+        self.write(enrolment.leave, host_id)
+        exc = self.assertRaises(errors.Conflict, self.enrol, 'one')
+        self.assertIn('is being taken out', str(exc))
+        self.write(enrolment.retire, host_id)
+        self.enrol('one')
+
+    def test_not_while_leases_have_bookings_there(self):
+        self.lease(50, 60)
+        exc = self.assertRaises(errors.Conflict, self.enrol, 'one')
+        self.assertIn('1 bookings of leases are on it, the last one until '
+                      '2027-01-15 08:01 UTC', str(exc))
+        self.assertEqual([None], self.scalars(models.Host.enrolment))
+
+    def test_it_does_not_leave_while_it_is_reserved(self):
+        host_id = self.enrol('one')
+        lease = self.reserve_machines(50, 100)
+        self.assertRaises(
+            errors.Conflict, self.write, enrolment.leave, host_id)
+        self.lifecycle.ending.delete(lease['id'])
+        self.write(enrolment.leave, host_id)
+        self.assertRaises(
+            errors.Conflict, self.write, enrolment.finish, host_id)
+        self.write(enrolment.retire, host_id)
+        self.assertRaises(
+            errors.NotFound, self.write, enrolment.leave, host_id)
+
+    def test_what_is_said_of_it_can_be_asked_for(self):
+        host_id = self.enrol('one', gpu='A100', rack='7')
+        self.write(enrolment.change, host_id, {'rack': None, 'nvme': '2'},
+                   None)
+        with self.admission.index.fresh():
+            found = properties.matching(
+                properties.parse('["and", ["=", "$gpu", "A100"], '
+                                 '[">=", "$nvme", "2"]]'),
+                {host.uuid: host.properties
+                 for host in self.admission.index.hosts.values()})
+        self.assertEqual({self.uuid_of('one')}, set(found))
+        self.assertEqual([{'gpu': 'A100', 'nvme': '2'}],
+                         self.scalars(models.Host.extra))
+
+    def test_the_comparison_with_the_cloud_leaves_that_alone(self):
+        self.enrol('one', gpu='A100')
+        self.report(self.uuid_of('one'), 'one', None, {'VCPU': 8})
+        self.assertEqual([{'gpu': 'A100'}], self.scalars(models.Host.extra))
+
+    def test_twice_is_a_conflict_and_half_done_is_done_again(self):
+        self.enrol('one', finish=False, gpu='1')
+        self.enrol('one', gpu='2')
+        self.assertEqual([{'gpu': '2'}], self.scalars(models.Host.extra))
+        self.assertRaises(errors.Conflict, self.enrol, 'one')
+
+    def test_allocations_are_of_enrolled_hosts_alone(self):
+        self.host('plain', VCPU=4)
+        host_id = self.enrol('one')
+        mine = self.reserve_machines(50, 100)
+        self.lease(50, 100)
+        with self.database.reader() as session:
+            found = enrolment.allocations(session)
+        self.assertEqual([host_id], [*found])
+        self.assertEqual(
+            [(mine['reservations'][0]['id'], mine['id'], NOW + 50,
+              NOW + 100)], [tuple(row)[1:] for row in found[host_id]])
+
+    def test_they_are_listed_from_one_on_and_so_many(self):
+        for name in ('two', 'plain', 'three'):
+            self.host(name, VCPU=4)
+        first, second, third = (
+            self.enrol(name) for name in ('one', 'two', 'three'))
+        for some, expected in (
+                ((), [first, second, third]), ((0, 2), [first, second]),
+                ((first,), [second, third]), ((first, 1), [second]),
+                ((third,), [])):
+            with self.database.reader() as session:
+                self.assertEqual(expected, [
+                    host.id for host in enrolment.listed(session, *some)])
+
+    def test_so_much_is_said_of_one_and_no_more(self):
+        most = {f'k{number}': '' for number in range(enrolment.MAX_EXTRA)}
+        self.assertRaises(errors.InvalidLeaseParams, self.enrol, 'one',
+                          more='1', **most)
+        self.assertEqual([None], self.scalars(models.Host.enrolment))
+        host_id = self.enrol('one', **most)
+        for extra, kept in (({'k0': '1'}, True), ({'more': '1'}, False),
+                            ({'more': '1', 'k0': None}, True)):
+            with self.database.writer() as session:
+                if kept:
+                    enrolment.change(session, NOW, host_id, extra, None)
+                else:
+                    self.assertRaises(
+                        errors.InvalidLeaseParams, enrolment.change, session,
+                        NOW, host_id, extra, None)
+        (extra,) = self.scalars(models.Host.extra)
+        self.assertEqual({*most, 'more'} - {'k0'}, {*extra})
+
+    def test_properties_are_those_of_enrolled_hosts_with_their_values(self):
+        for name in ('two', 'three'):
+            self.host(name, VCPU=4)
+        self.enrol('one', gpu='B', ssd='1')
+        self.enrol('two', gpu='A')
+        gone = self.enrol('three', fpga='1', gpu='C')
+        with self.database.writer() as session:
+            enrolment.leave(session, NOW, gone)
+            enrolment.retire(session, NOW, gone)
+            enrolment.set_private(session, 'gpu', True)
+        with self.database.reader() as session:
+            found = enrolment.properties(session)
+        self.assertEqual(
+            [('gpu', (True, ['A', 'B'])), ('ssd', (False, ['1']))],
+            [*found.items()])
+        self.assertEqual(['vcpus', 'ssd'],
+                         enrolment.public(self.database, ['vcpus']))
+        self.assertEqual(['ssd'], enrolment.public(self.database, ['ssd']))
+
+    def test_a_property_is_private_when_somebody_says_so(self):
+        self.enrol('one', gpu='A100')
+        with self.database.writer() as session:
+            for private in (True, False):
+                enrolment.set_private(session, 'gpu', private)
+                self.assertEqual({'gpu': (private, ['A100'])},
+                                 enrolment.properties(session))
+            self.assertRaises(errors.NotFound, enrolment.set_private,
+                              session, 'fpga', True)

@@ -39,22 +39,28 @@ import time
 import typing as ty
 import unittest
 import urllib.parse
+import zlib
 
 import fixtures
 from oslo_config import cfg
 import sqlalchemy as sa
+import testscenarios
+import testtools
 
 from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
 
-__all__ = ['Books', 'SCENARIOS', 'SERVERS', 'compile_once', 'configuration',
-           'keep_connections', 'migrated_file', 'server']
+__all__ = ['Books', 'EACH', 'SCENARIOS', 'SERVERS', 'compile_once',
+           'configuration', 'keep_connections', 'load_tests', 'migrated_file',
+           'server']
 
-#: What a test of SQL is multiplied by.
+#: What a test of the books is multiplied by: see :func:`load_tests`.
 SCENARIOS = [(kind, {'kind': kind}) for kind in (
     'sqlite', 'mariadb', 'postgresql')]
+#: What a test is multiplied by that is run on each of them every time.
+EACH = [*SCENARIOS]
 #: Those whose writers meet; SQLite's wait for each other. ``snapshot`` is
 #: MariaDB as it behaves from 11.6 on, where innodb_snapshot_isolation is on
 #: unless told otherwise.
@@ -332,6 +338,30 @@ class Postgresql(Server):
         connection.exec_driver_sql(
             'SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
             'WHERE datname = current_database() AND pid <> pg_backend_pid()')
+
+
+def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite,
+               pattern: str | None) -> unittest.TestSuite:
+    """The tests of a module, multiplied by their scenarios.
+
+    A test on :data:`SCENARIOS` is run on SQLite and on one of the servers,
+    always on the same one, as different tests cover the same statements;
+    ``BLAZAR_DATABASES=all`` runs it on all of them.
+    """
+    multiplied = testscenarios.load_tests_apply_scenarios(
+        loader, tests, pattern)
+    if os.environ.get('BLAZAR_DATABASES') == 'all':
+        return multiplied
+    return unittest.TestSuite(
+        test for test in testtools.iterate_tests(multiplied)
+        if getattr(type(test), 'scenarios', None) is not SCENARIOS or
+        test.kind in ('sqlite', _server_of(test.id())))
+
+
+def _server_of(test_id: str) -> str:
+    """On which server a test is run."""
+    name = test_id.rpartition('(')[0]
+    return ('mariadb', 'postgresql')[zlib.crc32(name.encode()) % 2]
 
 
 _SERVERS: dict[str, type[Server]] = {

@@ -17,7 +17,6 @@ import math
 import fixtures
 from hypothesis import strategies as st
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.books import inventory
@@ -33,12 +32,13 @@ from blazar_core.common import model
 from blazar_core.common import properties
 from blazar_core.common import refusals
 from blazar_core.db import models
+from tests import databases
 from tests import examples
 from tests.unit import base
 from tests.unit.blazar_core import oracle
 from tests.unit.blazar_core import worlds
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 ONLY_SQLITE = [('sqlite', {'kind': 'sqlite'})]

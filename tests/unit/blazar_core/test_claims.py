@@ -15,7 +15,6 @@
 import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.books import claims
@@ -28,10 +27,11 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.leases import making
 from blazar_core.lifecycle import facts
+from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import racer
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 State = clouds.ServerState

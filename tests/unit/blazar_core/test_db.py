@@ -18,7 +18,6 @@ import fixtures
 from oslo_db import exception as db_exception
 from oslo_utils import uuidutils
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.common import errors
 from blazar_core.db import api
@@ -27,7 +26,7 @@ from blazar_core.db import models
 from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 
 class TestMigration(base.DatabaseTestCase):

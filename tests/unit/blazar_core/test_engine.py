@@ -16,7 +16,6 @@ import threading
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -24,9 +23,10 @@ from blazar_core.db import models
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import queue
+from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 

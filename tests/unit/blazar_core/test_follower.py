@@ -20,7 +20,6 @@ import typing as ty
 from unittest import mock
 
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.books import follower
 from blazar_core.books import inventory
@@ -32,7 +31,7 @@ from blazar_core.db import models
 from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 RESOURCES = [{'VCPU': 1}, {'VCPU': 2, 'MEMORY_MB': 512}, {'GPU': 1}]

@@ -15,7 +15,6 @@ import json
 
 import fixtures
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.books import ledger
@@ -35,7 +34,7 @@ from blazar_core.leases import views
 from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 
@@ -1375,7 +1374,7 @@ class TestOffers(OfferTestCase):
 
 class TestOffersMeanwhile(OfferTestCase):
 
-    scenarios = databases.SCENARIOS
+    scenarios = databases.EACH
 
     def test_one_that_is_accepted_while_it_expires_does_not_expire(self):
         """Right before it is taken out of the books."""

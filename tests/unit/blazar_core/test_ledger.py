@@ -16,7 +16,6 @@ import dataclasses
 import fixtures
 from hypothesis import strategies as st
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.books import inventory
@@ -34,7 +33,7 @@ from tests.unit import base
 from tests.unit.blazar_core import oracle
 from tests.unit.blazar_core import worlds
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 
@@ -372,7 +371,7 @@ class TestAmend(worlds.BooksTestCase):
 
 class TestTheGuard(worlds.BooksTestCase):
 
-    scenarios = databases.SCENARIOS
+    scenarios = databases.EACH
 
     def hosts(self):
         with self.database.reader() as session:

@@ -15,7 +15,6 @@ import re
 from unittest import mock
 
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -24,9 +23,10 @@ from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import quotas
+from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 SIZE = {'VCPU': 2, 'MEMORY_MB': 512, 'DISK_GB': 10}

@@ -29,7 +29,6 @@ import time
 import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.db import models
@@ -38,7 +37,7 @@ from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import oracle
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *['..'] * 3))

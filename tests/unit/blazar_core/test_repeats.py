@@ -16,16 +16,16 @@ import dataclasses
 import sys
 import threading
 
-import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import leases
 from blazar_core.leases import repeats
+from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 BODY = {'name': 'lease', 'end_date': '2027-01-01 00:00'}
 

@@ -20,7 +20,6 @@ import types
 import typing as ty
 
 from oslo_utils import uuidutils
-import testscenarios
 
 from blazar_core.books import inventory
 from blazar_core import cloud as clouds
@@ -35,11 +34,12 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import watch
 from blazar_core import resources
+from tests import databases
 from tests.unit import base
 
 NOW = base.NOW
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 
 class ParkingLots(resources.ResourceType):

@@ -14,14 +14,13 @@
 
 from oslo_db import exception as db_exception
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.db import models
 from blazar_core.db import settings
 from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 

@@ -274,7 +274,7 @@ shapes = st.fixed_dictionaries({
     'slack': st.sampled_from([1, 8, 100]), 'spare': st.sampled_from([0, 64]),
     'piece': st.sampled_from([1, 20, 2 ** 16])})
 
-CASES = examples.repeatable(60)
+CASES = examples.repeatable(30)
 
 
 class Story:
@@ -393,7 +393,7 @@ class TimelineTest(base.BaseTestCase):
         self._run(changes, shape, self._ask_for_more)
 
     def test_earliest_start_in_full_calendars(self):
-        for seed in range(examples.many(30)):
+        for seed in range(examples.many(15)):
             chance = random.Random(seed)
             whole, early = chance.random() < 0.5, chance.random() < 0.3
             story = self._story({'piece': chance.choice([1, 20, 2 ** 16]),

@@ -16,16 +16,16 @@ import types
 
 import fixtures
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 

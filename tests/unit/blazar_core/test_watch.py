@@ -14,7 +14,6 @@ import threading
 
 import fixtures
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.books import admission
 from blazar_core.books import claims
@@ -30,9 +29,10 @@ from blazar_core.leases import making
 from blazar_core.leases import views
 from blazar_core.lifecycle import watch
 from blazar_core import resources
+from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 

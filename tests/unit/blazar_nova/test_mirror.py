@@ -16,7 +16,6 @@ import types
 
 import fixtures
 from oslo_utils import uuidutils
-import testscenarios
 
 from blazar_core.books import inventory
 from blazar_core.common import errors
@@ -24,9 +23,10 @@ from blazar_core.db import models
 from blazar_core import resources
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import mirror
+from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 
 class TestRecheck(base.DatabaseTestCase):

@@ -112,15 +112,16 @@ class Kind(abc.ABC):
         """
         return ()
 
-    def close(self, reserved: Reserved) -> ty.Collection[str]:
-        """End a reservation, unless servers are in the way.
+    def clean(self, reserved: Reserved, hosts: ty.Collection[str],
+              ) -> ty.Collection[str]:
+        """Make hosts ready for the next one; none of :meth:`guests` is left.
 
-        :returns: those of :meth:`guests` that are; it is not ended then
+        Called again, after a pause, for those that are not ready yet.
+
+        :param hosts: the uuids of those that are to be made ready
+        :returns: the uuids of those that are
         """
-        there = self.guests(reserved)
-        if not there:
-            self.end(reserved)
-        return there
+        return hosts
 
     def changed(self, reserved: Reserved) -> None:
         """A reservation that has begun has other bookings: others of them,

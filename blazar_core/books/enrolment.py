@@ -211,12 +211,12 @@ def allocations(session: orm.Session, *where: ty.Any,
     found: dict[int, list[ty.Any]] = {}
     for row in session.execute(sa.select(
             _BOOKING.host_id, models.Reservation.id,
-            models.Reservation.lease_id, _BOOKING.start_date,
-            _BOOKING.end_date).join_from(
-                models.Booking, models.Reservation).join(
+            models.Reservation.lease_id, models.Lease.start_date,
+            models.Lease.end_date).join_from(
+                models.Booking, models.Reservation).join(models.Lease).join(
                     models.Host, models.Host.id == models.Booking.host_id)
             .where(models.Host.enrolment.is_not(None), *where)
-            .order_by(_BOOKING.start_date, _BOOKING.id)):
+            .order_by(models.Lease.start_date, _BOOKING.id)):
         found.setdefault(row.host_id, []).append(row)
     return found
 

@@ -25,7 +25,7 @@ from sqlalchemy import orm
 from blazar_core.books import ledger
 from blazar_core.db import models
 
-__all__ = ['InUse', 'give_back', 'hand_over']
+__all__ = ['InUse', 'give_back', 'hand_over', 'holds']
 
 
 class InUse(Exception):
@@ -69,6 +69,14 @@ def hand_over(session: orm.Session, now: int,
             session.expire(host)
 
 
+def holds(session: orm.Session,
+          reservations: ty.Iterable[models.Reservation]) -> bool:
+    """Whether any of these reservations has hosts now."""
+    whole = [one.id for one in reservations if one.whole]
+    return bool(whole) and session.scalars(sa.select(models.Host.id).where(
+        models.Host.held_by.in_(whole)).limit(1)).first() is not None
+
+
 def give_back(session: orm.Session, now: int,
               reservation_ids: ty.Collection[str]) -> None:
     """Nothing of these reservations is on a host any more.
@@ -81,5 +89,6 @@ def give_back(session: orm.Session, now: int,
             models.Host.held_by.in_(reservation_ids)).order_by(
                 models.Host.id)):
         ledger.advance(session.connection(), now, [host], {},
-                       held_by=None, recheck_at=now, updated_at=now)
+                       held_by=None, emptied_at=None, cleaned_at=None,
+                       recheck_at=now, updated_at=now)
         session.expire(host)

@@ -102,7 +102,8 @@ class Demand:
     like (:mod:`blazar_core.common.properties`). ``members`` is how many
     servers of their group stand on a host already, by host id, for the soft
     affinities. ``enrolled`` hosts serve leases only: they are for those that
-    ask for them, who get no others.
+    ask for them, who get no others. What they had is free again
+    ``cleaning_time`` seconds after nobody is there any more.
     """
 
     resources: Resources
@@ -115,6 +116,7 @@ class Demand:
     members: ty.Mapping[str, int] = dataclasses.field(default_factory=dict)
     least: int | None = None
     enrolled: bool = False
+    cleaning_time: int = 0
 
     def kind(self) -> ty.Hashable:
         """The same for demands that differ in nothing but their count."""

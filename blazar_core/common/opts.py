@@ -56,6 +56,40 @@ OPTS: list[cfg.Opt] = [
              'lease.event.before_end_lease is sent, where the request names '
              'no time for it. 0 sends none.'),
     cfg.ListOpt(
+        'on_end', default=['delete'],
+        help='What may become of the servers of a lease at its end, by the '
+             'names of end policies that are installed; the first is done '
+             'where the request says nothing. ``delete`` is one. With '
+             '``recycle``, servers on leased whole hosts may stay as long as '
+             'their owners like, and nobody else gets these hosts before; '
+             'all other servers are deleted.'),
+    cfg.IntOpt(
+        'grace_period', default=0, min=0,
+        help='Seconds for which the servers of a lease are left alone after '
+             'its end, where the request says nothing. Nobody else gets their '
+             'room before. The notification lease.event.grace_period says '
+             'that they have begun.'),
+    cfg.IntOpt(
+        'cleaning_time', default=0, min=0,
+        help='Minutes for which a leased whole host is nobody\'s when the '
+             'servers of one lease have gone, before another lease can have '
+             'it. Leases keep what it was when they were made.'),
+    cfg.StrOpt(
+        'cleaning_command', default='',
+        help='What makes a leased whole host ready for the next lease when '
+             'the servers of one have gone: a command with its arguments, '
+             'which is run by blazar-listener and gets three more: the host '
+             '(as nova-compute names it), the id of the reservation and that '
+             'of its project. Its exit status is 0 when the host is ready, '
+             'and 75 when it is not ready yet; with anything else it has '
+             'failed. It is run again, after pauses of up to a minute, until '
+             'it says 0, and must do no harm when it is run twice.'),
+    cfg.IntOpt(
+        'cleaning_timeout', default=60, min=1,
+        help='Seconds after which cleaning_command is killed, which is a '
+             'failure. What takes longer goes on behind it, while it says '
+             '75.'),
+    cfg.ListOpt(
         'encryption_keys', default=[], secret=True,
         help='Fernet keys that seal what the database keeps of a boot until '
              'its lease starts (it contains the admin password and injected '

@@ -76,7 +76,9 @@ class Lease(Stateful, Base):
 
     ``deleted_at`` is when its deletion was asked for: it is on its way out,
     and no API shows it any more when it is over. ``generation`` is what locks
-    it (:func:`blazar_core.db.api.locked`).
+    it (:func:`blazar_core.db.api.locked`). For ``grace_period`` seconds after
+    its end its servers are left alone; ``cleaning_time`` seconds after they
+    have gone what it had is free again.
     """
 
     __tablename__ = 'leases'
@@ -104,6 +106,10 @@ class Lease(Stateful, Base):
     deleted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     generation: orm.Mapped[int] = orm.mapped_column(
         sa.BigInteger, default=0, server_default='0')
+    grace_period: orm.Mapped[int] = orm.mapped_column(
+        sa.Integer, default=0, server_default='0')
+    cleaning_time: orm.Mapped[int] = orm.mapped_column(
+        sa.Integer, default=0, server_default='0')
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')
@@ -115,6 +121,11 @@ class Lease(Stateful, Base):
         """The bookings of all of its reservations."""
         return [booking for reservation in self.reservations
                 for booking in reservation.bookings]
+
+    def booked(self, window: model.Window) -> model.Window:
+        """How long room is taken, if the lease is over a window."""
+        return model.Window(
+            window.start, window.end + self.grace_period + self.cleaning_time)
 
 
 class Reservation(Stateful, Base):
@@ -213,7 +224,9 @@ class Host(Base):
     not), ``reservable`` whether whole hosts may be reserved of it then, and
     ``extra`` what its operator says of it beside ``properties``. ``held_by``
     is the reservation that has all of it now: what runs there runs within
-    that, and is no usage.
+    that, and is no usage. ``emptied_at`` is since when nobody is there any
+    more of a lease that is over, and ``cleaned_at`` when it was ready for the
+    next one.
     """
 
     __tablename__ = 'hosts'
@@ -238,6 +251,8 @@ class Host(Base):
         sa.JSON(none_as_null=True))
     held_by: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(36), index=True)
+    emptied_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    cleaned_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
     recheck_at: orm.Mapped[int | None] = orm.mapped_column(
         sa.BigInteger, index=True)

@@ -125,6 +125,7 @@ class Changing:
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             window = self._new_window(lease, change)
+            booked = lease.booked(window)
             rows = lease.bookings
             if not rows:
                 raise api.Outdated('its servers have gone meanwhile')
@@ -136,8 +137,8 @@ class Changing:
                     f'Lease {lease.id} is over: nothing can be added to it. '
                     f'Write a later end, or make another lease.')
         if kept:
-            window = model.Window(self._clock.now(), window.end)
-        return _Plan(demands, window, rows, kept)
+            booked = model.Window(self._clock.now(), booked.end)
+        return _Plan(demands, booked, rows, kept)
 
     def _kept(self, lease: models.Lease, change: Change,
               ) -> list[picking.Kept]:
@@ -258,7 +259,7 @@ class Changing:
                     f'A reservation to be changed is not one of lease '
                     f'{lease_id}.')
             now = self._clock.now()
-            edits = {one: self._edits(lease, one, window, change,
+            edits = {one: self._edits(lease, one, lease.booked(window), change,
                                       picked.get(one.id))
                      for one in lease.reservations}
             ledger.amend(session, now, [

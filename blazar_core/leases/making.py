@@ -81,6 +81,19 @@ class NewLease:
     granted: limits.Granted | None = None
 
     @property
+    def cleaning_time(self) -> int:
+        """Seconds for which what it had is taken when it is left."""
+        return max((one.demand.cleaning_time for one in self.reservations),
+                   default=0)
+
+    @property
+    def booked(self) -> model.Window:
+        """How long room is taken for it."""
+        window = self.request.window
+        return model.Window(window.start, window.end + (
+            self.request.grace_period + self.cleaning_time))
+
+    @property
     def demands(self) -> list[model.Demand]:
         return [one.demand for one in self.reservations]
 
@@ -106,18 +119,18 @@ class Making:
 
         :raises Refused: when there is none; says why and when
         """
-        self._admission.pick_all(new.demands, new.request.window)
+        self._admission.pick_all(new.demands, new.booked)
 
     def quote(self, new: NewLease) -> refusals.Refusal | None:
         """Why there is no room for a lease; None when there is."""
-        return self._admission.quote(new.demands, new.request.window)
+        return self._admission.quote(new.demands, new.booked)
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
                      ) -> tuple[list[tuple[int, int]], bool]:
         """See :meth:`blazar_core.books.starts.Starts.availability`."""
         return self._admission.starts.availability(
-            demand, window, duration, most)
+            demand, window, duration + demand.cleaning_time, most)
 
     def create(self, new: NewLease, sealed: str | None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or nothing is written.
@@ -133,7 +146,7 @@ class Making:
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
         lease = self._admission.admit(
-            new.demands, new.request.window,
+            new.demands, new.booked,
             lambda connection, picked: self._create(
                 connection, new, sealed, picked))
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
@@ -175,7 +188,7 @@ class Making:
         sent_at = rows.lease['created_at'] if (
             rows.lease['status'] == states.Lease.STARTING) else None
         edits: ty.Sequence[ledger.Edit] = [ledger.Edit(None, ledger.NewBooking(
-            row['id'], host_id, server_id, new.request.window,
+            row['id'], host_id, server_id, new.booked,
             one.demand.resources, sent_at=sent_at,
             enrolled=one.demand.enrolled))
             for row, one, host_ids in zip(
@@ -202,7 +215,7 @@ class Making:
             dataclasses.replace(one, server_ids=())
             for one in new.reservations))
         return self._admission.admit(
-            offered.demands, offered.request.window,
+            offered.demands, offered.booked,
             lambda connection, picked: self._offer(
                 connection, offered, seconds, picked))
 
@@ -327,6 +340,8 @@ def _rows(new: NewLease, picked: picking.Picked, now: int, started: bool,
         'project_id': new.project_id, 'user_id': new.user_id,
         'start_date': request.window.start, 'end_date': request.window.end,
         'before_end_date': request.before_end, 'on_end': request.on_end,
+        'grace_period': request.grace_period,
+        'cleaning_time': new.cleaning_time,
         'status': states.Lease.STARTING if started else states.Lease.PENDING,
         'status_reason': '',
         'created_at': now, 'updated_at': now, 'deleted_at': None,

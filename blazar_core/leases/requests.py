@@ -37,7 +37,8 @@ class LeaseRequest:
     """What a boot asks for. Times are seconds since the epoch, UTC.
 
     ``before_end`` is None when no such event is wanted; ``starts_now`` says
-    that the window begins at the instant of the request.
+    that the window begins at the instant of the request; servers are left
+    alone for ``grace_period`` seconds after the end.
     """
 
     name: str | None
@@ -46,3 +47,4 @@ class LeaseRequest:
     events: tuple[EventRequest, ...]
     on_end: str
     starts_now: bool
+    grace_period: int = 0

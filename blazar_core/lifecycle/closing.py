@@ -23,6 +23,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.lifecycle import cleaning
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
@@ -34,12 +35,16 @@ LOG = logging.getLogger(__name__)
 
 
 class Closed(ty.NamedTuple):
-    """Whether nobody can use a lease any more, and which servers are in the
-    way of that.
+    """Whether nobody can use a lease any more, and what is in the way.
+
+    :ivar guests: servers that have to go first
+    :ivar unclean: when to look again whether hosts are clean; None: they are,
+        or it is not time for that yet
     """
 
     done: bool
     guests: list[str]
+    unclean: facts.Outcome = None
 
 
 class Closing:
@@ -54,6 +59,7 @@ class Closing:
                  notify: ty.Callable[[str, facts.Lease], None],
                  types: resources.Types) -> None:
         self._types = types
+        self._cleaning = cleaning.Cleaning(database, clock)
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -68,9 +74,13 @@ class Closing:
             over = self._types.reserved(session, api.found(session, lease_id))
         closed = True
         guests: list[str] = []
+        unclean: facts.Outcome = None
         for kind, reserved in over:
             try:
-                guests += kind.close(reserved)
+                one = self.shut(kind, reserved)
+                guests += one.guests
+                unclean = unclean or one.unclean
+                closed &= one.done
             except errors.CloudUnavailable as exc:
                 closed = False
                 LOG.warning('Lease %s: reservation %s could not be closed '
@@ -79,7 +89,21 @@ class Closing:
                 closed = False
                 LOG.exception('Lease %s: reservation %s could not be closed '
                               'yet', lease_id, reserved.id)
-        return Closed(closed and not guests, guests)
+        return Closed(closed, guests, unclean)
+
+    def shut(self, kind: resources.Kind, reserved: resources.Reserved,
+             ) -> Closed:
+        """Let nobody use a reservation, when its servers have gone and its
+        hosts are clean; safe to repeat.
+
+        :raises Exception: what its type raises
+        """
+        guests = list(kind.guests(reserved))
+        unclean = None if guests else self._cleaning.clean(kind, reserved)
+        done = not guests and unclean is None
+        if done:
+            kind.end(reserved)
+        return Closed(done, guests, unclean)
 
     def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
         """A lease without servers is over; returns whether it is.
@@ -95,7 +119,7 @@ class Closing:
                     lease.status != states.Lease.TERMINATING and
                     facts.bookings(lease)):
                 return False
-            if lease.status_reason in (facts.NOT_CLOSED, facts.NOT_FREE):
+            if lease.status_reason in facts.PASSING:
                 lease.status_reason = ''
             described = transitions.finish(session, lease, self._clock.now())
         steps.reached(steps.Step.END_OVER, lease_id)

@@ -17,6 +17,7 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
+from blazar_core.books import holding
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -41,10 +42,12 @@ class _Begun(ty.NamedTuple):
 
     :ivar servers: to those that have bookings
     :ivar others: to those that have none
+    :ivar grace: after so many seconds
     """
 
     servers: dict[str, ends.EndPolicy]
     others: ends.EndPolicy
+    grace: int = 0
 
 
 class Ending:
@@ -86,16 +89,17 @@ class Ending:
     def delete(self, lease_id: str) -> None:
         """End a lease that its owner does not want any more.
 
-        It is over at once if it has no servers; else they are deleted by
-        whoever carries out events. Safe to call again at any time.
+        It is over at once if it has neither servers nor hosts; else it is
+        brought to its end by whoever carries out events. Safe to call again
+        at any time.
 
         :raises NotFound: when there is no such lease
         """
-        described = self._database.retried(self._delete, lease_id)
+        described, in_use = self._database.retried(self._delete, lease_id)
         if described is None:
             return
         self._notify('lease.delete', described)
-        if any(one['servers'] for one in described['reservations']):
+        if in_use:
             return
         try:
             self.end(lease_id)
@@ -103,12 +107,15 @@ class Ending:
             LOG.exception('Lease %s is not over yet; its end is tried again '
                           'by whoever carries out events', lease_id)
 
-    def _delete(self, lease_id: str) -> facts.Lease | None:
+    def _delete(self, lease_id: str) -> tuple[facts.Lease | None, bool]:
+        """Returns the lease, if nobody has deleted it before, and whether
+        somebody or something has to go first.
+        """
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.deleted_at is not None:
-                return None
+                return None, False
             lease.deleted_at = lease.updated_at = now
             if lease.status != states.Lease.TERMINATED:
                 lease.enter(states.Lease.TERMINATING, self._clock.now())
@@ -122,7 +129,9 @@ class Ending:
                             updated_at=now))
             session.flush()
             session.expire(lease)
-            return views.describe(lease)
+            return views.describe(lease), bool(
+                facts.servers(lease)) or holding.holds(
+                    session, lease.reservations)
 
     def end(self, lease_id: str, when_due: bool = False) -> facts.Outcome:
         """End a lease; done when its servers have come to their end.
@@ -135,6 +144,9 @@ class Ending:
         steps.reached(steps.Step.END_BEGUN, lease_id)
         closed = self._closing.close(lease_id)
         ends_of = begun.servers | dict.fromkeys(closed.guests, begun.others)
+        if ends_of and begun.grace > 0:
+            self._give_grace(lease_id)
+            return facts.Later(begun.grace, facts.GRACE)
         credential = self._closing.credential(lease_id) if ends_of else None
         waiting = [server_id for server_id, policy in ends_of.items()
                    if not self._is_over(
@@ -143,8 +155,11 @@ class Ending:
             return facts.Later(
                 facts.AGAIN, 'not over yet: ' + ', '.join(waiting),
                 facts.LONGEST_PAUSE)
+        if closed.unclean is not None:
+            self._database.retried(self._explain, lease_id, facts.CLEANING)
+            return closed.unclean
         if not closed.done:
-            self._database.retried(self._explain, lease_id)
+            self._database.retried(self._explain, lease_id, facts.NOT_CLOSED)
             return facts.Later(facts.AWAY, facts.NOT_CLOSED,
                                facts.LONGEST_PAUSE)
         if not self._database.retried(
@@ -152,12 +167,26 @@ class Ending:
             return facts.Later(facts.AGAIN, 'another server has come')
         return None
 
-    def _explain(self, lease_id: str) -> None:
+    def _give_grace(self, lease_id: str) -> None:
+        """Tell once that the servers of a lease have some time left."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            said = lease.status_reason == facts.GRACE
+            described = views.describe(lease)
+        if not said:
+            LOG.info('Lease %s is over; its servers come to their end in its '
+                     'grace period, until %s', lease_id, clocks.iso(
+                         described['end_date'] + described['grace_period']))
+            self._notify('lease.event.grace_period', described)
+            self._database.retried(self._explain, lease_id, facts.GRACE)
+
+    def _explain(self, lease_id: str, why: str) -> None:
         """Say in a lease why it is not over."""
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status == states.Lease.TERMINATING:
-                lease.status_reason = lease.status_reason or facts.NOT_CLOSED
+            if lease.status == states.Lease.TERMINATING and (
+                    lease.status_reason in facts.PASSING):
+                lease.status_reason = why
 
     def _is_over(self, lease_id: str, server_id: str,
                  policy: ends.EndPolicy, credential: str | None) -> bool:
@@ -213,7 +242,12 @@ class Ending:
                                 lease.id, lease.on_end)
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
-            return _Begun({booking.server_id: self._policies[
-                name if booking.running else ends.DELETE]
+            policy = self._policies[name]
+            last = self._policies[ends.DELETE]
+            return _Begun({
+                booking.server_id: policy if booking.running and (
+                    not policy.for_guests) else last
                 for booking in facts.bookings(lease)
-                if booking.server_id is not None}, self._policies[name])
+                if booking.server_id is not None}, policy,
+                lease.end_date + lease.grace_period - now
+                if when_due and lease.deleted_at is None else 0)

@@ -20,11 +20,13 @@ import typing as ty
 
 from blazar_core import cloud as clouds
 
-__all__ = ['DELETE', 'Delete', 'EndPolicy', 'Policies']
+__all__ = ['DELETE', 'Delete', 'EndPolicy', 'Policies', 'RECYCLE', 'Recycle']
 
 #: The name of what is done if nothing else is wanted, and to the servers of
 #: a lease whose deletion was asked for.
 DELETE = 'delete'
+#: The name of what is done where hosts wait until they are left.
+RECYCLE = 'recycle'
 
 
 class EndPolicy(abc.ABC):
@@ -33,6 +35,10 @@ class EndPolicy(abc.ABC):
     Only to servers that have run: those that wait for their build, or could
     not be built, are deleted.
     """
+
+    #: Whether it is for servers on whole hosts only, which have no bookings
+    #: of their own; all others are deleted.
+    for_guests: ty.ClassVar[bool] = False
 
     @abc.abstractmethod
     def ask(self, cloud: clouds.Cloud, server_id: str,
@@ -61,6 +67,22 @@ class Delete(EndPolicy):
     def ask(self, cloud: clouds.Cloud, server_id: str,
             credential: str | None) -> None:
         cloud.delete(server_id, credential)
+
+    def is_over(self, cloud: clouds.Cloud, server_id: str,
+                seen: clouds.Seen) -> bool:
+        return seen.state is clouds.ServerState.GONE
+
+
+class Recycle(EndPolicy):
+    """The server may stay as long as it likes, and its host with it: nobody
+    else gets that before.
+    """
+
+    for_guests = True
+
+    def ask(self, cloud: clouds.Cloud, server_id: str,
+            credential: str | None) -> None:
+        """Nothing is done to it."""
 
     def is_over(self, cloud: clouds.Cloud, server_id: str,
                 seen: clouds.Seen) -> bool:

@@ -28,8 +28,9 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['AGAIN', 'AWAY', 'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later',
-           'Lease', 'NOT_CLOSED', 'NOT_FREE', 'Outcome', 'apart',
+__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'LONGEST_PAUSE',
+           'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED', 'NOT_FREE',
+           'Outcome', 'PASSING', 'apart',
            'booking_of', 'bookings', 'comes_first', 'failures',
            'is_building', 'is_unsettled', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
@@ -56,6 +57,12 @@ LONGEST_WAIT = 60
 NOT_FREE = 'Its hosts are not free yet; the start is tried again.'
 #: What one says that is ending, and of which all else is done.
 NOT_CLOSED = 'What was reserved could not be closed yet; it is tried again.'
+#: What one says whose servers have some time left.
+GRACE = 'Its servers come to their end when its grace period is over.'
+#: What one says whose hosts are not ready for others yet.
+CLEANING = 'Its hosts are being cleaned.'
+#: What is not said any more when a lease is over.
+PASSING = ('', NOT_FREE, NOT_CLOSED, GRACE, CLEANING)
 
 Lease: ty.TypeAlias = dict[str, ty.Any]
 

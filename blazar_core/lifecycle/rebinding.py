@@ -223,8 +223,8 @@ class Rebinding:
 
         :raises Outdated: when somebody was faster: look again
         """
-        window = model.Window(
-            max(lease.start_date, self._clock.now()), lease.end_date)
+        window = lease.booked(model.Window(
+            max(lease.start_date, self._clock.now()), lease.end_date))
         fits = self._admission.fits(demand, window, rows)
         if fits == demand.count:
             return self._admission.pick(

@@ -41,6 +41,7 @@ class Step(enum.Enum):
     END_BEGUN = 'end: nothing of it can start any more'
     END_DELETED = 'end: the deletion of a server was asked for'
     END_GONE = 'end: a server is gone, its room is back'
+    END_CLEANED = 'end: hosts were cleaned, and it is not written down yet'
     END_OVER = 'end: the lease is over'
     END_REVOKED = 'end: the credential is revoked'
     END_CARRIED_OUT = 'end: all is done, and not written down yet'

@@ -47,6 +47,8 @@ _CREATE_KEYS = {
     'reservations': '[{"resource_type": "virtual:instance", ...}]',
     'events': '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]',
     'offer_seconds': '600',
+    'on_end': '"delete"',
+    'grace_period': '1800',
 }
 _CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'name', 'start_date', 'end_date', 'before_end_date', 'reservations',
@@ -122,7 +124,11 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
             before_end=_before_end(values, window, now, defaults),
             events=lease_params.events_of(
                 values.get('events', []), window, now),
-            on_end=defaults.ends[0], starts_now=start == now),
+            on_end=lease_params.on_end_of(
+                _text(values, 'on_end', defaults.ends[0]), defaults),
+            starts_now=start == now,
+            grace_period=lease_params.grace_of(values.get(
+                'grace_period', defaults.grace_period), window)),
         _reservations(values),
         None if offer is None else inputs.integer(
             offer, 'offer_seconds', *OFFER))

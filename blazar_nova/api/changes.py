@@ -83,7 +83,8 @@ class Changes:
             if is_owner(context, lease):
                 trusts.entrust(self._parts, context, changed)
             return changed
-        trust = self._trust_until(context, lease, ty.cast(int, change.end))
+        trust = self._trust_until(context, lease, ty.cast(
+            int, change.end) + lease['grace_period'])
         try:
             changed = self._parts.leases.changing.update(lease['id'], change)
         except Exception:
@@ -161,7 +162,8 @@ class Changes:
             lease['project_id'], lease['user_id'], requests.LeaseRequest(
                 name=change.name or lease['name'],
                 window=model.Window(start, end), before_end=None, events=(),
-                on_end='', starts_now=False),
+                on_end=lease['on_end'], starts_now=False,
+                grace_period=lease['grace_period']),
             tuple(change.reservations.get(one['id']) or making.NewReservation(
                 model.Demand(one['resources'], one['amount']),
                 resource_type=one['resource_type'], params=one['params'])

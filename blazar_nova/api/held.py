@@ -153,7 +153,7 @@ class Admission:
         # Keystone is not asked for what will not be.
         self._leases.making.check(new)
         sealed = self._vault.seal(call.dump())
-        trust = self._trusts.delegate(call.context, new.request.window.end)
+        trust = self._trusts.delegate(call.context, new.booked.end)
         steps.reached(steps.Step.CREATE_DELEGATED, servers)
         try:
             lease = self._leases.making.create(new if trust is None else (

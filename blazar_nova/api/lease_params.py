@@ -18,8 +18,9 @@ says what that means, or which sentence answers it. What was decided:
 * ``reserved`` alone asks for a lease of the default start and length.
   ``reserved=False`` is an ordinary boot: ``lease_params`` is not even read.
 * ``lease_params`` is a string that holds a JSON object. Its keys are
-  ``name``, ``start``, ``end`` or ``duration``, ``before_end``, ``events``
-  and ``on_end``; none may be null, one that is not wanted is left out.
+  ``name``, ``start``, ``end`` or ``duration``, ``before_end``, ``events``,
+  ``on_end`` and ``grace_period``; none may be null, one that is not wanted is
+  left out.
 * Hints whose names begin with "blazar" are marks that the service makes.
 * Blanks around a name are cut, as Nova does for servers.
 * Dates and durations are what :mod:`blazar_nova.api.dates` says.
@@ -44,8 +45,8 @@ from blazar_nova.api import dates
 from blazar_nova.parts import ends as policies
 
 __all__ = ['Defaults', 'LEASE_PARAMS', 'check_defaults',
-           'default_before_end', 'defaults', 'events_of', 'inside',
-           'lease_request', 'name_of', 'window_of']
+           'default_before_end', 'defaults', 'events_of', 'grace_of',
+           'inside', 'lease_request', 'name_of', 'on_end_of', 'window_of']
 
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
@@ -66,6 +67,7 @@ _KEYS = {
     'before_end': '"2026-12-01 15:07"',
     'events': '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]',
     'on_end': '"delete"',
+    'grace_period': '"30m"',
 }
 _EVENT_KEYS = {
     'event_type': '"remind"',
@@ -97,6 +99,8 @@ class Defaults:
     minutes_before_end: int
     #: What there is for ``on_end``; what is not said is the first of them.
     ends: tuple[str, ...] = (ends.DELETE,)
+    #: Seconds.
+    grace_period: int = 0
 
 
 def defaults(conf: ty.Any) -> Defaults:
@@ -108,8 +112,7 @@ def defaults(conf: ty.Any) -> Defaults:
             group.reservation_length_hours +
             24 * group.reservation_length_days)),
         minutes_before_end=group.minutes_before_end_lease,
-        ends=(ends.DELETE, *sorted(
-            policies.available().keys() - {ends.DELETE})))
+        ends=tuple(group.on_end), grace_period=group.grace_period)
 
 
 def check_defaults(made: Defaults, now: int) -> None:
@@ -117,6 +120,12 @@ def check_defaults(made: Defaults, now: int) -> None:
 
     :raises ConfigurationError: when it does not
     """
+    missing = set(made.ends) - policies.available().keys()
+    if missing or not made.ends:
+        raise errors.ConfigurationError(
+            f'[blazar] on_end must be names of end policies that are '
+            f'installed ({", ".join(sorted(policies.available()))}), and is '
+            f'"{",".join(made.ends)}".')
     try:
         lease_request({'reserved': True}, now, made)
     except errors.InvalidLeaseParams as exc:
@@ -270,8 +279,11 @@ def _request(params: _Object, start: int, end: int, now: int,
         window=window,
         before_end=_before_end(params, window, now, defaults),
         events=events_of(params.get('events', []), window, now),
-        on_end=_on_end(params, defaults.ends),
-        starts_now=start == now)
+        on_end=on_end_of(_text(params, 'on_end', defaults.ends[0]),
+                         defaults),
+        starts_now=start == now,
+        grace_period=grace_of(params.get(
+            'grace_period', defaults.grace_period), window))
 
 
 def _end(params: _Object, start: int, now: int) -> int:
@@ -405,8 +417,12 @@ def _event_type(text: str) -> str:
     return text
 
 
-def _on_end(params: _Object, known: ty.Sequence[str]) -> str:
-    value = _text(params, 'on_end', known[0])
+def on_end_of(value: str, defaults: Defaults) -> str:
+    """What becomes of the servers of a lease at its end.
+
+    :raises InvalidLeaseParams: when there is no such thing
+    """
+    known = defaults.ends
     if value not in known:
         raise errors.InvalidLeaseParams(
             f'"on_end": "{inputs.shown(value)}" is not available. What is '
@@ -414,3 +430,15 @@ def _on_end(params: _Object, known: ty.Sequence[str]) -> str:
             f'{", ".join(known)}. Write "on_end": "{known[0]}" or leave it '
             'out.')
     return value
+
+
+def grace_of(value: object, window: model.Window) -> int:
+    """For how long servers are left alone after the end of a lease.
+
+    :param value: seconds, or a duration
+    :raises InvalidLeaseParams: when it is neither, or leads too far
+    """
+    most = dates.LATEST - 1 - window.end
+    if isinstance(value, str) and not value.strip().isdigit():
+        value = dates.parse_duration(value)
+    return inputs.integer(value, 'grace_period', 0, most)

@@ -42,7 +42,8 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
     :param lease: as it was made; it is in the books
     """
     try:
-        trust = parts.trusts.delegate(context, lease['end_date'])
+        trust = parts.trusts.delegate(
+            context, lease['end_date'] + lease['grace_period'])
     except (errors.NotDelegated, errors.CloudUnavailable) as exc:
         LOG.info('Lease %s: its servers will not be deleted in the name of '
                  'its owner: %s', lease['id'], exc.__cause__ or exc)

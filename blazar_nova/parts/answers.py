@@ -31,7 +31,8 @@ LOG = logging.getLogger(__name__)
 #: What is said of a lease.
 FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
           'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
-          'created_at', 'updated_at', 'reservations', 'events')
+          'on_end', 'grace_period', 'created_at', 'updated_at',
+          'reservations', 'events')
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
 _Lease: ty.TypeAlias = ty.Mapping[str, ty.Any]
@@ -62,7 +63,7 @@ class Answers:
         """
         told = self.lease(described)
         del told['trust_id']
-        return {'version': '1.0', 'lease_id': told['id'], **told, 'events': [
+        return {'version': '1.1', 'lease_id': told['id'], **told, 'events': [
             {**event, 'event_date': event['time']}
             for event in told['events']]}
 

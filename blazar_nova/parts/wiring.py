@@ -22,6 +22,7 @@ from blazar_core.books import admission as admissions
 from blazar_core.books import strategies
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import migration
@@ -113,7 +114,8 @@ def asked_of(new: making.NewLease, held: bool, available: resources.Types,
     """What a new lease takes of the limits."""
     request = new.request
     return limits.Asked(
-        new.project_id, new.user_id, request.window,
+        new.project_id, new.user_id, model.Window(
+            request.window.start, request.window.end + request.grace_period),
         sum(one.demand.count for one in new.reservations if available.of(
             one.resource_type, one.params is None).for_servers),
         making.total(new.demands),

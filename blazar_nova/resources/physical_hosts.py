@@ -25,6 +25,7 @@ from blazar_nova.compat import demand as demands
 from blazar_nova.compat import hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import service
+from blazar_nova.resources import cleaning
 
 __all__ = ['PhysicalHosts']
 
@@ -93,6 +94,7 @@ class PhysicalHosts(resources.ResourceType):
             return model.Demand(
                 model.WHOLE, params['max'], least=params['min'],
                 enrolled=True, hosts=_eligible(params, placement),
+                cleaning_time=60 * service.CONF.blazar.cleaning_time,
                 properties=properties.both(
                     properties.parse(params.get('hypervisor_properties', '')),
                     properties.parse(params.get('resource_properties', ''))))
@@ -106,6 +108,11 @@ class PhysicalHosts(resources.ResourceType):
     def guests(self, reserved: resources.Reserved) -> ty.Collection[str]:
         return pool.guests({
             *_members(reserved), *pool.members_of(reserved.id)}, reserved.id)
+
+    def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
+              ) -> ty.Collection[str]:
+        return cleaning.run(service.CONF.blazar, reserved, {
+            uuid: reserved.services[uuid] for uuid in hosts})
 
     def end(self, reserved: resources.Reserved) -> None:
         pool.close(reserved.id)

@@ -33,7 +33,9 @@ class TestExtending(test_api.ApiTestCase):
 
     more_conf = ('[quota]\n'
                  'driver = nova.quota.DbQuotaDriver\n'
-                 'instances = 5\n')
+                 'instances = 5\n'
+                 '[blazar]\n'
+                 'on_end = delete,keep\n')
 
     def setUp(self):
         self.lots = test_resources.ParkingLots()

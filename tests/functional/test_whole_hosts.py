@@ -16,7 +16,9 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import pydoc
+import stat
 
 import fixtures
 from nova.compute import api as compute_api
@@ -69,6 +71,11 @@ class HostsTestCase(test_api.ApiTestCase):
         lease = self.get(self.make_active(
             reservations=[self.hosts_wanted(least, most, **params)]))
         return lease, lease['reservations'][0]['id']
+
+    def delete(self, lease_id):
+        """Delete a lease, and do what is due for that."""
+        self.ask('DELETE', f'/leases/{lease_id}', code=204)
+        self.run_until(clocks.SystemClock().now())
 
     def within(self, name, reservation_id, **kwargs):
         """Boot with the hint that names a reservation."""
@@ -280,7 +287,7 @@ class TestLife(HostsTestCase):
         lease, reservation_id = self.lease_hosts()
         server = self.within('in', reservation_id)
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.delete(lease['id'])
         self.wait_until_gone(server['id'])
         self.run_until(self.clock.now() + 300)
         self.ask('GET', f'/leases/{lease["id"]}', code=404)
@@ -441,6 +448,92 @@ class TestEnds(HostsTestCase):
         self.end(self.started)
         self.ask('GET', f'/leases/{self.started["id"]}', code=404)
         self.assertNotIn(self.reservation_id, self.aggregates())
+
+
+class TestAfterwards(HostsTestCase):
+    """What an operator may have done between two leases of a host."""
+
+    more_conf = '[blazar]\non_end = delete,recycle\n'
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1')
+
+    def using(self, **lease):
+        """A lease that was over after an hour, and its server."""
+        lease = self.get(self.make_active(
+            reservations=[self.hosts_wanted()], **lease))
+        self.over = clocks.SystemClock().now() + HOUR
+        self.reservation_id = lease['reservations'][0]['id']
+        server = self.within('one', self.reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        return lease, server
+
+    def is_back(self):
+        return 'host1' in self.aggregates().get('freepool', ())
+
+    def test_a_command_makes_it_ready(self):
+        folder = self.useFixture(fixtures.TempDir()).path
+        command = os.path.join(folder, 'clean')
+        with open(command, 'w') as file:
+            file.write(f'#!/bin/sh\necho "$@" >> {folder}/asked\n'
+                       f'[ -e {folder}/clean-by-now ] || exit 75\n')
+        os.chmod(command, stat.S_IRWXU)
+        self.flags(group='blazar', cleaning_command=command, cleaning_time=10)
+        lease, server = self.using()
+        refused = self.make(start_in=HOUR + 300, client=self.bob, code=409,
+                            reservations=[self.hosts_wanted()])
+        self.assertIn('next_start', str(refused))
+        self.run_until(self.over + 60)
+        self.wait_until_gone(server['id'])
+        for seconds in (120, 180):
+            self.run_until(self.over + seconds)
+            shown = self.get(lease)
+            self.assertEqual(
+                ('TERMINATING', 'Its hosts are being cleaned.'),
+                (shown['status'], shown['status_reason']))
+        self.assertEqual({f'host1 {self.reservation_id} {lease["project_id"]}'
+                          }, {*open(f'{folder}/asked').read().splitlines()})
+        self.assertFalse(self.is_back())
+        self.assertIn(self.reservation_id, self.aggregates())
+        # Nobody gets in there any more.
+        self.assertIn('which is TERMINATING', self.refused(
+            400, self.within, 'late', self.reservation_id))
+        open(f'{folder}/clean-by-now', 'w').close()
+        self.run_until(self.over + 500)
+        self.assertEqual('TERMINATING', self.get(lease)['status'])
+        self.run_until(self.over + 1200)
+        self.assertEqual('TERMINATED', self.get(lease)['status'])
+        self.assertTrue(self.is_back())
+        self.assertNotIn(self.reservation_id, self.aggregates())
+
+    def test_servers_have_a_period_of_grace(self):
+        lease, server = self.using(grace_period='30m')
+        self.assertEqual(('delete', 1800), (
+            lease['on_end'], lease['grace_period']))
+        for seconds in (10, 1500):
+            self.run_until(self.over + seconds)
+            self.assertEqual('TERMINATING', self.get(lease)['status'])
+            self.assertEqual('ACTIVE', self.admin.get_server(
+                server['id'])['status'])
+        self.run_until(self.over + 1810)
+        self.wait_until_gone(server['id'])
+        self.run_until(self.over + 2400)
+        self.assertTrue(self.is_back())
+
+    def test_they_may_stay_until_they_go_by_themselves(self):
+        lease, server = self.using(on_end='recycle')
+        for hours in range(1, 4):
+            self.run_until(self.over + hours * HOUR)
+        self.assertEqual('TERMINATING', self.get(lease)['status'])
+        self.assertEqual('ACTIVE', self.admin.get_server(
+            server['id'])['status'])
+        self.assertFalse(self.is_back())
+        self.alice.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        self.run_until(self.over + 4 * HOUR)
+        self.assertEqual('TERMINATED', self.get(lease)['status'])
+        self.assertTrue(self.is_back())
 
 
 class TestStaying(HostsTestCase):
@@ -618,7 +711,7 @@ class TestAsking(HostsTestCase):
             # Who has a zone stays in it.
             self.assertEqual(expected == 'host1',
                              'availability_zone' in aggregate.metadata)
-            self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+            self.delete(lease['id'])
             self.look()
         self.make(reservations=[self.hosts_wanted(
             availability_zone='nova', aggregate='rack7')], code=409)
@@ -854,7 +947,7 @@ class TestDying(HostsTestCase):
             self.assertEqual(
                 {'CUSTOM_BLAZAR_POOL', self.trait_of(reservation_id)},
                 self.traits('host1'))
-            self.ask('DELETE', f'/leases/{self.lease_id}', code=204)
+            self.delete(self.lease_id)
             self.assertEqual(self.POOL, self.aggregates(), where)
 
         self.at_each_step(start, started, 6)

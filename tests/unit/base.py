@@ -230,8 +230,7 @@ def _demand_of(reserved: resources.Reserved) -> model.Demand:
 class DatabaseTestCase(TestCase):
     """A test on a database of its own, of each kind.
 
-    A module of such tests says ``load_tests =
-    testscenarios.load_tests_apply_scenarios``.
+    A module of such tests says ``load_tests = databases.load_tests``.
     """
 
     scenarios = databases.SCENARIOS
@@ -421,6 +420,11 @@ class LeaseTestCase(DatabaseTestCase):
     def status(self, lease: dict[str, ty.Any]) -> str:
         """The state a lease is in."""
         return ty.cast(str, views.get(self.database, lease['id'])['status'])
+
+    def reason(self, lease: dict[str, ty.Any]) -> str:
+        """What is said of that."""
+        return ty.cast(str, views.get(
+            self.database, lease['id'])['status_reason'])
 
     def events_of(self, lease: dict[str, ty.Any]) -> dict[str, str]:
         """The state of each of its events, by type."""

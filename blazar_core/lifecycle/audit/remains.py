@@ -105,7 +105,9 @@ class Remains:
                 .join(models.Reservation.lease)
                 .where(models.Lease.status != states.Lease.TERMINATED, sa.or_(
                     models.Booking.start_date != models.Lease.start_date,
-                    models.Booking.end_date != models.Lease.end_date))).all()
+                    models.Booking.end_date != (
+                        models.Lease.end_date + models.Lease.grace_period +
+                        models.Lease.cleaning_time)))).all()
         for row in found:
             yield Difference(
                 ('unlike', row.id, row.start_date, row.end_date),

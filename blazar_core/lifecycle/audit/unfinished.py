@@ -219,7 +219,9 @@ class Unfinished:
         """A lease whose end has begun, or should have, comes to an end."""
         row, latest = lease.row, self._clock.now() - STUCK
         end = lease.events.get(states.EventType.END)
-        if row.status == states.Lease.TERMINATING and row.updated_at < latest:
+        if row.status == states.Lease.TERMINATING and (
+                row.updated_at + row.grace_period + row.cleaning_time
+                < latest):
             yield Difference(
                 ('ending', row.id),
                 f'{lease.title} is TERMINATING since {when(row.updated_at)}: '

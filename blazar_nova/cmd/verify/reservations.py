@@ -59,7 +59,7 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
             ('open', reservation_id),
             f'Reservation {reservation_id} can still be used in Nova, and is '
             f'not active.', '--fix closes it', functools.partial(
-                its.close, reserved))
+                parts.lifecycle.closing.shut, its, reserved))
     for reservation_id in sorted(begun.keys() - there.keys()):
         row = begun[reservation_id]
         if row.status != states.Lease.ACTIVE or (

@@ -14,7 +14,6 @@ import contextlib
 from unittest import mock
 
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
@@ -22,7 +21,7 @@ from blazar_core.lifecycle.audit import sealed
 from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 LATE = 70
@@ -98,6 +97,15 @@ class TestWhatIsRight(AuditTestCase):
         self.assertEqual([], self.texts())
         self.assertEqual({'leases': 6, 'servers': 6, 'hosts': 2},
                          self.audit.size())
+
+    def test_one_whose_servers_have_some_time_left(self):
+        self.running_lease(request=self.request(0, 100, grace_period=1000))
+        self.clock.advance(100)
+        self.new_engine().run_due()
+        self.clock.advance(audit.STUCK + 1)
+        self.assertEqual([], self.texts())
+        self.clock.advance(1000)
+        self.assertIn('is TERMINATING since', '\n'.join(self.texts()))
 
     def test_reading_changes_nothing(self):
         self.lease(50, 100)

@@ -13,19 +13,20 @@
 
 import fixtures
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.leases import changing
 from blazar_core.leases import views
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
+from tests import databases
 from tests.unit import base
 
 NOW = base.NOW
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 
 class Keep(ends.EndPolicy):
@@ -56,6 +57,61 @@ class Shut(ends.EndPolicy):
 
     def is_over(self, cloud, server_id, seen):
         return seen.fault == 'off'
+
+
+class TestGracePeriod(base.LeaseTestCase):
+    """A server of a lease until 100, and for 50 seconds more."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=1)
+        self.lease_ = self.running_lease(request=self.request(
+            grace_period=50))
+        self.engine = self.new_engine()
+
+    def run_at(self, time):
+        self.clock.advance(base.NOW + time - self.clock.now())
+        self.engine.run_due()
+
+    def notices(self):
+        return [event for event, _lease in self.notified
+                if event == 'lease.event.grace_period']
+
+    def test_its_room_is_taken_as_long(self):
+        refused = self.assertRaises(errors.Refused, self.lease, 100, 300)
+        self.assertEqual(base.NOW + 150, refused.refusal.next_start)
+        self.lease(150, 300)
+
+    def test_the_server_is_left_alone_and_it_is_told_once(self):
+        for time in (100, 120, 149):
+            self.run_at(time)
+            self.assertEqual([], self.cloud.deleted)
+        self.assertEqual('TERMINATING', self.status(self.lease_))
+        self.assertEqual(facts.GRACE, self.reason(self.lease_))
+        self.assertEqual(1, len(self.notices()))
+        self.run_at(150)
+        self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(self.lease_))
+        self.assertEqual('', self.reason(self.lease_))
+
+    def test_who_has_no_server_any_more_needs_no_time(self):
+        (server,) = base.servers_of(self.lease_)
+        self.run_at(100)
+        del self.cloud.servers[server]
+        self.lifecycle.observing.check(server)
+        self.assertEqual('TERMINATED', self.status(self.lease_))
+
+    def test_who_deletes_his_lease_does_not_want_it(self):
+        self.lifecycle.ending.delete(self.lease_['id'])
+        self.engine.run_due()
+        self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
+        self.assertEqual([], self.notices())
+
+    def test_it_moves_with_the_end(self):
+        self.leases.changing.update(
+            self.lease_['id'], changing.Change(end=base.NOW + 200))
+        self.assertEqual([base.NOW + 250],
+                         self.scalars(models.Booking.end_date))
 
 
 class TestPolicies(base.LeaseTestCase):

@@ -86,7 +86,7 @@ class TestAffinity(base.RefusalTestCase):
                  'another one, or None.'), inputs.affinity_of, value)
 
 
-repeatable = examples.repeatable(400)
+repeatable = examples.repeatable(200)
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() |

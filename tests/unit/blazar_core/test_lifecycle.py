@@ -15,7 +15,6 @@ import threading
 
 import fixtures
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
@@ -34,7 +33,7 @@ from blazar_core import resources
 from tests import databases
 from tests.unit import base
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 NOW = base.NOW
 Seen = clouds.Seen
@@ -61,9 +60,6 @@ class LifecycleTestCase(base.LeaseTestCase):
             self.leases.making.withdraw(self.lease(0, 10_000, count=99)['id'])
         except errors.Refused as exc:
             return exc.refusal.fits_now
-
-    def reason(self, lease):
-        return views.get(self.database, lease['id'])['status_reason']
 
     def booking(self, server_id):
         row, = self.scalars(

@@ -16,7 +16,6 @@ import typing as ty
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
-import testscenarios
 
 from blazar_core.books import claims
 from blazar_core.books import enrolment
@@ -36,13 +35,16 @@ from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import views
+from blazar_core.lifecycle import ends
+from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import watch
 from blazar_core import resources
+from tests import databases
 from tests.unit import base
 
 NOW = base.NOW
 
-load_tests = testscenarios.load_tests_apply_scenarios
+load_tests = databases.load_tests
 
 
 class Machines(resources.ResourceType):
@@ -51,8 +53,11 @@ class Machines(resources.ResourceType):
     :ivar doors: by reservation, the uuids of its hosts
     :ivar full: by reservation, the servers that are on its hosts
     :ivar enrolled: whether they are made of hosts that serve leases only
+    :ivar dirty: the hosts that do not get clean
+    :ivar swept: the hosts that were to be cleaned, in order
     """
 
+    has_hosts = True
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {'min': '1', 'max': '2'}
     changeable = ('min', 'max')
 
@@ -60,6 +65,9 @@ class Machines(resources.ResourceType):
         self.doors: dict[str, tuple[str, ...]] = {}
         self.full: dict[str, list[str]] = {}
         self.enrolled = False
+        self.cleaning_time = 0
+        self.dirty: set[str] = set()
+        self.swept: list[str] = []
 
     def read(self, values: resources.Values) -> resources.Values:
         return values
@@ -74,7 +82,7 @@ class Machines(resources.ResourceType):
     def _demand(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
         return model.Demand(
             model.WHOLE, params['max'], least=params['min'],
-            enrolled=self.enrolled)
+            enrolled=self.enrolled, cleaning_time=self.cleaning_time)
 
     def start(self, reserved: resources.Reserved) -> None:
         self.doors[reserved.id] = reserved.hosts
@@ -88,12 +96,20 @@ class Machines(resources.ResourceType):
     def changed(self, reserved: resources.Reserved) -> None:
         self.start(reserved)
 
+    def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
+              ) -> ty.Collection[str]:
+        self.swept += sorted(hosts)
+        return set(hosts) - self.dirty
+
 
 class WholeHostsTestCase(base.LeaseTestCase):
 
     def more_types(self):
         self.machines = Machines()
         return {'machine': self.machines}
+
+    def policies(self):
+        return {**super().policies(), ends.RECYCLE: ends.Recycle()}
 
     def enrol(self, name, finish=True, **extra):
         """Have a host serve leases only; returns its id."""
@@ -362,6 +378,7 @@ class TestHolding(WholeHostsTestCase):
         self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
         self.machines.full[reservation_id] = [guest]
         self.lifecycle.ending.delete(lease['id'])
+        self.engine.run_due()
         self.assertEqual([guest], self.cloud.deleted)
         self.assertEqual({reservation_id: (self.uuid,)}, self.machines.doors)
         self.machines.full.clear()
@@ -452,6 +469,179 @@ class TestHolding(WholeHostsTestCase):
             holding.hand_over(session, NOW, session.get(
                 models.Lease, lease['id']).reservations)
         self.assertEqual(before, self.scalars(models.Host.generation))
+
+
+class TestCleaning(WholeHostsTestCase):
+    """Two hosts, of a lease that was over at 100."""
+
+    def setUp(self):
+        super().setUp()
+        self.engine = self.new_engine()
+        self.uuids = sorted(
+            self.host(name, VCPU=4) for name in ('one', 'two'))
+
+    def started(self, cleaning_time=0, **values):
+        self.machines.cleaning_time = cleaning_time
+        lease = self.reserve(
+            0, 100, self.machines_of(2, 2), request=self.request(**values))
+        self.engine.run_due()
+        return lease, lease['reservations'][0]['id']
+
+    def run_at(self, time):
+        self.clock.advance(NOW + time - self.clock.now())
+        self.engine.run_due()
+
+    def test_until_it_is_over_nobody_gets_the_hosts(self):
+        lease, reservation_id = self.started(cleaning_time=60)
+        for start in (100, 159):
+            refused = self.assertRaises(
+                errors.Refused, self.reserve_machines, start, 300)
+            self.assertEqual(NOW + 160, refused.refusal.next_start)
+        self.run_at(100)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertEqual(facts.CLEANING, self.reason(lease))
+        self.assertEqual({'one', 'two'}, self.held().keys())
+        self.assertIn(reservation_id, self.machines.doors)
+        self.run_at(159)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.run_at(160)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(({}, {}, ''), (
+            self.held(), self.machines.doors, self.reason(lease)))
+        self.assertEqual([(None, None)] * 2, [
+            (row.emptied_at, row.cleaned_at)
+            for row in self.scalars(models.Host)])
+
+    def test_it_begins_when_the_last_server_has_gone(self):
+        lease, reservation_id = self.started(cleaning_time=60)
+        self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
+        self.run_at(100)
+        self.assertEqual([], self.machines.swept)
+        self.machines.full.clear()
+        self.run_at(130)
+        self.run_at(189)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.run_at(190)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_a_host_is_cleaned_until_it_is_clean_and_not_again(self):
+        lease, _id = self.started()
+        first, second = self.uuids
+        self.machines.dirty = {second}
+        self.run_at(100)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertEqual(facts.CLEANING, self.reason(lease))
+        self.run_at(200)
+        self.assertEqual([first, second, second], self.machines.swept)
+        self.assertEqual(2, len(self.held()))
+        self.machines.dirty.clear()
+        self.run_at(300)
+        self.assertEqual([first, second, second, second],
+                         self.machines.swept)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_they_are_cleaned_for_each_lease(self):
+        for _time in range(2):
+            self.started()
+            self.clock.advance(100)
+            self.engine.run_due()
+            self.clock.advance(-100)
+        self.assertEqual(self.uuids * 2, self.machines.swept)
+
+    def test_nobody_cleans_what_was_not_used(self):
+        self.machines.cleaning_time = 60
+        lease = self.reserve_machines(50, 100)
+        self.lifecycle.ending.delete(lease['id'])
+        self.assertEqual(['TERMINATED'], self.scalars(models.Lease.status))
+        self.assertEqual([], self.machines.swept)
+
+    def test_it_is_as_long_as_when_the_lease_was_made(self):
+        lease, _id = self.started(cleaning_time=60)
+        self.machines.cleaning_time = 0
+        self.leases.changing.update(
+            lease['id'], changing.Change(end=NOW + 200))
+        self.assertEqual({NOW + 260}, {*self.scalars(
+            models.Booking.end_date)})
+        self.run_at(200)
+        self.run_at(259)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.run_at(260)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_raises_is_tried_again(self):
+        lease, _id = self.started()
+        clean = self.machines.clean
+        self.machines.clean = lambda *args: 1 / 0
+        self.run_at(100)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertEqual(2, len(self.held()))
+        self.machines.clean = clean
+        self.run_at(500)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_after_a_period_of_grace(self):
+        lease, reservation_id = self.started(
+            cleaning_time=60, grace_period=30)
+        self.assertEqual({NOW + 190}, {*self.scalars(
+            models.Booking.end_date)})
+        guest = uuidutils.generate_uuid()
+        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.machines.full[reservation_id] = [guest]
+        self.run_at(100)
+        self.run_at(129)
+        self.assertEqual([], self.cloud.deleted)
+        self.assertEqual(facts.GRACE, self.reason(lease))
+        self.run_at(130)
+        self.assertEqual([guest], self.cloud.deleted)
+
+    def test_a_host_may_wait_until_its_servers_are_gone(self):
+        lease, reservation_id = self.started(on_end='recycle')
+        guest = uuidutils.generate_uuid()
+        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.machines.full[reservation_id] = [guest]
+        self.run_at(100)
+        self.run_at(10_000)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertEqual(2, len(self.held()))
+        self.machines.full.clear()
+        self.run_at(20_000)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_who_comes_next_gets_another_host_where_there_is_one(self):
+        lease, reservation_id = self.started(on_end='recycle')
+        guest = uuidutils.generate_uuid()
+        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.machines.full[reservation_id] = [guest]
+        second = self.reserve_machines(100, 1000)
+        self.run_at(100)
+        self.host('three', VCPU=1)
+        self.clock.advance(self.patience)
+        self.watching().look()
+        self.clock.advance(facts.LONGEST_WAIT)
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(second))
+        self.assertEqual({'three'}, self.bookings_of(second).keys())
+
+    def test_who_deletes_his_lease_has_no_servers_any_more(self):
+        lease, reservation_id = self.started(
+            on_end='recycle', grace_period=1000)
+        guest = uuidutils.generate_uuid()
+        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.machines.full[reservation_id] = [guest]
+        self.run_at(100)
+        self.assertEqual([], self.cloud.deleted)
+        self.lifecycle.ending.delete(lease['id'])
+        self.engine.run_due()
+        self.assertEqual([guest], self.cloud.deleted)
+
+    def test_it_is_nothing_that_whoever_deletes_a_lease_waits_for(self):
+        """It may take as long as the operator's command does."""
+        lease, _id = self.started()
+        self.lifecycle.ending.delete(lease['id'])
+        self.assertEqual([], self.machines.swept)
+        self.engine.run_due()
+        self.assertEqual(self.uuids, self.machines.swept)
 
 
 class TestWhoGetsIn(WholeHostsTestCase):

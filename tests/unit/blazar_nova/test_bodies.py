@@ -116,6 +116,28 @@ class TestCreate(base.RefusalTestCase):
             ('The key "end" is not known in the lease.',
              'Did you mean "end_date"?'), end='2027-01-15 10:00')
 
+    def test_what_becomes_of_its_servers(self):
+        defaults = lease_params.Defaults(
+            start='now', length=1, minutes_before_end=0,
+            ends=('recycle', 'delete'), grace_period=60)
+        for values, expected in (
+                ({}, ('recycle', 60)), ({'on_end': None}, ('recycle', 60)),
+                ({'on_end': 'delete', 'grace_period': 0}, ('delete', 0)),
+                ({'grace_period': '1h30m'}, ('recycle', 5400)),
+                ({'grace_period': ' 90 '}, ('recycle', 90))):
+            lease = self.create(defaults, **values).lease
+            self.assertEqual(expected, (lease.on_end, lease.grace_period))
+        self.assert_create_refused(
+            '"on_end": "recycle" is not available. What is available at the '
+            'end of a lease: delete.', on_end='recycle')
+        self.assert_create_refused('"on_end" is a number', on_end=1)
+        for value in (-1, True, 1.5, [], 10 ** 12):
+            self.assert_create_refused(
+                'Write a whole number from 0 to', grace_period=value)
+        for value in ('soon', '', '-1'):
+            self.assert_create_refused(
+                'is an invalid duration', grace_period=value)
+
     def test_names(self):
         self.assertEqual('a b', self.create(name='  a b ').lease.name)
         self.assertIsNone(self.create(name=None).lease.name)
@@ -365,7 +387,7 @@ class TestAnything(base.RefusalTestCase):
             except errors.InvalidLeaseParams:
                 outcomes.add('refused')
 
-        examples.repeatable(400)(hypothesis.given(st.dictionaries(
+        examples.repeatable(200)(hypothesis.given(st.dictionaries(
             st.sampled_from(keys), self.values, max_size=4) | self.values)(
                 check))()
         return outcomes

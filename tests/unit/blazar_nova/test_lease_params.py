@@ -37,7 +37,7 @@ NOW = at(2026, 11, 20, 16, 7, 20)
 DAY = 86400
 DEFAULTS = parser.Defaults(start='now', length=30 * DAY,
                            minutes_before_end=60)
-repeatable = examples.repeatable(300)
+repeatable = examples.repeatable(150)
 
 
 class ParamsTestCase(base.BaseTestCase):
@@ -569,6 +569,20 @@ class TestOnEnd(ParamsTestCase):
                 'Write "on_end": "delete"')
 
 
+class TestGracePeriod(ParamsTestCase):
+
+    def test_it_is_a_duration_or_seconds(self):
+        for value, seconds in (('30m', 1800), (90, 90), ('90', 90), (0, 0)):
+            self.assertEqual(seconds, self.ask({
+                'duration': '2h', 'grace_period': value}).grace_period)
+        self.assertEqual(0, self.ask({'duration': '2h'}).grace_period)
+
+    def test_it_leads_to_a_time_that_there_is(self):
+        for value in (-1, 10 ** 12, '9999999999w', True, None, []):
+            self.assert_refused({'duration': '2h', 'grace_period': value},
+                                'grace_period')
+
+
 # Property tests. The oracle of dates is datetime, which is not asked about
 # time zones there.
 
@@ -587,14 +601,15 @@ scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(),
                     texts)
 keys = st.one_of(st.text(max_size=12), st.sampled_from(
     ['name', 'start', 'end', 'duration', 'before_end', 'events', 'on_end',
-     'event_type', 'event_date']))
+     'grace_period', 'event_type', 'event_date']))
 values = st.recursive(scalars, lambda inner: st.one_of(
     st.lists(inner, max_size=3),
     st.dictionaries(keys, inner, max_size=3)), max_leaves=8)
 date_texts = st.one_of(st.just('now'), naive_dates.map(str), texts)
 near_misses = st.fixed_dictionaries({}, optional={
     'name': texts, 'start': date_texts, 'end': date_texts, 'duration': texts,
-    'before_end': date_texts, 'on_end': texts, 'events': st.lists(
+    'before_end': date_texts, 'on_end': texts,
+    'grace_period': texts | st.integers(), 'events': st.lists(
         st.fixed_dictionaries({'event_type': texts, 'event_date': date_texts}),
         max_size=2)})
 json_texts = st.one_of(values, near_misses).map(json.dumps)
@@ -683,7 +698,7 @@ class TestProperties(ParamsTestCase):
     def test_any_hints_are_answered_or_refused(self, hints):
         self.check(hints)
 
-    @examples.repeatable(1000)
+    @examples.repeatable(500)
     @hypothesis.given(hint_values)
     def test_any_lease_params_are_answered_or_refused(self, lease_params):
         self.check({'reserved': True, 'lease_params': lease_params})

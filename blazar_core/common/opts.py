@@ -70,7 +70,7 @@ OPTS: list[cfg.Opt] = [
              'room before. The notification lease.event.grace_period says '
              'that they have begun.'),
     cfg.IntOpt(
-        'cleaning_time', default=0, min=0,
+        'cleaning_time', default=0, min=0, max=10080,
         help='Minutes for which a leased whole host is nobody\'s when the '
              'servers of one lease have gone, before another lease can have '
              'it. Leases keep what it was when they were made.'),
@@ -85,10 +85,10 @@ OPTS: list[cfg.Opt] = [
              'failed. It is run again, after pauses of up to a minute, until '
              'it says 0, and must do no harm when it is run twice.'),
     cfg.IntOpt(
-        'cleaning_timeout', default=60, min=1,
+        'cleaning_timeout', default=10, min=1,
         help='Seconds after which cleaning_command is killed, which is a '
              'failure. What takes longer goes on behind it, while it says '
-             '75.'),
+             '75: one of the workers of blazar-listener waits for it.'),
     cfg.ListOpt(
         'encryption_keys', default=[], secret=True,
         help='Fernet keys that seal what the database keeps of a boot until '

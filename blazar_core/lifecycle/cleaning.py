@@ -60,7 +60,7 @@ class Cleaning:
             if dirty - clean:
                 return facts.Later(
                     facts.AWAY, f'of {len(rows)} hosts {len(dirty - clean)} '
-                    f'are not clean yet', facts.LONGEST_WAIT)
+                    f'are not clean yet', 0 if clean else facts.LONGEST_WAIT)
         left = max((row.emptied_at for row in rows), default=0) + (
             self._time_of(reserved.lease_id)) - self._clock.now()
         return facts.Later(

@@ -39,7 +39,7 @@ class TestOpts(base.BaseTestCase):
              'reservation_length_hours': 0, 'reservation_length_minutes': 0,
              'minutes_before_end_lease': 60, 'on_end': ['delete'],
              'grace_period': 0, 'cleaning_time': 0, 'cleaning_command': '',
-             'cleaning_timeout': 60, 'encryption_keys': [],
+             'cleaning_timeout': 10, 'encryption_keys': [],
              'public_properties': ['hypervisor_type', 'vcpus'],
              'notification_topic': 'blazar_notifications',
              'comparison_interval': 300, 'longest_sleep': 10, 'workers': 8,

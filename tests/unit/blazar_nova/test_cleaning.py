@@ -61,7 +61,8 @@ class TestCommand(base.TestCase):
     def test_one_that_is_not_ready_keeps_no_other(self):
         self.assertEqual({'uuid-2'}, self.run_for(
             '[ "$1" = compute2 ] || exit 75'))
-        self.assertIn('1 of 2 hosts', self.log.output)
+        self.assertIn('of 2 hosts of reservation reservation that were not '
+                      'clean, 1 are now', self.log.output)
         self.assertNotIn('has failed', self.log.output)
 
     def test_what_it_says_when_it_fails_is_logged(self):
@@ -78,6 +79,14 @@ class TestCommand(base.TestCase):
         child = int(open(f'{self.folder}/child').read())
         self.wait_for(lambda: not _runs(child), 'its child to be killed')
         self.assertIn('has failed for host compute1 (-9)', self.log.output)
+
+    def test_of_very_many_hosts_some_come_next_time(self):
+        hosts = {f'uuid-{number}': f'compute{number}'
+                 for number in range(40)}
+        ready = self.run_for('exit 0', hosts)
+        self.assertEqual(32, len(ready))
+        self.assertEqual(8, len(self.run_for('exit 0', {
+            uuid: hosts[uuid] for uuid in hosts.keys() - ready})))
 
     def test_one_that_is_not_there(self):
         self.assertEqual(set(), self.run_command('/nowhere/command'))

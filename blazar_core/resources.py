@@ -31,6 +31,7 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
@@ -112,14 +113,24 @@ class Kind(abc.ABC):
         """
         return ()
 
+    @property
+    def cleaning_seconds(self) -> int:
+        """How long it takes, at most, to ask for some hosts to be cleaned.
+
+        So long nobody else asks for them.
+        """
+        return 0
+
     def clean(self, reserved: Reserved, hosts: ty.Collection[str],
-              ) -> ty.Collection[str]:
+              deadline: clouds.Deadline) -> ty.Collection[str]:
         """Make hosts ready for the next one; none of :meth:`guests` is left.
 
         Called again, after a pause, for those that are not ready yet.
 
-        :param hosts: the uuids of those that are to be made ready
-        :returns: the uuids of those that are
+        :param hosts: the uuids of some that are to be made ready
+        :param deadline: nothing may begin after that: they may be somebody
+            else's
+        :returns: the uuids of those that are ready
         """
         return hosts
 

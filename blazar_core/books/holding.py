@@ -23,9 +23,15 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import ledger
+from blazar_core.common import model
 from blazar_core.db import models
 
-__all__ = ['InUse', 'give_back', 'hand_over', 'holds']
+__all__ = ['InUse', 'give_back', 'hand_over', 'holds', 'overdue']
+
+
+#: What is said of a host that a reservation leaves, and not of the next one.
+_NOT_LEFT = dict.fromkeys((
+    'emptied_at', 'cleaning_until', 'cleaned_at', 'overdue_at'))
 
 
 class InUse(Exception):
@@ -64,7 +70,7 @@ def hand_over(session: orm.Session, now: int,
         holder = bookings[host.id].reservation_id
         if host.held_by != holder:
             ledger.advance(session.connection(), now, [host], {},
-                           held_by=holder, updated_at=now)
+                           held_by=holder, updated_at=now, **_NOT_LEFT)
             bookings[host.id].placed_at = now
             session.expire(host)
 
@@ -75,6 +81,24 @@ def holds(session: orm.Session,
     whole = [one.id for one in reservations if one.whole]
     return bool(whole) and session.scalars(sa.select(models.Host.id).where(
         models.Host.held_by.in_(whole)).limit(1)).first() is not None
+
+
+def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
+    """A lease that ends has hosts for longer than it should: from now on
+    nobody reserves them until they are given back. Safe to repeat.
+
+    :raises LostRace: when somebody else decided about one meanwhile
+    """
+    whole = [one.id for one in lease.reservations if one.whole]
+    if not whole or now < ledger.OVERDUE + lease.booked(model.Window(
+            lease.start_date, lease.end_date)).end:
+        return
+    for host in session.scalars(sa.select(models.Host).where(
+            models.Host.held_by.in_(whole),
+            models.Host.overdue_at.is_(None)).order_by(models.Host.id)):
+        ledger.advance(session.connection(), now, [host], {},
+                       overdue_at=now, updated_at=now)
+        session.expire(host)
 
 
 def give_back(session: orm.Session, now: int,
@@ -89,6 +113,6 @@ def give_back(session: orm.Session, now: int,
             models.Host.held_by.in_(reservation_ids)).order_by(
                 models.Host.id)):
         ledger.advance(session.connection(), now, [host], {},
-                       held_by=None, emptied_at=None, cleaned_at=None,
-                       recheck_at=now, updated_at=now)
+                       held_by=None, recheck_at=now, updated_at=now,
+                       **_NOT_LEFT)
         session.expire(host)

@@ -68,7 +68,7 @@ _CONFIRM = sa.update(_HOSTS).where(
 HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
-    _HOSTS.c.properties, _HOSTS.c.enrolment, _HOSTS.c.reservable,
+    _HOSTS.c.properties, _HOSTS.c.enrolment, ledger.RESERVABLE,
     _HOSTS.c.extra, _HOSTS.c.held_by).order_by(_HOSTS.c.id)
 
 

@@ -47,7 +47,8 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Edit', 'Full', 'NewBooking', 'OVERDUE', 'SEEN', 'SHARED', 'Seen',
+__all__ = ['Edit', 'Full', 'NewBooking', 'OVERDUE', 'RESERVABLE', 'SEEN',
+           'SHARED', 'Seen',
            'add', 'advance', 'amend', 'decide', 'follow', 'in_the_way',
            'new_of', 'occupied', 'trim']
 
@@ -288,8 +289,12 @@ _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
 _CHANGES = models.Change.__table__
 
+#: Whether whole hosts may be reserved of it, as far as its row says: not
+#: while nobody knows when who has it now will be gone.
+RESERVABLE = sa.case((_HOSTS.c.overdue_at.is_not(None), sa.false()),
+                     else_=_HOSTS.c.reservable).label('reservable')
 SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
-        _HOSTS.c.enrolment, _HOSTS.c.reservable)
+        _HOSTS.c.enrolment, RESERVABLE)
 _ALONE = sa.select(*SEEN).where(_HOSTS.c.id.in_(
     sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
 _WITH_BOOKINGS = _ALONE.add_columns(

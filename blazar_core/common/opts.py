@@ -64,7 +64,7 @@ OPTS: list[cfg.Opt] = [
              'their owners like, and nobody else gets these hosts before; '
              'all other servers are deleted.'),
     cfg.IntOpt(
-        'grace_period', default=0, min=0,
+        'grace_period', default=0, min=0, max=2592000,
         help='Seconds for which the servers of a lease are left alone after '
              'its end, where the request says nothing. Nobody else gets their '
              'room before. The notification lease.event.grace_period says '
@@ -192,7 +192,8 @@ DATABASE_OPTS: list[cfg.Opt] = [
 ENFORCEMENT_OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'max_lease_duration', default=365 * 86400, min=-1,
-        help='Seconds that a lease may last from its start to its end.'),
+        help='Seconds that a lease may last from its start to its end, with '
+             'its grace period.'),
     cfg.IntOpt(
         'max_lease_ahead', default=365 * 86400, min=-1,
         help='Seconds from when a lease is asked for until its start.'),

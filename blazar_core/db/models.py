@@ -225,8 +225,10 @@ class Host(Base):
     ``extra`` what its operator says of it beside ``properties``. ``held_by``
     is the reservation that has all of it now: what runs there runs within
     that, and is no usage. ``emptied_at`` is since when nobody is there any
-    more of a lease that is over, and ``cleaned_at`` when it was ready for the
-    next one.
+    more of a lease that is over, ``cleaning_until`` until when somebody is at
+    it to clean it, and ``cleaned_at`` when it was ready for the next lease.
+    ``overdue_at`` is since when it is not known when that one will give it
+    back: it is not reserved again before.
     """
 
     __tablename__ = 'hosts'
@@ -252,7 +254,9 @@ class Host(Base):
     held_by: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(36), index=True)
     emptied_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    cleaning_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     cleaned_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    overdue_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
     recheck_at: orm.Mapped[int | None] = orm.mapped_column(
         sa.BigInteger, index=True)

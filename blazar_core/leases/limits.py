@@ -65,6 +65,8 @@ class Asked:
     """A lease that somebody wants to make or change, as it would be then.
 
     :ivar project_id: whose lease it is, whoever asks; so is ``user_id``
+    :ivar window: how long it takes its room
+    :ivar cleaning_time: for how much of that it takes it for others
     :ivar servers: how many servers are in it
     :ivar resources: of all of its servers together
     :ivar lease_id: the lease that would be changed; None: a new one
@@ -88,6 +90,7 @@ class Asked:
     current: dict[str, ty.Any] | None = None
     held: bool = True
     server_ids: tuple[str, ...] = ()
+    cleaning_time: int = 0
 
 
 #: Somebody else who is asked, and raises when he says no.
@@ -208,7 +211,8 @@ class Limits:
             amounts = usage.Amounts(
                 {name: found.own[name] for name in amounts})
         return usage.Amounts({
-            _DURATION: asked.window.end - asked.window.start,
+            _DURATION: asked.window.end - asked.window.start - (
+                asked.cleaning_time),
             _AHEAD: asked.window.start - self._clock.now(), _LEASES: 1,
             _HELD: asked.servers if asked.held else 0, **amounts})
 
@@ -308,9 +312,13 @@ class Limits:
             # With this one, which matters to nobody: it does not get more.
             found.others[_LEASES] = row.leases
             if row.amount:
+                # Nobody knows when it goes that should have gone by now.
+                overdue = row.placed_at is not None and (
+                    row.end_date + ledger.OVERDUE <= now)
                 found.uses.append(usage.Use(
-                    ledger.occupied(row.start_date, row.end_date,
-                                    row.placed_at, now),
+                    ledger.occupied(
+                        row.start_date, model.FOREVER if overdue
+                        else row.end_date, row.placed_at, now),
                     amounts, bool(row.own), row.user_id))
             if row.server_id is not None:
                 found.servers.append((row.user_id, quotas.Server(

@@ -78,7 +78,8 @@ def books_of(project_id: str, lease_id: str | None,
                 else_=sa.cast(models.Booking.resources, sa.Text)
                 ).label('kind'),
         models.Lease.user_id, models.Lease.start_date.label('first_date'),
-        models.Lease.end_date.label('last_date'), models.Booking.start_date,
+        (models.Lease.end_date + models.Lease.grace_period).label(
+            'last_date'), models.Booking.start_date,
         models.Booking.end_date, models.Booking.placed_at,
         models.Booking.server_id)
     return sa.select(

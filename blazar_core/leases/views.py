@@ -285,7 +285,7 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
         'project_id': lease.project_id, 'user_id': lease.user_id,
         **{name: getattr(lease, name) for name in (
             'start_date', 'end_date', 'before_end_date', 'on_end',
-            'grace_period', 'created_at', 'updated_at')},
+            'grace_period', 'cleaning_time', 'created_at', 'updated_at')},
         'reservations': reservations,
         'events': [{name: getattr(event, name) for name in (
             'id', 'lease_id', 'event_type', 'time', 'status', 'created_at',

@@ -16,9 +16,13 @@ It begins when nobody is there any more, and until it is over the reservation
 holds its hosts: their room is free when they really are.
 """
 
+import typing as ty
+
 import sqlalchemy as sa
 
+from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import facts
@@ -27,7 +31,27 @@ from blazar_core import resources
 
 __all__ = ['Cleaning']
 
+#: Hosts of a reservation that are cleaned in one go: the others come next, so
+#: that nobody waits for long who has a lease to start.
+MOST = 32
+#: Seconds in which it has to begin once it is written down that it does.
+_SOON = 20
+
 _HOST = models.Host.__table__.c
+
+
+class _Held(ty.NamedTuple):
+    """What there is to know of the hosts of a reservation.
+
+    :ivar dirty: how many of them are not clean
+    :ivar mine: the uuids of those that are to be cleaned now
+    :ivar left: seconds for which the others have to be nobody's yet
+    """
+
+    hosts: int
+    dirty: int
+    mine: set[str]
+    left: int
 
 
 class Cleaning:
@@ -39,56 +63,95 @@ class Cleaning:
 
     def clean(self, kind: resources.Kind, reserved: resources.Reserved,
               ) -> facts.Outcome:
-        """Have the hosts of a reservation cleaned on which nobody is any
-        more; safe to repeat.
+        """Have the hosts of a reservation cleaned whose lease ends, and on
+        which nobody is any more; safe to repeat.
 
-        What was said to be clean once is not cleaned again; who dies before
-        he has written that down has it asked once more.
+        No two are at a host at the same time. What was said to be clean once
+        is not cleaned again; who dies before he has written that down has it
+        asked once more.
 
         :returns: when to look again; None when all of them are clean
         :raises Exception: what the resource type raises
         """
-        if not kind.has_hosts:
+        if not kind.has_hosts or not reserved.lease_id:
             return None
-        rows = self._database.retried(self._begin, reserved.id)
-        dirty = {row.uuid for row in rows if row.cleaned_at is None}
+        deadline = clouds.Deadline(self._clock, _SOON)
+        held = self._database.retried(
+            self._begin, reserved, kind.cleaning_seconds)
+        clean: set[str] = set()
+        if held.mine:
+            try:
+                clean = held.mine.intersection(
+                    kind.clean(reserved, held.mine, deadline))
+                steps.reached(steps.Step.END_CLEANED, reserved.lease_id)
+            finally:
+                self._database.retried(
+                    self._keep, reserved.id, held.mine, clean)
+        dirty = held.dirty - len(clean)
         if dirty:
-            clean = dirty.intersection(kind.clean(reserved, dirty))
-            steps.reached(steps.Step.END_CLEANED, reserved.lease_id)
-            if clean:
-                self._database.retried(self._keep, reserved.id, clean)
-            if dirty - clean:
-                return facts.Later(
-                    facts.AWAY, f'of {len(rows)} hosts {len(dirty - clean)} '
-                    f'are not clean yet', 0 if clean else facts.LONGEST_WAIT)
-        left = max((row.emptied_at for row in rows), default=0) + (
-            self._time_of(reserved.lease_id)) - self._clock.now()
-        return facts.Later(
-            left, f'its hosts are being cleaned for {left} s yet',
-        ) if rows and left > 0 else None
+            return facts.Later(
+                facts.AWAY, f'{dirty} of its {held.hosts} hosts are not clean '
+                f'yet', 0 if clean else facts.LONGEST_WAIT)
+        if held.left > 0:
+            return facts.Later(held.left, 'its hosts are nobody\'s for '
+                               f'{held.left} s yet')
+        return None
 
-    def _begin(self, reservation_id: str) -> list[sa.Row[tuple[
-            str, int, int | None]]]:
-        """The hosts that a reservation holds, and since when they are empty.
-        """
+    def soil(self, kind: resources.Kind, reserved: resources.Reserved,
+             ) -> None:
+        """Somebody is there, or has come back: nothing is clean."""
+        if kind.has_hosts:
+            self._database.retried(self._soil, reserved.id)
+
+    def _soil(self, reservation_id: str) -> None:
         with self._database.writer() as session:
             session.execute(
                 sa.update(models.Host)
                 .where(_HOST.held_by == reservation_id,
-                       _HOST.emptied_at.is_(None))
-                .values(emptied_at=self._clock.now()))
-            return list(session.execute(
-                sa.select(_HOST.uuid, _HOST.emptied_at, _HOST.cleaned_at)
-                .where(_HOST.held_by == reservation_id)).tuples())
+                       _HOST.emptied_at.is_not(None))
+                .values(emptied_at=None, cleaned_at=None))
 
-    def _keep(self, reservation_id: str, clean: set[str]) -> None:
+    def _begin(self, reserved: resources.Reserved, seconds: int) -> _Held:
+        """Take what nobody is cleaning; those that were not asked for longest
+        come first.
+        """
+        now = self._clock.now()
         with self._database.writer() as session:
-            session.execute(
-                sa.update(models.Host)
-                .where(_HOST.held_by == reservation_id, _HOST.uuid.in_(clean))
-                .values(cleaned_at=self._clock.now()))
+            lease = api.locked(session, reserved.lease_id)
+            if lease.status not in states.ENDING:
+                # What could not start was not used.
+                return _Held(0, 0, set(), 0)
+            connection = session.connection()
+            held = _HOST.held_by == reserved.id
+            connection.execute(
+                sa.update(models.Host.__table__)
+                .where(held, _HOST.emptied_at.is_(None))
+                .values(emptied_at=now))
+            rows = connection.execute(
+                sa.select(_HOST.id, _HOST.uuid, _HOST.emptied_at,
+                          _HOST.cleaning_until, _HOST.cleaned_at)
+                .where(held).order_by(_HOST.id)).all()
+            dirty = [row for row in rows if row.cleaned_at is None]
+            mine = sorted(
+                (row for row in dirty if (row.cleaning_until or 0) <= now),
+                key=lambda row: (row.cleaning_until or 0, row.id))[:MOST]
+            connection.execute(
+                sa.update(models.Host.__table__)
+                .where(_HOST.id.in_([row.id for row in mine]))
+                .values(cleaning_until=now + _SOON + seconds))
+            return _Held(
+                len(rows), len(dirty), {row.uuid for row in mine},
+                max(row.emptied_at for row in rows) + lease.cleaning_time - now
+                if rows else 0)
 
-    def _time_of(self, lease_id: str) -> int:
-        with self._database.reader() as session:
-            return session.scalar(sa.select(models.Lease.cleaning_time).where(
-                models.Lease.id == lease_id)) or 0
+    def _keep(self, reservation_id: str, mine: set[str], clean: set[str],
+              ) -> None:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            for uuids, values in (
+                    (mine - clean, {'cleaning_until': now}),
+                    (clean, {'cleaning_until': now, 'cleaned_at': now})):
+                session.execute(
+                    sa.update(models.Host)
+                    .where(_HOST.held_by == reservation_id,
+                           _HOST.uuid.in_(uuids)).values(**values))

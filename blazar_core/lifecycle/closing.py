@@ -33,18 +33,29 @@ __all__ = ['Closed', 'Closing']
 
 LOG = logging.getLogger(__name__)
 
+#: When to try again what has failed.
+_FAILED = facts.Later(facts.AWAY, facts.NOT_CLOSED, facts.LONGEST_PAUSE)
+
 
 class Closed(ty.NamedTuple):
     """Whether nobody can use a lease any more, and what is in the way.
 
     :ivar guests: servers that have to go first
-    :ivar unclean: when to look again whether hosts are clean; None: they are,
-        or it is not time for that yet
+    :ivar again: what else is, with when to look at it again
     """
 
-    done: bool
     guests: list[str]
-    unclean: facts.Outcome = None
+    again: list[facts.Later]
+
+    @property
+    def done(self) -> bool:
+        return not self.guests and not self.again
+
+    @property
+    def soonest(self) -> facts.Later:
+        """When to look again at the first of what is in the way."""
+        return min(self.again or [_FAILED],
+                   key=lambda one: (one.seconds, one.most))
 
 
 class Closing:
@@ -72,24 +83,21 @@ class Closing:
         """
         with self._database.reader() as session:
             over = self._types.reserved(session, api.found(session, lease_id))
-        closed = True
-        guests: list[str] = []
-        unclean: facts.Outcome = None
+        closed = Closed([], [])
         for kind, reserved in over:
             try:
                 one = self.shut(kind, reserved)
-                guests += one.guests
-                unclean = unclean or one.unclean
-                closed &= one.done
+                closed.guests.extend(one.guests)
+                closed.again.extend(one.again)
             except errors.CloudUnavailable as exc:
-                closed = False
+                closed.again.append(_FAILED)
                 LOG.warning('Lease %s: reservation %s could not be closed '
                             'yet: %s', lease_id, reserved.id, exc)
             except Exception:
-                closed = False
+                closed.again.append(_FAILED)
                 LOG.exception('Lease %s: reservation %s could not be closed '
                               'yet', lease_id, reserved.id)
-        return Closed(closed, guests, unclean)
+        return closed
 
     def shut(self, kind: resources.Kind, reserved: resources.Reserved,
              ) -> Closed:
@@ -98,12 +106,14 @@ class Closing:
 
         :raises Exception: what its type raises
         """
-        guests = list(kind.guests(reserved))
-        unclean = None if guests else self._cleaning.clean(kind, reserved)
-        done = not guests and unclean is None
-        if done:
+        closed = Closed([*kind.guests(reserved)], [])
+        if closed.guests:
+            self._cleaning.soil(kind, reserved)
+        elif (again := self._cleaning.clean(kind, reserved)) is not None:
+            closed.again.append(again)
+        if closed.done:
             kind.end(reserved)
-        return Closed(done, guests, unclean)
+        return closed
 
     def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
         """A lease without servers is over; returns whether it is.
@@ -119,8 +129,7 @@ class Closing:
                     lease.status != states.Lease.TERMINATING and
                     facts.bookings(lease)):
                 return False
-            if lease.status_reason in facts.PASSING:
-                lease.status_reason = ''
+            lease.status_reason = facts.lasting(lease.status_reason)
             described = transitions.finish(session, lease, self._clock.now())
         steps.reached(steps.Step.END_OVER, lease_id)
         LOG.info('Lease %s is over', lease_id)

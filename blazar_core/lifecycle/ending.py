@@ -36,6 +36,9 @@ __all__ = ['Ending']
 
 LOG = logging.getLogger(__name__)
 
+#: Of the servers that an end waits for, so many are named.
+_SHOWN = 5
+
 
 class _Begun(ty.NamedTuple):
     """An end that has begun: what is done to servers.
@@ -146,22 +149,26 @@ class Ending:
         ends_of = begun.servers | dict.fromkeys(closed.guests, begun.others)
         if ends_of and begun.grace > 0:
             self._give_grace(lease_id)
-            return facts.Later(begun.grace, facts.GRACE)
+            return facts.Later(
+                min(begun.grace, facts.LONGEST_PAUSE), facts.GRACE)
         credential = self._closing.credential(lease_id) if ends_of else None
         waiting = [server_id for server_id, policy in ends_of.items()
                    if not self._is_over(
                        lease_id, server_id, policy, credential)]
         if waiting:
+            if closed.guests:
+                self._database.retried(
+                    self._explain, lease_id, facts.LEFT
+                    if begun.others.for_guests else '')
             return facts.Later(
-                facts.AGAIN, 'not over yet: ' + ', '.join(waiting),
-                facts.LONGEST_PAUSE)
-        if closed.unclean is not None:
-            self._database.retried(self._explain, lease_id, facts.CLEANING)
-            return closed.unclean
+                facts.AGAIN, f'{len(waiting)} servers are not over yet: '
+                f'{", ".join(waiting[:_SHOWN])}', facts.LONGEST_PAUSE)
         if not closed.done:
-            self._database.retried(self._explain, lease_id, facts.NOT_CLOSED)
-            return facts.Later(facts.AWAY, facts.NOT_CLOSED,
-                               facts.LONGEST_PAUSE)
+            again = closed.soonest
+            self._database.retried(
+                self._explain, lease_id, facts.NOT_CLOSED
+                if again.why == facts.NOT_CLOSED else facts.CLEANING)
+            return again
         if not self._database.retried(
                 self._closing.finish_if_empty, lease_id, closed=True):
             return facts.Later(facts.AGAIN, 'another server has come')
@@ -171,7 +178,7 @@ class Ending:
         """Tell once that the servers of a lease have some time left."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            said = lease.status_reason == facts.GRACE
+            said = lease.status_reason.endswith(facts.GRACE)
             described = views.describe(lease)
         if not said:
             LOG.info('Lease %s is over; its servers come to their end in its '
@@ -184,9 +191,10 @@ class Ending:
         """Say in a lease why it is not over."""
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status == states.Lease.TERMINATING and (
-                    lease.status_reason in facts.PASSING):
-                lease.status_reason = why
+            if lease.status == states.Lease.TERMINATING:
+                lease.status_reason = (
+                    f'{facts.lasting(lease.status_reason)} {why}').strip()
+                holding.overdue(session, self._clock.now(), lease)
 
     def _is_over(self, lease_id: str, server_id: str,
                  policy: ends.EndPolicy, credential: str | None) -> bool:

@@ -28,11 +28,11 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'LONGEST_PAUSE',
+__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'LEFT', 'LONGEST_PAUSE',
            'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED', 'NOT_FREE',
-           'Outcome', 'PASSING', 'apart',
+           'Outcome', 'apart',
            'booking_of', 'bookings', 'comes_first', 'failures',
-           'is_building', 'is_unsettled', 'pause', 'put_off',
+           'is_building', 'is_unsettled', 'lasting', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
 
 LOG = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ NOT_CLOSED = 'What was reserved could not be closed yet; it is tried again.'
 GRACE = 'Its servers come to their end when its grace period is over.'
 #: What one says whose hosts are not ready for others yet.
 CLEANING = 'Its hosts are being cleaned.'
-#: What is not said any more when a lease is over.
-PASSING = ('', NOT_FREE, NOT_CLOSED, GRACE, CLEANING)
+#: What one says whose servers may stay as long as they like.
+LEFT = 'Its hosts are given back when the servers there have gone.'
 
 Lease: ty.TypeAlias = dict[str, ty.Any]
 
@@ -116,6 +116,13 @@ def is_building(lease: models.Lease) -> bool:
     """Whether of the servers that were sent some are not settled yet."""
     return any(is_unsettled(booking) and booking.sent_at is not None
                for booking in bookings(lease))
+
+
+def lasting(reason: str) -> str:
+    """What is still said of a lease when it waits for nothing any more."""
+    for passing in (NOT_FREE, NOT_CLOSED, GRACE, LEFT, CLEANING):
+        reason = reason.removesuffix(passing).strip()
+    return reason
 
 
 def reservation_status(reservation: models.Reservation) -> str:

@@ -128,7 +128,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
                 _text(values, 'on_end', defaults.ends[0]), defaults),
             starts_now=start == now,
             grace_period=lease_params.grace_of(values.get(
-                'grace_period', defaults.grace_period), window)),
+                'grace_period', defaults.grace_period))),
         _reservations(values),
         None if offer is None else inputs.integer(
             offer, 'offer_seconds', *OFFER))

@@ -165,7 +165,8 @@ class Changes:
                 on_end=lease['on_end'], starts_now=False,
                 grace_period=lease['grace_period']),
             tuple(change.reservations.get(one['id']) or making.NewReservation(
-                model.Demand(one['resources'], one['amount']),
+                model.Demand(one['resources'], one['amount'],
+                             cleaning_time=lease['cleaning_time']),
                 resource_type=one['resource_type'], params=one['params'])
                 for one in lease['reservations']))
         bodies.check_total(

@@ -205,7 +205,7 @@ class Leases:
         else:
             found, more = self._parts.leases.making.availability(
                 dataclasses.replace(new.demand, count=requests.MAX_AMOUNT),
-                window, duration, most)
+                window, duration + self._defaults.grace_period, most)
         return 200, {
             'availability': [
                 {'start_date': clocks.iso(time), 'fits': fits,

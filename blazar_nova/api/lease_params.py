@@ -54,6 +54,8 @@ SERVICE_PREFIX = 'blazar'
 
 MAX_BYTES = 16 * 1024
 MAX_NAME = 255
+#: Seconds; 30 days.
+MAX_GRACE = 2592000
 
 
 _EXAMPLE = '{"start": "now", "duration": "2h"}'
@@ -283,7 +285,7 @@ def _request(params: _Object, start: int, end: int, now: int,
                          defaults),
         starts_now=start == now,
         grace_period=grace_of(params.get(
-            'grace_period', defaults.grace_period), window))
+            'grace_period', defaults.grace_period)))
 
 
 def _end(params: _Object, start: int, now: int) -> int:
@@ -432,13 +434,12 @@ def on_end_of(value: str, defaults: Defaults) -> str:
     return value
 
 
-def grace_of(value: object, window: model.Window) -> int:
-    """For how long servers are left alone after the end of a lease.
+def grace_of(value: object) -> int:
+    """For how many seconds servers are left alone after the end of a lease.
 
     :param value: seconds, or a duration
-    :raises InvalidLeaseParams: when it is neither, or leads too far
+    :raises InvalidLeaseParams: when it is neither, or too long
     """
-    most = dates.LATEST - 1 - window.end
     if isinstance(value, str) and not value.strip().isdigit():
         value = dates.parse_duration(value)
-    return inputs.integer(value, 'grace_period', 0, most)
+    return inputs.integer(value, 'grace_period', 0, MAX_GRACE)

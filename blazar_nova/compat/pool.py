@@ -120,6 +120,7 @@ def join(host: Member) -> None:
 def _join(host: Member) -> None:
     context = nova_context.get_admin_context()
     isolated = _isolated(context)
+    _make_traits(_TRAIT)
     _change_traits(host.uuid, add=[_TRAIT])
     _add(context, isolated, host)
     answer = hosts.ask_placement(
@@ -183,11 +184,14 @@ def open_to(reservation_id: str, project_id: str,
         own = nova_context.get_admin_context()
         # First: whoever gives back what is half open looks there.
         _add(own, aggregate, host)
-        # What somebody took out of the pool meanwhile is put back.
-        _add(own, isolated, host)
+        if host.service_host not in isolated.hosts:
+            # Somebody has taken it out of the pool.
+            _add(own, isolated, host)
         _change_traits(host.uuid, add=[_TRAIT, trait])
-        _remove(own, freepool, host)
+        if host.service_host in freepool.hosts:
+            _remove(own, freepool, host)
 
+    _make_traits(_TRAIT, trait)
     _for_each(reservation_id, 'opened', come, members)
     _clear(reservation_id, {host.service_host for host in members})
 
@@ -534,6 +538,12 @@ def _trait_of(reservation_id: str) -> str:
     return 'CUSTOM_BLAZAR_' + reservation_id.replace('-', '_').upper()
 
 
+def _make_traits(*names: str) -> None:
+    """Have placement know some traits."""
+    for name in names:
+        hosts.tell_placement('put', f'/traits/{name}')
+
+
 def _change_traits(uuid: str, add: ty.Collection[str] = (),
                    remove: ty.Collection[str] = ()) -> None:
     """Give a provider traits, or take some from it.
@@ -552,8 +562,6 @@ def _change_traits(uuid: str, add: ty.Collection[str] = (),
         wanted = (there | set(add)) - set(remove)
         if wanted == there:
             return
-        for trait in wanted - there:
-            hosts.tell_placement('put', f'/traits/{trait}')
         if hosts.tell_placement('put', url, {
                 'traits': sorted(wanted), 'resource_provider_generation':
                 now['resource_provider_generation']}):

@@ -22,7 +22,6 @@ from blazar_core.books import admission as admissions
 from blazar_core.books import strategies
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
-from blazar_core.common import model
 from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import migration
@@ -42,6 +41,7 @@ from blazar_nova.parts import answers
 from blazar_nova.parts import credentials
 from blazar_nova.parts import ends
 from blazar_nova.parts import external
+from blazar_nova.resources import cleaning
 from blazar_nova.resources import types as resource_types
 
 __all__ = ['Parts', 'asked_of', 'assemble', 'compare_settings',
@@ -91,6 +91,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     cloud = nova_servers.NovaCloud(trusts)
     outside = external.External(conf, trusts.place)
     types = resource_types.types(servers.Servers(books))
+    cleaning.command_of(conf.blazar)
     words = answers.Answers(types)
 
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
@@ -114,12 +115,12 @@ def asked_of(new: making.NewLease, held: bool, available: resources.Types,
     """What a new lease takes of the limits."""
     request = new.request
     return limits.Asked(
-        new.project_id, new.user_id, model.Window(
-            request.window.start, request.window.end + request.grace_period),
+        new.project_id, new.user_id, new.booked,
         sum(one.demand.count for one in new.reservations if available.of(
             one.resource_type, one.params is None).for_servers),
         making.total(new.demands),
-        held=held, server_ids=tuple(new.server_ids), described={
+        held=held, cleaning_time=new.cleaning_time,
+        server_ids=tuple(new.server_ids), described={
             'name': request.name, 'project_id': new.project_id,
             'user_id': new.user_id,
             'start_date': clocks.iso(request.window.start),

@@ -15,6 +15,7 @@
 import re
 import typing as ty
 
+from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
@@ -22,7 +23,7 @@ from blazar_core.common import properties
 from blazar_core.leases import requests
 from blazar_core import resources
 from blazar_nova.compat import demand as demands
-from blazar_nova.compat import hosts
+from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import service
 from blazar_nova.resources import cleaning
@@ -109,10 +110,18 @@ class PhysicalHosts(resources.ResourceType):
         return pool.guests({
             *_members(reserved), *pool.members_of(reserved.id)}, reserved.id)
 
+    @property
+    def cleaning_seconds(self) -> int:
+        return cleaning.LAST + ty.cast(
+            int, service.CONF.blazar.cleaning_timeout)
+
     def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
-              ) -> ty.Collection[str]:
-        return cleaning.run(service.CONF.blazar, reserved, {
-            uuid: reserved.services[uuid] for uuid in hosts})
+              deadline: clouds.Deadline) -> ty.Collection[str]:
+        there = {uuid: reserved.services[uuid] for uuid in hosts
+                 if nova_hosts.on_service_host(reserved.services[uuid])}
+        # Nobody gets a host that Nova does not have any more.
+        return set(hosts) - there.keys() | cleaning.run(
+            service.CONF.blazar, reserved, there, deadline)
 
     def end(self, reserved: resources.Reserved) -> None:
         pool.close(reserved.id)
@@ -160,8 +169,8 @@ def _existing(traits: ty.Collection[str]) -> set[str]:
     """
     asked = [one for one in traits if _TRAIT.fullmatch(one) and
              not one.startswith('CUSTOM_BLAZAR_')]
-    answer = hosts.ask_placement('/traits?name=in:' + ','.join(asked)
-                                 ) if asked else None
+    answer = nova_hosts.ask_placement(
+        '/traits?name=in:' + ','.join(asked)) if asked else None
     return set((answer or {}).get('traits', ()))
 
 

@@ -19,6 +19,8 @@ import json
 import os
 import pydoc
 import stat
+import time
+import typing as ty
 
 import fixtures
 from nova.compute import api as compute_api
@@ -26,6 +28,9 @@ from nova import context as nova_context
 from nova import objects
 from nova.scheduler.client import report
 from oslo_utils.fixture import uuidsentinel as uuids
+from oslo_utils import timeutils
+from oslo_utils import uuidutils
+import testtools
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -696,6 +701,7 @@ class TestAsking(HostsTestCase):
         zone.create()
         api = compute_api.AggregateAPI()
         api.add_host_to_aggregate(context, zone.id, 'host2')
+        pool._make_traits('CUSTOM_RACK')
         for uuid in (one.uuid for one in nova_hosts.all_hosts()[0]):
             pool._change_traits(uuid, add=['CUSTOM_RACK'])
         for params, expected in (
@@ -761,6 +767,75 @@ class TestAsking(HostsTestCase):
         self.assertEqual(('NO_ROOM', 0), (
             error['error_name'], error['fits_now']))
         self.assertEqual(lease['end_date'], error['next_start'])
+
+
+class TestMany(HostsTestCase):
+    """More hosts than are seen to at a time; as many as BLAZAR_HOSTS says.
+
+    They are rows in Nova and placement, without a nova-compute.
+    """
+
+    hosts: ty.ClassVar[dict[str, nova_box.Capacity]] = {}
+    more_conf = '[enforcement]\nmax_reserved_hosts_per_project = -1\n'
+    COUNT = int(os.environ.get('BLAZAR_HOSTS', '12'))
+    TIMEOUT_SCALING_FACTOR = max(1, COUNT // 50)
+
+    def add_hosts(self):
+        context = nova_context.get_admin_context()
+        mapping = self.cell_mappings['cell1']
+        client = report.report_client_singleton()
+        for number in range(self.COUNT):
+            name, uuid = f'many{number}', uuidutils.generate_uuid()
+            with nova_context.target_cell(context, mapping) as cell:
+                objects.Service(
+                    context=cell, host=name, binary='nova-compute',
+                    topic='compute',
+                    last_seen_up=timeutils.utcnow()).create()
+                objects.ComputeNode(
+                    context=cell, host=name, uuid=uuid,
+                    hypervisor_hostname=name, hypervisor_type='fake',
+                    hypervisor_version=1, vcpus=8, vcpus_used=0,
+                    memory_mb=4096, memory_mb_used=0, local_gb=100,
+                    local_gb_used=0, cpu_info='', numa_topology=None,
+                    mapped=1).create()
+            objects.HostMapping(context=context, cell_mapping=mapping,
+                                host=name).create()
+            client.post('/resource_providers', {'name': name, 'uuid': uuid},
+                        version='1.20')
+            client.put(f'/resource_providers/{uuid}/inventories', {
+                'resource_provider_generation': 0, 'inventories': {
+                    'VCPU': {'total': 8}, 'MEMORY_MB': {'total': 4096},
+                    'DISK_GB': {'total': 100}}}, version='1.20')
+
+    def test_each_costs_as_much_as_one(self):
+        self.add_hosts()
+        self.look()
+        self.enrol(*(f'many{number}' for number in range(self.COUNT)))
+        wanted = self.COUNT // 6
+        lease = self.make(reservations=[
+            self.hosts_wanted(wanted, wanted)])
+        self.look()
+        asked = []
+        for name in ('ask_placement', 'tell_placement'):
+            real = getattr(nova_hosts, name)
+            self.useFixture(fixtures.MonkeyPatch(
+                f'blazar_nova.compat.hosts.{name}',
+                lambda *args, real=real: (
+                    asked.append(args), real(*args))[1]))
+        began = time.monotonic()
+        self.run_until(clocks.SystemClock().now())
+        took = time.monotonic() - began
+        lease = self.get(lease)
+        self.assertEqual('ACTIVE', lease['status'])
+        there = self.aggregates()
+        self.assertEqual(wanted, len(there[lease['reservations'][0]['id']]))
+        self.assertEqual(self.COUNT - wanted, len(there['freepool']))
+        self.assertEqual(self.COUNT, len(there['blazar_pool']))
+        self.addDetail('figures', testtools.content.text_content(
+            f'{wanted} of {self.COUNT} hosts: {took:.1f} s, '
+            f'{len(asked)} requests to placement'))
+        # To read what traits a host has, and to write what it has then.
+        self.assertLessEqual(len(asked), 2 * wanted + 5)
 
 
 class TestVerify(HostsTestCase):

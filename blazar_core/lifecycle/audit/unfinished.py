@@ -31,6 +31,7 @@ from blazar_core.lifecycle.audit.differences import Mend
 from blazar_core.lifecycle.audit.differences import named
 from blazar_core.lifecycle.audit.differences import STUCK
 from blazar_core.lifecycle.audit.differences import when
+from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lifecycle
 
 __all__ = ['OPEN', 'Unfinished']
@@ -221,11 +222,15 @@ class Unfinished:
         end = lease.events.get(states.EventType.END)
         if row.status == states.Lease.TERMINATING and (
                 row.updated_at + row.grace_period + row.cleaning_time
-                < latest):
+                < latest) and not row.status_reason.endswith(facts.LEFT):
+            cleaning = row.status_reason.endswith(facts.CLEANING)
             yield Difference(
                 ('ending', row.id),
                 f'{lease.title} is TERMINATING since {when(row.updated_at)}: '
-                f'{lease.servers} of its servers are not gone.',
+                + ('its hosts are not clean yet.' if cleaning else
+                   f'{lease.servers} of its servers are not gone.'),
+                'see what blazar-listener has logged of cleaning_command'
+                if cleaning else
                 'see why Nova does not delete them; blazar-listener goes on '
                 'trying')
         elif row.status != states.Lease.TERMINATING and (

@@ -94,6 +94,19 @@ class TestGracePeriod(base.LeaseTestCase):
         self.assertEqual('TERMINATED', self.status(self.lease_))
         self.assertEqual('', self.reason(self.lease_))
 
+    def test_it_is_told_once_beside_what_else_is_said(self):
+        with self.database.writer() as session:
+            session.get(models.Lease, self.lease_['id']).status_reason = (
+                'Could not be built: x.')
+        for time in (100, 120):
+            self.run_at(time)
+            self.lifecycle.ending.end(self.lease_['id'], when_due=True)
+        self.assertEqual(1, len(self.notices()))
+        self.assertEqual(f'Could not be built: x. {facts.GRACE}',
+                         self.reason(self.lease_))
+        self.run_at(150)
+        self.assertEqual('Could not be built: x.', self.reason(self.lease_))
+
     def test_who_has_no_server_any_more_needs_no_time(self):
         (server,) = base.servers_of(self.lease_)
         self.run_at(100)

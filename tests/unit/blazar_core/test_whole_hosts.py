@@ -14,6 +14,7 @@
 
 import typing as ty
 
+import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
@@ -35,6 +36,8 @@ from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import views
+from blazar_core.lifecycle import audit
+from blazar_core.lifecycle import cleaning
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import watch
@@ -97,7 +100,7 @@ class Machines(resources.ResourceType):
         self.start(reserved)
 
     def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
-              ) -> ty.Collection[str]:
+              deadline: clouds.Deadline) -> ty.Collection[str]:
         self.swept += sorted(hosts)
         return set(hosts) - self.dirty
 
@@ -307,6 +310,30 @@ class TestLimits(WholeHostsTestCase):
             '(max_reserved_hosts_per_project): its other leases have 2 at '
             'the same time, and this one asks for 2', str(exc))
 
+    def test_a_period_of_grace_is_as_long_as_the_lease_is_longer(self):
+        self.host('one', VCPU=4)
+        self.machines.cleaning_time = 60
+        lease = self.reserve(50, 1050, self.machines_of(
+            1, 1), request=self.request(50, 1050, grace_period=100))
+        self.books.conf.set_override(
+            'max_lease_duration', 500, 'enforcement')
+        limited = limits.Limits(self.books.conf, self.database, self.clock,
+                                serverless=['machine'])
+
+        def check(end, lease_id=lease['id']):
+            limited.check(limits.Asked(
+                'project', 'user', model.Window(NOW + 50, NOW + end + 160), 0,
+                {'HOST': 1}, lease_id=lease_id, resized=False,
+                cleaning_time=60))
+
+        # It takes no more than it has already.
+        check(1050)
+        check(1000)
+        exc = self.assertRaises(errors.LimitExceeded, check, 1051)
+        self.assertIn('this one would last 1101', str(exc))
+        check(450, None)
+        self.assertRaises(errors.LimitExceeded, check, 451, None)
+
 
 class TestHolding(WholeHostsTestCase):
 
@@ -491,6 +518,11 @@ class TestCleaning(WholeHostsTestCase):
         self.clock.advance(NOW + time - self.clock.now())
         self.engine.run_due()
 
+    def looked(self):
+        """The cloud was asked what is left on the hosts: nothing."""
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(recheck_at=None))
+
     def test_until_it_is_over_nobody_gets_the_hosts(self):
         lease, reservation_id = self.started(cleaning_time=60)
         for start in (100, 159):
@@ -566,6 +598,241 @@ class TestCleaning(WholeHostsTestCase):
         self.run_at(259)
         self.assertEqual('TERMINATING', self.status(lease))
         self.run_at(260)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_could_not_start_is_cleaned_when_it_was_used(self):
+        """It was given up, and started in the end."""
+        start, self.machines.start = self.machines.start, lambda _: 1 / 0
+        self.machines.cleaning_time = 600
+        lease = self.reserve_machines(0, 10_000, 2, 2)
+        self.engine.run_due()
+        self.lifecycle.starting.give_up(lease['id'], states.EventType.START)
+        self.assertEqual([], self.machines.swept)
+        self.assertEqual('ERROR', self.status(lease))
+        self.machines.start = start
+        self.looked()
+        second = self.reserve_machines(100, 10_000, 2, 2)
+        self.run_at(400)
+        self.assertEqual('ACTIVE', self.status(second))
+        self.run_at(10_000)
+        self.assertEqual(self.uuids, self.machines.swept)
+        self.assertEqual('TERMINATING', self.status(second))
+
+    def test_what_was_left_of_another_time_is_not_said_of_this_one(self):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                emptied_at=NOW, cleaned_at=NOW, cleaning_until=NOW))
+        self.started(cleaning_time=60)
+        self.run_at(100)
+        self.assertEqual(self.uuids, self.machines.swept)
+
+    def test_no_two_are_at_a_host(self):
+        """A lease is deleted while its hosts are cleaned."""
+        lease, _id = self.started()
+        clean, times = self.machines.clean, []
+
+        def slow(*args):
+            times.append(self.clock.now())
+            if len(times) == 1:
+                self.lifecycle.ending.delete(lease['id'])
+                self.new_engine('second').run_due()
+            return clean(*args)
+
+        self.machines.clean = slow
+        self.run_at(100)
+        self.assertEqual(1, len(times))
+        self.run_at(110)
+        self.assertEqual(['TERMINATED'], self.scalars(models.Lease.status))
+        self.assertEqual(self.uuids, self.machines.swept)
+
+    def test_who_stands_still_begins_nothing_any_more(self):
+        lease, _id = self.started()
+        clean, late = self.machines.clean, []
+
+        def frozen(reserved, hosts, deadline):
+            self.clock.advance(3600)
+            late.append(deadline.passed())
+            return ()
+
+        self.machines.clean = frozen
+        self.run_at(100)
+        self.assertEqual([True], late)
+        self.machines.clean = clean
+        self.run_at(4000)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_who_died_over_it_keeps_others_from_it_for_a_while(self):
+        lease, _id = self.started()
+        clean = self.machines.clean
+
+        def dies(*args):
+            raise SystemExit
+
+        self.machines.clean = dies
+        with fixtures.MockPatchObject(cleaning.Cleaning, '_keep'):
+            self.assertRaises(SystemExit, self.run_at, 100)
+        self.machines.clean = clean
+        self.clock.advance(5)
+        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertEqual([], self.machines.swept)
+        self.clock.advance(60)
+        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertEqual(self.uuids, self.machines.swept)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_of_many_those_that_waited_longest_come_first(self):
+        for number in range(8):
+            self.host(f'more{number}', VCPU=4)
+        lease = self.reserve_machines(0, 100, 10, 10)
+        self.engine.run_due()
+        self.machines.dirty = {*self.scalars(models.Host.uuid)}
+        self.useFixture(fixtures.MockPatchObject(cleaning, 'MOST', 4))
+        for time in range(100, 1000, 100):
+            self.run_at(time)
+            if len(self.machines.swept) >= 12:
+                break
+        self.assertEqual(self.machines.dirty, {*self.machines.swept})
+        self.assertLess(len(self.machines.swept), 2 * 10)
+        self.machines.dirty.clear()
+        for time in range(1000, 1400, 100):
+            self.run_at(time)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_reservation_does_not_put_off_another(self):
+        self.machines.cleaning_time = 3600
+        self.host('three', VCPU=4)
+        lease = self.reserve(
+            0, 100, self.machines_of(1, 1), self.machines_of(1, 1),
+            self.places())
+        self.engine.run_due()
+        first, second = sorted(one for uuids in self.machines.doors.values()
+                               for one in uuids)
+        self.machines.dirty = {second}
+        self.places_type.broken['end'] = errors.CloudUnavailable('away')
+        self.run_at(100)
+        self.machines.dirty.clear()
+        self.places_type.broken.clear()
+        self.run_at(120)
+        self.assertEqual([first, second, second], sorted(self.machines.swept))
+        self.assertEqual({}, self.places_type.open)
+        self.assertEqual('TERMINATING', self.status(lease))
+
+    def test_what_verify_says_of_it(self):
+        lease, reservation_id = self.started(on_end='recycle')
+        looking = audit.Audit(self.database, self.clock, self.lifecycle,
+                              self.vault.open, 60)
+        self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
+        self.cloud.servers[self.machines.full[reservation_id][0]] = (
+            clouds.Seen(base.State.RUNNING))
+        self.run_at(100)
+        self.assertEqual(facts.LEFT, self.reason(lease))
+        self.run_at(10_000)
+        self.assertEqual([], [*looking.differences()])
+        self.machines.full.clear()
+        self.machines.dirty = {*self.uuids}
+        self.run_at(11_000)
+        found, = looking.differences()
+        self.assertIn('its hosts are not clean yet', found.text)
+        self.assertIn('cleaning_command', found.remedy)
+
+    def test_nobody_reserves_what_does_not_come_back(self):
+        self.machines.enrolled = True
+        for name in ('one', 'two'):
+            self.enrol(name)
+        lease, reservation_id = self.started(on_end='recycle')
+        self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
+        self.cloud.servers[self.machines.full[reservation_id][0]] = (
+            clouds.Seen(base.State.RUNNING))
+        early = self.reserve_machines(150, 170)
+        self.run_at(100)
+        # It may be a matter of seconds.
+        self.lifecycle.ending.delete(self.reserve_machines(200, 300)['id'])
+        self.assertEqual('PENDING', self.status(early))
+        self.lifecycle.ending.delete(early['id'])
+        self.run_at(160)
+        for start in (200, 1000, 10_000):
+            self.assertRaises(errors.Refused, self.reserve_machines, start,
+                              start + 100)
+        self.host('three', VCPU=4)
+        self.enrol('three')
+        self.reserve_machines(200, 300)
+        self.machines.full.clear()
+        self.run_at(1000)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.reserve_machines(1000, 2000, 3, 3)
+
+    def test_who_keeps_hosts_has_them_by_the_limits_too(self):
+        self.books.conf.set_override(
+            'max_reserved_hosts_per_project', 2, 'enforcement')
+        limited = limits.Limits(self.books.conf, self.database, self.clock,
+                                serverless=['machine'])
+        _lease, reservation_id = self.started(on_end='recycle')
+        self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
+        self.cloud.servers[self.machines.full[reservation_id][0]] = (
+            clouds.Seen(base.State.RUNNING))
+        later = limits.Asked(
+            'project', 'user', model.Window(NOW + 1000, NOW + 2000), 0,
+            {'HOST': 1})
+        limited.check(later)
+        self.run_at(160)
+        self.assertRaises(errors.LimitExceeded, limited.check, later)
+
+    def test_whoever_comes_back_leaves_dirt(self):
+        lease, reservation_id = self.started(cleaning_time=60)
+        first, second = self.uuids
+        self.machines.dirty = {second}
+        self.run_at(100)
+        guest = uuidutils.generate_uuid()
+        self.machines.full[reservation_id] = [guest]
+        self.run_at(110)
+        self.machines.full.clear()
+        self.machines.dirty.clear()
+        self.run_at(200)
+        self.assertEqual([first, second, first, second],
+                         self.machines.swept)
+        self.run_at(259)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.run_at(260)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_is_left_of_grace_is_not_wasted(self):
+        lease, reservation_id = self.started(grace_period=10_000)
+        self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
+        self.run_at(100)
+        self.machines.full.clear()
+        self.run_at(100 + facts.LONGEST_PAUSE)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_pauses_grow_while_nothing_gets_clean(self):
+        lease, _id = self.started()
+        self.machines.dirty = {*self.uuids}
+        pauses = []
+        self.run_at(100)
+        for _round in range(6):
+            due, = self.scalars(
+                models.Event.due, models.Event.event_type == 'end_lease')
+            pauses.append(due - self.clock.now())
+            self.run_at(due - NOW)
+        self.assertEqual([5, 10, 20, 40, 60, 60], pauses)
+        self.assertEqual(self.uuids * 7, self.machines.swept)
+        self.machines.dirty = {self.uuids[0]}
+        self.machines.clean = lambda *args: {self.uuids[1], 'another'}
+        self.run_at(1000)
+        due, = self.scalars(
+            models.Event.due, models.Event.event_type == 'end_lease')
+        self.assertEqual(facts.AWAY, due - self.clock.now())
+        self.assertEqual('TERMINATING', self.status(lease))
+
+    def test_servers_with_bookings_do_not_stay(self):
+        lease = self.running_lease(request=self.request(on_end='recycle'))
+        self.run_at(100)
+        self.assertEqual(base.servers_of(lease), self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_is_ended_before_its_time_has_no_grace(self):
+        lease = self.running_lease(request=self.request(grace_period=100))
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual(base.servers_of(lease), self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_what_raises_is_tried_again(self):

@@ -12,11 +12,15 @@
 
 
 import os
+import signal
 import stat
 import types
 
 import fixtures
 
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core import resources
 from blazar_nova.resources import cleaning
 from tests.unit import base
@@ -31,20 +35,21 @@ class TestCommand(base.TestCase):
         self.folder = self.useFixture(fixtures.TempDir()).path
         self.log = self.useFixture(fixtures.FakeLogger(level='INFO'))
 
-    def run_for(self, script, hosts=HOSTS, timeout=20, words=''):
+    def run_for(self, script, hosts=HOSTS, timeout=20, words='', seconds=20):
         """What a command leaves clean; it is a file of the shell."""
         path = os.path.join(self.folder, 'command')
         with open(path, 'w') as file:
             file.write(f'#!/bin/sh\n{script}\n')
         os.chmod(path, stat.S_IRWXU)
-        return self.run_command(f'{path} {words}', hosts, timeout)
+        return self.run_command(f'{path} {words}', hosts, timeout, seconds)
 
-    def run_command(self, command, hosts=HOSTS, timeout=20):
+    def run_command(self, command, hosts=HOSTS, timeout=20, seconds=20):
         return cleaning.run(
             types.SimpleNamespace(cleaning_command=command,
                                   cleaning_timeout=timeout),
             resources.Reserved('reservation', 'lease', 'project', 'user', {},
-                               {}), hosts)
+                               {}), hosts, clouds.Deadline(
+                clocks.SystemClock(), seconds))
 
     def test_without_one_every_host_is_clean(self):
         self.assertEqual({*HOSTS}, self.run_command(''))
@@ -61,8 +66,8 @@ class TestCommand(base.TestCase):
     def test_one_that_is_not_ready_keeps_no_other(self):
         self.assertEqual({'uuid-2'}, self.run_for(
             '[ "$1" = compute2 ] || exit 75'))
-        self.assertIn('of 2 hosts of reservation reservation that were not '
-                      'clean, 1 are now', self.log.output)
+        self.assertIn('1 of 2 hosts of reservation reservation are clean now',
+                      self.log.output)
         self.assertNotIn('has failed', self.log.output)
 
     def test_what_it_says_when_it_fails_is_logged(self):
@@ -80,13 +85,30 @@ class TestCommand(base.TestCase):
         self.wait_for(lambda: not _runs(child), 'its child to be killed')
         self.assertIn('has failed for host compute1 (-9)', self.log.output)
 
-    def test_of_very_many_hosts_some_come_next_time(self):
-        hosts = {f'uuid-{number}': f'compute{number}'
-                 for number in range(40)}
-        ready = self.run_for('exit 0', hosts)
-        self.assertEqual(32, len(ready))
-        self.assertEqual(8, len(self.run_for('exit 0', {
-            uuid: hosts[uuid] for uuid in hosts.keys() - ready})))
+    def test_none_is_begun_too_late(self):
+        self.assertEqual(set(), self.run_for(
+            f'touch {self.folder}/begun', seconds=-1))
+        self.assertFalse(os.path.exists(f'{self.folder}/begun'))
+
+    def test_one_that_cannot_be_killed_keeps_no_other(self):
+        """It has become somebody else, as what sudo runs."""
+        killed = []
+
+        def refuse(group, _signal):
+            killed.append(group)
+            raise PermissionError
+
+        with fixtures.MonkeyPatch('os.killpg', refuse):
+            self.assertEqual({'uuid-2'}, self.run_for(
+                '[ "$1" = compute2 ] || exec sleep 100', timeout=1))
+        self.addCleanup(os.waitpid, killed[0], 0)
+        os.kill(killed[0], signal.SIGKILL)
+        self.assertIn('has failed for host compute1 (None)', self.log.output)
+
+    def test_one_that_nobody_can_read(self):
+        exc = self.assertRaises(
+            errors.ConfigurationError, self.run_command, 'clean "x')
+        self.assertIn('cleaning_command cannot be read', str(exc))
 
     def test_one_that_is_not_there(self):
         self.assertEqual(set(), self.run_command('/nowhere/command'))

@@ -27,5 +27,5 @@ def upgrade() -> None:
     for name in ('grace_period', 'cleaning_time'):
         op.add_column('leases', sa.Column(
             name, sa.Integer, nullable=False, server_default='0'))
-    for name in ('emptied_at', 'cleaned_at'):
+    for name in ('emptied_at', 'cleaning_until', 'cleaned_at', 'overdue_at'):
         op.add_column('hosts', sa.Column(name, sa.BigInteger))

@@ -28,7 +28,7 @@ from blazar_nova.api import trusts
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
-from blazar_nova.compat import pool
+from blazar_nova.compat import hosted
 from blazar_nova.compat import router
 from blazar_nova.parts import wiring
 from blazar_nova.resources import groups
@@ -86,7 +86,7 @@ class Admission:
             reservation_id, call.context.project_id)
         if why is not None:
             raise errors.InvalidLeaseParams(why)
-        pool.bind(call, reservation_id)
+        hosted.bind(call, reservation_id)
         send()
 
     def _take_places(self, reservation_id: str, boot: boots.Boot | None,

@@ -30,7 +30,7 @@ from blazar_core.common import errors
 from blazar_nova.api import boot as boots
 from blazar_nova.api import faults
 from blazar_nova.api import lease_params
-from blazar_nova.compat import pool
+from blazar_nova.compat import hosted
 from blazar_nova.compat import router
 from blazar_nova.parts import wiring
 
@@ -191,7 +191,7 @@ class LeaseMiddleware:
             return None
         try:
             enrolled, holder = self._parts.leases.servers.holder_of(target)
-            within = pool.reservation_of_server(server_id)
+            within = hosted.reservation_of_server(server_id)
         except (errors.BooksUnavailable, errors.CloudUnavailable):
             # Ordinary servers must not suffer from it.
             return None

@@ -29,7 +29,7 @@ from oslo_log import log as logging
 
 from blazar_core.books import claims
 from blazar_nova.compat import checks
-from blazar_nova.compat import pool
+from blazar_nova.compat import hosted
 
 __all__ = ['install', 'problems']
 
@@ -90,7 +90,7 @@ def install(books: claims.Claims) -> None:
 
         if utils.request_is_rebuild(spec_obj):
             return ask_nova()
-        within = pool.reservation_of(spec_obj.flavor)
+        within = hosted.reservation_of(spec_obj.flavor)
         try:
             undo = books.claim(instance_uuid, {
                 provider: one['resources'] for provider, one in

@@ -29,7 +29,7 @@ import nova.compute.api
 from nova import conductor
 
 from blazar_nova.compat import calls
-from blazar_nova.compat import pool
+from blazar_nova.compat import hosted
 
 __all__ = ['Interceptor', 'intercepting', 'unwired']
 
@@ -61,7 +61,7 @@ class _Interceptable(_real):  # type: ignore[valid-type,misc]
         """A server that is bound to hosts takes that along."""
         return super().resize_instance(
             context, instance, scheduler_hint,
-            pool.carry_over(instance, flavor), *args, **kwargs)
+            hosted.carry_over(instance, flavor), *args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from blazar_core.common import model
 from blazar_nova.compat import checks
 from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
-from blazar_nova.compat import pool
+from blazar_nova.compat import hosted
 
 __all__ = ['HostFilter', 'HostWeigher', 'is_rebuild', 'may_be_leased',
            'problems', 'servers_of', 'takes']
@@ -63,7 +63,7 @@ def may_be_leased(spec: ty.Any) -> bool:
     """
     return 'scheduler_hints' not in spec or bool(spec.scheduler_hints) or (
         flavors.reservation_of(spec.flavor) is not None or
-        pool.reservation_of(spec.flavor) is not None)
+        hosted.reservation_of(spec.flavor) is not None)
 
 
 def servers_of(spec: ty.Any) -> int:

@@ -16,8 +16,8 @@ Its hosts are in an aggregate that is *isolated*: placement offers them only to
 who requires the pool's trait, which no flavor of a user does. Who is in a
 reservation of hosts requires that trait, and beside it the trait of the
 reservation, which its hosts have: both stand in the flavor that is embedded in
-the server (:func:`bind`), where no user gets at them, and so they hold for
-whatever becomes of the server later.
+the server (:mod:`blazar_nova.compat.hosted`), where no user gets at them, and
+so they hold for whatever becomes of the server later.
 
 The other aggregates are for people and their tools: ``freepool`` has the hosts
 that no reservation has, and each reservation has one that bears its id. Each
@@ -26,7 +26,6 @@ processes at once.
 """
 
 from concurrent import futures
-import contextlib
 import typing as ty
 
 from nova.compute import api as compute_api
@@ -34,33 +33,25 @@ from nova import context as nova_context
 from nova import exception
 from nova import objects
 from oslo_config import cfg
-from oslo_db import exception as db_exception
 from oslo_log import log as logging
 
 from blazar_core.common import errors
+from blazar_nova.compat import aggregates
 from blazar_nova.compat import bounded
+from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
 from blazar_nova.compat import service
+from blazar_nova.compat import traits
 
-__all__ = ['Member', 'aggregates', 'aggregates_of_zones', 'bind',
-           'carry_over', 'close', 'everybody', 'guests', 'join', 'joined',
-           'leave', 'list_opts', 'members_of', 'open_to', 'opened',
-           'problems', 'reservation_of', 'reservation_of_server', 'zones']
+__all__ = ['Member', 'close', 'everybody', 'guests', 'join', 'joined',
+           'leave', 'list_opts', 'members_of', 'open_to', 'opened', 'problems']
 
 LOG = logging.getLogger(__name__)
 
-#: What placement requires of who is offered a host of the pool.
-_TRAIT = 'CUSTOM_BLAZAR_POOL'
 _ISOLATED = 'blazar_pool'
-#: The extra spec that says in which reservation of hosts a server is.
-_MARK = 'blazar:host_reservation'
 #: Hosts that are seen to side by side.
 _WORKERS = 8
-#: How often a change of traits is tried while others change them too.
-_ATTEMPTS = 5
 _GROUP = 'blazar:physical:host'
-#: Somebody has made an aggregate of this name meanwhile, or this moment.
-_MADE = (exception.AggregateNameExists, db_exception.DBDuplicateEntry)
 
 _OPTS: list[cfg.Opt] = [
     cfg.StrOpt('aggregate_freepool_name', default='freepool',
@@ -120,9 +111,9 @@ def join(host: Member) -> None:
 def _join(host: Member) -> None:
     context = nova_context.get_admin_context()
     isolated = _isolated(context)
-    _make_traits(_TRAIT)
-    _change_traits(host.uuid, add=[_TRAIT])
-    _add(context, isolated, host)
+    traits.make(traits.POOL)
+    traits.change(host.uuid, add=[traits.POOL])
+    aggregates.add(context, isolated, host.service_host)
     answer = hosts.ask_placement(
         f'/resource_providers/{host.uuid}/aggregates') or {}
     if isolated.uuid not in answer.get('aggregates', ()):
@@ -130,7 +121,7 @@ def _join(host: Member) -> None:
             f'Placement does not have host {host.service_host} in the '
             f'aggregate {_ISOLATED} yet. Run: nova-manage placement '
             f'sync_aggregates')
-    _add(context, _freepool(context), host)
+    aggregates.add(context, _freepool(context), host.service_host)
 
 
 def joined() -> set[str]:
@@ -142,12 +133,13 @@ def joined() -> set[str]:
 
 
 def _joined() -> set[str]:
-    isolated = _found(nova_context.get_admin_context(), _ISOLATED)
+    isolated = aggregates.found(nova_context.get_admin_context(), _ISOLATED)
     if isolated is None or isolated.metadata.get(
-            f'trait:{_TRAIT}') != 'required':
+            f'trait:{traits.POOL}') != 'required':
         return set()
     answer = hosts.ask_placement(
-        f'/resource_providers?member_of={isolated.uuid}&required={_TRAIT}')
+        f'/resource_providers?member_of={isolated.uuid}&'
+        f'required={traits.POOL}')
     return {one['uuid'] for one in (answer or {}).get(
         'resource_providers', ())}
 
@@ -162,10 +154,11 @@ def leave(host: Member) -> None:
 
 def _leave(host: Member) -> None:
     context = nova_context.get_admin_context()
-    for aggregate in (_freepool(context), _found(context, _ISOLATED)):
+    for aggregate in (
+            _freepool(context), aggregates.found(context, _ISOLATED)):
         if aggregate is not None:
-            _remove(context, aggregate, host)
-    _change_traits(host.uuid, remove=[_TRAIT])
+            aggregates.remove(context, aggregate, host.service_host)
+    traits.change(host.uuid, remove=[traits.POOL])
 
 
 # -- reservations ------------------------------------------------------------
@@ -178,20 +171,20 @@ def open_to(reservation_id: str, project_id: str,
     """
     isolated, aggregate, freepool = bounded.of_api(
         _prepared, reservation_id, project_id, members)
-    trait = _trait_of(reservation_id)
+    trait = traits.of(reservation_id)
 
     def come(host: Member) -> None:
         own = nova_context.get_admin_context()
         # First: whoever gives back what is half open looks there.
-        _add(own, aggregate, host)
+        aggregates.add(own, aggregate, host.service_host)
         if host.service_host not in isolated.hosts:
             # Somebody has taken it out of the pool.
-            _add(own, isolated, host)
-        _change_traits(host.uuid, add=[_TRAIT, trait])
+            aggregates.add(own, isolated, host.service_host)
+        traits.change(host.uuid, add=[traits.POOL, trait])
         if host.service_host in freepool.hosts:
-            _remove(own, freepool, host)
+            aggregates.remove(own, freepool, host.service_host)
 
-    _make_traits(_TRAIT, trait)
+    traits.make(traits.POOL, trait)
     _for_each(reservation_id, 'opened', come, members)
     _clear(reservation_id, {host.service_host for host in members})
 
@@ -211,7 +204,7 @@ def close(reservation_id: str) -> None:
     :raises CloudUnavailable: when that cannot be done now
     """
     _clear(reservation_id, set())
-    hosts.tell_placement('delete', f'/traits/{_trait_of(reservation_id)}')
+    hosts.tell_placement('delete', f'/traits/{traits.of(reservation_id)}')
     bounded.of_api(_delete, reservation_id)
 
 
@@ -234,14 +227,14 @@ def _clear(reservation_id: str, keep: ty.Collection[str]) -> None:
         lambda: (objects.Aggregate.get_by_uuid(
             nova_context.get_admin_context(), reservation_id),
             _freepool(nova_context.get_admin_context())))
-    trait = _trait_of(reservation_id)
+    trait = traits.of(reservation_id)
 
     def go(host: Member) -> None:
         own = nova_context.get_admin_context()
         if host.uuid:
-            _change_traits(host.uuid, remove=[trait])
-            _add(own, freepool, host)
-        _remove(own, aggregate, host)
+            traits.change(host.uuid, remove=[trait])
+            aggregates.add(own, freepool, host.service_host)
+        aggregates.remove(own, aggregate, host.service_host)
 
     _for_each(reservation_id, 'given back', go, gone)
 
@@ -278,44 +271,6 @@ def _members_of(reservation_id: str) -> list[Member]:
     return found
 
 
-def zones() -> dict[str, str]:
-    """The availability zones of hosts that have one, by their nova-compute.
-
-    :raises CloudUnavailable: when that cannot be said now
-    """
-    found = bounded.of_api(lambda: [
-        (one.availability_zone, one.hosts)
-        for one in objects.AggregateList.get_by_metadata_key(
-            nova_context.get_admin_context(), 'availability_zone')])
-    return {host: zone for zone, of_zone in found for host in of_zone}
-
-
-def aggregates_of_zones() -> set[str]:
-    """The uuids of the aggregates of all zones but those of reservations.
-
-    :raises CloudUnavailable: when that cannot be said now
-    """
-    return bounded.of_api(lambda: {
-        one.uuid for one in objects.AggregateList.get_by_metadata_key(
-            nova_context.get_admin_context(), 'availability_zone')
-        if 'reservation' not in one.metadata})
-
-
-def aggregates(zone: str | None = None, name: str | None = None) -> set[str]:
-    """The uuids of the aggregates of a zone, or of those of a name or id.
-    Those of reservations are nobody's business.
-
-    :raises CloudUnavailable: when that cannot be said now
-    """
-    return bounded.of_api(lambda: {
-        one.uuid for one in objects.AggregateList.get_all(
-            nova_context.get_admin_context())
-        if 'reservation' not in one.metadata and (
-            (zone is not None and one.availability_zone == zone) or
-            (name is not None and name in (
-                one.name, one.uuid, str(one.id))))})
-
-
 def guests(members: ty.Collection[Member], reservation_id: str) -> list[str]:
     """The ids of the servers of a reservation that are on some hosts, or
     about to be.
@@ -342,11 +297,11 @@ def _everybody(host: Member) -> dict[str, str | None]:
     else:
         with nova_context.target_cell(
                 context, mapping.cell_mapping) as in_cell:
-            found = {one.uuid: reservation_of(one.flavor)
+            found = {one.uuid: hosted.reservation_of(one.flavor)
                      for one in objects.InstanceList.get_by_host(
                          in_cell, host.service_host, ['flavor'])}
     there = hosts.taken([host.uuid]) if host.uuid else {}
-    return found | {one: reservation_of_server(one)
+    return found | {one: hosted.reservation_of_server(one)
                     for one in there.keys() - found.keys()}
 
 
@@ -358,91 +313,16 @@ def everybody(host: Member) -> set[str]:
     return set(bounded.of_api(_everybody, host))
 
 
-# -- servers -----------------------------------------------------------------
-
-def bind(call: ty.Any, reservation_id: str) -> None:
-    """Have the servers of a build go to the hosts of a reservation, for good.
-
-    :param call: a :class:`~blazar_nova.compat.calls.BuildCall` that was not
-        sent
-    """
-    for spec, build_request in zip(
-            call.request_spec, call.build_requests, strict=True):
-        spec.flavor = _bound(spec.flavor, reservation_id)
-        spec.save()
-        build_request.instance.flavor = spec.flavor
-        build_request.instance = build_request.instance
-        build_request.save()
-
-
-def reservation_of(flavor: ty.Any) -> str | None:
-    """The reservation of hosts in which a server of an embedded flavor is."""
-    return ty.cast('str | None', (
-        flavor.extra_specs if 'extra_specs' in flavor else {}).get(_MARK))
-
-
-def reservation_of_server(server_id: str) -> str | None:
-    """The reservation of hosts in which a server is, if it is in one.
-
-    :raises CloudUnavailable: when that cannot be said now
-    """
-    try:
-        spec = bounded.of_api(
-            objects.RequestSpec.get_by_instance_uuid,
-            nova_context.get_admin_context(), server_id)
-    except exception.RequestSpecNotFound:
-        return None
-    return reservation_of(spec.flavor)
-
-
-def carry_over(instance: ty.Any, flavor: ty.Any) -> ty.Any:
-    """The flavor to which a server is resized: where it is bound, it stays.
-    """
-    reservation_id = reservation_of(instance.flavor)
-    return flavor if reservation_id is None or flavor is None else (
-        _bound(flavor, reservation_id))
-
-
-def _bound(flavor: ty.Any, reservation_id: str) -> ty.Any:
-    flavor = flavor.obj_clone()
-    flavor.extra_specs = {
-        **(flavor.extra_specs if 'extra_specs' in flavor else {}),
-        f'trait:{_TRAIT}': 'required',
-        f'trait:{_trait_of(reservation_id)}': 'required',
-        _MARK: reservation_id}
-    return flavor
-
-
 # -- aggregates --------------------------------------------------------------
 
 def _freepool(context: ty.Any) -> ty.Any:
-    return _aggregate(
+    return aggregates.ensured(
         context, service.CONF[_GROUP].aggregate_freepool_name, {})
 
 
 def _isolated(context: ty.Any) -> ty.Any:
-    return _aggregate(context, _ISOLATED, {f'trait:{_TRAIT}': 'required'})
-
-
-def _found(context: ty.Any, name: str) -> ty.Any:
-    """The aggregate of a name; None: there is none."""
-    return next((one for one in objects.AggregateList.get_all(context)
-                 if one.name == name), None)
-
-
-def _aggregate(context: ty.Any, name: str, metadata: dict[str, str],
-               ) -> ty.Any:
-    """The aggregate of a name, made if there is none."""
-    found = _found(context, name)
-    if found is None:
-        try:
-            return _make(context, name=name, metadata=metadata)
-        except _MADE:
-            found = _found(context, name)
-    if found is not None and not metadata.items() <= found.metadata.items():
-        found = compute_api.AggregateAPI().update_aggregate_metadata(
-            context, found.id, metadata)
-    return found
+    return aggregates.ensured(
+        context, _ISOLATED, {f'trait:{traits.POOL}': 'required'})
 
 
 def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
@@ -468,47 +348,11 @@ def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
         metadata['availability_zone'] = (
             f'{options.blazar_az_prefix}{reservation_id}')
     try:
-        return _make(context, name=reservation_id, uuid=reservation_id,
-                     metadata=metadata)
-    except _MADE:
+        return aggregates.make(
+            context, name=reservation_id, uuid=reservation_id,
+            metadata=metadata)
+    except aggregates.MADE:
         return objects.Aggregate.get_by_uuid(context, reservation_id)
-
-
-def _make(context: ty.Any, **values: ty.Any) -> ty.Any:
-    aggregate = objects.Aggregate(context, **values)
-    aggregate.create()
-    compute_api.AggregateAPI().query_client.update_aggregates(
-        context, [aggregate])
-    return aggregate
-
-
-def _add(context: ty.Any, aggregate: ty.Any, host: Member) -> None:
-    try:
-        compute_api.AggregateAPI().add_host_to_aggregate(
-            context, aggregate.id, host.service_host)
-    except exception.AggregateHostExists:
-        pass
-    except exception.InvalidAggregateAction as exc:
-        raise errors.CloudUnavailable(
-            f'Nova does not put host {host.service_host} into the aggregate '
-            f'{aggregate.name}: {exc}') from exc
-
-
-def _remove(context: ty.Any, aggregate: ty.Any, host: Member) -> None:
-    try:
-        compute_api.AggregateAPI().remove_host_from_aggregate(
-            context, aggregate.id, host.service_host)
-    except (exception.AggregateHostNotFound, exception.AggregateNotFound):
-        pass
-    except (exception.ComputeHostNotFound, exception.HostMappingNotFound):
-        # Nova does not know the host any more; its name stays there.
-        with contextlib.suppress(exception.AggregateHostNotFound):
-            objects.Aggregate.get_by_id(
-                context, aggregate.id).delete_host(host.service_host)
-    except exception.InvalidAggregateAction as exc:
-        raise errors.CloudUnavailable(
-            f'Nova does not take host {host.service_host} out of the '
-            f'aggregate {aggregate.name}: {exc}') from exc
 
 
 def _for_each(reservation_id: str, done: str,
@@ -529,42 +373,3 @@ def _for_each(reservation_id: str, done: str,
                 LOG.info('Reservation %s: %s of %s hosts are %s',
                          reservation_id, number, len(members), done)
     return [one.result() for one in running]
-
-
-# -- placement ---------------------------------------------------------------
-
-def _trait_of(reservation_id: str) -> str:
-    """The trait that the hosts of a reservation have."""
-    return 'CUSTOM_BLAZAR_' + reservation_id.replace('-', '_').upper()
-
-
-def _make_traits(*names: str) -> None:
-    """Have placement know some traits."""
-    for name in names:
-        hosts.tell_placement('put', f'/traits/{name}')
-
-
-def _change_traits(uuid: str, add: ty.Collection[str] = (),
-                   remove: ty.Collection[str] = ()) -> None:
-    """Give a provider traits, or take some from it.
-
-    :raises CloudUnavailable: when it cannot be done now
-    """
-    url = f'/resource_providers/{uuid}/traits'
-    for _attempt in range(_ATTEMPTS):
-        now = hosts.ask_placement(url)
-        if now is None:
-            if add:
-                raise errors.CloudUnavailable(
-                    f'Placement does not know host {uuid}.')
-            return
-        there = set(now['traits'])
-        wanted = (there | set(add)) - set(remove)
-        if wanted == there:
-            return
-        if hosts.tell_placement('put', url, {
-                'traits': sorted(wanted), 'resource_provider_generation':
-                now['resource_provider_generation']}):
-            return
-    raise errors.CloudUnavailable(
-        f'The traits of host {uuid} are changed by others all the time.')

@@ -25,6 +25,7 @@ from blazar_core.books import inventory
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import service
@@ -117,14 +118,14 @@ class Enrolling:
         """
         with self._database.reader() as session:
             host = enrolment.get(session, host_id)
-        return _described(host, pool.zones())
+        return _described(host, aggregates.zones())
 
     def listed(self, after: int = 0, most: int | None = None,
                ) -> list[dict[str, ty.Any]]:
         """Hosts that are enrolled: see :func:`enrolment.listed`."""
         with self._database.reader() as session:
             found = enrolment.listed(session, after, most)
-        zones = pool.zones()
+        zones = aggregates.zones()
         return [_described(host, zones) for host in found]
 
     def allocations(self, of: ty.Mapping[str, str],

@@ -22,6 +22,7 @@ from blazar_core.common import model
 from blazar_core.common import properties
 from blazar_core.leases import requests
 from blazar_core import resources
+from blazar_nova.compat import aggregates
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import pool
@@ -153,7 +154,7 @@ def _eligible(params: ty.Mapping[str, ty.Any],
     if 'aggregate' in params:
         limits.append(_members_of(placement, _known(
             'aggregate', params['aggregate'],
-            pool.aggregates(name=params['aggregate']))))
+            aggregates.named(name=params['aggregate']))))
     traits = params.get('traits', ())
     there = _existing(traits)
     for trait in traits:
@@ -182,28 +183,28 @@ def _in_zone(zone: str, placement: demands.Placement) -> set[str]:
     """
     if zone != service.CONF.default_availability_zone:
         return _members_of(placement, _known(
-            'availability_zone', zone, pool.aggregates(zone=zone)))
+            'availability_zone', zone, aggregates.named(zone=zone)))
     return {one for one, _root in placement.providers([])} - _members_of(
-        placement, pool.aggregates_of_zones())
+        placement, aggregates.of_zones())
 
 
-def _members_of(placement: demands.Placement, aggregates: ty.Collection[str],
+def _members_of(placement: demands.Placement, found: ty.Collection[str],
                 ) -> set[str]:
     """The uuids of the hosts in any of these aggregates."""
-    if not aggregates:
+    if not found:
         return set()
     return {one for one, _root in placement.providers([
-        ('member_of', 'in:' + ','.join(sorted(aggregates)))])}
+        ('member_of', 'in:' + ','.join(sorted(found)))])}
 
 
-def _known(key: str, name: str, aggregates: set[str]) -> set[str]:
+def _known(key: str, name: str, found: set[str]) -> set[str]:
     """The aggregates that were found by a name.
 
     :raises InvalidLeaseParams: when there are none
     """
-    if not aggregates:
+    if not found:
         raise _unknown(key, name)
-    return aggregates
+    return found
 
 
 def _unknown(key: str, name: str) -> errors.InvalidLeaseParams:

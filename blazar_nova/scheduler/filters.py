@@ -32,8 +32,8 @@ from blazar_core.common import model
 from blazar_nova.compat import checks
 from blazar_nova.compat import claims
 from blazar_nova.compat import flavors
+from blazar_nova.compat import hosted
 from blazar_nova.compat import plugins
-from blazar_nova.compat import pool
 from blazar_nova.compat import service
 from blazar_nova.parts import wiring
 from blazar_nova.scheduler import marks
@@ -102,7 +102,7 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
 
         :param wholly: whether to look for its booking, in books of now
         """
-        reservation_id = pool.reservation_of(spec.flavor) or (
+        reservation_id = hosted.reservation_of(spec.flavor) or (
             flavors.reservation_of(spec.flavor))
         try:
             if not wholly:

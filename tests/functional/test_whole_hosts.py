@@ -39,6 +39,7 @@ from blazar_nova.cmd import verify
 from blazar_nova.compat import claims
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import pool
+from blazar_nova.compat import traits
 from blazar_nova.parts import enrolling
 from tests.functional import nova_box
 from tests.functional import test_api
@@ -701,9 +702,9 @@ class TestAsking(HostsTestCase):
         zone.create()
         api = compute_api.AggregateAPI()
         api.add_host_to_aggregate(context, zone.id, 'host2')
-        pool._make_traits('CUSTOM_RACK')
+        traits.make('CUSTOM_RACK')
         for uuid in (one.uuid for one in nova_hosts.all_hosts()[0]):
-            pool._change_traits(uuid, add=['CUSTOM_RACK'])
+            traits.change(uuid, add=['CUSTOM_RACK'])
         for params, expected in (
                 ({'availability_zone': 'az1'}, 'host2'),
                 ({'availability_zone': 'nova'}, 'host1'),

@@ -485,7 +485,7 @@ class TestUpdateAndDelete(RaceTestCase):
 
     def test_it_ends_deleted_and_nothing_is_left(self):
         seen = collections.Counter()
-        for number in range(20):
+        for number in range(8):
             answers, left = self.race_once(50 * (number % 2))
             self.assertEqual(('TERMINATED', 0, []), left)
             self.assertEqual(0, answers['failed'])

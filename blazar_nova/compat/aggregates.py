@@ -1,0 +1,127 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Aggregates of Nova; each function leaves what is so already."""
+
+import contextlib
+import typing as ty
+
+from nova.compute import api as compute_api
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from oslo_db import exception as db_exception
+
+from blazar_core.common import errors
+from blazar_nova.compat import bounded
+
+__all__ = ['MADE', 'add', 'ensured', 'found', 'make', 'named', 'of_zones',
+           'remove', 'zones']
+
+#: Somebody has made an aggregate of this name meanwhile, or this moment.
+MADE = (exception.AggregateNameExists, db_exception.DBDuplicateEntry)
+
+
+def found(context: ty.Any, name: str) -> ty.Any:
+    """The aggregate of a name; None: there is none."""
+    return next((one for one in objects.AggregateList.get_all(context)
+                 if one.name == name), None)
+
+
+def ensured(context: ty.Any, name: str, metadata: dict[str, str],
+            ) -> ty.Any:
+    """The aggregate of a name, made if there is none."""
+    there = found(context, name)
+    if there is None:
+        try:
+            return make(context, name=name, metadata=metadata)
+        except MADE:
+            there = found(context, name)
+    if there is not None and not metadata.items() <= there.metadata.items():
+        there = compute_api.AggregateAPI().update_aggregate_metadata(
+            context, there.id, metadata)
+    return there
+
+
+def make(context: ty.Any, **values: ty.Any) -> ty.Any:
+    aggregate = objects.Aggregate(context, **values)
+    aggregate.create()
+    compute_api.AggregateAPI().query_client.update_aggregates(
+        context, [aggregate])
+    return aggregate
+
+
+def add(context: ty.Any, aggregate: ty.Any, service_host: str) -> None:
+    try:
+        compute_api.AggregateAPI().add_host_to_aggregate(
+            context, aggregate.id, service_host)
+    except exception.AggregateHostExists:
+        pass
+    except exception.InvalidAggregateAction as exc:
+        raise errors.CloudUnavailable(
+            f'Nova does not put host {service_host} into the aggregate '
+            f'{aggregate.name}: {exc}') from exc
+
+
+def remove(context: ty.Any, aggregate: ty.Any, service_host: str) -> None:
+    try:
+        compute_api.AggregateAPI().remove_host_from_aggregate(
+            context, aggregate.id, service_host)
+    except (exception.AggregateHostNotFound, exception.AggregateNotFound):
+        pass
+    except (exception.ComputeHostNotFound, exception.HostMappingNotFound):
+        # Nova does not know the host any more; its name stays there.
+        with contextlib.suppress(exception.AggregateHostNotFound):
+            objects.Aggregate.get_by_id(
+                context, aggregate.id).delete_host(service_host)
+    except exception.InvalidAggregateAction as exc:
+        raise errors.CloudUnavailable(
+            f'Nova does not take host {service_host} out of the '
+            f'aggregate {aggregate.name}: {exc}') from exc
+
+
+def zones() -> dict[str, str]:
+    """The availability zones of hosts that have one, by their nova-compute.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    zoned = bounded.of_api(lambda: [
+        (one.availability_zone, one.hosts)
+        for one in objects.AggregateList.get_by_metadata_key(
+            nova_context.get_admin_context(), 'availability_zone')])
+    return {host: zone for zone, of_zone in zoned for host in of_zone}
+
+
+def of_zones() -> set[str]:
+    """The uuids of the aggregates of all zones but those of reservations.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    return bounded.of_api(lambda: {
+        one.uuid for one in objects.AggregateList.get_by_metadata_key(
+            nova_context.get_admin_context(), 'availability_zone')
+        if 'reservation' not in one.metadata})
+
+
+def named(zone: str | None = None, name: str | None = None) -> set[str]:
+    """The uuids of the aggregates of a zone, or of those of a name or id.
+    Those of reservations are nobody's business.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    return bounded.of_api(lambda: {
+        one.uuid for one in objects.AggregateList.get_all(
+            nova_context.get_admin_context())
+        if 'reservation' not in one.metadata and (
+            (zone is not None and one.availability_zone == zone) or
+            (name is not None and name in (
+                one.name, one.uuid, str(one.id))))})

@@ -1,0 +1,62 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Traits of hosts in placement: the pool's, and those of reservations."""
+
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_nova.compat import hosts
+
+__all__ = ['POOL', 'change', 'make', 'of']
+
+#: What placement requires of who is offered a host of the pool.
+POOL = 'CUSTOM_BLAZAR_POOL'
+#: How often a change of traits is tried while others change them too.
+_ATTEMPTS = 5
+
+
+def of(reservation_id: str) -> str:
+    """The trait that the hosts of a reservation have."""
+    return 'CUSTOM_BLAZAR_' + reservation_id.replace('-', '_').upper()
+
+
+def make(*names: str) -> None:
+    """Have placement know some traits."""
+    for name in names:
+        hosts.tell_placement('put', f'/traits/{name}')
+
+
+def change(uuid: str, add: ty.Collection[str] = (),
+           remove: ty.Collection[str] = ()) -> None:
+    """Give a provider traits, or take some from it.
+
+    :raises CloudUnavailable: when it cannot be done now
+    """
+    url = f'/resource_providers/{uuid}/traits'
+    for _attempt in range(_ATTEMPTS):
+        now = hosts.ask_placement(url)
+        if now is None:
+            if add:
+                raise errors.CloudUnavailable(
+                    f'Placement does not know host {uuid}.')
+            return
+        there = set(now['traits'])
+        wanted = (there | set(add)) - set(remove)
+        if wanted == there:
+            return
+        if hosts.tell_placement('put', url, {
+                'traits': sorted(wanted), 'resource_provider_generation':
+                now['resource_provider_generation']}):
+            return
+    raise errors.CloudUnavailable(
+        f'The traits of host {uuid} are changed by others all the time.')

@@ -45,12 +45,14 @@ class _Held(ty.NamedTuple):
 
     :ivar dirty: how many of them are not clean
     :ivar mine: the uuids of those that are to be cleaned now
+    :ivar until: so long nobody else cleans those
     :ivar left: seconds for which the others have to be nobody's yet
     """
 
     hosts: int
     dirty: int
     mine: set[str]
+    until: int
     left: int
 
 
@@ -86,7 +88,7 @@ class Cleaning:
                 steps.reached(steps.Step.END_CLEANED, reserved.lease_id)
             finally:
                 self._database.retried(
-                    self._keep, reserved.id, held.mine, clean)
+                    self._keep, reserved.id, held, clean)
         dirty = held.dirty - len(clean)
         if dirty:
             return facts.Later(
@@ -120,8 +122,9 @@ class Cleaning:
             lease = api.locked(session, reserved.lease_id)
             if lease.status not in states.ENDING:
                 # What could not start was not used.
-                return _Held(0, 0, set(), 0)
+                return _Held(0, 0, set(), now, 0)
             connection = session.connection()
+            until = now + _SOON + seconds
             held = _HOST.held_by == reserved.id
             connection.execute(
                 sa.update(models.Host.__table__)
@@ -138,20 +141,24 @@ class Cleaning:
             connection.execute(
                 sa.update(models.Host.__table__)
                 .where(_HOST.id.in_([row.id for row in mine]))
-                .values(cleaning_until=now + _SOON + seconds))
+                .values(cleaning_until=until))
             return _Held(
-                len(rows), len(dirty), {row.uuid for row in mine},
+                len(rows), len(dirty), {row.uuid for row in mine}, until,
                 max(row.emptied_at for row in rows) + lease.cleaning_time - now
                 if rows else 0)
 
-    def _keep(self, reservation_id: str, mine: set[str], clean: set[str],
+    def _keep(self, reservation_id: str, held: _Held, clean: set[str],
               ) -> None:
+        """Write down what has become of hosts, if nobody else is at them by
+        now.
+        """
         now = self._clock.now()
         with self._database.writer() as session:
             for uuids, values in (
-                    (mine - clean, {'cleaning_until': now}),
+                    (held.mine - clean, {'cleaning_until': now}),
                     (clean, {'cleaning_until': now, 'cleaned_at': now})):
                 session.execute(
                     sa.update(models.Host)
                     .where(_HOST.held_by == reservation_id,
+                           _HOST.cleaning_until == held.until,
                            _HOST.uuid.in_(uuids)).values(**values))

@@ -661,6 +661,34 @@ class TestCleaning(WholeHostsTestCase):
         self.run_at(4000)
         self.assertEqual('TERMINATED', self.status(lease))
 
+    def test_who_stood_still_takes_it_from_nobody_else(self):
+        lease, _id = self.started()
+        clean, times = self.machines.clean, []
+
+        def frozen(*args):
+            times.append(self.clock.now())
+            if len(times) > 2:
+                return clean(*args)
+            self.clock.advance(3600)
+            if len(times) == 1:
+                # Another one takes it over, and stands still as well.
+                self.lifecycle.ending.end(lease['id'], when_due=True)
+            else:
+                # The first one wakes up: to him they are clean.
+                self.lifecycle.closing._cleaning._keep(
+                    lease['reservations'][0]['id'], cleaning._Held(
+                        2, 2, {*self.uuids}, first, 0), {*self.uuids})
+                self.assertEqual([None, None], self.scalars(
+                    models.Host.cleaned_at))
+            return ()
+
+        self.machines.clean = frozen
+        first = NOW + 100 + cleaning._SOON
+        self.run_at(100)
+        self.run_at(20_000)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(self.uuids, self.machines.swept)
+
     def test_who_died_over_it_keeps_others_from_it_for_a_while(self):
         lease, _id = self.started()
         clean = self.machines.clean

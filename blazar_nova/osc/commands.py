@@ -34,10 +34,15 @@ RESERVATIONS: dict[str, dict[str, ty.Any]] = {
     'flavor:instance': {'flavor_id': '', 'amount': '', 'affinity': 'None'},
     'physical:host': {
         'min': '', 'max': '', 'hypervisor_properties': '',
-        'resource_properties': '', 'before_end': None},
+        'resource_properties': '', 'before_end': None,
+        'availability_zone': None, 'aggregate': None, 'region': None,
+        'traits': None, 'projects': None},
     'virtual:floatingip': {
         'amount': 1, 'network_id': None, 'required_floatingips': []},
 }
+
+#: What is a list in any of them.
+_LISTS = ('required_floatingips', 'traits', 'projects')
 
 Json: ty.TypeAlias = dict[str, ty.Any]
 #: Names, and what stands below each of them.
@@ -89,13 +94,12 @@ def reservation(text: str) -> dict[str, ty.Any]:
         raise argparse.ArgumentTypeError(
             f'{before!r} is not key=value with a key of {kind}: '
             f'{", ".join(keys)}')
-    if 'required_floatingips' in given:
+    for key in given.keys() & _LISTS:
         try:
-            given['required_floatingips'] = json.loads(
-                str(given['required_floatingips']))
+            given[key] = json.loads(str(given[key]))
         except ValueError:
             raise argparse.ArgumentTypeError(
-                'required_floatingips needs a list, such as ["192.0.2.7"]')
+                f'{key} needs a list, such as ["one", "two"]')
     return {**{key: value for key, value in RESERVATIONS[kind].items()
                if value is not None}, **given}
 
@@ -127,6 +131,14 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
         help='What to reserve, written as for "reservation lease create": '
              'resource_type, and the keys of that type (repeat for several; '
              'required)')
+    parser.add_argument(
+        '--on-end', metavar='<policy>',
+        help='What becomes of the servers at the end (default: what the '
+             'operator chose)')
+    parser.add_argument(
+        '--grace-period', metavar='<duration>',
+        help='How long servers are left alone after the end, such as 30m '
+             '(default: what the operator chose)')
 
 
 def add_lease(parser: argparse.ArgumentParser, what: str) -> None:
@@ -135,11 +147,15 @@ def add_lease(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def demand(parsed_args: argparse.Namespace, name: str) -> Json:
+    more = {'on_end': parsed_args.on_end,
+            'grace_period': parsed_args.grace_period}
     return {'name': name,
             'start_date': parsed_args.start_date,
             'end_date': parsed_args.end_date,
             'reservations': parsed_args.reservations,
-            'events': []}
+            'events': [],
+            **{key: value for key, value in more.items()
+               if value is not None}}
 
 
 # Output
@@ -391,6 +407,36 @@ class Accept(LeaseCommand):
         if parsed_args.wait:
             lease = self.wait(lease_id, 'ACTIVE', None)
         return shown(lease)
+
+
+class Share(command.ShowOne):
+    """Say which other projects may use the whole hosts of a lease."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        add_lease(parser, 'The lease')
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument(
+            '--project', metavar='<project-id>', action='append',
+            dest='projects',
+            help='ID of a project (repeat for several); all others may not')
+        which.add_argument(
+            '--nobody', action='store_const', const=[], dest='projects',
+            help='No other project may')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        client = client_of(self.app)
+        path = f'/leases/{client.find(parsed_args.lease)}'
+        hosts = [one['id'] for one in
+                 client.ask('GET', path)['lease']['reservations']
+                 if one['resource_type'] == 'physical:host']
+        if not hosts:
+            raise exceptions.CommandError(
+                f'Lease {parsed_args.lease} has no whole hosts to share.')
+        return shown(client.ask('PUT', path, json={'reservations': [
+            {'id': one, 'projects': parsed_args.projects}
+            for one in hosts]})['lease'])
 
 
 class Wait(LeaseCommand):

@@ -90,7 +90,7 @@ class FakeCloud(fixtures.Fixture):
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_POST = do_GET
+            do_POST = do_PUT = do_GET
 
             def log_message(self, *args):
                 pass
@@ -201,7 +201,7 @@ class OscTestCase(base.BaseTestCase):
 class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
-    OURS = ['accept', 'availability', 'offer', 'quote', 'wait']
+    OURS = ['accept', 'availability', 'offer', 'quote', 'share', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(
@@ -398,6 +398,21 @@ class QuoteTest(OscTestCase):
             theirs.body.pop('before_end_date')
             self.assertEqual(theirs.body, ours.body)
 
+    def test_what_only_ours_can_say(self):
+        self.cloud.sees('POST /leases', (200, {'quote': self.FITS}))
+        self.reservation(
+            'quote', *WINDOW, '--on-end', 'recycle', '--grace-period', '30m',
+            '--reservation', 'resource_type=physical:host,min=1,max=2,'
+            'traits=["A", "B"],aggregate=rack7,projects=["p"],region=R')
+        body = self.asked().body
+        self.assertEqual(('recycle', '30m'), (
+            body['on_end'], body['grace_period']))
+        self.assertEqual([{
+            'resource_type': 'physical:host', 'min': 1, 'max': 2,
+            'hypervisor_properties': '', 'resource_properties': '',
+            'traits': ['A', 'B'], 'aggregate': 'rack7', 'projects': ['p'],
+            'region': 'R'}], body['reservations'])
+
     def test_a_reservation_that_cannot_be_read(self):
         for text, says in (
                 ('vcpus=2', 'needs resource_type=...'),
@@ -516,6 +531,39 @@ class AcceptTest(OscTestCase):
             'lease1: STARTING\n'
             'lease1: ACTIVE, ends 2026-12-01 16:00:00\n',
             self.error)
+
+
+class ShareTest(OscTestCase):
+
+    def setUp(self):
+        super().setUp()
+        lease = a_lease(reservations=[
+            {'id': OTHER, 'resource_type': 'physical:host'},
+            {'id': ID, 'resource_type': 'virtual:instance'}])
+        for method in ('GET', 'PUT'):
+            self.cloud.sees(f'{method} /leases/{ID}', (200, {'lease': lease}))
+
+    def test_with_some_and_with_nobody(self):
+        for words, projects in (
+                (['--project', 'one', '--project', 'two'], ['one', 'two']),
+                (['--nobody'], [])):
+            self.reservation('share', ID, *words)
+            self.assertEqual(
+                ('PUT', f'/reservation/v1/leases/{ID}', {'reservations': [
+                    {'id': OTHER, 'projects': projects}]}), (
+                        self.cloud.requests[-1].method,
+                        self.cloud.requests[-1].path,
+                        self.cloud.requests[-1].body))
+
+    def test_who_is_meant_has_to_be_said(self):
+        self.fails('share', ID, code=2)
+        self.assertEqual([], self.cloud.requests)
+
+    def test_one_without_hosts(self):
+        self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': a_lease(
+            reservations=[{'id': OTHER, 'resource_type': 'x'}])}))
+        self.assertIn('has no whole hosts', self.fails(
+            'share', ID, '--nobody'))
 
 
 class WaitTest(OscTestCase):

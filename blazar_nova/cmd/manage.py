@@ -35,6 +35,9 @@ if ty.TYPE_CHECKING:
 
 __all__ = ['main']
 
+#: Seconds between two looks whether a host is free.
+_AGAIN = 10
+
 
 def main(argv: ty.Sequence[str] | None = None) -> int:
     """Do what the arguments say.
@@ -88,6 +91,10 @@ def _add_hosts(nouns: ty.Any) -> None:
     remove = _verb(verbs, 'remove', 'have it serve everybody again; finishes '
                    'what was begun', _host_remove, 'of_host')
     remove.add_argument('id', type=int)
+    remove.add_argument(
+        '--wait', action='store_true',
+        help='let nobody reserve it any more, and wait until all leases are '
+             'over that have it')
 
 
 def _add_verify(nouns: ty.Any) -> None:
@@ -193,7 +200,20 @@ def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
 
 def _host_remove(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
                  ) -> None:
-    hosts.remove(parsed.id)
+    if parsed.wait:
+        hosts.change(parsed.id, {}, False)
+    said = ''
+    while True:
+        try:
+            hosts.remove(parsed.id)
+            break
+        except errors.Conflict as exc:
+            if not parsed.wait:
+                raise
+            if str(exc) != said:
+                said = str(exc)
+                print(f'Waiting: {said}', flush=True)
+            _pause(_AGAIN)
     print(f'Host {parsed.id} serves everybody again.')
 
 

@@ -223,6 +223,32 @@ class TestCommands(HostsTestCase):
         self.assertEqual((0, True), (code, 'serves everybody' in text))
         self.assertEqual([], self.enrolling.listed())
 
+    def test_one_goes_when_its_leases_are_over(self):
+        host, = self.enrol('host1')
+        lease, _id = self.lease_hosts()
+        later = self.make(start_in=2 * HOUR, reservations=[
+            self.hosts_wanted()])['id']
+        code, text = self.manage('remove', host['id'])
+        self.assertEqual((1, True), (code, '2 bookings' in text), text)
+        ends, reservable = [lease['id'], None, later], []
+
+        def pause(_seconds):
+            reservable.append(self.enrolling.show(
+                int(host['id']))['reservable'])
+            lease_id = ends.pop(0)
+            if lease_id is not None:
+                self.delete(lease_id)
+
+        with fixtures.MonkeyPatch('blazar_nova.cmd.manage._pause', pause):
+            code, text = self.manage('remove', host['id'], '--wait')
+        self.assertEqual(0, code)
+        self.assertEqual([False] * 3, reservable)
+        self.assertEqual([1, 1], [
+            text.count(f'Waiting: Host host1 cannot be taken out: {count} '
+                       f'bookings') for count in (2, 1)])
+        self.assertIn('serves everybody again', text)
+        self.assertEqual([], self.enrolling.listed())
+
     def test_what_cannot_be_done_is_said(self):
         for words, part in (
                 (('add', 'nowhere'), 'There is no host nowhere'),

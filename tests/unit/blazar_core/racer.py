@@ -49,6 +49,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.lifecycle import cleaning
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
@@ -200,6 +201,18 @@ class FileType(base.FakeType):
             file.write(f'{line}\n')
 
 
+class HostType(FileType):
+    """Writes down which hosts were cleaned."""
+
+    has_hosts = True
+
+    def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
+              deadline: clouds.Deadline) -> ty.Collection[str]:
+        for host in hosts:
+            self._write(host)
+        return hosts
+
+
 class Racer:
     """One task, prepared."""
 
@@ -333,6 +346,12 @@ class Racer:
 
     def start(self) -> None:
         self._lifecycle().starting.start(self.task['lease_id'])
+
+    def clean(self) -> None:
+        cleaning.Cleaning(self.database, self.clock).clean(
+            HostType(self.task['path']), resources.Reserved(
+                **self.task['reserved'], project_id='project',
+                user_id='user', params={}, spec={}))
 
     def carry_out(self) -> int:
         return engine.Engine(

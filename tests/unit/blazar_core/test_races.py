@@ -451,6 +451,55 @@ class TestPlacesWithoutTheGuard(TestPlaces):
         self.fail('No place was taken twice without the guard.')
 
 
+class TestCleaning(RaceTestCase):
+    """Eight who find that the hosts of a lease have to be cleaned."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'hosts')
+        self.uuids = sorted(self.host(str(number), VCPU=4)
+                            for number in range(4))
+        lease = self.lease()
+        self.reserved = {'id': lease['reservations'][0]['id'],
+                         'lease_id': lease['id']}
+        with self.database.writer() as session:
+            session.get(models.Lease, lease['id']).status = 'TERMINATING'
+
+    def cleaned(self, **options):
+        """The hosts in the order in which they were cleaned."""
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                held_by=self.reserved['id'], emptied_at=NOW,
+                cleaned_at=None, cleaning_until=None))
+        open(self.path, 'w').close()
+        self.race(RACERS, do='clean', path=self.path,
+                  reserved=self.reserved, **options)
+        with open(self.path) as file:
+            return file.read().split()
+
+    def test_each_host_is_cleaned_once(self):
+        for _round in range(5):
+            self.assertEqual(self.uuids, sorted(self.cleaned()))
+            self.assertNotIn(None, self.scalars(models.Host.cleaned_at))
+
+
+class TestCleaningWithoutTheGuard(TestCleaning):
+
+    #: The others notice that what was read is not so any more.
+    scenarios = databases.SERVERS[:1]
+
+    def test_each_host_is_cleaned_once(self):
+        """It is not so if the lock comes after what it is to guard."""
+        for _round in range(ROUNDS):
+            if len(self.cleaned(without=['lock'])) > len(self.uuids):
+                return
+        self.fail('No host was cleaned twice without the guard.')
+
+
 class TestUpdateAndDelete(RaceTestCase):
 
     scenarios = databases.SERVERS

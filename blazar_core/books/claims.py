@@ -167,7 +167,8 @@ class Claims:
                 # Its lease has just ended.
                 raise api.LostRace(host_id)
             booked = self._index.hosts.get(mine.host_id)
-            if booked is None or not booked.enrolled:
+            if booked != host and (booked is None or not booked.enrolled or
+                                   not host.reservable):
                 _keep_out(host)
             fits = forced or self._fits(timeline, host, takes, model.Window(
                 now, max(mine.end_date, now + ledger.OVERDUE)),

@@ -78,6 +78,7 @@ class Apart(ty.NamedTuple):
     """The hosts that are not for everybody.
 
     :ivar enrolled: the uuids of those that serve leases only
+    :ivar closed: those of these that may not be reserved
     :ivar serving: whether a host is one of those, in the order of the
         timeline
     :ivar reservable: whether it may be reserved too
@@ -85,6 +86,7 @@ class Apart(ty.NamedTuple):
     """
 
     enrolled: frozenset[str]
+    closed: frozenset[str]
     serving: npt.NDArray[np.bool_]
     reservable: npt.NDArray[np.bool_]
     held: dict[str, list[str]]
@@ -248,6 +250,8 @@ class Index:
             hosts = [self.hosts[one] for one in self._timeline.ids]
             self._apart = Apart(
                 frozenset(host.uuid for host in hosts if host.enrolled),
+                frozenset(host.uuid for host in hosts
+                          if host.enrolled and not host.reservable),
                 np.array([host.enrolled for host in hosts], bool),
                 np.array([host.reservable for host in hosts], bool), {})
             for host in hosts:

@@ -85,9 +85,10 @@ class Judge:
         the hosts that are booked for them until they are placed; then they
         may move to where that stays so (:func:`_together`, :func:`_apart`).
 
-        Hosts that serve leases only take no servers but those that have a
-        booking on one of them, or run within a reservation that has all of
-        the host.
+        Hosts that serve leases only take no servers but those that run
+        within a reservation that has all of the host, and those that have a
+        booking on one of them: on that one, and on the others that may be
+        reserved.
 
         :param reservation_id: the one that the server says it is of; it may
             go nowhere unless it has a place in it, or that has whole hosts
@@ -114,17 +115,18 @@ class Judge:
                 # Nova asks about one server, and others may have to follow.
                 by_host = self._fits_by_host(
                     timeline, resources, window, everywhere=bool(affinity))
-            own_on = collections.Counter(
-                row.host_id for row in own
-                if row.placed_at is not None or row.end_date > now)
             hosts = self._index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
+            shut = _shut_to(booked, apart)
+            own_on = collections.Counter(
+                row.host_id for row in own if row.host_id in hosts and
+                hosts[row.host_id].uuid not in shut and (
+                    row.placed_at is not None or row.end_date > now))
             uuid = None if booked is None else booked.uuid
-            if booked is None or not booked.enrolled:
-                by_host |= dict.fromkeys(apart.enrolled, 0)
-            found = Fits(uuid, _with_own(by_host, {
-                hosts[host_id].uuid: count for host_id, count in
-                own_on.items() if host_id in hosts}), math.inf)
+            found = Fits(uuid, _with_own(
+                by_host | dict.fromkeys(shut, 0),
+                {hosts[host_id].uuid: count
+                 for host_id, count in own_on.items()}), math.inf)
         if affinity is None:
             return found
         if mine.placed_at is None:
@@ -175,6 +177,17 @@ class Judge:
                         rooms[judged].tolist(), strict=True))
 
 
+def _shut_to(booked: model.Host | None, apart: follower.Apart,
+             ) -> frozenset[str]:
+    """The uuids of the hosts that serve leases only, and not this one.
+
+    :param booked: the host of the booking of a server
+    """
+    if booked is None or not booked.enrolled:
+        return apart.enrolled
+    return apart.closed - {booked.uuid}
+
+
 def _with_own(by_host: dict[str, int], own: ty.Mapping[str, int],
               ) -> dict[str, int]:
     """How many fit on each host that is judged, by uuid: at least as many as
@@ -213,7 +226,7 @@ def _as_booked(found: Fits, siblings: ty.Iterable[ty.Any],
     awaited = {one.moving_to for one in siblings}
     return Fits(found.booked, {
         hosts[host_id].uuid: count for host_id, count in own_on.items()
-        if host_id in hosts and host_id not in awaited}, 0)
+        if host_id not in awaited}, 0)
 
 
 def _apart(found: Fits, mine: ty.Any, siblings: ty.Iterable[ty.Any],

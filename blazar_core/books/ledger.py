@@ -74,9 +74,8 @@ class NewBooking:
 
     :ivar resources: what it takes; :data:`model.WHOLE`: all that the host has
         when this is decided
-    :ivar enrolled: whether its host has to be one that serves leases only, and
-        may be reserved, or must be none of those; None: it is where the cloud
-        has put its server
+    :ivar among: of which hosts its host has to be one; None: it is where the
+        cloud has put its server
     :ivar placed_at: when a scheduler let its server onto the host
     """
 
@@ -88,7 +87,7 @@ class NewBooking:
     running: bool = False
     sent_at: int | None = None
     placed_at: int | None = None
-    enrolled: bool | None = None
+    among: model.Among | None = None
 
 
 class Edit(ty.NamedTuple):
@@ -180,8 +179,8 @@ def _check_enrolment(edits: ty.Iterable[Edit], hosts: ty.Iterable['Seen'],
     known = {host.id: host for host in hosts}
     for _row, new in edits:
         if new is not None and new.host_id is not None and (
-                new.enrolled is not None and
-                not known[new.host_id].takes(new.enrolled)):
+                new.among is not None and
+                not known[new.host_id].is_among(new.among)):
             raise Full(new.host_id)
 
 
@@ -228,14 +227,14 @@ class Seen(ty.NamedTuple):
     enrolment: str | None = None
     reservable: bool | None = None
 
-    def takes(self, enrolled: bool) -> bool:
-        """Whether it is one of those that serve leases only, and may be
-        reserved; or none of them.
+    def is_among(self, among: model.Among) -> bool:
+        """Whether it is one of such hosts, and may be reserved if it serves
+        leases only.
         """
-        if enrolled:
-            return bool(self.reservable) and (
-                self.enrolment == states.Enrolment.ENROLLED)
-        return self.enrolment is None
+        if self.enrolment is None:
+            return among is not model.Among.ENROLLED
+        return among is not model.Among.COMMON and bool(self.reservable) and (
+            self.enrolment == states.Enrolment.ENROLLED)
 
     def free(self) -> dict[str, int]:
         """Capacity less open-ended usage, per resource class."""

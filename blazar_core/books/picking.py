@@ -143,15 +143,16 @@ class Picking:
         Costs O(H) where the demand names hosts.
         """
         apart, ids = self._index.apart(), self._index.ids_by_uuid
+        among = {model.Among.COMMON: ~apart.serving,
+                 model.Among.ENROLLED: apart.reservable,
+                 model.Among.ALL: ~apart.serving | apart.reservable,
+                 }[demand.among]
         if demand.hosts is None and not demand.avoid:
-            if demand.enrolled:
-                return apart.reservable
-            return ~apart.serving if apart.enrolled else None
+            return None if among.all() else among
         named = ids if demand.hosts is None else demand.hosts & ids.keys()
         mask = timeline.mask(ids[uuid] for uuid in named
                              if uuid not in demand.avoid)
-        return mask & (
-            apart.reservable if demand.enrolled else ~apart.serving)
+        return mask & among
 
     def _fill(self, timeline: timelines.Timeline, demand: model.Demand,
               window: model.Window, rooms: npt.NDArray[np.int64],
@@ -168,6 +169,10 @@ class Picking:
         if last:
             lost = timeline.mask(last)[order]
             order = np.concatenate((order[~lost], order[lost]))
+        if demand.among is model.Among.ALL:
+            # What could be leased whole is left whole as long as possible.
+            serving = self._index.apart().serving[order]
+            order = np.concatenate((order[~serving], order[serving]))
         if demand.affinity in strategies.WISHES:
             return np.array(strategies.WISHES[demand.affinity](
                 order, rooms, self._members(timeline, demand), demand.count))

@@ -90,6 +90,16 @@ class Affinity(enum.Enum):
     SOFT_DIFFERENT = 'soft-anti-affinity'
 
 
+class Among(enum.Enum):
+    """Which hosts a demand is for: those that serve everybody, those that
+    serve leases only, or both, the latter when the former do not suffice.
+    """
+
+    COMMON = 'common'
+    ENROLLED = 'enrolled'
+    ALL = 'all'
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demand:
     """``count`` servers that need ``resources`` each, or so many whole hosts
@@ -101,9 +111,8 @@ class Demand:
     under :attr:`Affinity.DIFFERENT`; ``properties`` is what a host must be
     like (:mod:`blazar_core.common.properties`). ``members`` is how many
     servers of their group stand on a host already, by host id, for the soft
-    affinities. ``enrolled`` hosts serve leases only: they are for those that
-    ask for them, who get no others. What they had is free again
-    ``cleaning_time`` seconds after nobody is there any more.
+    affinities. ``among`` says which hosts they are taken from. What they had
+    is free again ``cleaning_time`` seconds after nobody is there any more.
     """
 
     resources: Resources
@@ -115,14 +124,14 @@ class Demand:
     properties: properties_.Expression | None = None
     members: ty.Mapping[str, int] = dataclasses.field(default_factory=dict)
     least: int | None = None
-    enrolled: bool = False
+    among: Among = Among.COMMON
     cleaning_time: int = 0
 
     def kind(self) -> ty.Hashable:
         """The same for demands that differ in nothing but their count."""
         return (frozenset(self.resources.items()), self.affinity,
                 self.per_host, self.hosts, self.avoid, self.properties,
-                self.enrolled,
+                self.among,
                 frozenset(self.members.items()))
 
     @property

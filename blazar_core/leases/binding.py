@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -45,14 +46,14 @@ class Binding:
 
     def rebind(self, lease_id: str, seen: int,
                hosts: ty.Mapping[int, int | None], reason: str = '',
-               enrolled: bool | None = None) -> dict[str, ty.Any] | None:
+               among: model.Among | None = None) -> dict[str, ty.Any] | None:
         """Bind bookings of a lease to other hosts; all of them, or none.
 
         :param seen: the generation of the lease when this was decided
         :param hosts: by id of a booking, the id of its host; None: it has
             none, and takes no room
         :param reason: what is missing then, for those who look at the lease
-        :param enrolled: see :class:`ledger.NewBooking`
+        :param among: see :class:`ledger.NewBooking`
         :returns: the lease; None when it has changed meanwhile
         :raises NotFound: when it was withdrawn
         :raises Full: when there is no room on a host
@@ -72,7 +73,7 @@ class Binding:
                      row.host_id, hosts[row.id]) for row in rows]
             ledger.amend(session, self._clock.now(), [ledger.Edit(
                 row, ledger.new_of(
-                    row, host_id=hosts[row.id], enrolled=enrolled))
+                    row, host_id=hosts[row.id], among=among))
                 for row in rows])
             _moved(lease, rows, reason, self._clock.now())
             events.changed(session, lease, self._types,

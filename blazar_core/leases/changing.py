@@ -318,13 +318,13 @@ class Changing:
             raise api.Outdated('it has other bookings than was thought')
         changed: dict[str, ty.Any] = {} if wanted is None else {
             'resources': wanted.demand.resources,
-            'enrolled': wanted.demand.enrolled}
+            'among': wanted.demand.among}
         return [
             *(ledger.Edit(row, None) for row in rows if row not in kept),
             *(ledger.Edit(row, ledger.new_of(
                 row, window=window, host_id=host_id, **changed if
                 # Where it is it may stay, whatever becomes of the host.
-                host_id != row.host_id else {**changed, 'enrolled': None}))
+                host_id != row.host_id else {**changed, 'among': None}))
                 for row, host_id in zip(kept, hosts)),
             *(ledger.Edit(None, ledger.NewBooking(
                 reservation.id, host_id, None, window, **{

@@ -190,7 +190,7 @@ class Making:
         edits: ty.Sequence[ledger.Edit] = [ledger.Edit(None, ledger.NewBooking(
             row['id'], host_id, server_id, new.booked,
             one.demand.resources, sent_at=sent_at,
-            enrolled=one.demand.enrolled))
+            among=one.demand.among))
             for row, one, host_ids in zip(
                 rows.reservations, new.reservations, picked, strict=True)
             for server_id, host_id in zip(

@@ -34,10 +34,10 @@ class Places:
         self._clock = clock
 
     def occupy(self, reservation_id: str, project_id: str,
-               server_ids: ty.Sequence[str]) -> dict[str, ty.Any]:
+               server_ids: ty.Sequence[str]) -> set[str]:
         """Give places of a reservation to servers that are about to be built.
 
-        :returns: the lease
+        :returns: the servers whose places are on hosts that serve leases only
         :raises NotFound: when the project has no such reservation
         :raises Conflict: when it is not its time, or no places are left
         """
@@ -45,7 +45,7 @@ class Places:
             self._occupy, reservation_id, project_id, server_ids)
 
     def _occupy(self, reservation_id: str, project_id: str,
-                server_ids: ty.Sequence[str]) -> dict[str, ty.Any]:
+                server_ids: ty.Sequence[str]) -> set[str]:
         now = self._clock.now()
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
@@ -70,7 +70,11 @@ class Places:
             for row, server_id in zip(free, server_ids):
                 row.server_id, row.sent_at = server_id, now
             session.flush()
-            return views.describe(lease)
+            return set(session.scalars(
+                sa.select(models.Booking.server_id)
+                .join(models.Host, models.Host.id == models.Booking.host_id)
+                .where(models.Booking.server_id.in_(server_ids),
+                       models.Host.enrolment.is_not(None))))
 
     def _lease_of(self, reservation_id: str, project_id: str) -> str:
         """The lease of a project's reservation."""

@@ -144,7 +144,7 @@ class Rebinding:
         lease = self._binding.rebind(
             case.lease.id, case.lease.generation, bound,
             '' if refusal is None else refusal.sentence(),
-            None if isinstance(demand, refusals.Refusal) else demand.enrolled)
+            None if isinstance(demand, refusals.Refusal) else demand.among)
         if lease is None:
             return False
         self._notify('lease.update', lease)

@@ -99,12 +99,13 @@ class Admission:
                 f'servers are in a lease already. Leave the hint reserved '
                 f'out.')
         try:
-            self._leases.places.occupy(
+            apart = self._leases.places.occupy(
                 reservation_id, call.context.project_id, call.server_ids)
         except errors.NotFound as exc:
             # It is not the URL that there is nothing at.
             raise errors.Conflict(str(exc)) from exc
         try:
+            hosted.admit(call, apart)
             send()
         except Exception:
             with excutils.save_and_reraise_exception():

@@ -33,7 +33,9 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_nova.compat import bounded
+from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
+from blazar_nova.compat import traits
 
 __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
            'group_of', 'policy_of', 'refused', 'resources_of',
@@ -95,6 +97,7 @@ class Placement:
 
     def __init__(self) -> None:
         self._known: dict[str, list[tuple[str, str]]] = {}
+        self._has_pool: bool | None = None
 
     def providers(self, limits: ty.Iterable[tuple[str, str]],
                   ) -> list[tuple[str, str]]:
@@ -109,6 +112,15 @@ class Placement:
                 (one['uuid'], one['root_provider_uuid'])
                 for one in answer.get('resource_providers', [])]
         return self._known[query]
+
+    def has_pool(self) -> bool:
+        """Whether there may be hosts that serve leases only.
+
+        :raises CloudUnavailable: when placement does not answer
+        """
+        if self._has_pool is None:
+            self._has_pool = bool(traits.known([traits.POOL]))
+        return self._has_pool
 
     def trees_with(self, trait: str) -> set[str]:
         """The roots of the trees with a provider that has a trait."""
@@ -170,25 +182,23 @@ def group_of(context: ty.Any, spec: ty.Any) -> Group | None:
 
 
 def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
-              placement: Placement | None = None) -> model.Demand:
+              placement: Placement | None = None, pool: bool = False,
+              ) -> model.Demand:
     """What the servers of one boot ask for.
 
     :param placement: what it said already, where there are several of these
+    :param pool: whether hosts that serve leases only will do as well
     :raises NoSuchHost: when Nova's own rules leave no host
     :raises CloudUnavailable: when placement does not answer
     """
+    placement = placement or Placement()
     spec = specs[0].obj_clone()
-    try:
-        # As the scheduler does it, on a copy: it leaves its marks there.
-        request_filter.process_reqspec(context, spec)
-        request = scheduler_utils.resources_from_request_spec(
-            context, spec, _Nodes())
-    except (exception.RequestFilterFailed, exception.NoValidHost) as exc:
-        raise NoSuchHost(str(exc)) from exc
-    eligible = _eligible(spec, request.get_request_group(None),
-                         placement or Placement())
-    return model.Demand(resources=resources_of(spec), count=len(specs),
-                        hosts=eligible)
+    eligible = _eligible(context, spec, placement)
+    if pool and placement.has_pool():
+        eligible |= _eligible(context, hosted.in_pool(specs[0]), placement)
+    return model.Demand(
+        resources=resources_of(spec), count=len(specs), hosts=eligible,
+        among=model.Among.ALL if pool else model.Among.COMMON)
 
 
 class _Nodes:
@@ -206,18 +216,26 @@ class _Nodes:
                 node in (None, one.hypervisor_hostname)]
 
 
-def _eligible(spec: ty.Any, group: ty.Any, placement: Placement,
+def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
               ) -> frozenset[str]:
     """The root providers that a request may use, whatever they have free.
 
     Traits of the flavor may belong to any provider of a host's tree.
+
+    :param spec: a copy: as with the scheduler, marks are left there
     """
+    try:
+        request_filter.process_reqspec(context, spec)
+        group = scheduler_utils.resources_from_request_spec(
+            context, spec, _Nodes()).get_request_group(None)
+    except (exception.RequestFilterFailed, exception.NoValidHost) as exc:
+        raise NoSuchHost(str(exc)) from exc
     limits = [pair for pair in group.to_queryparams()
               if pair[0] in ('member_of', 'in_tree')]
-    traits = sorted(spec.root_required) + [
+    required = sorted(spec.root_required) + [
         f'!{trait}' for trait in sorted(spec.root_forbidden)]
-    if traits:
-        limits.append(('required', ','.join(traits)))
+    if required:
+        limits.append(('required', ','.join(required)))
     roots = {one for one, root in placement.providers(limits) if one == root}
     for trait in group.required_traits:
         roots &= placement.trees_with(trait)

@@ -95,7 +95,7 @@ def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
         objects.Flavor(context, id=0, flavorid='', name='', is_public=False,
                        disabled=False, **facts),
         None, objects.InstancePCIRequests(requests=[]), {}, None, None)
-    demand = demands.demand_of(context, [spec] * count, placement)
+    demand = demands.demand_of(context, [spec] * count, placement, pool=True)
     return dataclasses.replace(demand, affinity={
         None: model.Affinity.NONE, True: model.Affinity.SAME,
         False: model.Affinity.DIFFERENT}[affinity])

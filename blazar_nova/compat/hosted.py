@@ -10,10 +10,11 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Servers within a reservation of hosts: bound to it for all their life.
+"""Servers on hosts that serve leases only: bound to them for all their life.
 
 What binds them stands in the flavor that is embedded in the server, where no
-user gets at it: it requires the traits of the pool and of the reservation.
+user gets at it: it requires the trait of the pool, and beside it that of the
+reservation if that has whole hosts.
 """
 
 import typing as ty
@@ -25,10 +26,12 @@ from nova import objects
 from blazar_nova.compat import bounded
 from blazar_nova.compat import traits
 
-__all__ = ['bind', 'carry_over', 'reservation_of', 'reservation_of_server']
+__all__ = ['admit', 'bind', 'carry_over', 'in_pool', 'reservation_of',
+           'reservation_of_server']
 
 #: The extra spec that says in which reservation of hosts a server is.
 _MARK = 'blazar:host_reservation'
+_IN_POOL = f'trait:{traits.POOL}'
 
 
 def bind(call: ty.Any, reservation_id: str) -> None:
@@ -37,9 +40,33 @@ def bind(call: ty.Any, reservation_id: str) -> None:
     :param call: a :class:`~blazar_nova.compat.calls.BuildCall` that was not
         sent
     """
+    _require(call, call.server_ids, _traits_of(reservation_id))
+
+
+def admit(call: ty.Any, server_ids: ty.Container[str]) -> None:
+    """Have some servers of a build go to hosts of the pool, for good.
+
+    :param call: see :func:`bind`
+    :param server_ids: those that have places there
+    """
+    _require(call, server_ids, {_IN_POOL: 'required'})
+
+
+def in_pool(spec: ty.Any) -> ty.Any:
+    """A copy of a RequestSpec that asks for hosts of the pool."""
+    spec = spec.obj_clone()
+    spec.flavor = _with(spec.flavor, {_IN_POOL: 'required'})
+    return spec
+
+
+def _require(call: ty.Any, server_ids: ty.Container[str],
+             specs: ty.Mapping[str, str]) -> None:
+    """Give servers of a build more extra specs."""
     for spec, build_request in zip(
             call.request_spec, call.build_requests, strict=True):
-        spec.flavor = _bound(spec.flavor, reservation_id)
+        if spec.instance_uuid not in server_ids:
+            continue
+        spec.flavor = _with(spec.flavor, specs)
         spec.save()
         build_request.instance.flavor = spec.flavor
         build_request.instance = build_request.instance
@@ -48,8 +75,7 @@ def bind(call: ty.Any, reservation_id: str) -> None:
 
 def reservation_of(flavor: ty.Any) -> str | None:
     """The reservation of hosts in which a server of an embedded flavor is."""
-    return ty.cast('str | None', (
-        flavor.extra_specs if 'extra_specs' in flavor else {}).get(_MARK))
+    return _specs_of(flavor).get(_MARK)
 
 
 def reservation_of_server(server_id: str) -> str | None:
@@ -71,14 +97,21 @@ def carry_over(instance: ty.Any, flavor: ty.Any) -> ty.Any:
     """
     reservation_id = reservation_of(instance.flavor)
     return flavor if reservation_id is None or flavor is None else (
-        _bound(flavor, reservation_id))
+        _with(flavor, _traits_of(reservation_id)))
 
 
-def _bound(flavor: ty.Any, reservation_id: str) -> ty.Any:
+def _traits_of(reservation_id: str) -> dict[str, str]:
+    """The extra specs of who is on the hosts of a reservation."""
+    return {_IN_POOL: 'required', _MARK: reservation_id,
+            f'trait:{traits.of(reservation_id)}': 'required'}
+
+
+def _with(flavor: ty.Any, specs: ty.Mapping[str, str]) -> ty.Any:
     flavor = flavor.obj_clone()
-    flavor.extra_specs = {
-        **(flavor.extra_specs if 'extra_specs' in flavor else {}),
-        f'trait:{traits.POOL}': 'required',
-        f'trait:{traits.of(reservation_id)}': 'required',
-        _MARK: reservation_id}
+    flavor.extra_specs = {**_specs_of(flavor), **specs}
     return flavor
+
+
+def _specs_of(flavor: ty.Any) -> dict[str, str]:
+    return ty.cast('dict[str, str]', flavor.extra_specs
+                   if 'extra_specs' in flavor else {})

@@ -17,7 +17,7 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_nova.compat import hosts
 
-__all__ = ['POOL', 'change', 'make', 'of']
+__all__ = ['POOL', 'change', 'known', 'make', 'of']
 
 #: What placement requires of who is offered a host of the pool.
 POOL = 'CUSTOM_BLAZAR_POOL'
@@ -28,6 +28,16 @@ _ATTEMPTS = 5
 def of(reservation_id: str) -> str:
     """The trait that the hosts of a reservation have."""
     return 'CUSTOM_BLAZAR_' + reservation_id.replace('-', '_').upper()
+
+
+def known(names: ty.Collection[str]) -> set[str]:
+    """Those of some names that placement has a trait of.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    answer = hosts.ask_placement(
+        '/traits?name=in:' + ','.join(names)) if names else None
+    return set((answer or {}).get('traits', ()))
 
 
 def make(*names: str) -> None:

@@ -27,6 +27,7 @@ from blazar_nova.compat import demand as demands
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import service
+from blazar_nova.compat import traits as nova_traits
 from blazar_nova.resources import cleaning
 
 __all__ = ['PhysicalHosts']
@@ -95,7 +96,7 @@ class PhysicalHosts(resources.ResourceType):
         with demands.refused(params['min'], 'A lease of hosts'):
             return model.Demand(
                 model.WHOLE, params['max'], least=params['min'],
-                enrolled=True, hosts=_eligible(params, placement),
+                among=model.Among.ENROLLED, hosts=_eligible(params, placement),
                 cleaning_time=60 * service.CONF.blazar.cleaning_time,
                 properties=properties.both(
                     properties.parse(params.get('hypervisor_properties', '')),
@@ -168,11 +169,9 @@ def _existing(traits: ty.Collection[str]) -> set[str]:
     """Those of some traits that placement knows, but for our own: which
     reservations there are is nobody's business.
     """
-    asked = [one for one in traits if _TRAIT.fullmatch(one) and
-             not one.startswith('CUSTOM_BLAZAR_')]
-    answer = nova_hosts.ask_placement(
-        '/traits?name=in:' + ','.join(asked)) if asked else None
-    return set((answer or {}).get('traits', ()))
+    return nova_traits.known([
+        one for one in traits if _TRAIT.fullmatch(one) and
+        not one.startswith('CUSTOM_BLAZAR_')])
 
 
 def _in_zone(zone: str, placement: demands.Placement) -> set[str]:

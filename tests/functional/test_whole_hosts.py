@@ -586,13 +586,15 @@ class TestStaying(HostsTestCase):
         self.wait_for_status(self.server['id'], status)
         self.assertIn(self.host_of(self.server), ('host1', 'host2'))
 
-    def test_cold_migrated_and_resized(self):
+    def test_cold_migrated(self):
         before = self.host_of(self.server)
         self.act('migrate')
         self.stays('VERIFY_RESIZE')
         self.assertNotEqual(before, self.host_of(self.server))
         self.act('confirmResize')
         self.stays()
+
+    def test_resized(self):
         self.act('resize', {'flavorRef': '3'})
         self.stays('VERIFY_RESIZE')
         self.act('confirmResize')
@@ -685,6 +687,94 @@ class TestStaying(HostsTestCase):
             'host': other, 'block_migration': 'auto', 'force': True}})
         self.wait_for(lambda: self.host_of(self.server) == other)
         self.stays()
+
+
+class PartsTestCase(HostsTestCase):
+    """Reservations of servers, on hosts that serve leases only."""
+
+    def parts_wanted(self, amount, **params):
+        return self.reservation(
+            amount=amount, vcpus=2,
+            resource_properties='["==", "$rack", "7"]', **params)
+
+
+class TestStayingOnParts(PartsTestCase, TestStaying):
+    """Whatever becomes of it, it stays among the hosts for leases."""
+
+    def setUp(self):
+        HostsTestCase.setUp(self)
+        self.enrol('host1', 'host2', rack='7')
+        lease = self.get(self.make_active(
+            reservations=[self.parts_wanted(1)]))
+        self.server = self.boot(
+            'in', flavor=lease['reservations'][0]['flavor_id'])
+        self.stays()
+
+    def test_resized(self):
+        message = self.refused(409, self.act, 'resize', {'flavorRef': '3'})
+        self.assertIn('cannot be resized out of it', message)
+
+    def test_nobody_is_led_astray_without_the_scheduler(self):
+        admin = self.api(
+            roles=('admin', 'member', 'reader'), microversion='2.67')
+        for host in ('host1', 'host2'):
+            message = self.refused(
+                409, admin.post_server_action, self.server['id'],
+                {'os-migrateLive': {'host': host, 'force': True,
+                                    'block_migration': 'auto'}})
+            self.assertIn('Leave "force" out', message)
+
+
+class TestParts(PartsTestCase):
+
+    def test_beside_others_first_and_then_on_hosts_for_leases(self):
+        """Each server goes where its place is."""
+        self.enrol('host1', 'host2')
+        lease = self.get(self.make_active(
+            reservations=[self.reservation(amount=3, vcpus=2)]))
+        flavor = lease['reservations'][0]['flavor_id']
+        servers = [self.boot(f'part{number}', flavor=flavor)
+                   for number in range(3)]
+        for server in servers:
+            self.wait_for_status(server['id'], 'ACTIVE')
+        hosts = sorted(map(self.host_of, servers))
+        self.assertEqual(['plain', 'plain'], hosts[1:])
+        self.assertIn(hosts[0], ('host1', 'host2'))
+        self.refused(409, self.boot, 'one more', flavor=flavor)
+        self.fails(self.boot('outsider'))
+        # A part of it is taken, until the lease ends.
+        answer = self.make(code=409, reservations=[self.hosts_wanted(2, 2)])
+        self.assertIn('1 of 2', answer['error_message'])
+        _lease, reservation_id = self.lease_hosts()
+        self.assertNotEqual([hosts[0]], self.aggregates()[reservation_id])
+        self.listener.mirror.compare_all()
+        report = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(False)
+        self.assertEqual(([], [], []), (
+            report.left, report.problems, report.failures))
+        self.delete(lease['id'])
+        for server in servers:
+            self.wait_until_gone(server['id'])
+        self.look()
+        self.lease_hosts()
+
+    def test_by_what_operators_say_of_hosts(self):
+        self.enrol('host1', rack='7')
+        answer = self.make(code=409, reservations=[self.parts_wanted(3)])
+        self.assertIn('2 of 3', answer['error_message'])
+        lease = self.get(self.make_active(
+            reservations=[self.parts_wanted(2, affinity=True)]))
+        server = self.boot('in', flavor=lease['reservations'][0]['flavor_id'])
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual('host1', self.host_of(server))
+
+    def test_a_host_for_leases_does_not_leave_with_servers_on_it(self):
+        host, = self.enrol('host1', rack='7')
+        self.make_active(reservations=[self.parts_wanted(1)])
+        exc = self.assertRaises(
+            errors.Conflict, self.enrolling.remove, int(host['id']))
+        self.assertIn('1 bookings', str(exc))
 
 
 class TestAsking(HostsTestCase):

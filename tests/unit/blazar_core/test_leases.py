@@ -1064,13 +1064,6 @@ class TestOccupy(PlacesTestCase):
         # To be there is not to run.
         self.assertEqual({False}, set(self.scalars(models.Booking.running)))
 
-    def test_the_answer_is_the_lease_with_them(self):
-        lease = self.reserve(0, 100, self.places(2), active=True)
-        answer = self.leases.places.occupy(
-            lease['reservations'][0]['id'], 'project', ['server'])
-        self.assertEqual(['server'], answer['reservations'][0]['servers'])
-        self.assertEqual(views.get(self.database, lease['id']), answer)
-
     def test_places_are_those_of_the_reservation(self):
         lease = self.reserve(0, 100, self.places(1), self.places(2),
                              active=True)

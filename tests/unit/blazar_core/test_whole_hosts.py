@@ -55,7 +55,7 @@ class Machines(resources.ResourceType):
 
     :ivar doors: by reservation, the uuids of its hosts
     :ivar full: by reservation, the servers that are on its hosts
-    :ivar enrolled: whether they are made of hosts that serve leases only
+    :ivar among: the hosts of which they are made
     :ivar dirty: the hosts that do not get clean
     :ivar swept: the hosts that were to be cleaned, in order
     """
@@ -67,7 +67,7 @@ class Machines(resources.ResourceType):
     def __init__(self) -> None:
         self.doors: dict[str, tuple[str, ...]] = {}
         self.full: dict[str, list[str]] = {}
-        self.enrolled = False
+        self.among = model.Among.COMMON
         self.cleaning_time = 0
         self.dirty: set[str] = set()
         self.swept: list[str] = []
@@ -85,7 +85,7 @@ class Machines(resources.ResourceType):
     def _demand(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
         return model.Demand(
             model.WHOLE, params['max'], least=params['min'],
-            enrolled=self.enrolled, cleaning_time=self.cleaning_time)
+            among=self.among, cleaning_time=self.cleaning_time)
 
     def start(self, reserved: resources.Reserved) -> None:
         self.doors[reserved.id] = reserved.hosts
@@ -764,7 +764,7 @@ class TestCleaning(WholeHostsTestCase):
         self.assertIn('cleaning_command', found.remedy)
 
     def test_nobody_reserves_what_does_not_come_back(self):
-        self.machines.enrolled = True
+        self.machines.among = model.Among.ENROLLED
         for name in ('one', 'two'):
             self.enrol(name)
         lease, reservation_id = self.started(on_end='recycle')
@@ -946,7 +946,7 @@ class TestWhoGetsIn(WholeHostsTestCase):
         super().setUp()
         self.uuids = {name: self.host(name, VCPU=4)
                       for name in ('one', 'two', 'plain')}
-        self.machines.enrolled = True
+        self.machines.among = model.Among.ENROLLED
         for name in ('one', 'two'):
             self.enrol(name)
         self.judge = judge.Judge(
@@ -1007,11 +1007,156 @@ class TestWhoGetsIn(WholeHostsTestCase):
                               reservation_id=self.reservation_id)
 
 
+class TestParts(WholeHostsTestCase):
+    """Servers on hosts that serve leases only: two, and one for all."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuids = {name: self.host(name, VCPU=4)
+                      for name in ('plain', 'one', 'two', 'closed')}
+        for name in ('one', 'two', 'closed'):
+            self.enrol(name)
+        self.close('closed')
+        self.machines.among = model.Among.ENROLLED
+        self.judge = judge.Judge(
+            self.database, self.clock, self.admission.index)
+        self.claims = claims.Claims(
+            self.database, self.clock, self.admission.index)
+
+    def close(self, name):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).where(
+                models.Host.name == name).values(
+                    reservable=False, generation=models.Host.generation + 1))
+
+    def parts(self, amount, **demand):
+        return self.places(amount, among=model.Among.ALL, **demand)
+
+    def taken(self, amount):
+        """The servers of a lease of parts, and their hosts."""
+        lease = self.reserve(0, 100, self.parts(amount), active=True)
+        ids = self.occupy(lease, amount)
+        with self.database.reader() as session:
+            return ids, dict(session.execute(sa.select(
+                models.Booking.server_id, models.Host.name).join(
+                    models.Host, models.Host.id == models.Booking.host_id)
+                .where(models.Booking.server_id.in_(ids))).tuples().all())
+
+    def test_hosts_for_leases_only_come_last(self):
+        lease = self.reserve(0, 100, self.parts(5))
+        hosts = self.bookings_of(lease)
+        self.assertEqual((True, 2), ('plain' in hosts, len(hosts)))
+        self.assertEqual(({'VCPU': 4}, 1), (
+            self.peak('plain'), len(hosts.keys() & {'one', 'two'})))
+
+    def peak(self, name):
+        with self.admission.index.fresh() as timeline:
+            return timeline.peak(
+                self.admission.index.ids_by_uuid[self.uuids[name]],
+                model.Window(NOW, NOW + 100))
+
+    def test_of_these_whole_ones_are_left_as_long_as_possible(self):
+        self.reserve(0, 100, self.parts(6))
+        self.reserve(0, 100, self.parts(2))
+        self.reserve_machines(0, 100)
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 0, 100, self.parts(1))
+        self.assertEqual(NOW + 100, refused.refusal.next_start)
+
+    def test_there_are_as_many_as_there_is_room_for(self):
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 0, 100, self.parts(13))
+        self.assertEqual(12, refused.refusal.fits_now)
+        self.assertRaises(errors.Refused, self.reserve, 0, 100, self.places(5))
+        self.reserve(0, 100, self.parts(12))
+
+    def test_who_decides_sees_what_became_of_a_host(self):
+        """It was closed, or is leaving, since it was picked."""
+        for change in ({'reservable': False}, {'enrolment': 'leaving'}):
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Host).where(
+                    models.Host.name == 'one').values(
+                        reservable=True, enrolment='enrolled', **{}))
+                session.execute(sa.update(models.Host).where(
+                    models.Host.name == 'one').values(**change))
+                for among in model.Among:
+                    with session.begin_nested():
+                        booked = self.decided(session, among, 'one')
+                        self.assertFalse(booked, (change, among))
+                        self.assertEqual(
+                            among is not model.Among.ENROLLED,
+                            self.decided(session, among, 'plain'))
+
+    def decided(self, session, among, name):
+        """Whether a booking may come there, which is taken back."""
+        host_id = session.scalar(sa.select(models.Host.id).where(
+            models.Host.name == name))
+        try:
+            ledger.decide(session.connection(), NOW, [ledger.Edit(
+                None, ledger.NewBooking(
+                    'none', host_id, None, model.Window(NOW, NOW + 10),
+                    {'VCPU': 1}, among=among))])
+        except ledger.Full:
+            return False
+        return True
+
+    def test_the_cloud_is_told_whose_places_are_there(self):
+        lease = self.reserve(0, 100, self.parts(5), active=True)
+        ids = [uuidutils.generate_uuid() for _number in range(5)]
+        apart = self.leases.places.occupy(
+            lease['reservations'][0]['id'], 'project', ids)
+        with self.database.reader() as session:
+            self.assertEqual(set(session.scalars(
+                sa.select(models.Booking.server_id).join(
+                    models.Host, models.Host.id == models.Booking.host_id)
+                .where(models.Host.name != 'plain'))), apart)
+        self.assertEqual(1, len(apart))
+
+    def test_who_has_no_place_there_stays_outside(self):
+        ids, hosts = self.taken(5)
+        inside, = {one for one in ids if hosts[one] != 'plain'}
+        outside = next(one for one in ids if one != inside)
+        here, other = hosts[inside], ({'one', 'two'} - {hosts[inside]}).pop()
+        for server_id, allowed in (
+                (inside, {here, other, 'plain'}), (outside, {'plain'})):
+            found = self.judge.fits_for(server_id, {'VCPU': 1})
+            self.assertEqual(allowed, {
+                name for name, uuid in self.uuids.items()
+                if found.by_host.get(uuid, found.elsewhere)})
+            for name in self.uuids.keys() - allowed:
+                for forced in (False, True):
+                    self.assertRaises(
+                        claims.Denied, self.claim, server_id, name, forced)
+        # The booking follows, and stays, whatever becomes of the host.
+        self.claim(inside, other)()
+        self.close(other)
+        found = self.judge.fits_for(inside, {'VCPU': 1})
+        self.assertEqual(self.uuids[other], found.booked)
+        self.assertTrue(found.by_host.get(
+            self.uuids[other], found.elsewhere))
+        self.claim(inside, other)
+
+    def claim(self, server_id, host, forced=False):
+        return self.claims.claim(
+            server_id, {self.uuids[host]: {'VCPU': 1}}, forced=forced)
+
+    def test_whole_hosts_wait_for_who_overstays(self):
+        """Nobody is thrown out, and nobody is let in beside."""
+        ids, hosts = self.taken(5)
+        inside, = {one for one in ids if hosts[one] != 'plain'}
+        self.claim(inside, hosts[inside])
+        later = self.reserve_machines(100, 200, 2, 2)
+        self.clock.advance(100)
+        self.new_engine().run_due()
+        self.assertEqual('PENDING', self.status(later))
+        self.assertEqual({}, self.held())
+
+
 class TestEnrolment(WholeHostsTestCase):
 
     def setUp(self):
         super().setUp()
-        self.machines.enrolled = True
+        self.machines.among = model.Among.ENROLLED
         self.host('one', VCPU=4)
 
     def write(self, work, *args):

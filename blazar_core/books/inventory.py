@@ -98,7 +98,7 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
 
     What runs there under a booking on this very host is no open-ended usage;
     when it has another size than its booking (it was resized), the booking
-    follows.
+    follows, unless all of the host is booked, and it runs within that.
 
     :param now: from before the cloud was asked: what it told (:func:`tell`)
         since then is newer
@@ -328,13 +328,14 @@ def _report(session: orm.Session, now: int, row: models.Host,
                 orm.joinedload(models.Booking.reservation)))}
     for consumer in (leased if row.held_by is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
-    resized = [
-        *_grown(session, row, values.get('capacity')),
-        *(ledger.Edit(booking, ledger.new_of(booking, resources=takes))
-          for server_id, booking in leased.items() if booking.running and
-          server_id in allocations and booking.resources != (
-              takes := _keeps(booking, allocations[
-                  ty.cast(str, server_id)])))]
+    resized = _grown(session, row, values.get('capacity'))
+    if row.held_by is None:
+        resized += [
+            ledger.Edit(booking, ledger.new_of(booking, resources=takes))
+            for server_id, booking in leased.items() if booking.running and
+            server_id in allocations and booking.resources != (
+                takes := _keeps(booking, allocations[
+                    ty.cast(str, server_id)]))]
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
     values = {**values, 'usage': _usage(consumers)}

@@ -74,8 +74,8 @@ class NewBooking:
 
     :ivar resources: what it takes; :data:`model.WHOLE`: all that the host has
         when this is decided
-    :ivar among: of which hosts its host has to be one; None: it is where the
-        cloud has put its server
+    :ivar among: of which hosts its host has to be one; None: of any, as where
+        the cloud has put its server
     :ivar placed_at: when a scheduler let its server onto the host
     """
 

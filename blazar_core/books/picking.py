@@ -143,10 +143,12 @@ class Picking:
         Costs O(H) where the demand names hosts.
         """
         apart, ids = self._index.apart(), self._index.ids_by_uuid
-        among = {model.Among.COMMON: ~apart.serving,
-                 model.Among.ENROLLED: apart.reservable,
-                 model.Among.ALL: ~apart.serving | apart.reservable,
-                 }[demand.among]
+        among: npt.NDArray[np.bool_] = {
+            None: np.ones(len(timeline), bool),
+            model.Among.COMMON: ~apart.serving,
+            model.Among.ENROLLED: apart.reservable,
+            model.Among.ALL: ~apart.serving | apart.reservable,
+        }[demand.among]
         if demand.hosts is None and not demand.avoid:
             return None if among.all() else among
         named = ids if demand.hosts is None else demand.hosts & ids.keys()

@@ -111,8 +111,9 @@ class Demand:
     under :attr:`Affinity.DIFFERENT`; ``properties`` is what a host must be
     like (:mod:`blazar_core.common.properties`). ``members`` is how many
     servers of their group stand on a host already, by host id, for the soft
-    affinities. ``among`` says which hosts they are taken from. What they had
-    is free again ``cleaning_time`` seconds after nobody is there any more.
+    affinities. ``among`` says which hosts they are taken from (None: any of
+    ``hosts``, whomever they serve). What they had is free again
+    ``cleaning_time`` seconds after nobody is there any more.
     """
 
     resources: Resources
@@ -124,7 +125,7 @@ class Demand:
     properties: properties_.Expression | None = None
     members: ty.Mapping[str, int] = dataclasses.field(default_factory=dict)
     least: int | None = None
-    among: Among = Among.COMMON
+    among: Among | None = Among.COMMON
     cleaning_time: int = 0
 
     def kind(self) -> ty.Hashable:

@@ -22,7 +22,7 @@ from blazar_core.common import model
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import steps
-from blazar_nova.api import boot as boots
+from blazar_nova.api import boot as boot_
 from blazar_nova.api import faults
 from blazar_nova.api import trusts
 from blazar_nova.compat import calls
@@ -31,7 +31,7 @@ from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
 from blazar_nova.compat import router
 from blazar_nova.parts import wiring
-from blazar_nova.resources import groups
+from blazar_nova.resources import boots
 
 __all__ = ['Admission']
 
@@ -48,7 +48,7 @@ class Admission:
 
     def __call__(self, call: calls.BuildCall,
                  send: ty.Callable[[], None]) -> None:
-        boot = boots.current()
+        boot = boot_.current()
         reservation_id = flavors.reservation_of(call.request_spec[0].flavor)
         hosts_of = call.hint('reservation')
         if boot is None and reservation_id is None and hosts_of is None:
@@ -56,7 +56,9 @@ class Admission:
             return
         try:
             if hosts_of is not None:
-                self._go_within(hosts_of, boot, call, send)
+                self._go_within(hosts_of, boot, call)
+            if hosts_of is not None and boot is None:
+                send()
             elif reservation_id is not None:
                 self._take_places(reservation_id, boot, call, send)
             elif boot is not None:
@@ -70,26 +72,20 @@ class Admission:
                 raise
             raise router.error(code, str(exc)) from exc
 
-    def _go_within(self, reservation_id: str, boot: boots.Boot | None,
-                   call: calls.BuildCall, send: ty.Callable[[], None],
-                   ) -> None:
+    def _go_within(self, reservation_id: str, boot: boot_.Boot | None,
+                   call: calls.BuildCall) -> None:
         """The servers go to the hosts of a reservation, and stay there.
 
         What the hint says was looked at before; that was long ago.
         """
-        if boot is not None:
-            raise errors.InvalidLeaseParams(
-                f'The servers are to go to the hosts of reservation '
-                f'{reservation_id}, which is leased already. Leave the hint '
-                f'reserved out.')
-        why = self._leases.servers.hosts_of(
-            reservation_id, call.context.project_id)
+        why = self._leases.servers.why_not_within(
+            reservation_id, call.context.project_id,
+            None if boot is None else boot.request)
         if why is not None:
             raise errors.InvalidLeaseParams(why)
         hosted.bind(call, reservation_id)
-        send()
 
-    def _take_places(self, reservation_id: str, boot: boots.Boot | None,
+    def _take_places(self, reservation_id: str, boot: boot_.Boot | None,
                      call: calls.BuildCall, send: ty.Callable[[], None],
                      ) -> None:
         """The servers are part of a lease that has begun."""
@@ -170,5 +166,5 @@ class Admission:
         with demands.refused(
                 len(call.request_spec),
                 f'Boot of {", ".join(call.server_ids)}'):
-            demand = demands.demand_of(call.context, call.request_spec)
-        return groups.in_group(demand, call, self._leases.servers)
+            return boots.demand_of(
+                call.context, call, self._leases.servers)

@@ -27,6 +27,7 @@ from oslo_utils import strutils
 import webob
 
 from blazar_core.common import errors
+from blazar_core.leases import requests
 from blazar_nova.api import boot as boots
 from blazar_nova.api import faults
 from blazar_nova.api import lease_params
@@ -87,9 +88,9 @@ class LeaseMiddleware:
         if not hints:
             return self._app
         try:
-            self._check_reservation(environ, hints)
             asked = lease_params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
+            self._check_reservation(environ, hints, asked)
         except errors.BlazarError as exc:
             code, _name = faults.code_of(exc)
             return router.fault(environ, code, str(exc)) or self._app
@@ -103,9 +104,10 @@ class LeaseMiddleware:
 
     def _check_reservation(self, environ: Environ,
                            hints: collections.abc.Mapping[str, object],
-                           ) -> None:
+                           asked: requests.LeaseRequest | None) -> None:
         """``reservation`` names one of the project's own, or nothing.
 
+        :param asked: the lease that the servers are to have for themselves
         :raises InvalidLeaseParams: when it does not, or cannot be used so
         """
         if 'reservation' not in hints:
@@ -122,7 +124,8 @@ class LeaseMiddleware:
                 'your project that is not over; no such reservation was '
                 'found.')
         if self._parts.types.of(kind, False).has_hosts:
-            why = self._parts.leases.servers.hosts_of(wanted, project_id)
+            why = self._parts.leases.servers.why_not_within(
+                wanted, project_id, asked)
             if why is not None:
                 raise errors.InvalidLeaseParams(why)
             return

@@ -12,14 +12,17 @@
 
 """Servers that come with a boot, as a resource type."""
 
+import typing as ty
+
 from blazar_core.common import model
 from blazar_core.leases import servers
 from blazar_core import resources
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
+from blazar_nova.compat import hosted
 from blazar_nova.resources import groups
 
-__all__ = ['Boots']
+__all__ = ['Boots', 'demand_of']
 
 
 class Boots(resources.Kind):
@@ -42,6 +45,22 @@ class Boots(resources.Kind):
         call = calls.load(reserved.call)
         call.reread_group()
         with demands.refused(0, f'Lease {reserved.lease_id}'):
-            demand = demands.demand_of(
-                call.context.elevated(), call.request_spec)
-        return groups.in_group(demand, call, self._known)
+            return demand_of(call.context.elevated(), call, self._known)
+
+
+def demand_of(context: ty.Any, call: calls.BuildCall, known: servers.Servers,
+              ) -> model.Demand:
+    """What the servers of a boot need of hosts.
+
+    Within a reservation that has whole hosts they take nothing of anybody
+    else; which of the hosts they get is decided when they are built.
+
+    :raises NoSuchHost: when Nova's own rules leave no host
+    :raises CloudUnavailable: when placement does not answer
+    """
+    within = hosted.reservation_of(call.request_spec[0].flavor)
+    if within is not None:
+        return model.Demand({}, len(call.request_spec), among=None,
+                            hosts=known.hosts_within(within))
+    return groups.in_group(
+        demands.demand_of(context, call.request_spec), call, known)

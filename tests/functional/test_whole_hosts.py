@@ -369,12 +369,108 @@ class TestLife(HostsTestCase):
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.refused(400, self.within, 'late', reservation_id)
 
-    def test_in_a_lease_of_its_own_it_is_refused(self):
-        self.enrol('host1')
+
+class TestLeasesWithin(HostsTestCase):
+    """Servers on leased hosts that have a lease of their own as well."""
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1', 'host2')
+
+    def within_later(self, reservation_id, start_in, length, code=None):
+        """Boot within a reservation, with a lease for later."""
+        hints = {'reservation': reservation_id, 'reserved': True,
+                 'lease_params': json.dumps({
+                     'name': 'inner', 'start': self.at(start_in),
+                     'end': self.at(start_in + length)})}
+        if code is not None:
+            return self.refused(code, self.boot, 'in', hints=hints)
+        return self.boot('in', hints=hints)
+
+    def verified(self):
+        report = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(False)
+        return [one.text for one in report.left], report.failures
+
+    def test_one_is_held_and_built_there_when_its_time_has_come(self):
+        lease, reservation_id = self.lease_hosts(1, 1, start_in=None)
+        mine, = self.aggregates()[reservation_id]
+        server = self.within_later(reservation_id, HOUR // 4, HOUR // 4)
+        self.wait_for_status(server['id'], 'RESERVED')
+        # It takes nothing of those who are there.
+        others = [self.within(f'now{number}', reservation_id)
+                  for number in range(3)]
+        for other in others:
+            self.wait_for_status(other['id'], 'ACTIVE')
+        self.run_until(clocks.SystemClock().now() + HOUR // 4 + 60)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(mine, self.host_of(server))
+        self.look()
+        self.listener.mirror.compare_all()
+        self.assertEqual(([], []), self.verified())
+        self.assertEqual([('{}',)], self.books(
+            'SELECT resources FROM bookings WHERE server_id IS NOT NULL'))
+        # Its end is its own.
+        self.run_until(clocks.SystemClock().now() + HOUR // 2 + 60)
+        self.wait_until_gone(server['id'])
+        for other in others:
+            self.assertEqual('ACTIVE', self.alice.get_server(
+                other['id'])['status'])
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+
+    def test_the_hosts_may_be_leased_for_later_themselves(self):
+        lease = self.make(start_in=HOUR, reservations=[self.hosts_wanted()])
+        reservation_id = lease['reservations'][0]['id']
+        server = self.within_later(reservation_id, HOUR, HOUR // 2)
+        self.wait_for_status(server['id'], 'RESERVED')
+        start = clocks.SystemClock().now() + HOUR + 60
+        for _time in range(3):
+            self.run_until(start)
+            start += 60
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(self.aggregates()[reservation_id],
+                         [self.host_of(server)])
+        # With the hosts goes what is there.
+        self.delete(lease['id'])
+        self.wait_until_gone(server['id'])
+        self.look()
+        self.run_until(self.clock.now() + 300)
+        self.assertEqual([], self.ask('GET', '/leases')['leases'])
+
+    def test_within_the_time_of_the_hosts_alone(self):
         _lease, reservation_id = self.lease_hosts()
-        message = self.refused(400, self.boot, 'both', hints={
-            'reservation': reservation_id, **self.lease_hints('two', HOUR)})
-        self.assertIn('leave the hint reserved out', message.lower())
+        message = self.within_later(
+            reservation_id, HOUR // 2, HOUR, code=400)
+        self.assertIn('choose a start and an end within that', message)
+        later = self.make(start_in=3 * HOUR, reservations=[
+            self.hosts_wanted()])['reservations'][0]['id']
+        for start_in, length in ((2 * HOUR, HOUR // 2),
+                                 (3 * HOUR, 2 * HOUR)):
+            self.within_later(later, start_in, length, code=400)
+        self.within_later(uuids.unknown, HOUR // 4, HOUR // 4, code=400)
+
+    def test_it_waits_for_hosts_that_are_not_there(self):
+        lease, reservation_id = self.lease_hosts()
+        server = self.within_later(reservation_id, HOUR // 4, HOUR // 4)
+        self.delete(lease['id'])
+        self.assertNotIn(reservation_id, self.aggregates())
+        self.run_until(clocks.SystemClock().now() + HOUR // 4 + 60)
+        self.wait_for_status(server['id'], 'RESERVED')
+        inner, = self.ask('GET', '/leases')['leases']
+        self.assertEqual('PENDING', inner['status'])
+        self.assertIn(f'Reservation {reservation_id}, to whose hosts its '
+                      f'servers are to go, has none now',
+                      inner['status_reason'])
+        self.run_until(clocks.SystemClock().now() + HOUR)
+        self.wait_until_gone(server['id'])
+
+    def test_a_reservation_of_others(self):
+        """Nobody gets in by a lease of his own."""
+        other = self.make(client=self.bob, reservations=[
+            self.hosts_wanted()])['reservations'][0]['id']
+        self.run_until(clocks.SystemClock().now())
+        self.within_later(other, HOUR // 4, HOUR // 4, code=400)
 
 
 class TestEnds(HostsTestCase):

@@ -161,7 +161,8 @@ class Hosts:
         server_id = booking.server_id
         if allocated is not None:
             written, truth = _amounts(booking.resources), _amounts(allocated)
-            if written != truth:
+            # Within a reservation that has all of the host it takes nothing.
+            if written != truth and booking.resources:
                 yield Difference(
                     ('allocation', host.uuid, server_id, written, truth),
                     f'Server {server_id} is booked on host {host.name} with '

@@ -85,7 +85,7 @@ class Cleaning:
             try:
                 clean = held.mine.intersection(
                     kind.clean(reserved, held.mine, deadline))
-                steps.reached(steps.Step.END_CLEANED, reserved.lease_id)
+                steps.reached(steps.Step.CLOSE_CLEANED, reserved.lease_id)
             finally:
                 self._database.retried(
                     self._keep, reserved.id, held, clean)

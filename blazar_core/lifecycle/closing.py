@@ -113,6 +113,7 @@ class Closing:
             closed.again.append(again)
         if closed.done:
             kind.end(reserved)
+            steps.reached(steps.Step.CLOSE_CLOSED, reserved.lease_id)
         return closed
 
     def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:

@@ -143,11 +143,13 @@ class Starting:
             self._take_places, lease_id, when_due)
         if not begun:
             return outcome
+        steps.reached(steps.Step.OPEN_HELD, lease_id)
         try:
             opened = self.open(lease_id)
         except errors.CloudUnavailable as exc:
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
             return facts.Later(facts.AWAY, str(exc), facts.LONGEST_WAIT)
+        steps.reached(steps.Step.OPEN_OPENED, lease_id)
         described = self._database.retried(self._activate, lease_id, opened)
         if described is not None:
             self._notify('lease.event.start_lease', described)

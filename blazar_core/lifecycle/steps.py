@@ -36,15 +36,20 @@ class Step(enum.Enum):
     START_TAKEN = 'start: the call is taken, and not sent yet'
     START_SENT = 'start: the call is sent'
     START_CARRIED_OUT = 'start: all is done, and not written down yet'
+    # Beside that, where servers come when it has started.
+    OPEN_HELD = 'open: the hosts are its own'
+    OPEN_OPENED = 'open: it can be used, and that is not written down yet'
     # Its end.
     END_CLAIMED = 'end: the event is claimed'
     END_BEGUN = 'end: nothing of it can start any more'
     END_DELETED = 'end: the deletion of a server was asked for'
     END_GONE = 'end: a server is gone, its room is back'
-    END_CLEANED = 'end: hosts were cleaned, and it is not written down yet'
     END_OVER = 'end: the lease is over'
     END_REVOKED = 'end: the credential is revoked'
     END_CARRIED_OUT = 'end: all is done, and not written down yet'
+    # Beside that, where it had hosts.
+    CLOSE_CLEANED = 'close: hosts were cleaned, and it is not written down yet'
+    CLOSE_CLOSED = 'close: the cloud has them back, the books not yet'
 
 
 def reached(step: Step, what: str) -> None:

@@ -134,6 +134,13 @@ class Kind(abc.ABC):
         """
         return hosts
 
+    @property
+    def hosts_leave(self) -> bool:
+        """Whether hosts that it had serve everybody again, as soon as nothing
+        else is booked there.
+        """
+        return False
+
     def changed(self, reserved: Reserved) -> None:
         """A reservation that has begun has other bookings: others of them,
         on other hosts, or on none any more.

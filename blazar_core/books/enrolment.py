@@ -15,7 +15,7 @@
 A host is enrolled in steps, because the cloud has to be asked in between:
 from the first one on nobody is let in who has no lease (:func:`begin`), and
 when the cloud has nothing there any more it can be reserved (:func:`finish`).
-It leaves in the same way.
+It leaves in the same way, at once or when nothing is booked there any more.
 """
 
 import typing as ty
@@ -31,7 +31,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['MAX_EXTRA', 'Property', 'allocations', 'begin', 'change', 'finish',
-           'get', 'leave', 'listed', 'properties', 'public', 'retire',
+           'get', 'leave', 'left', 'listed', 'properties', 'public', 'retire',
            'set_private']
 
 #: No more may be said of a host beside what the cloud says.
@@ -115,16 +115,30 @@ def finish(session: orm.Session, now: int, host_id: int) -> None:
     _write(session, now, host, enrolment=states.Enrolment.ENROLLED)
 
 
-def leave(session: orm.Session, now: int, host_id: int) -> models.Host:
+def leave(session: orm.Session, now: int, host_id: int,
+          booked: bool = False) -> models.Host:
     """From now on nobody can reserve a host; safe to repeat.
 
-    :raises Conflict: when something is booked there
+    :param booked: also while something is booked there: it stays what it is
+        until that is over (:func:`left`)
+    :raises Conflict: when something is booked there, and that is not wanted
     :raises LostRace: when somebody else decided about it meanwhile
     """
     host = get(session, host_id)
-    _check_unbooked(session, now, host, 'taken out')
+    if not booked:
+        _check_unbooked(session, now, host, 'taken out')
     _write(session, now, host, enrolment=states.Enrolment.LEAVING)
     return host
+
+
+def left(session: orm.Session, now: int) -> set[int]:
+    """The ids of the hosts that are leaving, and on which nothing is booked
+    any more.
+    """
+    return set(session.scalars(sa.select(models.Host.id).where(
+        models.Host.enrolment == states.Enrolment.LEAVING,
+        sa.not_(sa.exists().where(
+            _BOOKING.host_id == models.Host.id, *_still(now))))))
 
 
 def retire(session: orm.Session, now: int, host_id: int) -> None:
@@ -153,12 +167,22 @@ def change(session: orm.Session, now: int, host_id: int,
     :param extra: what is said of it; None: no more
     :param reservable: whether more of it may be reserved; None: as it is
     :raises InvalidLeaseParams: when too much would be said of it
+    :raises Conflict: when it may be reserved, and is being taken out
     :raises LostRace: when somebody else decided about it meanwhile
     """
     host = get(session, host_id)
+    values: dict[str, ty.Any] = {}
+    if reservable is not None:
+        values['reservable'] = reservable
+    if reservable and host.enrolment == states.Enrolment.LEAVING:
+        if host.id in left(session, now):
+            raise errors.Conflict(
+                f'Host {host.name} is being taken out. Enrol it again when it '
+                f'is out.')
+        # Nothing was done about it yet.
+        values['enrolment'] = states.Enrolment.ENROLLED
     _write(session, now, host,
-           extra=_said({**(host.extra or {}), **extra}),
-           reservable=host.reservable if reservable is None else reservable)
+           extra=_said({**(host.extra or {}), **extra}), **values)
     return host
 
 
@@ -190,14 +214,17 @@ def _check_unbooked(session: orm.Session, now: int, host: models.Host,
     """
     count, until = session.execute(sa.select(
         sa.func.count(), sa.func.max(_BOOKING.end_date)).where(
-            _BOOKING.host_id == host.id, sa.or_(
-                _BOOKING.end_date > now,
-                _BOOKING.placed_at.is_not(None)))).one()
+            _BOOKING.host_id == host.id, *_still(now))).one()
     if count:
         raise errors.Conflict(
             f'Host {host.name} cannot be {done}: {count} bookings of leases '
             f'are on it, the last one until {clocks.minute(until)} UTC. Try '
             f'again when they are over, or delete these leases.')
+
+
+def _still(now: int) -> list[ty.Any]:
+    """What is to come, or somebody has yet."""
+    return [sa.or_(_BOOKING.end_date > now, _BOOKING.placed_at.is_not(None))]
 
 
 def allocations(session: orm.Session, *where: ty.Any,

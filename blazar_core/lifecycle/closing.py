@@ -17,6 +17,7 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
+from blazar_core.books import enrolment
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -113,8 +114,23 @@ class Closing:
             closed.again.append(again)
         if closed.done:
             kind.end(reserved)
+            if kind.has_hosts and kind.hosts_leave:
+                self._database.retried(self._let_leave, reserved)
             steps.reached(steps.Step.CLOSE_CLOSED, reserved.lease_id)
         return closed
+
+    def _let_leave(self, reserved: resources.Reserved) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, reserved.lease_id)
+            if lease.status not in states.ENDING:
+                # What could not start was not used.
+                return
+            for host_id in session.scalars(sa.select(models.Host.id).where(
+                    models.Host.held_by == reserved.id,
+                    models.Host.enrolment.is_not(None),
+            ).order_by(models.Host.id)).all():
+                enrolment.leave(
+                    session, self._clock.now(), host_id, booked=True)
 
     def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
         """A lease without servers is over; returns whether it is.

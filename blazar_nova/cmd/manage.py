@@ -94,7 +94,7 @@ def _add_hosts(nouns: ty.Any) -> None:
     remove.add_argument(
         '--wait', action='store_true',
         help='let nobody reserve it any more, and wait until all leases are '
-             'over that have it')
+             'over that have it; blazar-listener goes on if you do not')
 
 
 def _add_verify(nouns: ty.Any) -> None:
@@ -201,11 +201,16 @@ def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
 def _host_remove(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
                  ) -> None:
     if parsed.wait:
-        hosts.change(parsed.id, {}, False)
+        hosts.retire(parsed.id)
     said = ''
     while True:
         try:
             hosts.remove(parsed.id)
+            break
+        except errors.NotFound:
+            if not said:
+                raise
+            # A blazar-listener was faster.
             break
         except errors.Conflict as exc:
             if not parsed.wait:

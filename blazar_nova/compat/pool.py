@@ -44,7 +44,8 @@ from blazar_nova.compat import service
 from blazar_nova.compat import traits
 
 __all__ = ['Member', 'close', 'everybody', 'guests', 'join', 'joined',
-           'leave', 'list_opts', 'members_of', 'open_to', 'opened', 'problems']
+           'leave', 'leave_after_lease', 'list_opts', 'members_of', 'open_to',
+           'opened', 'problems']
 
 LOG = logging.getLogger(__name__)
 
@@ -64,6 +65,11 @@ _OPTS: list[cfg.Opt] = [
                help='How the availability zone of a reservation begins; the '
                     'rest is its id. Hosts that are in a zone of the '
                     'operator stay in that.'),
+    cfg.StrOpt('after_lease', default='freepool', choices=[
+        ('freepool', 'They wait for the next one.'),
+        ('common', 'They serve everybody again, as soon as no other lease has '
+                   'booked them. To be leased again they are enrolled again.'),
+    ], help='What becomes of hosts when a lease is over that had them.'),
 ]
 
 
@@ -96,6 +102,11 @@ def problems(conf: ty.Any) -> list[str]:
         'Nothing keeps other servers off enrolled hosts in placement. Write '
         'enable_isolated_aggregate_filtering = True into [scheduler] of '
         'nova.conf.']
+
+
+def leave_after_lease() -> bool:
+    """Whether hosts that were leased serve everybody again."""
+    return bool(service.CONF[_GROUP].after_lease == 'common')
 
 
 # -- the hosts of the pool ---------------------------------------------------

@@ -35,6 +35,7 @@ from blazar_core.lifecycle import watch
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
 from blazar_nova.listener import mirror
+from blazar_nova.parts import enrolling
 from blazar_nova.parts import wiring
 
 __all__ = ['Listener']
@@ -81,6 +82,7 @@ class Listener:
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.binding, self.parts.vault.open,
             self.parts.types, self.parts.notify, conf.blazar.start_patience)
+        self._enrolling = enrolling.Enrolling(self.parts)
         self._interval = conf.blazar.comparison_interval
         self._messages = service.notification_listener(
             conf.blazar.notification_topic, self.handle)
@@ -156,7 +158,8 @@ class Listener:
             pause = self._interval
             self.mirror.missed.clear()
             for part in (self.mirror.compare_all, life.observing.settle_left,
-                         life.lost.send, life.closing.revoke_over):
+                         life.lost.send, life.closing.revoke_over,
+                         self._enrolling.remove_left):
                 try:
                     part()
                 except errors.BooksUnavailable:

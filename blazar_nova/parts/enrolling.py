@@ -101,12 +101,37 @@ class Enrolling:
         self._write(enrolment.retire, host_id)
         LOG.info('Host %s (%s) serves everybody again', host_id, host.name)
 
+    def retire(self, host_id: int) -> None:
+        """Let nobody reserve a host any more; it serves everybody again as
+        soon as nothing is booked there (:meth:`remove_left`).
+
+        :raises NotFound: when there is none of that id
+        """
+        self._write(enrolment.leave, host_id, True)
+
+    def remove_left(self) -> None:
+        """Have those serve everybody again that were to when they are free.
+
+        Any number of processes may do it at the same time.
+        """
+        with self._database.reader() as session:
+            found = enrolment.left(session, self._parts.clock.now())
+        for host_id in sorted(found):
+            try:
+                self.remove(host_id)
+            except errors.NotFound:
+                LOG.debug('Host %s is out already', host_id)
+            except errors.BlazarError as exc:
+                LOG.warning('Host %s does not serve everybody again yet: %s',
+                            host_id, exc)
+
     def change(self, host_id: int, extra: ty.Mapping[str, str | None],
                reservable: bool | None) -> dict[str, ty.Any]:
         """Say something else of a host: see :func:`enrolment.change`.
 
         :raises InvalidLeaseParams: when too much would be said of it
         :raises NotFound: when there is none of that id
+        :raises Conflict: when it may be reserved, and is being taken out
         """
         self._write(enrolment.change, host_id, extra, reservable)
         return self.show(host_id)

@@ -125,6 +125,10 @@ class PhysicalHosts(resources.ResourceType):
         return set(hosts) - there.keys() | cleaning.run(
             service.CONF.blazar, reserved, there, deadline)
 
+    @property
+    def hosts_leave(self) -> bool:
+        return pool.leave_after_lease()
+
     def end(self, reserved: resources.Reserved) -> None:
         pool.close(reserved.id)
 

@@ -228,11 +228,11 @@ class TestCommands(HostsTestCase):
             self.hosts_wanted()])['id']
         code, text = self.manage('remove', host['id'])
         self.assertEqual((1, True), (code, '2 bookings' in text), text)
-        ends, reservable = [lease['id'], None, later], []
+        ends, seen = [lease['id'], None, later], []
 
         def pause(_seconds):
-            reservable.append(self.enrolling.show(
-                int(host['id']))['reservable'])
+            self.enrolling.remove_left()
+            seen.append(self.enrolling.show(int(host['id']))['status'])
             lease_id = ends.pop(0)
             if lease_id is not None:
                 self.delete(lease_id)
@@ -240,12 +240,33 @@ class TestCommands(HostsTestCase):
         with fixtures.MonkeyPatch('blazar_nova.cmd.manage._pause', pause):
             code, text = self.manage('remove', host['id'], '--wait')
         self.assertEqual(0, code)
-        self.assertEqual([False] * 3, reservable)
+        self.assertEqual(['leaving'] * 3, seen)
         self.assertEqual([1, 1], [
             text.count(f'Waiting: Host host1 cannot be taken out: {count} '
                        f'bookings') for count in (2, 1)])
         self.assertIn('serves everybody again', text)
         self.assertEqual([], self.enrolling.listed())
+
+    def test_who_waits_no_more_is_followed_by_a_listener(self):
+        host, = self.enrol('host1')
+        lease, _id = self.lease_hosts()
+
+        def stop(_seconds):
+            raise KeyboardInterrupt
+
+        with fixtures.MonkeyPatch('blazar_nova.cmd.manage._pause', stop):
+            self.assertRaises(KeyboardInterrupt, self.manage, 'remove',
+                              host['id'], '--wait')
+        answer = self.make(code=409, reservations=[self.hosts_wanted()])
+        self.assertIn('fits_now: 0 of 1', answer['error_message'])
+        self.listener._enrolling.remove_left()
+        self.assertEqual('leaving', self.enrolling.show(
+            int(host['id']))['status'])
+        self.delete(lease['id'])
+        self.listener._enrolling.remove_left()
+        self.assertEqual([], self.enrolling.listed())
+        self.assertEqual({'freepool': [], 'blazar_pool': []},
+                         self.aggregates())
 
     def test_what_cannot_be_done_is_said(self):
         for words, part in (
@@ -662,6 +683,25 @@ class TestAfterwards(HostsTestCase):
         self.run_until(self.over + 4 * HOUR)
         self.assertEqual('TERMINATED', self.get(lease)['status'])
         self.assertTrue(self.is_back())
+
+
+class TestLeavingAfterwards(HostsTestCase):
+
+    more_conf = '[blazar:physical:host]\nafter_lease = common\n'
+
+    def test_they_serve_everybody_again(self):
+        self.enrol('host1', 'host2')
+        lease, reservation_id = self.lease_hosts()
+        mine, = self.aggregates()[reservation_id]
+        other, = {'host1', 'host2'} - {mine}
+        self.delete(lease['id'])
+        self.listener._enrolling.remove_left()
+        self.assertEqual({'freepool': [other], 'blazar_pool': [other]},
+                         self.aggregates())
+        self.assertEqual(set(), self.traits(mine))
+        self.look()
+        self.assertIn(mine, {self.host_of(self.boot_active(
+            f'plain{number}', flavor='3')) for number in range(4)})
 
 
 class TestStaying(HostsTestCase):

@@ -29,6 +29,7 @@ import requests
 
 from blazar_core.lifecycle import steps
 from tests.integration import base
+from tests.integration import test_hosts
 from tests.stack import processes
 
 #: What makes the wait for another worker short. Longer than anything takes
@@ -110,9 +111,11 @@ class CrashTestCase(base.IntegrationTestCase):
         return process
 
     def new_listener(self):
-        self.process('listener-after', [
+        process = self.process('listener-after', [
             os.path.join(os.path.dirname(sys.executable), 'blazar-listener'),
-            *self.files()], 'Started').wait_until_up(PATIENCE)
+            *self.files()], 'Started')
+        process.wait_until_up(PATIENCE)
+        return process
 
     def files(self):
         return ['--config-file', self.etc('nova.conf'),
@@ -187,6 +190,55 @@ class ListenerTest(CrashTestCase):
         self.assert_all_built_once(servers)
         for server_id in servers:
             self.assertEqual([], self.guests(server_id))
+        self.assert_nothing_left()
+
+
+class HostsTest(CrashTestCase, test_hosts.HostsTestCase):
+    """Whole hosts: wherever a listener dies, the next one goes on."""
+
+    STARTS = (Step.START_CLAIMED, Step.OPEN_HELD, Step.OPEN_OPENED,
+              Step.START_CARRIED_OUT)
+    ENDS = (Step.END_CLAIMED, Step.END_BEGUN, Step.END_DELETED, Step.END_GONE,
+            Step.CLOSE_CLEANED, Step.CLOSE_CLOSED, Step.END_OVER,
+            Step.END_CARRIED_OUT)
+
+    def lease_one(self):
+        lease = self.make(time.time(), 3600, reservations=[{
+            'resource_type': 'physical:host', 'min': 1, 'max': 1,
+            'hypervisor_properties': '', 'resource_properties': ''}])
+        return lease['id'], lease['reservations'][0]['id']
+
+    def test_at_each_step_of_a_start_and_of_an_end(self):
+        hosts = self.hosts()[:len(self.ENDS)]
+        for name in hosts:
+            self.enrol(name)
+        self.without('blazar-listener-1', 'blazar-listener-2')
+        leases = []
+        for step in self.STARTS:
+            leases.append(self.lease_one())
+            self.listener_dies_at(step)
+        leases += [self.lease_one()
+                   for _number in range(len(hosts) - len(leases))]
+        listener = self.new_listener()
+        self.wait_for_status([one for one, _of_it in leases], 'ACTIVE')
+        there = self.aggregates()
+        self.assertEqual((hosts, []), (sorted(
+            there[of_it][0] for _one, of_it in leases), there['freepool']))
+        servers = [self.boot({'reservation': of_it})['server']['id']
+                   for _one, of_it in leases]
+        for server_id in servers:
+            self.wait_for_server(server_id)
+        listener.stop()
+        for (lease_id, _of_it), step in zip(leases, self.ENDS, strict=True):
+            self.admin('DELETE', f'/leases/{lease_id}',
+                       service='reservation')
+            self.listener_dies_at(step)
+        self.new_listener()
+        self.wait_for_status([one for one, _of_it in leases], 'TERMINATED')
+        self.assert_all_built_once(servers)
+        self.assertEqual([], self.server_ids())
+        self.assertEqual(
+            {'freepool': hosts, 'blazar_pool': hosts}, self.aggregates())
         self.assert_nothing_left()
 
 

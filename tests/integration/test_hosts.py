@@ -14,12 +14,13 @@
 
 import time
 import typing as ty
+import uuid
 
+from tests.integration import base
 from tests.integration import test_lease_api as lease_api
 
 
-class HostsTest(lease_api.LeaseApiTestCase):
-    """With the clients that users and operators have."""
+class HostsTestCase(lease_api.LeaseApiTestCase):
 
     def hosts(self) -> list[str]:
         """The names of the hypervisors."""
@@ -44,6 +45,10 @@ class HostsTest(lease_api.LeaseApiTestCase):
     def host_of(self, server_id: str) -> str:
         return ty.cast(str, self.server(
             server_id)['OS-EXT-SRV-ATTR:hypervisor_hostname'])
+
+
+class HostsTest(HostsTestCase):
+    """With the clients that users and operators have."""
 
     def test_from_its_enrolment_to_its_return(self) -> None:
         mine, *others = self.hosts()
@@ -81,3 +86,127 @@ class HostsTest(lease_api.LeaseApiTestCase):
         self.assertEqual([mine], self.aggregates()['freepool'])
         self.assertEqual('ACTIVE', self.server(outsider)['status'])
         self.wait_for_lease(lease['id'], 'TERMINATED')
+
+
+class StayingTest(HostsTestCase):
+    """Two hosts, of a lease that is shared with another project, and whatever
+    Nova can do with a server.
+    """
+
+    #: These run in processes of their own.
+    MINE = ('host1', 'host2')
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.other = self.client('other')
+        for name in self.MINE:
+            self.enrol(name)
+        self.lease_ = self.make(
+            time.time(), 30 * lease_api.MINUTE, reservations=[{
+                'resource_type': 'physical:host', 'min': 2, 'max': 2,
+                'projects': [self.other.project_id],
+                'hypervisor_properties': '', 'resource_properties': ''}])
+        self.reservation_id = self.lease_['reservations'][0]['id']
+        self.wait_for_lease(self.lease_['id'], 'ACTIVE')
+
+    def within(self, client: base.Client | None = None) -> str:
+        server_id = self.boot({'reservation': self.reservation_id},
+                              client)['server']['id']
+        self.wait_for_server(server_id)
+        return ty.cast(str, server_id)
+
+    def act(self, server_id: str, action: str, value: ty.Any = None,
+            ) -> None:
+        self.admin('POST', f'/servers/{server_id}/action', {action: value})
+
+    def stays(self, server_id: str, status: str = 'ACTIVE',
+              away_from: str | None = None) -> str:
+        """Wait until nothing is done with a server; returns its host, which
+        is one of the lease.
+        """
+        self.wait_for(lambda: self.server(server_id)[
+            'OS-EXT-STS:task_state'] is None and
+            self.host_of(server_id) != away_from, 'it has arrived')
+        self.wait_for_server(server_id, status)
+        host = self.host_of(server_id)
+        self.assertIn(host, self.MINE)
+        return host
+
+    def test_by_each_way_that_there_is(self) -> None:
+        servers = [self.within(), self.within(self.other)]
+        for server_id in servers:
+            host = self.stays(server_id)
+            self.act(server_id, 'migrate')
+            host = self.stays(server_id, 'VERIFY_RESIZE', host)
+            self.act(server_id, 'confirmResize')
+            self.stays(server_id)
+            self.act(server_id, 'os-migrateLive', {
+                'host': None, 'block_migration': 'auto'})
+            self.stays(server_id, away_from=host)
+            self.act(server_id, 'resize', {
+                'flavorRef': self.flavors['m1.tiny']})
+            self.stays(server_id, 'VERIFY_RESIZE')
+            self.act(server_id, 'confirmResize')
+            self.stays(server_id)
+            self.act(server_id, 'shelve')
+            self.wait_for_server(server_id, 'SHELVED_OFFLOADED')
+            self.act(server_id, 'unshelve')
+            self.stays(server_id)
+        self.evacuate(servers[0])
+        self.outside()
+        self.assertEqual(sorted(self.MINE),
+                         self.aggregates()[self.reservation_id])
+        self.admin('DELETE', f'/leases/{self.lease_["id"]}',
+                   service='reservation')
+        for server_id in servers:
+            self.wait_until_gone(server_id)
+        self.wait_for_lease(self.lease_['id'], 'TERMINATED')
+        self.assertEqual(sorted(self.MINE), self.aggregates()['freepool'])
+        done = self.verify()
+        self.assertEqual(0, done.returncode, done.stdout)
+
+    def evacuate(self, server_id: str) -> None:
+        """Away from a host that dies, and comes back."""
+        host = self.host_of(server_id)
+        name = self.cloud.hosts()[host]
+        service_id, = (one['id'] for one in self.admin(
+            'GET', '/os-services?binary=nova-compute')['services']
+            if one['host'] == host)
+        self.addCleanup(self.admin, 'PUT', f'/os-services/{service_id}',
+                        {'forced_down': False})
+        self.addCleanup(self.cloud.restart, name)
+        self.cloud.kill(name)
+        self.admin('PUT', f'/os-services/{service_id}', {'forced_down': True})
+        self.act(server_id, 'evacuate', {})
+        self.stays(server_id, 'ACTIVE', host)
+        self.cloud.restart(name)
+        self.admin('PUT', f'/os-services/{service_id}',
+                   {'forced_down': False})
+        self.stays(server_id, 'ACTIVE', host)
+
+    def outside(self) -> None:
+        """Those who are not of the lease, by whatever they may ask for."""
+        outsider = self.boot()['server']['id']
+        self.wait_for_server(outsider)
+        for host in self.MINE:
+            forced = self.boot(client=self.admin, availability_zone=(
+                f'nova:{host}'))['server']['id']
+            self.wait_for_server(forced, 'ERROR')
+            self.delete(forced)
+            for action, value in (
+                    ('os-migrateLive', {'host': host,
+                                        'block_migration': 'auto'}),
+                    ('migrate', {'host': host})):
+                self.admin.request(
+                    'POST', f'/servers/{outsider}/action', {action: value})
+                self.wait_for(lambda: self.server(outsider)[
+                    'OS-EXT-STS:task_state'] is None, 'nothing is done')
+                self.assertNotIn(self.host_of(outsider), self.MINE)
+        for hint in (str(uuid.uuid4()), self.lease_['id']):
+            self.refusal(400, self.demo, 'POST', '/servers',
+                         self.boot_body({'reservation': hint}))
+        self.admin('PUT', f'/leases/{self.lease_["id"]}', {'reservations': [
+            {'id': self.reservation_id, 'projects': []}]},
+            service='reservation')
+        self.refusal(400, self.other, 'POST', '/servers', self.boot_body(
+            {'reservation': self.reservation_id}))

@@ -31,6 +31,7 @@ monkey_patch.patch(backend='threading')
 
 import base64  # noqa: E402
 import glob  # noqa: E402
+import io  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import shlex  # noqa: E402
@@ -147,6 +148,15 @@ class StackDriver(fake.FakeDriver):
                 context, instance.image_ref)))})
         super().spawn(context, instance, image_meta, injected_files,
                       admin_password, *args, **kwargs)
+
+    def snapshot(self, context: ty.Any, instance: ty.Any, image_id: str,
+                 update_task_state: ty.Callable[..., None]) -> None:
+        super().snapshot(context, instance, image_id, update_task_state)
+        # Else nothing could be booted from it again, as unshelving does.
+        glance.API().update(
+            context, image_id, {'disk_format': 'raw', 'name': instance.name,
+                                'container_format': 'bare'},
+            io.BytesIO(b'snapshot'))
 
 
 def serve_hosts(hosts: list[str]) -> None:

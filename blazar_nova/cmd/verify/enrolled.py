@@ -33,11 +33,12 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
     """
     with parts.database.reader() as session:
         hosts = enrolment.listed(session)
-    yield from _unfinished(parts, hosts)
+        left = enrolment.left(session, parts.clock.now())
+    yield from _unfinished(parts, hosts, left)
     there = pool.joined() if hosts else set()
     for host in hosts:
-        if host.uuid not in there and (
-                host.enrolment == states.Enrolment.ENROLLED):
+        if host.uuid not in there and host.id not in left and (
+                host.enrolment != states.Enrolment.ENROLLING):
             yield audit.Difference(
                 ('not isolated', host.uuid),
                 f'Host {host.name} is enrolled, and Nova does not keep '
@@ -48,8 +49,12 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
 
 
 def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
+                left: ty.Container[int],
                 ) -> ty.Iterator[audit.Difference]:
-    """Who enrolled a host, or took it out, has died on the way."""
+    """Who enrolled a host, or took it out, has died on the way.
+
+    :param left: the ids of those that nothing keeps from leaving
+    """
     at_work = enrolling.Enrolling(parts)
     for host in hosts:
         if host.enrolment == states.Enrolment.ENROLLING:
@@ -58,7 +63,7 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                 f'Host {host.name} is being enrolled, and takes nobody until '
                 f'it is.', '--fix finishes it', functools.partial(
                     at_work.add, host.name, host.extra or {}))
-        elif host.enrolment == states.Enrolment.LEAVING:
+        elif host.id in left:
             yield audit.Difference(
                 ('leaving', host.uuid),
                 f'Host {host.name} is being taken out, and takes nobody '

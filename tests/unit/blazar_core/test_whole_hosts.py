@@ -58,6 +58,7 @@ class Machines(resources.ResourceType):
     :ivar among: the hosts of which they are made
     :ivar dirty: the hosts that do not get clean
     :ivar swept: the hosts that were to be cleaned, in order
+    :ivar leaving: whether hosts that were leased serve everybody again
     """
 
     has_hosts = True
@@ -71,6 +72,7 @@ class Machines(resources.ResourceType):
         self.cleaning_time = 0
         self.dirty: set[str] = set()
         self.swept: list[str] = []
+        self.leaving = False
 
     def read(self, values: resources.Values) -> resources.Values:
         return values
@@ -92,6 +94,10 @@ class Machines(resources.ResourceType):
 
     def guests(self, reserved: resources.Reserved) -> ty.Collection[str]:
         return self.full.get(reserved.id, ())
+
+    @property
+    def hosts_leave(self) -> bool:
+        return self.leaving
 
     def end(self, reserved: resources.Reserved) -> None:
         self.doors.pop(reserved.id, None)
@@ -1162,6 +1168,71 @@ class TestEnrolment(WholeHostsTestCase):
     def write(self, work, *args):
         with self.database.writer() as session:
             return work(session, self.clock.now(), *args)
+
+    def enrolments(self):
+        return self.scalars(models.Host.enrolment)
+
+    def left(self):
+        with self.database.reader() as session:
+            return enrolment.left(session, self.clock.now())
+
+    def test_it_leaves_when_its_leases_are_over(self):
+        host_id = self.enrol('one')
+        lease = self.reserve_machines(0, 100)
+        self.assertRaises(
+            errors.Conflict, self.write, enrolment.leave, host_id)
+        self.assertEqual(['enrolled'], self.enrolments())
+        self.write(enrolment.leave, host_id, True)
+        self.assertEqual((['leaving'], set()), (
+            self.enrolments(), self.left()))
+        self.assertRaises(errors.Refused, self.reserve_machines, 200, 300)
+        # What was promised begins all the same.
+        self.new_engine().run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual({'one'}, self.held().keys())
+        self.clock.advance(100)
+        self.new_engine('second').run_due()
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual({host_id}, self.left())
+        exc = self.assertRaises(
+            errors.Conflict, self.write, enrolment.change, host_id, {}, True)
+        self.assertIn('is being taken out', str(exc))
+
+    def test_its_operator_thinks_better_of_it(self):
+        host_id = self.enrol('one')
+        self.reserve_machines(0, 100)
+        self.write(enrolment.leave, host_id, True)
+        self.write(enrolment.change, host_id, {'gpu': 'A100'}, None)
+        self.assertEqual(['leaving'], self.enrolments())
+        self.write(enrolment.change, host_id, {}, True)
+        self.assertEqual(['enrolled'], self.enrolments())
+        self.reserve_machines(200, 300)
+
+    def test_who_was_leased_leaves_where_that_is_wanted(self):
+        host_id = self.enrol('one')
+        self.machines.leaving = True
+        for start, end in ((0, 100), (200, 300)):
+            self.reserve_machines(start, end)
+        self.clock.advance(10)
+        self.new_engine().run_due()
+        self.assertEqual(['enrolled'], self.enrolments())
+        self.clock.advance(90)
+        self.new_engine('second').run_due()
+        self.assertEqual((['leaving'], set()), (
+            self.enrolments(), self.left()))
+        self.clock.advance(200)
+        self.new_engine('third').run_due()
+        self.assertEqual({host_id}, self.left())
+
+    def test_who_was_not_used_stays(self):
+        self.enrol('one')
+        self.machines.leaving = True
+        self.machines.start = lambda _reserved: 1 / 0
+        lease = self.reserve_machines(0, 100)
+        self.new_engine().run_due()
+        self.lifecycle.starting.give_up(lease['id'], states.EventType.START)
+        self.assertEqual(('ERROR', ['enrolled']), (
+            self.status(lease), self.enrolments()))
 
     def test_it_can_be_reserved_when_it_is_enrolled(self):
         host_id = self.enrol('one', finish=False)

@@ -30,9 +30,9 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['MAX_EXTRA', 'Property', 'allocations', 'begin', 'change', 'finish',
-           'get', 'leave', 'left', 'listed', 'properties', 'public', 'retire',
-           'set_private']
+__all__ = ['MAX_EXTRA', 'Property', 'allocations', 'begin', 'change',
+           'check_unbooked', 'finish', 'get', 'leave', 'left', 'listed',
+           'properties', 'public', 'retire', 'set_private']
 
 #: No more may be said of a host beside what the cloud says.
 MAX_EXTRA = 100
@@ -97,7 +97,7 @@ def begin(session: orm.Session, now: int, uuid: str,
         raise errors.Conflict(
             f'Host {host.name} is being taken out: finish that first, by '
             f'deleting host {host.id} once more.')
-    _check_unbooked(session, now, host, 'enrolled')
+    check_unbooked(session, now, host, 'enrolled')
     _write(session, now, host, enrolment=states.Enrolment.ENROLLING,
            reservable=True, extra=_said(extra))
     return host.id
@@ -126,7 +126,7 @@ def leave(session: orm.Session, now: int, host_id: int,
     """
     host = get(session, host_id)
     if not booked:
-        _check_unbooked(session, now, host, 'taken out')
+        check_unbooked(session, now, host, 'taken out')
     _write(session, now, host, enrolment=states.Enrolment.LEAVING)
     return host
 
@@ -207,9 +207,10 @@ def _write(session: orm.Session, now: int, host: models.Host,
         session.refresh(host)
 
 
-def _check_unbooked(session: orm.Session, now: int, host: models.Host,
-                    done: str) -> None:
+def check_unbooked(session: orm.Session, now: int, host: models.Host,
+                   done: str) -> None:
     """
+    :param done: what is to be done to it, as a word: ``enrolled``
     :raises Conflict: when something is booked on a host
     """
     count, until = session.execute(sa.select(

@@ -26,7 +26,7 @@ from blazar_core.books import ledger
 from blazar_core.common import model
 from blazar_core.db import models
 
-__all__ = ['InUse', 'give_back', 'hand_over', 'holds', 'overdue']
+__all__ = ['InUse', 'give_back', 'hand_over', 'holds', 'overdue', 'take_in']
 
 
 #: What is said of a host that a reservation leaves, and not of the next one.
@@ -73,6 +73,34 @@ def hand_over(session: orm.Session, now: int,
                            held_by=holder, updated_at=now, **_NOT_LEFT)
             bookings[host.id].placed_at = now
             session.expire(host)
+
+
+def take_in(session: orm.Session, now: int, host_ids: ty.Collection[int],
+            server_ids: ty.Collection[str]) -> None:
+    """What runs on these hosts is within what is about to have them.
+
+    It is counted no more, which is right only if they are handed over
+    (:func:`hand_over`) in the same transaction.
+
+    :param server_ids: those that may be there
+    :raises InUse: when others are, or it is not known who is
+    :raises LostRace: when somebody else decided about one meanwhile
+    """
+    for host in session.scalars(sa.select(models.Host).options(
+            orm.undefer(models.Host.consumers)).where(
+                models.Host.id.in_(host_ids),
+                models.Host.held_by.is_(None)).order_by(models.Host.id)):
+        if host.consumers is None and any(host.usage.values()):
+            raise InUse(f'it is not known yet what runs on host {host.name}')
+        others = sorted(
+            one for one, (amounts, _until) in (host.consumers or {}).items()
+            if one not in server_ids and any(amounts.values()))
+        if others:
+            raise InUse(f'host {host.name} has servers that are not of this '
+                        f'lease: {", ".join(others)}')
+        ledger.advance(session.connection(), now, [host], {}, usage={},
+                       consumers={}, recheck_at=None, updated_at=now)
+        session.expire(host)
 
 
 def holds(session: orm.Session,

@@ -93,6 +93,17 @@ class Asked:
     cleaning_time: int = 0
 
 
+def lock(connection: sa.Connection, project_id: str) -> None:
+    """Keep all others from deciding about leases of a project, who count
+    again what it has: see :meth:`Granted.lock`.
+    """
+    if not connection.execute(
+            sa.update(_PROJECTS).where(_PROJECTS.c.id == project_id)
+            .values(generation=_PROJECTS.c.generation + 1)).rowcount:
+        connection.execute(_PROJECTS.insert().values(
+            id=project_id, generation=1))
+
+
 #: Somebody else who is asked, and raises when he says no.
 Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
@@ -119,11 +130,7 @@ class Granted:
         The first statement of the transaction, for the reason that
         :func:`blazar_core.db.api.locked` has.
         """
-        if not connection.execute(
-                sa.update(_PROJECTS).where(_PROJECTS.c.id == self._project_id)
-                .values(generation=_PROJECTS.c.generation + 1)).rowcount:
-            connection.execute(_PROJECTS.insert().values(
-                id=self._project_id, generation=1))
+        lock(connection, self._project_id)
 
     def confirm(self, connection: sa.Connection) -> None:
         """Look again if others have decided meanwhile; after the lock, and

@@ -1,0 +1,243 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases that were made elsewhere: as they were, and never too much."""
+
+import dataclasses
+
+from oslo_utils import uuidutils
+
+from blazar_core.books import enrolment
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import adopting
+from blazar_core.leases import limits
+from blazar_core.leases import views
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_whole_hosts
+
+NOW = base.NOW
+
+load_tests = databases.load_tests
+
+
+class AdoptingTestCase(test_whole_hosts.WholeHostsTestCase):
+    """Two hosts that are enrolled, the first of them in use already."""
+
+    scenarios = databases.SCENARIOS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.host('two', VCPU=4)
+        self.machines.enrolled = True
+        self.ids = {name: self.enrol(name) for name in ('one', 'two')}
+        self.adopting = adopting.Adopting(
+            self.database, self.clock, self.types)
+
+    def known(self, start, end, *names, **values):
+        """A lease of hosts; a name of none is one that is missing."""
+        lease_id = uuidutils.generate_uuid()
+        return adopting.KnownLease(**{
+            'id': lease_id, 'name': 'old', 'project_id': 'project',
+            'user_id': 'user', 'window': model.Window(
+                NOW + start, NOW + end), 'active': False, 'cleaning_time': 0,
+            'created_at': NOW - 500, 'updated_at': NOW - 400,
+            'reservations': (adopting.KnownReservation(
+                uuidutils.generate_uuid(), 'machine',
+                {'min': 1, 'max': len(names)},
+                tuple(self.ids.get(name) for name in names), None,
+                NOW - 500, NOW - 400),),
+            'events': (), **values})
+
+    def in_use(self, *server_ids):
+        """Servers run on the first host."""
+        with self.database.writer() as session:
+            host = session.get(models.Host, self.ids['one'])
+            host.consumers = {one: ({'VCPU': 1}, NOW) for one in server_ids}
+            host.usage = {'VCPU': len(server_ids)}
+
+
+class TestPending(AdoptingTestCase):
+
+    def test_all_of_it_stays_as_it_was(self):
+        events = tuple(adopting.KnownEvent(
+            uuidutils.generate_uuid(), event_type, NOW + time, status)
+            for event_type, time, status in (
+                ('start_lease', 10, 'UNDONE'), ('mine', 5, 'ERROR'),
+                ('before_end_lease', 15, 'UNDONE')))
+        known = self.known(10, 20, 'one', 'two', events=events)
+        self.assertTrue(self.adopting.adopt(known))
+        lease = views.get(self.database, known.id)
+        self.assertEqual(
+            ('PENDING', 'old', NOW + 10, NOW + 20, NOW + 15, NOW - 500,
+             'delete'), tuple(lease[key] for key in (
+                 'status', 'name', 'start_date', 'end_date',
+                 'before_end_date', 'created_at', 'on_end')))
+        reservation, = lease['reservations']
+        self.assertEqual(
+            (known.reservations[0].id, 'pending', 2, {'min': 1, 'max': 2},
+             False), tuple(reservation[key] for key in (
+                 'id', 'status', 'amount', 'params', 'missing_resources')))
+        self.assertEqual({'one': {'VCPU': 4}, 'two': {'VCPU': 4}},
+                         self.bookings_of(lease))
+        # An end comes to every lease.
+        there = {event['event_type']: event for event in lease['events']}
+        self.assertEqual(
+            {'mine': ('ERROR', NOW + 5), 'start_lease': ('UNDONE', NOW + 10),
+             'before_end_lease': ('UNDONE', NOW + 15),
+             'end_lease': ('UNDONE', NOW + 20)}, {
+                 name: (event['status'], event['time'])
+                 for name, event in there.items()})
+        self.assertEqual({event.id for event in events}, {
+            there[event.event_type]['id'] for event in events})
+
+    def test_it_begins_and_ends_as_any_other(self):
+        known = self.known(10, 20, 'one')
+        self.adopting.adopt(known)
+        worker = self.new_engine()
+        self.clock.advance(10)
+        worker.run_due()
+        self.assertEqual('ACTIVE', self.status({'id': known.id}))
+        self.assertEqual({'one': known.reservations[0].id}, self.held())
+        self.clock.advance(10)
+        worker.run_due()
+        self.assertEqual('TERMINATED', self.status({'id': known.id}))
+        self.assertEqual({}, self.held())
+
+    def test_once_is_enough(self):
+        known = self.known(10, 20, 'one')
+        self.assertTrue(self.adopting.adopt(known))
+        before = self.everything()
+        self.assertFalse(self.adopting.adopt(known))
+        # Who counts what a project has is told that somebody was here.
+        self.assertEqual(before | {'projects': None},
+                         self.everything() | {'projects': None})
+
+    def test_what_would_overbook_is_refused_and_nothing_is_left(self):
+        there = self.reserve_machines(10, 20)
+        name, = self.bookings_of(there)
+        before = self.everything()
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt, self.known(19, 30, name))
+        self.assertEqual(f'Host {name} has no room for it: it is booked in '
+                         f'its time by lease {there["id"]}.', str(exc))
+        self.assertEqual(before, self.everything())
+        self.adopting.adopt(self.known(20, 30, name))
+
+    def test_cleaning_takes_its_time(self):
+        self.adopting.adopt(self.known(10, 20, 'one', cleaning_time=5))
+        for start in (20, 24):
+            self.assertRaises(errors.Conflict, self.adopting.adopt,
+                              self.known(start, 30, 'one'))
+        self.adopting.adopt(self.known(25, 30, 'one'))
+
+    def test_a_host_that_is_missing_is_looked_for(self):
+        known = self.known(10, 20, 'one', 'none')
+        self.adopting.adopt(known)
+        reservation, = views.get(self.database, known.id)['reservations']
+        self.assertEqual((2, True), (
+            reservation['amount'], reservation['missing_resources']))
+        self.watching().look()
+        self.assertEqual({'one', 'two'}, self.bookings_of(
+            {'id': known.id}).keys())
+
+    def test_only_on_hosts_that_serve_leases_alone(self):
+        self.host('three', VCPU=4)
+        self.ids['three'] = self.enrol('three', finish=False)
+        exc = self.assertRaises(errors.Conflict, self.adopting.adopt,
+                                self.known(10, 20, 'three'))
+        self.assertEqual('Host three is not enrolled.', str(exc))
+
+    def test_of_a_host_of_which_no_more_is_reserved(self):
+        with self.database.writer() as session:
+            enrolment.change(session, NOW, self.ids['one'], {}, False)
+        self.adopting.adopt(self.known(10, 20, 'one'))
+
+    def test_who_counts_a_project_counts_again(self):
+        self.adopting.adopt(self.known(10, 20, 'one'))
+        self.adopting.adopt(self.known(20, 30, 'one'))
+        self.assertEqual([2], self.scalars(
+            models.Project.generation, models.Project.id == 'project'))
+        with self.database.begin() as connection:
+            limits.lock(connection, 'other')
+        self.assertEqual([1], self.scalars(
+            models.Project.generation, models.Project.id == 'other'))
+
+
+class TestActive(AdoptingTestCase):
+
+    def test_its_hosts_are_its_own_with_the_servers_there(self):
+        self.in_use('server')
+        known = self.known(-10, 20, 'one', active=True,
+                           servers=frozenset(['server']))
+        self.adopting.adopt(known)
+        self.assertEqual('ACTIVE', self.status({'id': known.id}))
+        self.assertEqual({'one': known.reservations[0].id}, self.held())
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
+                         self.events_of({'id': known.id}))
+        # Its servers are within it, and no usage beside it.
+        self.assertEqual([{}], self.scalars(
+            models.Host.usage, models.Host.name == 'one'))
+        self.assertEqual([NOW], self.scalars(models.Booking.placed_at))
+
+    def test_nobody_else_may_be_there(self):
+        self.in_use('server', 'stranger')
+        known = self.known(-10, 20, 'one', active=True,
+                           servers=frozenset(['server']))
+        before = self.everything()
+        exc = self.assertRaises(errors.Conflict, self.adopting.adopt, known)
+        self.assertEqual('Host one has servers that are not of this lease: '
+                         'stranger.', str(exc))
+        self.assertEqual(before, self.everything())
+
+    def test_nor_anybody_of_whom_nothing_is_known(self):
+        with self.database.writer() as session:
+            host = session.get(models.Host, self.ids['one'])
+            host.consumers, host.usage = None, {'VCPU': 1}
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt,
+            self.known(-10, 20, 'one', active=True))
+        self.assertIn('It is not known yet what runs on host one', str(exc))
+
+    def test_of_two_that_have_a_host_one_is_refused(self):
+        self.adopting.adopt(self.known(-10, 20, 'one', active=True))
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt,
+            self.known(-5, 10, 'one', active=True))
+        self.assertIn('Host one has no room for it', str(exc))
+
+    def test_one_that_should_be_over_has_its_hosts_until_it_is(self):
+        known = self.known(-20, -10, 'one', active=True)
+        self.adopting.adopt(known)
+        self.assertEqual({'one': known.reservations[0].id}, self.held())
+        self.machines.full[known.reservations[0].id] = ['server']
+        self.cloud.servers['server'] = test_whole_hosts.clouds.Seen(
+            base.State.RUNNING, self.uuid_of('one'))
+        worker = self.new_engine()
+        worker.run_due()
+        self.assertEqual(['server'], self.cloud.deleted)
+        self.machines.full.clear()
+        self.clock.advance(600)
+        worker.run_due()
+        self.assertEqual('TERMINATED', self.status({'id': known.id}))
+
+    def test_the_state_is_one_that_is_known(self):
+        known = self.known(-10, 20, 'one', active=True)
+        self.adopting.adopt(dataclasses.replace(known, events=(
+            adopting.KnownEvent('e', 'end_lease', NOW + 20,
+                                states.Event.UNDONE),)))
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
+                         self.events_of({'id': known.id}))

@@ -24,8 +24,8 @@ from oslo_db import exception as db_exception
 from blazar_core.common import errors
 from blazar_nova.compat import bounded
 
-__all__ = ['MADE', 'add', 'ensured', 'found', 'make', 'named', 'of_zones',
-           'remove', 'zones']
+__all__ = ['MADE', 'add', 'described', 'ensured', 'found', 'make', 'named',
+           'of_zones', 'remove', 'zones']
 
 #: Somebody has made an aggregate of this name meanwhile, or this moment.
 MADE = (exception.AggregateNameExists, db_exception.DBDuplicateEntry)
@@ -46,10 +46,21 @@ def ensured(context: ty.Any, name: str, metadata: dict[str, str],
             return make(context, name=name, metadata=metadata)
         except MADE:
             there = found(context, name)
-    if there is not None and not metadata.items() <= there.metadata.items():
-        there = compute_api.AggregateAPI().update_aggregate_metadata(
-            context, there.id, metadata)
-    return there
+    return None if there is None else described(context, there, metadata)
+
+
+def described(context: ty.Any, aggregate: ty.Any,
+              metadata: ty.Mapping[str, str],
+              without: ty.Collection[str] = ()) -> ty.Any:
+    """An aggregate, with this said of it.
+
+    :param without: what is not to be said of it
+    """
+    change = {key: value for key, value in metadata.items()
+              if aggregate.metadata.get(key) != value} | {
+        key: None for key in without if key in aggregate.metadata}
+    return compute_api.AggregateAPI().update_aggregate_metadata(
+        context, aggregate.id, change) if change else aggregate
 
 
 def make(context: ty.Any, **values: ty.Any) -> ty.Any:

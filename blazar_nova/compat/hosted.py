@@ -17,6 +17,7 @@ user gets at it: it requires the trait of the pool, and beside it that of the
 reservation if that has whole hosts.
 """
 
+import contextlib
 import typing as ty
 
 from nova import context as nova_context
@@ -26,7 +27,8 @@ from nova import objects
 from blazar_nova.compat import bounded
 from blazar_nova.compat import traits
 
-__all__ = ['admit', 'bind', 'carry_over', 'in_pool', 'reservation_of',
+__all__ = ['admit', 'bind', 'bind_running', 'carry_over', 'in_pool',
+           'reservation_of',
            'reservation_of_server']
 
 #: The extra spec that says in which reservation of hosts a server is.
@@ -71,6 +73,43 @@ def _require(call: ty.Any, server_ids: ty.Container[str],
         build_request.instance.flavor = spec.flavor
         build_request.instance = build_request.instance
         build_request.save()
+
+
+def bind_running(server_id: str, reservation_id: str) -> None:
+    """Have a server that runs stay on the hosts of a reservation, for good.
+
+    One that is gone is left alone. Safe to repeat.
+
+    :raises CloudUnavailable: when that cannot be done now
+    """
+    bounded.of_api(_bind_running, server_id, reservation_id)
+
+
+def _bind_running(server_id: str, reservation_id: str) -> None:
+    context = nova_context.get_admin_context()
+    # What moves it goes by this one, so it is first: who dies in between
+    # leaves a server that stays where it is.
+    with contextlib.suppress(exception.RequestSpecNotFound):
+        spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
+        if reservation_of(spec.flavor) != reservation_id:
+            spec.flavor = _with(spec.flavor, _traits_of(reservation_id))
+            spec.save()
+    with contextlib.suppress(exception.InstanceMappingNotFound,
+                             exception.InstanceNotFound):
+        mapping = objects.InstanceMapping.get_by_instance_uuid(
+            context, server_id)
+        with nova_context.target_cell(
+                context, mapping.cell_mapping) as in_cell:
+            instance = objects.Instance.get_by_uuid(
+                in_cell, server_id, ['flavor'])
+            # Those of a resize, too, that is neither confirmed nor reverted.
+            for name in ('flavor', 'old_flavor', 'new_flavor'):
+                flavor = getattr(instance, name)
+                if flavor is not None and (
+                        reservation_of(flavor) != reservation_id):
+                    setattr(instance, name, _with(
+                        flavor, _traits_of(reservation_id)))
+            instance.save()
 
 
 def reservation_of(flavor: ty.Any) -> str | None:

@@ -26,6 +26,7 @@ processes at once.
 """
 
 from concurrent import futures
+import contextlib
 import typing as ty
 
 from nova.compute import api as compute_api
@@ -221,11 +222,14 @@ def close(reservation_id: str) -> None:
 
 def _delete(reservation_id: str) -> None:
     context = nova_context.get_admin_context()
-    try:
-        aggregate = objects.Aggregate.get_by_uuid(context, reservation_id)
+    aggregate = _found(context, reservation_id)
+    if aggregate is not None:
+        _remove(context, aggregate)
+
+
+def _remove(context: ty.Any, aggregate: ty.Any) -> None:
+    with contextlib.suppress(exception.AggregateNotFound):
         compute_api.AggregateAPI().delete_aggregate(context, aggregate.id)
-    except exception.AggregateNotFound:
-        pass
 
 
 def _clear(reservation_id: str, keep: ty.Collection[str]) -> None:
@@ -235,9 +239,8 @@ def _clear(reservation_id: str, keep: ty.Collection[str]) -> None:
     if not gone:
         return
     aggregate, freepool = bounded.of_api(
-        lambda: (objects.Aggregate.get_by_uuid(
-            nova_context.get_admin_context(), reservation_id),
-            _freepool(nova_context.get_admin_context())))
+        lambda: (_found(nova_context.get_admin_context(), reservation_id),
+                 _freepool(nova_context.get_admin_context())))
     trait = traits.of(reservation_id)
 
     def go(host: Member) -> None:
@@ -269,10 +272,8 @@ def members_of(reservation_id: str) -> list[Member]:
 
 
 def _members_of(reservation_id: str) -> list[Member]:
-    try:
-        aggregate = objects.Aggregate.get_by_uuid(
-            nova_context.get_admin_context(), reservation_id)
-    except exception.AggregateNotFound:
+    aggregate = _found(nova_context.get_admin_context(), reservation_id)
+    if aggregate is None:
         return []
     found = []
     for service_host in aggregate.hosts:
@@ -338,16 +339,26 @@ def _isolated(context: ty.Any) -> ty.Any:
 
 def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
                   members: ty.Sequence[Member]) -> ty.Any:
-    """The aggregate of a reservation, made if there is none."""
-    try:
-        return objects.Aggregate.get_by_uuid(context, reservation_id)
-    except exception.AggregateNotFound:
-        pass
+    """The aggregate of a reservation, made if there is none.
+
+    Blazar has made it under another uuid, and before there was a host in it.
+    With hosts it stays, and so does its availability zone, which Nova does
+    not change while servers are there. An empty one goes: its zone need not
+    be one that its hosts can have.
+    """
+    there = _found(context, reservation_id)
+    if there is not None and there.uuid == reservation_id:
+        return there
     options = service.CONF[_GROUP]
     # No filter_tenant_id: it would bind the project's other servers to these
     # hosts, and keep off those with whom they are shared.
     metadata = {'reservation': reservation_id,
                 options.blazar_owner: project_id}
+    if there is not None and there.hosts:
+        return aggregates.described(
+            context, there, metadata, without=['filter_tenant_id'])
+    if there is not None:
+        _remove(context, there)
     zones = objects.AggregateList.get_by_metadata_key(
         context, 'availability_zone',
         hosts=[host.service_host for host in members])
@@ -363,7 +374,19 @@ def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
             context, name=reservation_id, uuid=reservation_id,
             metadata=metadata)
     except aggregates.MADE:
+        return _found(context, reservation_id)
+
+
+def _found(context: ty.Any, reservation_id: str) -> ty.Any:
+    """The aggregate of a reservation; None: there is none.
+
+    Ours has its id as its uuid, too; that of Blazar as its name alone, of
+    which Nova has no other.
+    """
+    try:
         return objects.Aggregate.get_by_uuid(context, reservation_id)
+    except exception.AggregateNotFound:
+        return aggregates.found(context, reservation_id)
 
 
 def _for_each(reservation_id: str, done: str,

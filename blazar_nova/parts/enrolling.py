@@ -31,12 +31,15 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import service
 from blazar_nova.parts import wiring
 
-__all__ = ['FIELDS', 'Enrolling']
+__all__ = ['FIELDS', 'Enrolling', 'chosen', 'shown']
 
 LOG = logging.getLogger(__name__)
 
 _FACTS = ('hypervisor_hostname', 'hypervisor_type', 'hypervisor_version',
           'vcpus', 'memory_mb', 'local_gb')
+
+#: No more servers are named in a sentence.
+_SHOWN = 5
 
 #: What is said of every host.
 FIELDS = ('id', *_FACTS, 'cpu_info', 'service_name', 'reservable', 'status',
@@ -55,7 +58,7 @@ class Enrolling:
         self._database = parts.database
 
     def add(self, name: str, extra: ty.Mapping[str, str],
-            ) -> dict[str, ty.Any]:
+            staying: ty.Collection[str] = ()) -> dict[str, ty.Any]:
         """Have a host serve leases only.
 
         Nobody without a lease is let in from the first step on, so that what
@@ -64,6 +67,7 @@ class Enrolling:
 
         :param name: of the hypervisor, or of its nova-compute
         :param extra: what is said of it beside what Nova says
+        :param staying: servers that may be there: a lease has them already
         :returns: the host, as :meth:`show` has it
         :raises InvalidLeaseParams: when too much is said of it
         :raises NotFound: when there is no such host
@@ -75,15 +79,15 @@ class Enrolling:
         problems = pool.problems(service.CONF)
         if problems:
             raise errors.Conflict(problems[0])
-        host = self._found(name)
+        host = chosen(name, *nova_hosts.all_hosts())
         host_id = self._write(enrolment.begin, host.uuid, extra)
         pool.join(host)
-        there = self._there(host_id, host)
+        there = sorted(self._there(host_id, host) - {*staying})
         if there:
             self._give_up(host_id, host)
             raise errors.Conflict(
-                f'Host {name} cannot be enrolled: {there} servers run on it. '
-                f'Migrate or delete them first.')
+                f'Host {name} cannot be enrolled: {len(there)} servers run on '
+                f'it ({shown(there)}). Migrate or delete them first.')
         self._write(enrolment.finish, host_id)
         LOG.info('Host %s (%s) is enrolled: it serves leases only', host_id,
                  name)
@@ -192,35 +196,14 @@ class Enrolling:
 
         self._database.retried(attempt)
 
-    def _found(self, name: str) -> pool.Member:
-        """The one compute node of a name, or of a nova-compute of that name.
-        """
-        found, complete = nova_hosts.all_hosts()
-        named = [one for one in found
-                 if name in (one.name, one.service_host)]
-        if not named and not complete:
-            raise errors.CloudUnavailable(
-                f'Host {name} is not known, and not every cell has answered. '
-                f'Try again in a minute.')
-        if not named:
-            raise errors.NotFound(
-                f'There is no host {name}. Write the name of a hypervisor, as '
-                f'"openstack hypervisor list" shows it.')
-        if len([one for one in found
-                if one.service_host == named[0].service_host]) > 1:
-            raise errors.Conflict(
-                f'The nova-compute of host {name} has several compute nodes: '
-                f'they cannot be told apart in aggregates.')
-        return pool.Member(named[0].uuid, named[0].service_host)
-
-    def _there(self, host_id: int, host: pool.Member) -> int:
-        """How many servers are on a host, or on their way to it."""
+    def _there(self, host_id: int, host: pool.Member) -> set[str]:
+        """The servers that are on a host, or on their way to it."""
         with self._database.reader() as session:
             row = session.get(models.Host, host_id)
             awaited = inventory.awaited(
                 None if row is None else row.consumers,
                 self._parts.clock.now())
-        return len(awaited.keys() | pool.everybody(host))
+        return awaited.keys() | pool.everybody(host)
 
     def _give_up(self, host_id: int, host: pool.Member) -> None:
         self._write(enrolment.leave, host_id)
@@ -237,6 +220,40 @@ class Enrolling:
                 return work(session, self._parts.clock.now(), *args)
 
         return self._database.retried(attempt)
+
+
+def chosen(name: str, found: ty.Collection[nova_hosts.ComputeHost],
+           complete: bool) -> pool.Member:
+    """The one compute node of a name, or of a nova-compute of that name.
+
+    :param found: those of the cloud
+    :param complete: whether every cell has answered
+    :raises NotFound: when there is none
+    :raises Conflict: when it cannot be enrolled
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    named = [one for one in found if name in (one.name, one.service_host)]
+    if not named and not complete:
+        raise errors.CloudUnavailable(
+            f'Host {name} is not known, and not every cell has answered. '
+            f'Try again in a minute.')
+    if not named:
+        raise errors.NotFound(
+            f'There is no host {name}. Write the name of a hypervisor, as '
+            f'"openstack hypervisor list" shows it.')
+    if len([one for one in found
+            if one.service_host == named[0].service_host]) > 1:
+        raise errors.Conflict(
+            f'The nova-compute of host {name} has several compute nodes: '
+            f'they cannot be told apart in aggregates.')
+    return pool.Member(named[0].uuid, named[0].service_host)
+
+
+def shown(server_ids: ty.Sequence[str]) -> str:
+    """Some servers in a sentence: the first of them."""
+    rest = len(server_ids) - _SHOWN
+    return ', '.join(server_ids[:_SHOWN]) + (
+        f' and {rest} more' if rest > 0 else '')
 
 
 def _described(host: models.Host, zones: ty.Mapping[str, str],

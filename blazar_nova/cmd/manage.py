@@ -13,6 +13,7 @@
 """The command blazar-nova-manage: what an operator does by hand."""
 
 import argparse
+import collections
 import sys
 import threading
 import typing as ty
@@ -30,6 +31,7 @@ from blazar_core.leases import credentials
 from blazar_core.leases import views
 
 if ty.TYPE_CHECKING:
+    from blazar_nova.cmd import importing
     from blazar_nova.cmd import verify
     from blazar_nova.parts import enrolling
 
@@ -45,8 +47,8 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
     :returns: the exit code; 1 when an error was printed
     """
     parsed = _parser().parse_args(argv)
-    if parsed.action is _verify:
-        return int(_verify(parsed))
+    if parsed.action in (_verify, _import):
+        return int(parsed.action(parsed))
     try:
         if 'of_host' in parsed:
             parsed.of_host(_enrolling(parsed.config_file), parsed)
@@ -77,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     _verb(lease, 'list', 'print a table of them', _lease_list)
     _add_hosts(nouns)
     _add_verify(nouns)
+    _add_import(nouns)
     return parser
 
 
@@ -115,6 +118,21 @@ def _add_verify(nouns: ty.Any) -> None:
         help='look again after so long at what differs, because it may be '
              'under way (default: %(default)s)')
     verify.set_defaults(action=_verify)
+
+
+def _add_import(nouns: ty.Any) -> None:
+    text = 'carry over the hosts and the leases of OpenStack Blazar 18'
+    imports = nouns.add_parser('import', help=text, description=(
+        f'{text[0].upper()}{text[1:]}, with their ids. Says what would be '
+        f'done, and does it with --apply; what is there already is left as it '
+        f'is. Exit code 0: everything was carried over, or would be; 1: '
+        f'something is refused; 2: something could not be read.'))
+    imports.add_argument(
+        'source', metavar='URL|PATH',
+        help='the URL of Blazar\'s database, or its blazar.conf')
+    imports.add_argument('--apply', action='store_true',
+                         help='do it; blazar-manager must not run')
+    imports.set_defaults(action=_import)
 
 
 def _noun(nouns: ty.Any, name: str, text: str) -> ty.Any:
@@ -281,3 +299,36 @@ def _tell(report: 'verify.Report', sizes: ty.Mapping[str, int]) -> int:
     if report.failures:
         return 2
     return 1 if report.left else 0
+
+
+def _import(parsed: argparse.Namespace) -> int:
+    try:
+        parts = _parts(parsed.config_file)
+        from blazar_nova.cmd import importing
+
+        importer = importing.Importer(
+            parts, importing.read(importing.url_of(parsed.source)),
+            lambda text: print(text, file=sys.stderr, flush=True))
+        plan = importer.run(parsed.apply)
+    except Exception as exc:
+        print(f'Nothing was imported: {exc}', file=sys.stderr)
+        return 2
+    return _tell_import(plan, parsed.apply)
+
+
+def _tell_import(plan: 'importing.Plan', applied: bool) -> int:
+    """Print what has become of everything; returns the exit code."""
+    for item in plan.items():
+        named = item.name if item.id == item.name else (
+            f'{item.name} ({item.id})')
+        print(f'{item.kind} {named}: {item.outcome}' + (
+            f': {item.text}' if item.text else '.'))
+    if plan.over:
+        print(f'{plan.over.total()} leases are over and left out: ' +
+              ', '.join(f'{count} {status}' for status, count in sorted(
+                  plan.over.items())) + '.')
+    counts = collections.Counter(item.outcome for item in plan.items())
+    print((', '.join(f'{count} {outcome}' for outcome, count in
+                     counts.items()) or 'There is nothing') + (
+        '.' if applied else '. Nothing was done; --apply does it.'))
+    return 1 if any('REFUSED' == item.outcome for item in plan.items()) else 0

@@ -1,0 +1,171 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Carrying over what Blazar has, one host and one lease after the other.
+
+What fails is refused, and keeps nothing else from being carried over. Each
+step may be done again: who is interrupted gives the same command once more.
+"""
+
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import adopting
+from blazar_nova.cmd.importing import judging
+from blazar_nova.cmd.importing import source
+from blazar_nova.compat import hosted
+from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import occupants
+from blazar_nova.compat import pool
+from blazar_nova.listener import hosts
+from blazar_nova.parts import enrolling
+from blazar_nova.parts import wiring
+
+__all__ = ['Importer', 'Nova']
+
+LOG = logging.getLogger(__name__)
+
+Outcome = judging.Outcome
+
+
+class Nova:
+    """What Nova says of hosts; of which there are, once and for all."""
+
+    def __init__(self) -> None:
+        self._found = nova_hosts.all_hosts()
+
+    def member(self, name: str) -> pool.Member:
+        return enrolling.chosen(name, *self._found)
+
+    def occupants(self, host: pool.Member) -> list[occupants.Occupant]:
+        return occupants.on(host)
+
+
+class Importer:
+    """Says what would be carried over, and does it.
+
+    :param say: told of each step
+    """
+
+    def __init__(self, parts: wiring.Parts, blazar: source.Blazar,
+                 say: ty.Callable[[str], None] = lambda _text: None) -> None:
+        self._parts = parts
+        self._blazar = blazar
+        self._say = say
+        self._cloud = Nova()
+        self._looks = hosts.Hosts(parts)
+        self._enrolling = enrolling.Enrolling(parts)
+        self._adopting = adopting.Adopting(
+            parts.database, parts.clock, parts.types)
+
+    def run(self, apply: bool) -> judging.Plan:
+        """Judge all, and carry over what can be.
+
+        :param apply: False: only say what would be done
+        :returns: what has become of everything, or would
+        :raises CloudUnavailable: when Nova did not say what has to be known
+            before anything is done
+        """
+        plan = judging.plan(self._parts, self._cloud, self._blazar)
+        if apply:
+            for work, items in ((self._enrol, plan.hosts),
+                                (self._hide, plan.properties),
+                                (self._lease, plan.leases)):
+                for item in items:
+                    self._carry(ty.cast('_Work', work), item)
+        return plan
+
+    def _carry(self, work: '_Work', item: judging.Item) -> None:
+        """Do something with what is not refused."""
+        if item.outcome == Outcome.REFUSED:
+            return
+        try:
+            work(item)
+        except errors.BlazarError as exc:
+            item.refuse(str(exc))
+        except Exception as exc:
+            LOG.exception('%s %s could not be carried over', item.kind,
+                          item.name)
+            item.refuse(f'It failed: {exc}. The log says where; give the '
+                        f'command again.')
+        else:
+            if item.outcome == Outcome.WANTED:
+                item.outcome = Outcome.DONE
+                self._say(f'{item.kind} {item.name} is imported.')
+
+    def _enrol(self, item: judging.HostItem) -> None:
+        if item.outcome != Outcome.WANTED:
+            return
+        host = self._enrolling.add(item.name, item.extra, item.staying)
+        if not item.reservable:
+            self._enrolling.change(int(host['id']), {}, False)
+
+    def _hide(self, item: judging.Item) -> None:
+        if item.outcome == Outcome.WANTED:
+            self._enrolling.set_private(item.name, True)
+
+    def _lease(self, item: judging.LeaseItem) -> None:
+        known = item.known
+        if item.outcome == Outcome.WANTED and known is not None:
+            for one in item.hosts.values():
+                for host in one:
+                    if host.outcome == Outcome.REFUSED:
+                        raise errors.Conflict(
+                            f'Its host {host.name} is refused. See there, '
+                            f'and give the command again.')
+            # First: a lease that is over already ends at once, with those
+            # servers that are bound to it.
+            self._adopting.adopt(dataclasses.replace(
+                known, servers=self._bound(item) if known.active else (
+                    frozenset())))
+        if self._is_active(item.id):
+            self._parts.lifecycle.starting.open(item.id)
+
+    def _bound(self, item: judging.LeaseItem) -> frozenset[str]:
+        """The servers of a lease, which from now on stay on its hosts.
+
+        :raises Conflict: when there are others
+        """
+        for its in item.hosts.values():
+            for host in its:
+                # The books may have been told of somebody who has left.
+                if host.member is not None:
+                    self._looks.compare_service_host(
+                        host.member.service_host)
+        project_id = item.known.project_id if item.known else None
+        there = {one: reservation_id
+                 for reservation_id, its in item.hosts.items()
+                 for host in its if host.member is not None
+                 for one in self._cloud.occupants(host.member)}
+        others = sorted(one.id for one, reservation_id in there.items()
+                        if not one.is_of(reservation_id, project_id))
+        if others:
+            raise errors.Conflict(
+                f'Servers are on its hosts that are not of this lease '
+                f'({enrolling.shown(others)}). Migrate or delete them.')
+        for one, reservation_id in there.items():
+            hosted.bind_running(one.id, reservation_id)
+        return frozenset(one.id for one in there)
+
+    def _is_active(self, lease_id: str) -> bool:
+        with self._parts.database.reader() as session:
+            return session.scalar(sa.select(models.Lease.status).where(
+                models.Lease.id == lease_id)) == states.Lease.ACTIVE
+
+
+_Work: ty.TypeAlias = ty.Callable[[judging.Item], None]

@@ -1,0 +1,352 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What would be carried over of what Blazar has, and what would not.
+
+Nothing is written here. Each host and each lease is judged by what Blazar,
+the books and Nova say of it now; what is refused says why, and what to do.
+"""
+
+import collections
+import dataclasses
+import enum
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.books import enrolment
+from blazar_core.books import ledger
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import adopting
+from blazar_nova.api import host_bodies
+from blazar_nova.cmd.importing import source
+from blazar_nova.cmd.importing import translating
+from blazar_nova.compat import occupants
+from blazar_nova.compat import pool
+from blazar_nova.parts import enrolling
+from blazar_nova.parts import wiring
+
+__all__ = ['Cloud', 'HostItem', 'Item', 'LeaseItem', 'Outcome', 'Plan',
+           'plan']
+
+#: The states of Blazar in which a lease is over.
+_OVER = ('TERMINATED', 'ERROR')
+
+
+class Outcome(enum.StrEnum):
+    """What becomes of something."""
+
+    WANTED = 'to be imported'
+    DONE = 'imported'
+    THERE = 'there already'
+    REFUSED = 'REFUSED'
+
+
+@dataclasses.dataclass
+class Item:
+    """Something of Blazar, what becomes of it, and what there is to say."""
+
+    kind: ty.ClassVar[str]
+    id: str
+    name: str
+    outcome: Outcome = Outcome.WANTED
+    text: str = ''
+
+    def refuse(self, why: str) -> None:
+        """It is not carried over."""
+        self.outcome, self.text = Outcome.REFUSED, why
+
+
+@dataclasses.dataclass
+class Property(Item):
+    """Something that is said of hosts, and users may not ask for."""
+
+    kind = 'Property'
+
+
+@dataclasses.dataclass
+class HostItem(Item):
+    """A host, to be enrolled.
+
+    :ivar extra: what is said of it beside what Nova says
+    :ivar row: what the books have of it
+    :ivar staying: the servers that are there, and may be
+    """
+
+    kind = 'Host'
+    reservable: bool = True
+    extra: ty.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    member: pool.Member | None = None
+    row: models.Host | None = None
+    staying: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass
+class LeaseItem(Item):
+    """A lease.
+
+    :ivar known: as the books get it
+    :ivar hosts: the hosts that it has, by the reservation
+    """
+
+    kind = 'Lease'
+    known: adopting.KnownLease | None = None
+    hosts: ty.Mapping[str, list[HostItem]] = dataclasses.field(
+        default_factory=dict)
+
+
+@dataclasses.dataclass
+class Plan:
+    """All that was judged.
+
+    :ivar over: how many leases are left out because they are over, by state
+    """
+
+    hosts: list[HostItem]
+    properties: list[Property]
+    leases: list[LeaseItem]
+    over: collections.Counter[str]
+
+    def items(self) -> list[Item]:
+        """In the order in which they are carried over."""
+        return [*self.hosts, *self.properties, *self.leases]
+
+
+class Cloud(ty.Protocol):
+    """What has to be known of Nova."""
+
+    def member(self, name: str) -> pool.Member:
+        """A host: see :func:`enrolling.chosen`."""
+
+    def occupants(self, host: pool.Member) -> list[occupants.Occupant]:
+        """Who is there: see :func:`occupants.on`."""
+
+
+def plan(parts: wiring.Parts, cloud: Cloud, blazar: source.Blazar) -> Plan:
+    """Judge all that Blazar has.
+
+    :raises CloudUnavailable: when Nova does not say what has to be known
+    :raises BooksUnavailable: when the books do not answer
+    """
+    hosts = _Hosts(parts, cloud, blazar)
+    leases = _Leases(parts, cloud, hosts.judged())
+    return Plan([*hosts.items.values()], hosts.properties(),
+                leases.judged(blazar.leases), leases.over)
+
+
+class _Hosts:
+    """Judges hosts."""
+
+    def __init__(self, parts: wiring.Parts, cloud: Cloud,
+                 blazar: source.Blazar) -> None:
+        self._parts = parts
+        self._cloud = cloud
+        self._blazar = blazar
+        self.items: dict[str, HostItem] = {}
+        #: Which leases are active there, and with which reservation.
+        self._active: dict[str, list[tuple[str, str | None]]] = (
+            collections.defaultdict(list))
+        for lease in blazar.leases:
+            for one in lease.reservations if (
+                    lease.status == source.ACTIVE) else ():
+                for host_id in one.hosts:
+                    self._active[host_id].append((one.id, lease.project_id))
+
+    def judged(self) -> dict[str, HostItem]:
+        """All hosts, by the ids that Blazar has given them."""
+        for host in self._blazar.hosts.values():
+            item = HostItem(host.id, host.name, reservable=host.reservable)
+            self.items[host.id] = item
+            try:
+                self._judge(host, item)
+            except errors.CloudUnavailable:
+                raise
+            except errors.BlazarError as exc:
+                item.refuse(str(exc))
+        return self.items
+
+    def _judge(self, host: source.Host, item: HostItem) -> None:
+        item.member = self._cloud.member(host.name)
+        _name, item.extra = host_bodies.create(
+            {**host.extra, 'name': host.name})
+        now = self._parts.clock.now()
+        with self._parts.database.reader() as session:
+            item.row = session.scalars(sa.select(models.Host).where(
+                models.Host.uuid == item.member.uuid)).one_or_none()
+            if item.row is None:
+                raise errors.NotFound(
+                    'It is not in the books yet. Start blazar-listener, and '
+                    'try again in a minute.')
+            if item.row.enrolment == states.Enrolment.ENROLLED:
+                item.outcome = Outcome.THERE
+                return
+            if item.row.enrolment == states.Enrolment.LEAVING:
+                raise errors.Conflict(
+                    f'It is being taken out. Finish that first: '
+                    f'blazar-nova-manage host remove {item.row.id}')
+            enrolment.check_unbooked(session, now, item.row, 'enrolled')
+        there = self._cloud.occupants(item.member)
+        item.staying = frozenset(one.id for one in there if any(
+            one.is_of(*active) for active in self._active[host.id]))
+        others = [one.id for one in there if one.id not in item.staying]
+        if others:
+            raise errors.Conflict(
+                f'Servers are there that are of no lease that has this host '
+                f'now ({enrolling.shown(others)}). Migrate or delete them.')
+        item.text = ' '.join(f'{key}={value}' for key, value in sorted(
+            item.extra.items()))
+
+    def properties(self) -> list[Property]:
+        """Those that users may not ask for."""
+        with self._parts.database.reader() as session:
+            known = enrolment.properties(session)
+        there = {name for item in self.items.values()
+                 if item.outcome != Outcome.REFUSED for name in item.extra}
+        return [Property(name, name, Outcome.THERE if (
+            name in known and known[name].private) else Outcome.WANTED,
+            'private: users may not ask for it')
+            for name in sorted(there & self._blazar.private)]
+
+
+class _Taken(ty.NamedTuple):
+    """A host is a lease's over a window."""
+
+    start: int
+    end: int
+    lease_id: str
+
+
+class _Leases:
+    """Judges leases, the one that was there first before others."""
+
+    def __init__(self, parts: wiring.Parts, cloud: Cloud,
+                 hosts: ty.Mapping[str, HostItem]) -> None:
+        self._parts = parts
+        self._cloud = cloud
+        self._hosts = hosts
+        self._now = parts.clock.now()
+        self.over: collections.Counter[str] = collections.Counter()
+        self._taken: dict[int, list[_Taken]] = collections.defaultdict(list)
+        with parts.database.reader() as session:
+            self._there = set(session.scalars(sa.select(models.Lease.id)))
+            for row in session.execute(
+                    sa.select(models.Booking.host_id,
+                              models.Booking.start_date,
+                              models.Booking.end_date,
+                              models.Booking.placed_at,
+                              models.Reservation.lease_id)
+                    .join(models.Booking.reservation).where(
+                        models.Booking.host_id.in_(
+                            {item.row.id for item in hosts.values()
+                             if item.row is not None}))):
+                counts = ledger.occupied(
+                    row.start_date, row.end_date, row.placed_at, self._now)
+                self._taken[row.host_id].append(_Taken(
+                    counts.start, counts.end, row.lease_id))
+
+    def judged(self, leases: ty.Iterable[source.Lease]) -> list[LeaseItem]:
+        """All that are not over."""
+        items = []
+        for lease in sorted(leases, key=lambda one: (
+                # Who is there stays.
+                one.status != source.ACTIVE, one.created_at or 0, one.id)):
+            if lease.status in _OVER or (
+                    lease.status == source.PENDING and lease.end <= self._now):
+                self.over[lease.status] += 1
+                continue
+            item = LeaseItem(lease.id, lease.name)
+            items.append(item)
+            if lease.id in self._there:
+                item.outcome = Outcome.THERE
+                continue
+            try:
+                self._judge(lease, item)
+            except errors.CloudUnavailable:
+                raise
+            except errors.BlazarError as exc:
+                item.refuse(str(exc))
+        for item in items:
+            self._clean(item)
+        return items
+
+    def _judge(self, lease: source.Lease, item: LeaseItem) -> None:
+        """
+        :raises Conflict: when it is not carried over
+        """
+        translating.check(lease)
+        item.hosts = {one.id: self._hosts_of(one)
+                      for one in lease.reservations}
+        item.known, notes = translating.known(
+            lease, {one: [host.row.id for host in its if host.row is not None]
+                    for one, its in item.hosts.items()},
+            self._parts.types, self._now)
+        self._take(item.known)
+        hosts = sorted(host.name for one in item.hosts.values()
+                       for host in one)
+        item.text = '; '.join((
+            f'{lease.status}, from {clocks.minute(lease.start)} to '
+            f'{clocks.minute(lease.end)} UTC, on '
+            f'{", ".join(hosts) or "no host"}', *notes))
+
+    def _hosts_of(self, reservation: source.Reservation) -> list[HostItem]:
+        """
+        :raises Conflict: when one cannot be had
+        """
+        found = []
+        for host_id in dict.fromkeys(reservation.hosts):
+            item = self._hosts.get(host_id)
+            if item is None or item.row is None or (
+                    item.outcome == Outcome.REFUSED):
+                raise errors.Conflict(
+                    f'Its host {host_id if item is None else item.name} is '
+                    f'refused. See there, and try again.')
+            found.append(item)
+        return found
+
+    def _take(self, known: adopting.KnownLease) -> None:
+        """Nobody else has its hosts in its time.
+
+        :raises Conflict: when somebody has
+        """
+        counts = ledger.occupied(
+            known.window.start, known.window.end,
+            self._now if known.active else None, self._now)
+        names = {host.row.id: host.name for host in self._hosts.values()
+                 if host.row is not None}
+        for host_id in sorted(known.host_ids):
+            others = sorted({one.lease_id for one in self._taken[host_id]
+                             if one.start < counts.end and
+                             counts.start < one.end})
+            if others:
+                raise errors.Conflict(
+                    f'Host {names[host_id]} would be overbooked: lease '
+                    f'{", ".join(others)} has it in its time. Change the '
+                    f'dates of one of them in Blazar, or delete it there.')
+        for host_id in known.host_ids:
+            self._taken[host_id].append(_Taken(
+                counts.start, counts.end, known.id))
+
+    def _clean(self, item: LeaseItem) -> None:
+        """Its hosts are cleaned for as long as for any lease, but not at the
+        expense of a lease that Blazar has put close behind it.
+        """
+        if item.known is None or item.outcome != Outcome.WANTED:
+            return
+        end = item.known.window.end
+        pauses = [one.start - end for host_id in item.known.host_ids
+                  for one in self._taken[host_id]
+                  if one.lease_id != item.id and one.start >= end]
+        item.known = dataclasses.replace(item.known, cleaning_time=min([
+            60 * self._parts.conf.blazar.cleaning_time, *pauses]))

@@ -1,0 +1,284 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What OpenStack Blazar 18 has in its database.
+
+Only what is carried over is read, of tables that are declared here: another
+release may have others, and then it is said which are missing.
+"""
+
+import collections
+import dataclasses
+import datetime
+import typing as ty
+
+from oslo_config import cfg
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+
+__all__ = ['ACTIVE', 'Blazar', 'Event', 'Host', 'Lease', 'PENDING',
+           'Reservation', 'Unreadable', 'WHOLE_HOSTS', 'read', 'tables',
+           'url_of']
+
+#: The states in which a lease waits for its start, or for its end.
+PENDING, ACTIVE = 'PENDING', 'ACTIVE'
+#: What Blazar calls hosts that are reserved whole.
+WHOLE_HOSTS = 'physical:host'
+
+
+class Unreadable(errors.BlazarError):
+    """The database is not there, or none of Blazar 18."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Host:
+    """A host that Blazar has reservations of.
+
+    :ivar name: the hypervisor's
+    :ivar extra: the extra capabilities
+    """
+
+    id: str
+    name: str
+    service_host: str
+    reservable: bool
+    extra: ty.Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a lease holds.
+
+    :ivar asked: what was asked for of whole hosts, by Blazar's columns; None
+        when it is not of those
+    :ivar hosts: the ids of the hosts that it has
+    :ivar changed: whether it has other hosts than it had
+    """
+
+    id: str
+    resource_type: str
+    status: str
+    asked: ty.Mapping[str, str | None] | None
+    hosts: tuple[str, ...]
+    changed: bool
+    created_at: int | None
+    updated_at: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens to a lease at ``time``."""
+
+    id: str
+    event_type: str
+    time: int
+    status: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease, from ``start`` to ``end``; seconds since the epoch."""
+
+    id: str
+    name: str
+    project_id: str | None
+    user_id: str | None
+    start: int
+    end: int
+    status: str
+    created_at: int | None
+    updated_at: int | None
+    reservations: tuple[Reservation, ...]
+    events: tuple[Event, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Blazar:
+    """All that is carried over.
+
+    :ivar hosts: by id
+    :ivar private: the extra capabilities by which users may not ask
+    """
+
+    hosts: ty.Mapping[str, Host]
+    private: frozenset[str]
+    leases: tuple[Lease, ...]
+
+
+#: The tables and columns that are read.
+tables = sa.MetaData()
+
+
+def _table(name: str, /, **columns: ty.Any) -> sa.Table:
+    return sa.Table(name, tables, sa.Column(
+        'id', sa.String(36), primary_key=True), *(
+            sa.Column(key, kind) for key, kind in columns.items()))
+
+
+_HOSTS = _table(
+    'computehosts', hypervisor_hostname=sa.String(255),
+    service_name=sa.String(255), reservable=sa.Boolean())
+_CAPABILITIES = _table(
+    'computehost_extra_capabilities', computehost_id=sa.String(36),
+    property_id=sa.String(36), capability_value=sa.Text())
+_PROPERTIES = _table(
+    'resource_properties', resource_type=sa.String(255),
+    property_name=sa.String(255), private=sa.Boolean())
+_LEASES = _table(
+    'leases', name=sa.String(80), project_id=sa.String(255),
+    user_id=sa.String(255), start_date=sa.DateTime(),
+    end_date=sa.DateTime(), status=sa.String(255),
+    created_at=sa.DateTime(), updated_at=sa.DateTime())
+_RESERVATIONS = _table(
+    'reservations', lease_id=sa.String(36), resource_type=sa.String(66),
+    status=sa.String(13), resources_changed=sa.Boolean(),
+    created_at=sa.DateTime(), updated_at=sa.DateTime())
+_WHOLE = _table(
+    'computehost_reservations', reservation_id=sa.String(36),
+    count_range=sa.String(36), hypervisor_properties=sa.Text(),
+    resource_properties=sa.Text(), before_end=sa.String(36))
+_ALLOCATIONS = _table(
+    'computehost_allocations', compute_host_id=sa.String(36),
+    reservation_id=sa.String(36))
+_EVENTS = _table(
+    'events', lease_id=sa.String(36), event_type=sa.String(66),
+    time=sa.DateTime(), status=sa.String(13))
+
+
+def url_of(text: str) -> str:
+    """The URL of Blazar's database.
+
+    :param text: the URL, or the path of a blazar.conf: what stands there is
+        shown to nobody who lists the processes of the machine
+    :raises Unreadable: when there is none
+    """
+    if '://' in text:
+        return text
+    conf = cfg.ConfigOpts()
+    conf.register_opt(cfg.StrOpt('connection', secret=True), 'database')
+    try:
+        conf([], project='blazar', default_config_files=[text],
+             default_config_dirs=[])
+    except (cfg.Error, OSError, ValueError) as exc:
+        raise Unreadable(
+            f'{text} cannot be read: {exc}. Write the path of a blazar.conf, '
+            f'or the URL of its database.') from exc
+    if not conf.database.connection:
+        raise Unreadable(
+            f'{text} has no [database] connection. Write the path of the '
+            f'blazar.conf that blazar-manager has, or the URL of its '
+            f'database.')
+    return ty.cast(str, conf.database.connection)
+
+
+def read(url: str) -> Blazar:
+    """Read a database of Blazar, as it was at one instant.
+
+    Nothing is written there.
+
+    :raises Unreadable: when it does not answer, or is none of Blazar 18
+    """
+    try:
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+        shown = engine.url.render_as_string()
+    except (sa.exc.ArgumentError, ImportError) as exc:
+        raise Unreadable(
+            f'The URL of Blazar\'s database cannot be used: {exc}') from exc
+    try:
+        with engine.connect() as connection:
+            _check(connection, shown)
+            return _read(connection)
+    except sa.exc.SQLAlchemyError as exc:
+        raise Unreadable(
+            f'The database {shown} cannot be read: {exc}') from exc
+
+
+def _check(connection: sa.Connection, shown: str) -> None:
+    """
+    :raises Unreadable: when it lacks something
+    """
+    there = sa.inspect(connection)
+    names = there.get_table_names()
+    missing = [
+        *(table.name for table in tables.sorted_tables
+          if table.name not in names),
+        *(f'{table.name}.{column}' for table in tables.sorted_tables
+          if table.name in names for column in sorted(
+              {one.name for one in table.columns} -
+              {one['name'] for one in there.get_columns(table.name)}))]
+    if missing:
+        raise Unreadable(
+            f'The database {shown} is none of Blazar 18: it lacks '
+            f'{", ".join(missing)}. Is the URL right? If it is that of an '
+            f'older Blazar, upgrade that first (blazar-db-manage upgrade).')
+
+
+def _read(connection: sa.Connection) -> Blazar:
+    extra: dict[str, dict[str, str]] = collections.defaultdict(dict)
+    for row in connection.execute(sa.select(
+            _CAPABILITIES.c.computehost_id, _PROPERTIES.c.property_name,
+            _CAPABILITIES.c.capability_value).join(
+                _PROPERTIES, _PROPERTIES.c.id == _CAPABILITIES.c.property_id)
+            .order_by(_CAPABILITIES.c.id)):
+        extra[row.computehost_id][row.property_name] = row.capability_value
+    reservations = _reservations(connection)
+    events: dict[str, list[Event]] = collections.defaultdict(list)
+    for row in connection.execute(sa.select(_EVENTS).order_by(
+            _EVENTS.c.time, _EVENTS.c.id)):
+        events[row.lease_id].append(Event(
+            row.id, row.event_type, _seconds(row.time) or 0, row.status))
+    return Blazar({
+        row.id: Host(row.id, row.hypervisor_hostname or '',
+                     row.service_name or '', bool(row.reservable),
+                     extra[row.id])
+        for row in connection.execute(sa.select(_HOSTS).order_by(
+            # Ids are numbers of Nova, or uuids.
+            sa.func.length(_HOSTS.c.id), _HOSTS.c.id))}, frozenset(
+        connection.scalars(sa.select(_PROPERTIES.c.property_name).where(
+            _PROPERTIES.c.resource_type == WHOLE_HOSTS,
+            _PROPERTIES.c.private))), tuple(
+        Lease(row.id, row.name, row.project_id, row.user_id,
+              _seconds(row.start_date) or 0, _seconds(row.end_date) or 0,
+              row.status or '', _seconds(row.created_at),
+              _seconds(row.updated_at), tuple(reservations[row.id]),
+              tuple(events[row.id]))
+        for row in connection.execute(sa.select(_LEASES).order_by(
+            _LEASES.c.start_date, _LEASES.c.id))))
+
+
+def _reservations(connection: sa.Connection) -> dict[str, list[Reservation]]:
+    """By lease."""
+    hosts: dict[str, list[str]] = collections.defaultdict(list)
+    for row in connection.execute(sa.select(_ALLOCATIONS).order_by(
+            _ALLOCATIONS.c.id)):
+        hosts[row.reservation_id].append(row.compute_host_id)
+    asked = {row.reservation_id: {
+        'count_range': row.count_range, 'before_end': row.before_end,
+        'hypervisor_properties': row.hypervisor_properties,
+        'resource_properties': row.resource_properties,
+    } for row in connection.execute(sa.select(_WHOLE))}
+    found: dict[str, list[Reservation]] = collections.defaultdict(list)
+    for row in connection.execute(sa.select(_RESERVATIONS).order_by(
+            _RESERVATIONS.c.id)):
+        found[row.lease_id].append(Reservation(
+            row.id, row.resource_type or '', row.status or '',
+            asked.get(row.id), tuple(hosts[row.id]),
+            bool(row.resources_changed), _seconds(row.created_at),
+            _seconds(row.updated_at)))
+    return found
+
+
+def _seconds(date: datetime.datetime | None) -> int | None:
+    """Blazar writes dates in UTC, without saying so."""
+    return None if date is None else int(
+        date.replace(tzinfo=datetime.UTC).timestamp())

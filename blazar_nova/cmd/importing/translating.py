@@ -1,0 +1,130 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a lease of Blazar is in the words of the books."""
+
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.leases import adopting
+from blazar_core import resources
+from blazar_nova.cmd.importing import source
+
+__all__ = ['check', 'known']
+
+_OF_SERVERS = (
+    'Such reservations have servers on enrolled hosts, which is not done here '
+    'yet. Let it end in Blazar first, or delete it and make another one.')
+#: The resource types whose reservations are not carried over, and why.
+_LEFT_BEHIND = {
+    'virtual:instance': _OF_SERVERS,
+    'flavor:instance': _OF_SERVERS,
+    'virtual:floatingip':
+        'Floating IPs are not reserved here. Let it end in Blazar first, or '
+        'delete it there.',
+}
+
+#: In which state events go on; whoever was at one in Blazar is not any more.
+_STATUS = {'DONE': states.Event.DONE, 'ERROR': states.Event.ERROR}
+
+
+def check(lease: source.Lease) -> None:
+    """
+    :raises Conflict: when a lease cannot be carried over, whatever its hosts
+    """
+    if lease.status not in (source.PENDING, source.ACTIVE):
+        raise errors.Conflict(
+            f'It is {lease.status or "in no state"} in Blazar: somebody was '
+            f'at work on it. Start blazar-manager until it is PENDING or '
+            f'ACTIVE; if it does not get so, delete the lease there.')
+    for one in lease.reservations:
+        if one.resource_type != source.WHOLE_HOSTS:
+            raise errors.Conflict(
+                f'Its reservation {one.id} is of {one.resource_type}. ' +
+                _LEFT_BEHIND.get(one.resource_type, (
+                    'That is not known here. Delete it in Blazar.')))
+        if one.asked is None or one.status != lease.status.lower():
+            raise errors.Conflict(
+                f'Its reservation {one.id} is {one.status}, or has no record '
+                f'of what was asked for, and the lease is {lease.status}. '
+                f'Delete the lease in Blazar.')
+    if not lease.project_id or lease.end <= lease.start:
+        raise errors.Conflict(
+            'It has no project, or ends before it starts. Delete it in '
+            'Blazar.')
+
+
+def known(lease: source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
+          types: resources.Types, now: int,
+          ) -> tuple[adopting.KnownLease, list[str]]:
+    """A lease as the books get it, and what is otherwise than it was.
+
+    :param hosts: by reservation, the hosts of the books that it has
+    :raises InvalidLeaseParams: when it asks for what is not known here
+    """
+    notes: list[str] = []
+    reservations = tuple(_reservation(one, hosts[one.id], types, now, notes)
+                         for one in lease.reservations)
+    events = _events(lease)
+    if len(events) < len(lease.events):
+        notes.append('events that no user can have here are left out')
+    return adopting.KnownLease(
+        lease.id, lease.name, lease.project_id or '', lease.user_id or '',
+        model.Window(lease.start, lease.end), lease.status == source.ACTIVE, 0,
+        lease.created_at or now, lease.updated_at or now, reservations,
+        events), notes
+
+
+def _reservation(one: source.Reservation, hosts: ty.Sequence[int],
+                 types: resources.Types, now: int, notes: list[str],
+                 ) -> adopting.KnownReservation:
+    """A reservation; what is to be said of it is added to ``notes``."""
+    asked = one.asked or {}
+    least, _dash, most = (asked.get('count_range') or '').partition('-')
+    params = types.named[one.resource_type].read({
+        'min': least, 'max': most, **{key: asked.get(key) or '' for key in (
+            'hypervisor_properties', 'resource_properties')}})
+    missing = max(0, int(params['min']) - len(hosts))
+    if missing:
+        notes.append(f'{missing} of its hosts are missing, and are looked for')
+    if asked.get('before_end') == 'snapshot':
+        notes.append('no snapshot of its servers is made before its end')
+    return adopting.KnownReservation(
+        one.id, one.resource_type, params, (*hosts, *[None] * missing),
+        (one.updated_at or now) if one.changed else None,
+        one.created_at or now, one.updated_at or now)
+
+
+def _events(lease: source.Lease) -> tuple[adopting.KnownEvent, ...]:
+    """The events of a lease that is PENDING or ACTIVE.
+
+    Its start and its end come when the lease says so.
+    """
+    found = []
+    for event in lease.events:
+        # What has a colon is ours, and so is the end of an offer.
+        if not event.event_type or ':' in event.event_type or (
+                event.event_type == states.EventType.EXPIRE):
+            continue
+        time = event.time
+        status = _STATUS.get(event.status, states.Event.UNDONE)
+        if event.event_type == states.EventType.START:
+            time, status = lease.start, (
+                states.Event.DONE if lease.status == source.ACTIVE else
+                states.Event.UNDONE)
+        elif event.event_type == states.EventType.END:
+            time, status = lease.end, states.Event.UNDONE
+        found.append(adopting.KnownEvent(
+            event.id, event.event_type, time, status))
+    return tuple(found)

@@ -1,0 +1,221 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A database as OpenStack Blazar 18 leaves it, for tests.
+
+The columns are those that its migrations make on MariaDB; SQLite has the same
+here. What nobody reads of them has values as Blazar writes them.
+"""
+
+import datetime
+import json
+import os
+import typing as ty
+
+import fixtures
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+from tests import databases
+
+__all__ = ['BlazarDatabase']
+
+
+def _text() -> ty.Any:
+    return sa.Text().with_variant(
+        mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
+
+
+def _table(metadata: sa.MetaData, name: str, *columns: sa.Column[ty.Any],
+           ) -> None:
+    sa.Table(name, metadata, sa.Column('created_at', sa.DateTime),
+             sa.Column('updated_at', sa.DateTime),
+             sa.Column('id', sa.String(36), primary_key=True), *columns,
+             mysql_engine='InnoDB')
+
+
+def _column(name: str, kind: ty.Any, of: str | None = None,
+            needed: bool = False, **more: ty.Any) -> sa.Column[ty.Any]:
+    """A column; ``of``: that of which table it names."""
+    return sa.Column(name, kind, *(
+        [sa.ForeignKey(f'{of}.id')] if of else []), nullable=not needed,
+        **more)
+
+
+def _schema() -> sa.MetaData:
+    found = sa.MetaData()
+    uuid, short, long = sa.String(36), sa.String(13), sa.String(255)
+    _table(found, 'leases', _column('name', sa.String(80), needed=True),
+           _column('user_id', long), _column('project_id', long),
+           _column('start_date', sa.DateTime, needed=True),
+           _column('end_date', sa.DateTime, needed=True),
+           _column('trust_id', uuid), _column('status', long),
+           _column('degraded', sa.Boolean, needed=True,
+                   server_default=sa.false()))
+    _table(found, 'reservations',
+           _column('lease_id', uuid, 'leases', needed=True),
+           _column('resource_id', uuid),
+           _column('resource_type', sa.String(66)), _column('status', short),
+           *(_column(name, sa.Boolean, needed=True, server_default=sa.false())
+             for name in ('missing_resources', 'resources_changed')))
+    _table(found, 'events', _column('lease_id', uuid, 'leases'),
+           _column('event_type', sa.String(66)), _column('time', sa.DateTime),
+           _column('status', short))
+    _table(found, 'resource_properties',
+           _column('resource_type', long, needed=True),
+           _column('property_name', long, needed=True),
+           _column('private', sa.Boolean, needed=True,
+                   server_default=sa.false()))
+    _table(found, 'computehosts',
+           *(_column(name, kind, needed=True) for name, kind in (
+               ('vcpus', sa.Integer), ('cpu_info', _text()),
+               ('hypervisor_type', _text()),
+               ('hypervisor_version', sa.Integer), ('memory_mb', sa.Integer),
+               ('local_gb', sa.Integer), ('trust_id', uuid),
+               ('availability_zone', long))),
+           _column('hypervisor_hostname', long), _column('status', short),
+           _column('service_name', long),
+           _column('reservable', sa.Boolean, needed=True,
+                   server_default=sa.true()))
+    _table(found, 'computehost_extra_capabilities',
+           _column('computehost_id', uuid, 'computehosts'),
+           _column('property_id', long, 'resource_properties', needed=True),
+           _column('capability_value', _text(), needed=True))
+    _table(found, 'computehost_reservations',
+           _column('reservation_id', uuid, 'reservations'),
+           _column('aggregate_id', sa.Integer),
+           _column('resource_properties', _text()),
+           _column('count_range', uuid),
+           _column('hypervisor_properties', _text()),
+           _column('before_end', uuid))
+    _table(found, 'computehost_allocations',
+           _column('compute_host_id', uuid, 'computehosts'),
+           _column('reservation_id', uuid, 'reservations'))
+    return found
+
+
+SCHEMA = _schema()
+
+
+class BlazarDatabase(fixtures.Fixture):
+    """One, empty at first.
+
+    :ivar url: where it is
+    """
+
+    def __init__(self, kind: str = 'sqlite') -> None:
+        super().__init__()
+        self._kind = kind
+
+    def setUp(self) -> None:
+        # A skip within _setUp() would count as an error.
+        if self._kind != 'sqlite':
+            databases.server(self._kind)
+        super().setUp()
+
+    def _setUp(self) -> None:
+        if self._kind == 'sqlite':
+            folder = self.useFixture(fixtures.TempDir()).path
+            self.url = f'sqlite:///{os.path.join(folder, "blazar.sqlite")}'
+        else:
+            there = databases.server(self._kind)
+            name = f'blazar_{uuidutils.generate_uuid(dashed=False)}'
+            there.execute(f'CREATE DATABASE {name}')
+            self.addCleanup(there.execute, f'DROP DATABASE {name}')
+            self.url = there.url(name)
+        self.engine = sa.create_engine(self.url, poolclass=sa.pool.NullPool)
+        SCHEMA.create_all(self.engine)
+        self._names: dict[str, str] = {}
+
+    def insert(self, table: str, **values: ty.Any) -> str:
+        """Write a row; returns its id."""
+        values.setdefault('id', uuidutils.generate_uuid())
+        with self.engine.begin() as connection:
+            connection.execute(SCHEMA.tables[table].insert(), {
+                name: _date(value) if name in (
+                    'start_date', 'end_date', 'time', 'created_at',
+                    'updated_at') else value
+                for name, value in values.items()})
+        return ty.cast(str, values['id'])
+
+    def execute(self, statement: str, **values: ty.Any) -> None:
+        """Change something."""
+        with self.engine.begin() as connection:
+            connection.execute(sa.text(statement), values)
+
+    def host(self, name: str, host_id: str, reservable: bool = True,
+             **extra: str) -> str:
+        """A host, with its extra capabilities."""
+        self.insert(
+            'computehosts', id=host_id, vcpus=4, cpu_info='{}',
+            hypervisor_type='QEMU', hypervisor_version=1, memory_mb=8192,
+            local_gb=100, trust_id='t', availability_zone='nova',
+            hypervisor_hostname=name, service_name=name,
+            reservable=reservable)
+        for key, value in extra.items():
+            if key not in self._names:
+                self._names[key] = self.insert(
+                    'resource_properties', resource_type='physical:host',
+                    property_name=key)
+            self.insert(
+                'computehost_extra_capabilities', computehost_id=host_id,
+                property_id=self._names[key], capability_value=value)
+        return host_id
+
+    def hide(self, name: str) -> None:
+        """Have users not ask for a capability."""
+        self.execute('UPDATE resource_properties SET private = :yes '
+                     'WHERE property_name = :name', yes=True, name=name)
+
+    def lease(self, start: int, end: int, *hosts: str,
+              status: str = 'PENDING', reserved: str | None = None,
+              project: str = 'project', name: str = 'lease',
+              resource_type: str = 'physical:host', least: int = 1,
+              most: int | None = None, before_end: str = '',
+              created_at: int | None = None, **asked: ty.Any,
+              ) -> tuple[str, str]:
+        """A lease with a reservation of these hosts; returns their ids.
+
+        :param asked: properties, as JSON
+        """
+        lease_id = self.insert(
+            'leases', name=name, user_id='user', project_id=project,
+            start_date=start, end_date=end, trust_id='t', status=status,
+            created_at=start - 100 if created_at is None else created_at)
+        reservation_id = self.insert(
+            'reservations', lease_id=lease_id, resource_type=resource_type,
+            status=reserved or status.lower()[:13], created_at=start - 100)
+        if resource_type == 'physical:host':
+            self.insert(
+                'computehost_reservations', reservation_id=reservation_id,
+                aggregate_id=1, before_end=before_end,
+                count_range=f'{least}-{most or max(least, len(hosts))}', **{
+                    name: json.dumps(asked[name]) if name in asked else ''
+                    for name in ('resource_properties',
+                                 'hypervisor_properties')})
+        for host_id in hosts:
+            self.insert('computehost_allocations', compute_host_id=host_id,
+                        reservation_id=reservation_id)
+        done = 'DONE' if status == 'ACTIVE' else 'UNDONE'
+        for event_type, time, state in (
+                ('start_lease', start, done), ('end_lease', end, 'UNDONE'),
+                ('before_end_lease', end - 10, 'UNDONE')):
+            self.insert('events', lease_id=lease_id, event_type=event_type,
+                        time=time, status=state)
+        return lease_id, reservation_id
+
+
+def _date(value: ty.Any) -> ty.Any:
+    """Seconds since the epoch as Blazar writes them."""
+    return value if value is None else datetime.datetime.fromtimestamp(
+        value, datetime.UTC).replace(tzinfo=None)

@@ -1,0 +1,287 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases of Blazar, carried over with their hosts and their servers."""
+
+import contextlib
+import io
+import pydoc
+
+import fixtures
+from nova.compute import api as compute_api
+from nova import context as nova_context
+from nova import objects
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from blazar_core.common import clock as clocks
+from blazar_nova.cmd import manage
+from blazar_nova.cmd import verify
+from blazar_nova.compat import hosted
+from tests import blazar18
+from tests.functional import nova_box
+from tests.functional import test_whole_hosts
+
+HOUR = 3600
+
+
+class ImportTestCase(test_whole_hosts.HostsTestCase):
+    """Three hosts, and a Blazar that has two of them."""
+
+    def setUp(self):
+        super().setUp()
+        self.blazar = self.useFixture(blazar18.BlazarDatabase())
+        for number, name in enumerate(('host1', 'host2'), 1):
+            self.blazar.host(name, str(number), gpu='A100')
+        self.context = nova_context.get_admin_context()
+        self.aggregate('freepool', None, ['host1', 'host2'])
+
+    def aggregate(self, name, zone, hosts, **metadata):
+        """As Blazar makes them: by Nova's API, which gives them a uuid."""
+        api = compute_api.AggregateAPI()
+        made = api.create_aggregate(self.context, name, zone)
+        for host in hosts:
+            api.add_host_to_aggregate(self.context, made.id, host)
+        if metadata:
+            api.update_aggregate_metadata(self.context, made.id, metadata)
+        return objects.Aggregate.get_by_id(self.context, made.id)
+
+    def begin(self, reservation_id, *hosts, **metadata):
+        """Blazar's start of a lease."""
+        api = compute_api.AggregateAPI()
+        freepool = next(one for one in objects.AggregateList.get_all(
+            self.context) if one.name == 'freepool')
+        for host in hosts:
+            api.remove_host_from_aggregate(self.context, freepool.id, host)
+        return self.aggregate(
+            reservation_id, f'blazar_{reservation_id}', hosts, **{
+                'blazar:owner': nova_box.PROJECT_ID, **metadata})
+
+    def lease_of(self, start, end, *hosts, **kwargs):
+        return self.blazar.lease(
+            self.began + start, self.began + end, *hosts,
+            **{'project': nova_box.PROJECT_ID, **kwargs})
+
+    def manage(self, *words):
+        out = io.StringIO()
+        with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._parts',
+                                   lambda _files: self.listener.parts),
+              contextlib.redirect_stdout(out),
+              contextlib.redirect_stderr(out)):
+            code = manage.main(['import', self.blazar.url, *words])
+        return code, out.getvalue()
+
+    def imported(self, code=0):
+        """Carry all over; returns what is said."""
+        found, text = self.manage('--apply')
+        self.assertEqual(code, found, text)
+        return text
+
+    def old_boot(self, name, reservation_id=None, host='host1', client=None):
+        """A server on a host, as it was booted when Blazar was there."""
+        if reservation_id is None:
+            return self.boot_active(name, client=client or self.admin,
+                                    availability_zone=f'nova:{host}')
+        server = self.boot_active(
+            name, client=client,
+            availability_zone=f'blazar_{reservation_id}')
+        # Nothing of ours was there to look at the hint.
+        spec = objects.RequestSpec.get_by_instance_uuid(
+            self.context, server['id'])
+        spec.scheduler_hints = {'reservation': [reservation_id]}
+        spec.save()
+        return server
+
+
+class TestPending(ImportTestCase):
+
+    def test_it_is_said_and_then_done(self):
+        lease_id, reservation_id = self.lease_of(
+            HOUR, 2 * HOUR, '2', resource_properties=['==', '$gpu', 'A100'])
+        before = self.books('SELECT * FROM hosts')
+        code, text = self.manage()
+        self.assertEqual(0, code, text)
+        for part in ('Host host1 (1): to be imported: gpu=A100',
+                     f'Lease lease ({lease_id}): to be imported: PENDING, '
+                     f'from {self.at(HOUR)} to {self.at(2 * HOUR)} UTC, on '
+                     f'host2', '3 to be imported. Nothing was done'):
+            self.assertIn(part, text)
+        self.assertEqual(before, self.books('SELECT * FROM hosts'))
+        self.assertEqual({'freepool': ['host1', 'host2']}, self.aggregates())
+        self.assertIn('3 imported.', self.imported())
+        shown = self.get({'id': lease_id})
+        self.assertEqual(('PENDING', reservation_id, 'pending'), (
+            shown['status'], shown['reservations'][0]['id'],
+            shown['reservations'][0]['status']))
+        self.assertEqual([('host2',)], self.books(
+            'SELECT hosts.name FROM bookings JOIN hosts '
+            'ON hosts.id = bookings.host_id'))
+        self.assertEqual('A100', self.enrolling.listed()[0]['gpu'])
+        self.assertIn('3 there already.', self.imported())
+        # What Blazar has made beforehand is in nobody's way.
+        self.aggregate(reservation_id, f'blazar_{reservation_id}', [])
+        self.run_until(self.began + HOUR)
+        self.assertEqual('ACTIVE', self.get({'id': lease_id})['status'])
+        self.assertEqual(['host2'], self.aggregates()[reservation_id])
+        server = self.within('in', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual('host2', self.host_of(server))
+
+
+class TestActive(ImportTestCase):
+    """A lease of one host, which has servers."""
+
+    def setUp(self):
+        super().setUp()
+        self.lease_id, self.reservation_id = self.lease_of(
+            -HOUR, HOUR, '1', status='ACTIVE')
+        self.blazars = self.begin(
+            self.reservation_id, 'host1', filter_tenant_id='x')
+        self.server = self.old_boot('mine', self.reservation_id)
+        self.assertEqual('host1', self.host_of(self.server))
+        self.fill_books()
+
+    def bound_to(self, server):
+        """The reservation in which a server is, for Nova and its cell."""
+        mapping = objects.InstanceMapping.get_by_instance_uuid(
+            self.context, server['id'])
+        with nova_context.target_cell(
+                self.context, mapping.cell_mapping) as cell:
+            instance = objects.Instance.get_by_uuid(
+                cell, server['id'], ['flavor'])
+        return {hosted.reservation_of(instance.flavor),
+                hosted.reservation_of_server(server['id'])}
+
+    def test_it_goes_on_with_its_servers_until_its_end(self):
+        other = self.old_boot('without hint', host='host1', client=self.api(
+            roles=('admin', 'member', 'reader')))
+        self.fill_books()
+        text = self.imported()
+        self.assertIn(f'Lease lease ({self.lease_id}): imported', text)
+        lease = self.get({'id': self.lease_id})
+        self.assertEqual(('ACTIVE', 'active', 'DONE'), (
+            lease['status'], lease['reservations'][0]['status'], next(
+                one['status'] for one in lease['events']
+                if one['event_type'] == 'start_lease')))
+        # Blazar's aggregate is the reservation's, as it was but for what
+        # would keep others away.
+        self.assertEqual({
+            'freepool': ['host2'], 'blazar_pool': ['host1', 'host2'],
+            self.reservation_id: ['host1']}, self.aggregates())
+        aggregate = objects.Aggregate.get_by_id(
+            self.context, self.blazars.id)
+        self.assertEqual({
+            'availability_zone': f'blazar_{self.reservation_id}',
+            'blazar:owner': nova_box.PROJECT_ID,
+            'reservation': self.reservation_id}, aggregate.metadata)
+        self.assertEqual(
+            {'CUSTOM_BLAZAR_POOL', self.trait_of(self.reservation_id)},
+            self.traits('host1'))
+        for server in (self.server, other):
+            self.assertEqual({self.reservation_id}, self.bound_to(server))
+        self.assertEqual(
+            [('host1', self.reservation_id)], self.books(
+                'SELECT name, held_by FROM hosts '
+                'WHERE held_by IS NOT NULL'))
+        self.assert_nothing_differs()
+        # Others are nowhere near, and who has it boots as before.
+        inside = self.within('new', self.reservation_id)
+        self.wait_for_status(inside['id'], 'ACTIVE')
+        self.assertEqual('host1', self.host_of(inside))
+        self.fails(self.boot('forced', client=self.admin,
+                             availability_zone='nova:host1'))
+        self.imported()
+        self.run_until(clocks.SystemClock().now() + HOUR)
+        for server in (self.server, other, inside):
+            self.wait_until_gone(server['id'])
+        self.run_until(self.clock.now() + 300)
+        self.assertEqual('TERMINATED', self.get(lease)['status'])
+        self.assertEqual({
+            'freepool': ['host1', 'host2'],
+            'blazar_pool': ['host1', 'host2']}, self.aggregates())
+
+    def assert_nothing_differs(self):
+        self.listener.mirror.compare_all()
+        self.assertEqual([], [
+            one.text for one in verify.Verifier(
+                self.listener.parts, lambda _seconds: None,
+                lambda _text: None, 0, False).run(False).left])
+
+    def test_its_servers_stay_on_its_hosts(self):
+        self.imported()
+        self.admin.post_server_action(self.server['id'], {'migrate': None},
+                                      check_response_status=None)
+        self.wait_for(lambda: self.admin.get_server(self.server['id'])[
+            'OS-EXT-STS:task_state'] is None)
+        self.assertEqual('host1', self.host_of(self.server))
+
+    def test_with_strangers_the_host_is_refused_and_nothing_changes(self):
+        stranger = self.old_boot('stranger', host='host1', client=self.api(
+            project=uuids.other, roles=('admin', 'member', 'reader')))
+        self.fill_books()
+        before = self.aggregates()
+        for words in ((), ('--apply',)):
+            code, text = self.manage(*words)
+            self.assertEqual(1, code, text)
+            self.assertIn(f'({stranger["id"]}). Migrate or delete', text)
+            self.assertIn('Its host host1 is refused. See there', text)
+        self.assertEqual([('host2',)], self.books(
+            'SELECT name FROM hosts WHERE enrolment IS NOT NULL'))
+        self.assertEqual(
+            {**before, 'blazar_pool': ['host2']}, self.aggregates())
+        self.assertEqual({None}, self.bound_to(self.server))
+        self.ask('GET', f'/leases/{self.lease_id}', code=404)
+        # When it has gone, the same command does the rest.
+        self.admin.delete_server(stranger['id'])
+        self.wait_until_gone(stranger['id'])
+        self.look()
+        self.clock.advance(60)
+        self.imported()
+        self.assertEqual({self.reservation_id}, self.bound_to(self.server))
+
+    def test_one_that_is_over_already_ends(self):
+        self.blazar.execute('UPDATE leases SET end_date = :end',
+                            end='2020-01-01 00:00:00')
+        self.blazar.execute('UPDATE leases SET start_date = :start',
+                            start='2019-12-31 00:00:00')
+        self.imported()
+        self.run_until(clocks.SystemClock().now())
+        self.wait_until_gone(self.server['id'])
+        self.run_until(self.clock.now() + 300)
+        self.assertEqual(
+            'TERMINATED', self.get({'id': self.lease_id})['status'])
+
+    def test_who_is_interrupted_gives_the_command_again(self):
+        for path in ('pool.join', 'hosted.bind_running', 'pool.open_to'):
+            real = pydoc.locate(f'blazar_nova.compat.{path}')
+
+            def stumble(*args, real=real):
+                real(*args)
+                raise RuntimeError('killed')
+
+            with fixtures.MonkeyPatch(f'blazar_nova.compat.{path}', stumble):
+                self.assertIn('It failed: killed', self.imported(1))
+        self.imported()
+        self.assertEqual({self.reservation_id}, self.bound_to(self.server))
+        self.assert_nothing_differs()
+
+
+class TestUnreadable(ImportTestCase):
+
+    def test_what_is_no_database_of_blazar(self):
+        folder = self.useFixture(fixtures.TempDir()).path
+        for url, part in (
+                (f'sqlite:///{folder}/empty', 'none of Blazar 18'),
+                (f'{folder}/blazar.conf', 'cannot be read'),
+                ('nothing://x', 'cannot be used')):
+            self.blazar.url = url
+            code, text = self.manage()
+            self.assertEqual((2, True), (code, part in text), text)

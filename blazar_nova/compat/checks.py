@@ -67,13 +67,14 @@ _AGGREGATES = {
 _FIELDS = {
     'BuildRequest': ('instance', 'instance_uuid', 'created_at',
                      'block_device_mappings'),
-    'InstanceMapping': ('instance_uuid', 'cell_mapping',
+    'InstanceMapping': ('instance_uuid', 'cell_mapping', 'project_id',
                         'queued_for_delete'),
     'RequestSpec': ('instance_uuid', 'instance_group', 'flavor',
                     'request_level_params'),
     'InstanceGroup': ('id', 'members', 'policy'),
     'Instance': ('vm_state', 'task_state', 'host', 'node', 'updated_at',
-                 'launched_at', 'system_metadata'),
+                 'launched_at', 'system_metadata', 'flavor', 'old_flavor',
+                 'new_flavor'),
     'ComputeNode': ('uuid', 'hypervisor_hostname', 'host'),
     'Aggregate': ('id', 'uuid', 'name', 'hosts', 'metadata'),
 }

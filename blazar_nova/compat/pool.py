@@ -54,6 +54,8 @@ _ISOLATED = 'blazar_pool'
 #: Hosts that are seen to side by side.
 _WORKERS = 8
 _GROUP = 'blazar:physical:host'
+#: By what Nova keeps the servers of a project on the hosts of an aggregate.
+_TENANT = 'filter_tenant_id'
 
 _OPTS: list[cfg.Opt] = [
     cfg.StrOpt('aggregate_freepool_name', default='freepool',
@@ -254,13 +256,17 @@ def _clear(reservation_id: str, keep: ty.Collection[str]) -> None:
 
 
 def opened() -> set[str]:
-    """The ids of all reservations that have an aggregate.
+    """The ids of all reservations of hosts that have an aggregate.
+
+    Not those of servers that Blazar has: they are none of ours.
 
     :raises CloudUnavailable: when that cannot be said now
     """
     return bounded.of_api(lambda: {
-        one.name for one in objects.AggregateList.get_by_metadata_key(
-            nova_context.get_admin_context(), 'reservation')})
+        one.name for one in objects.AggregateList.get_all(
+            nova_context.get_admin_context())
+        if 'reservation' in one.metadata and (
+            one.uuid == one.name or _TENANT not in one.metadata)})
 
 
 def members_of(reservation_id: str) -> list[Member]:
@@ -350,13 +356,13 @@ def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
     if there is not None and there.uuid == reservation_id:
         return there
     options = service.CONF[_GROUP]
-    # No filter_tenant_id: it would bind the project's other servers to these
+    # Nothing by _TENANT: it would bind the project's other servers to these
     # hosts, and keep off those with whom they are shared.
     metadata = {'reservation': reservation_id,
                 options.blazar_owner: project_id}
     if there is not None and there.hosts:
         return aggregates.described(
-            context, there, metadata, without=['filter_tenant_id'])
+            context, there, metadata, without=[_TENANT])
     if there is not None:
         _remove(context, there)
     zones = objects.AggregateList.get_by_metadata_key(

@@ -247,6 +247,33 @@ class TestActive(ImportTestCase):
         self.imported()
         self.assertEqual({self.reservation_id}, self.bound_to(self.server))
 
+    def test_what_blazar_has_beside_it_is_left_alone(self):
+        """Whatever is mended: it is refused, and Blazar goes on with it."""
+        other, reservation_id = self.lease_of(
+            -HOUR, HOUR, resource_type='virtual:instance', status='ACTIVE')
+        self.aggregate(
+            reservation_id, None, ['plain'], reservation=reservation_id,
+            filter_tenant_id=nova_box.PROJECT_ID)
+        self.assertIn(f'({other}): REFUSED: Its reservation',
+                      self.imported(1))
+        self.assert_nothing_differs()
+        self.assertEqual(['plain'], self.aggregates()[reservation_id])
+
+    def test_while_a_server_is_resized_it_waits(self):
+        self.flags(allow_resize_to_same_host=True)
+        self.admin.post_server_action(self.server['id'], {
+            'resize': {'flavorRef': '2'}})
+        self.wait_for_status(self.server['id'], 'VERIFY_RESIZE')
+        self.look()
+        self.assertIn('confirm or revert resizes', self.imported(1))
+        self.admin.post_server_action(
+            self.server['id'], {'confirmResize': None})
+        self.wait_for_status(self.server['id'], 'ACTIVE')
+        self.look()
+        self.clock.advance(60)
+        self.imported()
+        self.assertEqual({self.reservation_id}, self.bound_to(self.server))
+
     def test_one_that_is_over_already_ends(self):
         self.blazar.execute('UPDATE leases SET end_date = :end',
                             end='2020-01-01 00:00:00')
@@ -272,6 +299,17 @@ class TestActive(ImportTestCase):
         self.imported()
         self.assertEqual({self.reservation_id}, self.bound_to(self.server))
         self.assert_nothing_differs()
+
+
+class TestNotIsolated(ImportTestCase):
+
+    more_conf = '[scheduler]\nenable_isolated_aggregate_filtering = False\n'
+
+    def test_nothing_is_imported(self):
+        self.lease_of(HOUR, 2 * HOUR, '1')
+        code, text = self.manage()
+        self.assertEqual(2, code)
+        self.assertIn('enable_isolated_aggregate_filtering', text)
 
 
 class TestUnreadable(ImportTestCase):

@@ -32,6 +32,7 @@ from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import occupants
 from blazar_nova.compat import pool
+from blazar_nova.compat import service
 from blazar_nova.listener import hosts
 from blazar_nova.parts import enrolling
 from blazar_nova.parts import wiring
@@ -60,10 +61,15 @@ class Importer:
     """Says what would be carried over, and does it.
 
     :param say: told of each step
+    :raises ConfigurationError: when no host can be enrolled
+    :raises CloudUnavailable: when Nova does not say which hosts there are
     """
 
     def __init__(self, parts: wiring.Parts, blazar: source.Blazar,
                  say: ty.Callable[[str], None] = lambda _text: None) -> None:
+        problems = pool.problems(service.CONF)
+        if problems:
+            raise errors.ConfigurationError(problems[0])
         self._parts = parts
         self._blazar = blazar
         self._say = say
@@ -157,7 +163,8 @@ class Importer:
         if others:
             raise errors.Conflict(
                 f'Servers are on its hosts that are not of this lease '
-                f'({enrolling.shown(others)}). Migrate or delete them.')
+                f'({enrolling.shown(others)}). Migrate or delete them; '
+                f'confirm or revert resizes.')
         for one, reservation_id in there.items():
             hosted.bind_running(one.id, reservation_id)
         return frozenset(one.id for one in there)

@@ -204,7 +204,8 @@ class _Hosts:
         if others:
             raise errors.Conflict(
                 f'Servers are there that are of no lease that has this host '
-                f'now ({enrolling.shown(others)}). Migrate or delete them.')
+                f'now ({enrolling.shown(others)}). Migrate or delete them; '
+                f'confirm or revert resizes.')
         item.text = ' '.join(f'{key}={value}' for key, value in sorted(
             item.extra.items()))
 

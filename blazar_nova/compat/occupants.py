@@ -10,18 +10,24 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Who is on a host: whose servers they are, and with which hint they came."""
+"""Who is within a reservation of hosts that Blazar has made.
+
+Nothing in a server says so but its hint: so it is asked where it is, whose it
+is, and with which hint it came.
+"""
 
 import typing as ty
 
+from nova.compute import vm_states
 from nova import context as nova_context
 from nova import objects
 
+from blazar_core.common import errors
 from blazar_nova.compat import bounded
 from blazar_nova.compat import pool
 from blazar_nova.compat import survey
 
-__all__ = ['Occupant', 'on']
+__all__ = ['Occupant', 'on', 'shelved']
 
 
 class Occupant(ty.NamedTuple):
@@ -50,6 +56,29 @@ def on(host: pool.Member) -> list[Occupant]:
     """
     there = sorted(pool.everybody(host))
     return bounded.of_api(_described, there) if there else []
+
+
+def shelved(reservation_id: str, project_id: str) -> list[str]:
+    """The servers that came with a reservation, and are on no host now: they
+    were shelved, and will be back.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    context = nova_context.get_admin_context()
+    found = bounded.of_cells(context, _offloaded, project_id)
+    if any(map(nova_context.is_cell_failure_sentinel, found.values())):
+        raise errors.CloudUnavailable(
+            'Not every cell of Nova answers. Try again in a minute.')
+    ids = [one for in_cell in found.values() for one in in_cell]
+    hints = bounded.of_api(survey.hints_of, ids)
+    return [one for one in ids if _hint(hints.get(one, {})) == reservation_id]
+
+
+def _offloaded(context: ty.Any, project_id: str) -> list[str]:
+    return [one.uuid for one in objects.InstanceList.get_by_filters(
+        context, {'project_id': project_id, 'deleted': False,
+                  'vm_state': vm_states.SHELVED_OFFLOADED},
+        expected_attrs=[])]
 
 
 def _described(server_ids: list[str]) -> list[Occupant]:

@@ -87,7 +87,7 @@ class Enrolling:
             self._give_up(host_id, host)
             raise errors.Conflict(
                 f'Host {name} cannot be enrolled: {len(there)} servers run on '
-                f'it ({shown(there)}). Migrate or delete them first.')
+                f'it. Migrate or delete them first: {shown(there)}.')
         self._write(enrolment.finish, host_id)
         LOG.info('Host %s (%s) is enrolled: it serves leases only', host_id,
                  name)

@@ -274,6 +274,17 @@ class TestActive(ImportTestCase):
         self.imported()
         self.assertEqual({self.reservation_id}, self.bound_to(self.server))
 
+    def test_one_that_is_shelved_comes_back_to_its_hosts(self):
+        self.admin.post_server_action(self.server['id'], {'shelve': None})
+        self.wait_for_status(self.server['id'], 'SHELVED_OFFLOADED')
+        self.look()
+        self.clock.advance(60)
+        self.imported()
+        self.assertEqual({self.reservation_id}, self.bound_to(self.server))
+        self.admin.post_server_action(self.server['id'], {'unshelve': None})
+        self.wait_for_status(self.server['id'], 'ACTIVE')
+        self.assertEqual('host1', self.host_of(self.server))
+
     def test_one_that_is_over_already_ends(self):
         self.blazar.execute('UPDATE leases SET end_date = :end',
                             end='2020-01-01 00:00:00')

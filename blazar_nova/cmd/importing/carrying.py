@@ -167,6 +167,10 @@ class Importer:
                 f'confirm or revert resizes.')
         for one, reservation_id in there.items():
             hosted.bind_running(one.id, reservation_id)
+        for reservation_id in item.hosts:
+            for server_id in occupants.shelved(
+                    reservation_id, project_id or ''):
+                hosted.bind_running(server_id, reservation_id)
         return frozenset(one.id for one in there)
 
     def _is_active(self, lease_id: str) -> bool:

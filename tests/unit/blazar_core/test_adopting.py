@@ -12,11 +12,15 @@
 
 """Leases that were made elsewhere: as they were, and never too much."""
 
+from concurrent import futures
 import dataclasses
+import threading
 
+import fixtures
 from oslo_utils import uuidutils
 
 from blazar_core.books import enrolment
+from blazar_core.books import ledger
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -241,3 +245,59 @@ class TestActive(AdoptingTestCase):
                                 states.Event.UNDONE),)))
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
                          self.events_of({'id': known.id}))
+
+
+class TestRaces(AdoptingTestCase):
+    """Two operators import at once; so does who makes a lease meanwhile."""
+
+    scenarios = databases.SERVERS
+
+    def adopted(self, count=4):
+        """How many of so many leases of one host and one time are."""
+        both = threading.Barrier(count)
+
+        def adopt(known):
+            work = adopting.Adopting(
+                self.books.connect(), self.clock, self.types)
+            both.wait(20)
+            try:
+                return work.adopt(known)
+            except errors.Conflict:
+                return False
+
+        with futures.ThreadPoolExecutor(count) as pool:
+            return sum(pool.map(adopt, [
+                self.known(10, 20, 'one') for _number in range(count)]))
+
+    def test_a_host_is_promised_once(self):
+        self.assertEqual(1, self.adopted())
+        self.assertEqual(1, len(self.scalars(models.Booking.id)))
+
+    def test_this_test_fails_without_the_guard(self):
+        """Each has read when the others write, and nothing keeps them."""
+        real, read = ledger._check, threading.Barrier(4)
+
+        def check(*args):
+            real(*args)
+            read.wait(20)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.ledger._check', check))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.ledger.advance', lambda *args, **values: None))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.limits.lock', lambda *args: None))
+        self.assertEqual(4, self.adopted())
+
+    def test_a_lease_is_adopted_once(self):
+        known = self.known(10, 20, 'one')
+        both = threading.Barrier(2)
+
+        def adopt(_number):
+            work = adopting.Adopting(
+                self.books.connect(), self.clock, self.types)
+            both.wait(20)
+            return work.adopt(known)
+
+        with futures.ThreadPoolExecutor(2) as pool:
+            self.assertEqual([False, True], sorted(pool.map(adopt, range(2))))

@@ -54,7 +54,7 @@ class Outcome(enum.StrEnum):
     REFUSED = 'REFUSED'
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Item:
     """Something of Blazar, what becomes of it, and what there is to say."""
 
@@ -69,14 +69,14 @@ class Item:
         self.outcome, self.text = Outcome.REFUSED, why
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Property(Item):
     """Something that is said of hosts, and users may not ask for."""
 
     kind = 'Property'
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class HostItem(Item):
     """A host, to be enrolled.
 
@@ -93,7 +93,7 @@ class HostItem(Item):
     staying: frozenset[str] = frozenset()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class LeaseItem(Item):
     """A lease.
 
@@ -142,8 +142,42 @@ def plan(parts: wiring.Parts, cloud: Cloud, blazar: source.Blazar) -> Plan:
     """
     hosts = _Hosts(parts, cloud, blazar)
     leases = _Leases(parts, cloud, hosts.judged())
-    return Plan([*hosts.items.values()], hosts.properties(),
-                leases.judged(blazar.leases), leases.over)
+    items = leases.judged(blazar.leases)
+    while _refuse_more(hosts.items.values(), items):
+        pass
+    return Plan([*hosts.items.values()], hosts.properties(), items,
+                leases.over)
+
+
+def _refuse_more(hosts: ty.Iterable[HostItem],
+                 leases: ty.Sequence[LeaseItem]) -> bool:
+    """Who may stay on a host may do so for its lease; whether more had to be
+    refused.
+
+    Else the host would be enrolled, and have servers of no lease.
+    """
+    more = False
+    of: dict[HostItem, list[LeaseItem]] = collections.defaultdict(list)
+    for lease in leases:
+        for its in lease.hosts.values() if (
+                lease.outcome == Outcome.WANTED) else ():
+            for host in its:
+                of[host].append(lease)
+    for host in hosts:
+        having = of[host]
+        if host.outcome == Outcome.WANTED and host.staying and not any(
+                lease.known and lease.known.active for lease in having):
+            host.refuse('It has servers of a lease that is refused. See '
+                        'there, and try again.')
+        if host.outcome == Outcome.REFUSED:
+            for lease in having:
+                lease.refuse(_of_host(host.name))
+                more = True
+    return more
+
+
+def _of_host(name: str) -> str:
+    return f'Its host {name} is refused. See there, and try again.'
 
 
 class _Hosts:
@@ -159,9 +193,11 @@ class _Hosts:
         self._active: dict[str, list[tuple[str, str | None]]] = (
             collections.defaultdict(list))
         for lease in blazar.leases:
+            # Others have hosts, too, and share them with anybody.
             for one in lease.reservations if (
                     lease.status == source.ACTIVE) else ():
-                for host_id in one.hosts:
+                for host_id in one.hosts if (
+                        one.resource_type == source.WHOLE_HOSTS) else ():
                     self._active[host_id].append((one.id, lease.project_id))
 
     def judged(self) -> dict[str, HostItem]:
@@ -311,8 +347,7 @@ class _Leases:
             if item is None or item.row is None or (
                     item.outcome == Outcome.REFUSED):
                 raise errors.Conflict(
-                    f'Its host {host_id if item is None else item.name} is '
-                    f'refused. See there, and try again.')
+                    _of_host(host_id if item is None else item.name))
             found.append(item)
         return found
 

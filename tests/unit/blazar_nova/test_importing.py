@@ -277,6 +277,24 @@ class JudgingTest(base.DatabaseTestCase):
         self.assertIn('(theirs, ours)', found['one'])
         self.assertIn('(there)', found['two'])
 
+    def test_no_host_is_enrolled_with_servers_of_a_refused_lease(self):
+        shared = self.lease(-10, 10, '1', status='ACTIVE',
+                            resource_type='virtual:instance')
+        self.cloud.there['one'] = [('mine', 'project', None)]
+        self.assertEqual({'one', shared}, {*self.refusals()})
+        # Nor where it is refused for the sake of another host, ...
+        self.cloud.there['one'] = [('theirs', 'other', None)]
+        self.cloud.there['two'] = [('mine', 'project', None)]
+        both = self.lease(-10, 10, '1', '2', status='ACTIVE')
+        later = self.lease(20, 30, '2')
+        found = self.refusals()
+        self.assertEqual({'one', 'two', shared, both, later}, {*found})
+        self.assertIn('of a lease that is refused', found['two'])
+        self.assertIn('Its host two is refused', found[later])
+        # ... but one where nobody is can be had.
+        self.cloud.there['two'] = []
+        self.assertEqual({'one', shared, both}, {*self.refusals()})
+
     def test_hosts_are_cleaned_unless_somebody_comes_close_behind(self):
         self.cleaning_time = 1
         for start, end in ((10, 20), (45, 50), (50, 60), (500, 600)):

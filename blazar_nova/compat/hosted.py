@@ -28,8 +28,7 @@ from blazar_nova.compat import bounded
 from blazar_nova.compat import traits
 
 __all__ = ['admit', 'bind', 'bind_running', 'carry_over', 'in_pool',
-           'reservation_of',
-           'reservation_of_server']
+           'reservation_of', 'reservation_of_server']
 
 #: The extra spec that says in which reservation of hosts a server is.
 _MARK = 'blazar:host_reservation'

@@ -167,11 +167,15 @@ class Claims:
                 # Its lease has just ended.
                 raise api.LostRace(host_id)
             booked = self._index.hosts.get(mine.host_id)
-            if booked != host and (booked is None or not booked.enrolled or
-                                   not host.reservable):
+            if booked != host and (
+                    booked is None or not booked.enrolled or
+                    not host.reservable or host.held_by is not None):
                 _keep_out(host)
-            fits = forced or self._fits(timeline, host, takes, model.Window(
-                now, max(mine.end_date, now + ledger.OVERDUE)),
+            # An operator's word counts among those that serve everybody.
+            forced = forced and not host.enrolled
+            fits = forced or self._fits(
+                timeline, host, takes, model.Window(
+                    now, max(mine.end_date, now + ledger.OVERDUE)),
                 [one for one in own if one.id != mine.id])
         try:
             with self._locked(mine.lease_id, host_id) as session:

@@ -95,8 +95,10 @@ def begin(session: orm.Session, now: int, uuid: str,
             f'Host {host.name} is enrolled already: its id is {host.id}.')
     if host.enrolment == states.Enrolment.LEAVING:
         raise errors.Conflict(
-            f'Host {host.name} is being taken out: finish that first, by '
-            f'deleting host {host.id} once more.')
+            f'Host {host.name} is being taken out. ' + (
+                f'Delete host {host.id} once more, and enrol it then.'
+                if host.id in left(session, now) else
+                f'To keep it, say of host {host.id} that it is reservable.'))
     check_unbooked(session, now, host, 'enrolled')
     _write(session, now, host, enrolment=states.Enrolment.ENROLLING,
            reservable=True, extra=_said(extra))
@@ -127,13 +129,14 @@ def leave(session: orm.Session, now: int, host_id: int,
     host = get(session, host_id)
     if not booked:
         check_unbooked(session, now, host, 'taken out')
-    _write(session, now, host, enrolment=states.Enrolment.LEAVING)
+    _write(session, now, host, enrolment=states.Enrolment.LEAVING,
+           reservable=False)
     return host
 
 
 def left(session: orm.Session, now: int) -> set[int]:
     """The ids of the hosts that are leaving, and on which nothing is booked
-    any more.
+    any more: they are to go.
     """
     return set(session.scalars(sa.select(models.Host.id).where(
         models.Host.enrolment == states.Enrolment.LEAVING,
@@ -225,7 +228,8 @@ def check_unbooked(session: orm.Session, now: int, host: models.Host,
 
 def _still(now: int) -> list[ty.Any]:
     """What is to come, or somebody has yet."""
-    return [sa.or_(_BOOKING.end_date > now, _BOOKING.placed_at.is_not(None))]
+    return [ledger.TAKES, sa.or_(
+        _BOOKING.end_date > now, _BOOKING.placed_at.is_not(None))]
 
 
 def allocations(session: orm.Session, *where: ty.Any,
@@ -243,8 +247,8 @@ def allocations(session: orm.Session, *where: ty.Any,
             models.Lease.end_date).join_from(
                 models.Booking, models.Reservation).join(models.Lease).join(
                     models.Host, models.Host.id == models.Booking.host_id)
-            .where(models.Host.enrolment.is_not(None), *where)
-            .order_by(models.Lease.start_date, _BOOKING.id)):
+            .where(models.Host.enrolment.is_not(None), *where).distinct()
+            .order_by(models.Lease.start_date, models.Reservation.id)):
         found.setdefault(row.host_id, []).append(row)
     return found
 

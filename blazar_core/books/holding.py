@@ -56,7 +56,7 @@ def hand_over(session: orm.Session, now: int,
         models.Host.id.in_(bookings)).order_by(models.Host.id)).all()
     others = set(session.scalars(sa.select(models.Booking.host_id).where(
         models.Booking.host_id.in_(bookings),
-        models.Booking.placed_at.is_not(None),
+        models.Booking.placed_at.is_not(None), ledger.TAKES,
         models.Booking.id.not_in([one.id for one in bookings.values()]))))
     for host in hosts:
         if host.id in others:

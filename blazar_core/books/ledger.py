@@ -48,7 +48,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['Edit', 'Full', 'NewBooking', 'OVERDUE', 'RESERVABLE', 'SEEN',
-           'SHARED', 'Seen',
+           'SHARED', 'Seen', 'TAKES',
            'add', 'advance', 'amend', 'decide', 'follow', 'in_the_way',
            'new_of', 'occupied', 'trim']
 
@@ -294,6 +294,9 @@ RESERVABLE = sa.case((_HOSTS.c.overdue_at.is_not(None), sa.false()),
                      else_=_HOSTS.c.reservable).label('reservable')
 SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
         _HOSTS.c.enrolment, RESERVABLE)
+#: Whether a booking is in anybody's way: one within a reservation that has all
+#: of the host is not.
+TAKES = sa.cast(_BOOKINGS.c.resources, sa.Text) != '{}'
 _ALONE = sa.select(*SEEN).where(_HOSTS.c.id.in_(
     sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
 _WITH_BOOKINGS = _ALONE.add_columns(

@@ -135,9 +135,9 @@ class Reservation(Stateful, Base):
     other reservation is there first: each of its bookings is a place that a
     server may take and leave, if it is of a type that servers come to.
     ``params`` is what was asked for, in the API's words, and ``spec`` what
-    its resource type keeps beside that; a boot's has neither. ``moved_at`` is
-    when what was promised was last bound to other hosts, because there was no
-    room for it any more.
+    its resource type keeps beside that; a boot's has no params. ``moved_at``
+    is when what was promised was last bound to other hosts, because there was
+    no room for it any more.
     """
 
     __tablename__ = 'reservations'

@@ -34,6 +34,7 @@ from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_core.leases import within
 from blazar_core import resources
 
 __all__ = ['Change', 'Changing']
@@ -204,7 +205,7 @@ class Changing:
         most = max(collections.Counter(row.host_id for row in rows).values())
         return model.Demand(
             model.WHOLE if reservation.whole else rows[0].resources, len(rows),
-            model.Affinity.DIFFERENT, most,
+            model.Affinity.DIFFERENT, most, among=None,
             hosts=frozenset(self._uuids(session, rows)))
 
     def _new_window(self, lease: models.Lease, change: Change,
@@ -253,6 +254,7 @@ class Changing:
             if change.granted is not None:
                 change.granted.confirm(session.connection())
             window = self._new_window(lease, change)
+            _check_within(session, lease, window)
             if change.reservations.keys() - {
                     one.id for one in lease.reservations}:
                 raise errors.InvalidLeaseParams(
@@ -422,6 +424,22 @@ def _is_more(reservation: models.Reservation, wanted: making.NewReservation,
                for params in (reservation.params, wanted.params)]
     return wanted.demand.count > len(reservation.bookings) and (
         wanted.demand.least is None or numbers[0] != numbers[1])
+
+
+def _check_within(session: orm.Session, lease: models.Lease,
+                  window: model.Window) -> None:
+    """
+    :raises InvalidLeaseParams: when servers that are to be on the hosts of
+        another lease would be there outside of its time
+    """
+    if lease.start_date <= window.start and window.end <= lease.end_date:
+        return
+    for reservation in lease.reservations:
+        outer = within.of(reservation)
+        why = outer and within.why_not(
+            session, outer, lease.project_id, window, later=True)
+        if why:
+            raise errors.InvalidLeaseParams(why)
 
 
 def _kept(reservation: models.Reservation,

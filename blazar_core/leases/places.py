@@ -34,10 +34,12 @@ class Places:
         self._clock = clock
 
     def occupy(self, reservation_id: str, project_id: str,
-               server_ids: ty.Sequence[str]) -> set[str]:
+               server_ids: ty.Sequence[str]) -> bool:
         """Give places of a reservation to servers that are about to be built.
 
-        :returns: the servers whose places are on hosts that serve leases only
+        They come together, and so their hosts are of one kind.
+
+        :returns: whether these serve leases only
         :raises NotFound: when the project has no such reservation
         :raises Conflict: when it is not its time, or no places are left
         """
@@ -45,7 +47,7 @@ class Places:
             self._occupy, reservation_id, project_id, server_ids)
 
     def _occupy(self, reservation_id: str, project_id: str,
-                server_ids: ty.Sequence[str]) -> set[str]:
+                server_ids: ty.Sequence[str]) -> bool:
         now = self._clock.now()
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
@@ -67,14 +69,21 @@ class Places:
                     f'servers, and {len(rows) - len(free)} of them are there '
                     f'already: boot at most {len(free)} more, or raise the '
                     f'amount of lease {lease.id}.')
-            for row, server_id in zip(free, server_ids):
-                row.server_id, row.sent_at = server_id, now
-            session.flush()
-            return set(session.scalars(
-                sa.select(models.Booking.server_id)
-                .join(models.Host, models.Host.id == models.Booking.host_id)
-                .where(models.Booking.server_id.in_(server_ids),
-                       models.Host.enrolment.is_not(None))))
+            enrolled = set(session.scalars(sa.select(models.Host.id).where(
+                models.Host.id.in_({row.host_id for row in free}),
+                models.Host.enrolment.is_not(None))))
+            kinds = {kind: [row for row in free if (
+                row.host_id in enrolled) is kind] for kind in (False, True)}
+            for kind, those in kinds.items():
+                if len(those) >= len(server_ids):
+                    for row, server_id in zip(those, server_ids):
+                        row.server_id, row.sent_at = server_id, now
+                    return kind
+            raise errors.Conflict(
+                f'Reservation {reservation_id} has {len(free)} free places, '
+                f'{len(kinds[True])} of them on hosts that serve leases only. '
+                f'Servers of one request go to hosts of one kind: boot at '
+                f'most {max(map(len, kinds.values()))} at once.')
 
     def _lease_of(self, reservation_id: str, project_id: str) -> str:
         """The lease of a project's reservation."""

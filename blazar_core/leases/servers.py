@@ -21,6 +21,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import requests
+from blazar_core.leases import within
 
 __all__ = ['Servers']
 
@@ -112,50 +113,20 @@ class Servers:
     def why_not_within(self, reservation_id: str, project_id: str,
                        lease: requests.LeaseRequest | None = None,
                        ) -> str | None:
-        """Why servers of a project may not use a reservation of whole hosts.
-
-        Its own, and those of others that share it may.
+        """Why servers of a project may not use a reservation of whole hosts:
+        see :func:`within.why_not`.
 
         :param lease: the lease that they are to have for themselves
-        :returns: a sentence; None: they may
         """
         with self._database.reader() as session:
-            row = session.execute(
-                sa.select(models.Reservation.params, models.Lease.project_id,
-                          models.Lease.status, models.Lease.name,
-                          models.Lease.start_date, models.Lease.end_date,
-                          models.Reservation.status.label('of_it'))
-                .join(models.Lease)
-                .where(models.Reservation.id == reservation_id)).one_or_none()
-        if row is None or row.of_it == states.Reservation.DELETED or (
-                project_id != row.project_id and
-                project_id not in (row.params or {}).get('projects', ())):
-            return (f'Reservation {reservation_id} is none that your project '
-                    f'may use.')
-        whose = (f'Reservation {reservation_id} belongs to lease {row.name}, '
-                 f'which is {row.status}')
-        time = (f'{clocks.minute(row.start_date)} to '
-                f'{clocks.minute(row.end_date)} UTC')
-        if lease is not None and not (
-                row.start_date <= lease.window.start and
-                lease.window.end <= row.end_date):
-            return (f'{whose} and lasts from {time}: choose a start and an '
-                    f'end within that.')
-        if lease is not None and not lease.starts_now and (
-                row.status in (states.Lease.PENDING, states.Lease.STARTING)):
-            return None
-        if row.status != states.Lease.ACTIVE:
-            return (f'{whose}: boot with it from {time}, when the lease is '
-                    f'ACTIVE.')
-        return None
+            return within.why_not(session, reservation_id, project_id, *(
+                () if lease is None else (
+                    lease.window, not lease.starts_now)))
 
     def hosts_within(self, reservation_id: str) -> frozenset[str]:
         """The uuids of the hosts that are booked for a reservation."""
         with self._database.reader() as session:
-            return frozenset(session.scalars(
-                sa.select(models.Host.uuid).join(
-                    models.Booking, models.Booking.host_id == models.Host.id)
-                .where(models.Booking.reservation_id == reservation_id)))
+            return within.hosts(session, reservation_id)
 
     def holder_of(self, service_host: str) -> tuple[bool, str | None]:
         """Whether a host serves leases only, and which reservation has all of

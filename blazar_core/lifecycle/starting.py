@@ -27,6 +27,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
 from blazar_core.leases import views
+from blazar_core.leases import within
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import sending
@@ -88,6 +89,10 @@ class Starting:
                 return facts.Later(
                     facts.AGAIN, 'its host is not empty yet', 4 * facts.AGAIN)
             sealed = None if held is None else held.sealed
+            why = self._why_not_within(session, lease)
+        if why:
+            self._explain(lease_id, why)
+            return facts.Later(facts.AWAY, why, facts.LONGEST_WAIT)
         if sealed is None:
             return self._begin(lease_id, when_due)
         steps.reached(steps.Step.START_READ, lease_id)
@@ -215,6 +220,16 @@ class Starting:
                 if resources.reserved(session, one).hosts !=
                 opened.get(one.id)], self._clock.now())
             return views.describe(lease)
+
+    def _why_not_within(self, session: orm.Session, lease: models.Lease,
+                        ) -> str:
+        """Why servers may not go to the hosts of another lease (yet, or any
+        more).
+        """
+        return next(filter(None, (
+            within.why_not(session, outer, lease.project_id)
+            for one in lease.reservations
+            if (outer := within.of(one)) is not None)), '')
 
     def _waits_for_host(self, session: orm.Session, lease: models.Lease,
                         ) -> bool:

@@ -21,6 +21,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.leases import within
 from blazar_core.lifecycle import steps
 from blazar_nova.api import boot as boot_
 from blazar_nova.api import faults
@@ -101,7 +102,8 @@ class Admission:
             # It is not the URL that there is nothing at.
             raise errors.Conflict(str(exc)) from exc
         try:
-            hosted.admit(call, apart)
+            if apart:
+                hosted.admit(call)
             send()
         except Exception:
             with excutils.save_and_reraise_exception():
@@ -112,8 +114,9 @@ class Admission:
         demand = self._demand(call)
         new = making.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,
-            request=request, reservations=(
-                making.NewReservation(demand, call.server_ids),))
+            request=request, reservations=(making.NewReservation(
+                demand, call.server_ids, spec=within.spec(
+                    hosted.reservation_of(call.request_spec[0].flavor))),))
         new = dataclasses.replace(new, granted=self._limits.check(
             wiring.asked_of(new, not request.starts_now, self._parts.types)))
         if request.starts_now:

@@ -77,7 +77,7 @@ def add(context: ty.Any, aggregate: ty.Any, service_host: str) -> None:
             context, aggregate.id, service_host)
     except exception.AggregateHostExists:
         pass
-    except exception.InvalidAggregateAction as exc:
+    except exception.NovaException as exc:
         raise errors.CloudUnavailable(
             f'Nova does not put host {service_host} into the aggregate '
             f'{aggregate.name}: {exc}') from exc
@@ -94,7 +94,7 @@ def remove(context: ty.Any, aggregate: ty.Any, service_host: str) -> None:
         with contextlib.suppress(exception.AggregateHostNotFound):
             objects.Aggregate.get_by_id(
                 context, aggregate.id).delete_host(service_host)
-    except exception.InvalidAggregateAction as exc:
+    except exception.NovaException as exc:
         raise errors.CloudUnavailable(
             f'Nova does not take host {service_host} out of the '
             f'aggregate {aggregate.name}: {exc}') from exc

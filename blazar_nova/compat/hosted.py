@@ -41,16 +41,15 @@ def bind(call: ty.Any, reservation_id: str) -> None:
     :param call: a :class:`~blazar_nova.compat.calls.BuildCall` that was not
         sent
     """
-    _require(call, call.server_ids, _traits_of(reservation_id))
+    _require(call, _traits_of(reservation_id))
 
 
-def admit(call: ty.Any, server_ids: ty.Container[str]) -> None:
-    """Have some servers of a build go to hosts of the pool, for good.
+def admit(call: ty.Any) -> None:
+    """Have the servers of a build go to hosts of the pool, for good.
 
     :param call: see :func:`bind`
-    :param server_ids: those that have places there
     """
-    _require(call, server_ids, {_IN_POOL: 'required'})
+    _require(call, {_IN_POOL: 'required'})
 
 
 def in_pool(spec: ty.Any) -> ty.Any:
@@ -60,13 +59,12 @@ def in_pool(spec: ty.Any) -> ty.Any:
     return spec
 
 
-def _require(call: ty.Any, server_ids: ty.Container[str],
-             specs: ty.Mapping[str, str]) -> None:
-    """Give servers of a build more extra specs."""
+def _require(call: ty.Any, specs: ty.Mapping[str, str]) -> None:
+    """Give the servers of a build more extra specs: all of them, as Nova
+    looks for hosts by those of the first.
+    """
     for spec, build_request in zip(
             call.request_spec, call.build_requests, strict=True):
-        if spec.instance_uuid not in server_ids:
-            continue
         spec.flavor = _with(spec.flavor, specs)
         spec.save()
         build_request.instance.flavor = spec.flavor

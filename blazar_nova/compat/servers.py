@@ -34,11 +34,9 @@ from blazar_nova.compat import bounded
 from blazar_nova.compat import calls
 from blazar_nova.compat import deletion
 from blazar_nova.compat import demand
-from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
 from blazar_nova.compat import leftovers
 from blazar_nova.compat import look
-from blazar_nova.compat import pool
 from blazar_nova.compat import quota
 from blazar_nova.compat import reserved
 from blazar_nova.compat import stranded
@@ -150,11 +148,6 @@ class NovaCloud:
 
         :raises CloudUnavailable: when none is: Nova would give up at once
         """
-        within = hosted.reservation_of(build.request_spec[0].flavor)
-        if within is not None and not pool.members_of(within):
-            raise errors.CloudUnavailable(
-                f'Reservation {within}, to whose hosts its servers are to '
-                f'go, has none now')
         try:
             usable = demand.demand_of(
                 build.context.elevated(), build.request_spec).hosts or ()

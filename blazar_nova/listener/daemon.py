@@ -93,6 +93,7 @@ class Listener:
                                  ('comparison', self._compare),
                                  ('recheck', self._recheck),
                                  ('watch', self._watch),
+                                 ('leaving', self._let_leave),
                                  ('engine', self.engine.run))]
 
     def start(self) -> None:
@@ -158,8 +159,7 @@ class Listener:
             pause = self._interval
             self.mirror.missed.clear()
             for part in (self.mirror.compare_all, life.observing.settle_left,
-                         life.lost.send, life.closing.revoke_over,
-                         self._enrolling.remove_left):
+                         life.lost.send, life.closing.revoke_over):
                 try:
                     part()
                 except errors.BooksUnavailable:
@@ -174,6 +174,18 @@ class Listener:
             clock.wait(self._stopping, min(until, clock.now() + _PAUSE))
             # What was told while the database was away is not told again.
             clock.wait(self.mirror.missed, until)
+
+    def _let_leave(self) -> None:
+        clock = self.parts.clock
+        while not self._stopping.is_set():
+            try:
+                self._enrolling.remove_left()
+            except errors.BooksUnavailable:
+                LOG.debug('Which hosts are to leave cannot be read now')
+            except Exception:
+                LOG.exception('Which hosts are to leave could not be found '
+                              'out; again in %s s', self._interval)
+            clock.wait(self._stopping, clock.now() + self._interval)
 
     def _watch(self) -> None:
         self.watch.run(self._stopping)

@@ -100,10 +100,20 @@ class Enrolling:
         :raises Conflict: when something is booked there
         :raises CloudUnavailable: when it could not be finished now
         """
-        host = self._write(enrolment.leave, host_id)
-        pool.leave(pool.Member(host.uuid, host.service_host))
-        self._write(enrolment.retire, host_id)
-        LOG.info('Host %s (%s) serves everybody again', host_id, host.name)
+        self._go(self._write(enrolment.leave, host_id))
+
+    def _go(self, host: models.Host) -> None:
+        """A host that is leaving serves everybody again."""
+        member = pool.Member(host.uuid, host.service_host)
+        pool.leave(member)
+        try:
+            self._write(enrolment.retire, host.id)
+        except errors.Conflict:
+            # While we were at it somebody was faster, and somebody else has
+            # enrolled it again.
+            pool.join(member)
+            raise
+        LOG.info('Host %s (%s) serves everybody again', host.id, host.name)
 
     def retire(self, host_id: int) -> None:
         """Let nobody reserve a host any more; it serves everybody again as
@@ -118,16 +128,22 @@ class Enrolling:
 
         Any number of processes may do it at the same time.
         """
-        with self._database.reader() as session:
-            found = enrolment.left(session, self._parts.clock.now())
-        for host_id in sorted(found):
+        for host_id in sorted(self._left()):
             try:
-                self.remove(host_id)
-            except errors.NotFound:
-                LOG.debug('Host %s is out already', host_id)
-            except errors.BlazarError as exc:
-                LOG.warning('Host %s does not serve everybody again yet: %s',
-                            host_id, exc)
+                if host_id in self._left():
+                    with self._database.reader() as session:
+                        host = enrolment.get(session, host_id)
+                    self._go(host)
+            except (errors.NotFound, errors.Conflict) as exc:
+                LOG.debug('Host %s is out already: %s', host_id, exc)
+            except Exception as exc:
+                LOG.warning(
+                    'Host %s does not serve everybody again yet: %s', host_id,
+                    exc, exc_info=not isinstance(exc, errors.BlazarError))
+
+    def _left(self) -> set[int]:
+        with self._database.reader() as session:
+            return enrolment.left(session, self._parts.clock.now())
 
     def change(self, host_id: int, extra: ty.Mapping[str, str | None],
                reservable: bool | None) -> dict[str, ty.Any]:

@@ -24,6 +24,7 @@ import typing as ty
 import fixtures
 from nova.compute import api as compute_api
 from nova import context as nova_context
+from nova import exception
 from nova import objects
 from nova.scheduler.client import report
 from oslo_utils.fixture import uuidsentinel as uuids
@@ -268,6 +269,62 @@ class TestCommands(HostsTestCase):
         self.assertEqual({'freepool': [], 'blazar_pool': []},
                          self.aggregates())
 
+    def test_one_that_fails_keeps_no_other_from_leaving(self):
+        first, second = self.enrol('host1', 'host2')
+        for host in (first, second):
+            self.enrolling.retire(int(host['id']))
+        real = report.SchedulerReportClient.aggregate_remove_host
+
+        def away(client, context, uuid, host, *args):
+            if host == 'host1':
+                raise exception.PlacementAPIConnectFailure(error='away')
+            return real(client, context, uuid, host, *args)
+
+        with fixtures.MonkeyPatch(
+                'nova.scheduler.client.report.SchedulerReportClient.'
+                'aggregate_remove_host', away):
+            self.enrolling.remove_left()
+            self.assertEqual(['host1'], [
+                one['service_name'] for one in self.enrolling.listed()])
+            code, text = self.manage('remove', first['id'])
+            self.assertEqual(1, code)
+            self.assertIn('Nova does not take host host1 out', text)
+        self.enrolling.remove_left()
+        self.assertEqual([], self.enrolling.listed())
+
+    def test_who_is_slow_does_not_take_out_what_was_enrolled_again(self):
+        for late in ('before', 'within'):
+            host, = self.enrol('host1')
+            self.enrolling.retire(int(host['id']))
+            other = enrolling.Enrolling(self.listener.parts)
+            real, again = pool.leave, []
+
+            def meanwhile(*args, other=other, again=again):
+                if not again:
+                    again.append(1)
+                    other.remove_left()
+                    self.enrol('host1', rack='7')
+                return args and real(*args)
+
+            left = other._left()
+            with contextlib.ExitStack() as stack:
+                if late == 'within':
+                    stack.enter_context(fixtures.MonkeyPatch(
+                        'blazar_nova.compat.pool.leave', meanwhile))
+                else:
+                    meanwhile()
+                    stack.enter_context(fixtures.MockPatchObject(
+                        self.enrolling, '_left', side_effect=[
+                            left, other._left()]))
+                self.enrolling.remove_left()
+            host, = self.enrolling.listed()
+            self.assertEqual(('enrolled', '7'), (
+                host['status'], host['rack']), late)
+            self.assertEqual({'freepool': ['host1'],
+                              'blazar_pool': ['host1']}, self.aggregates())
+            self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
+            self.enrolling.remove(int(host['id']))
+
     def test_what_cannot_be_done_is_said(self):
         for words, part in (
                 (('add', 'nowhere'), 'There is no host nowhere'),
@@ -480,9 +537,8 @@ class TestLeasesWithin(HostsTestCase):
         self.wait_for_status(server['id'], 'RESERVED')
         inner, = self.ask('GET', '/leases')['leases']
         self.assertEqual('PENDING', inner['status'])
-        self.assertIn(f'Reservation {reservation_id}, to whose hosts its '
-                      f'servers are to go, has none now',
-                      inner['status_reason'])
+        self.assertIn(f'Reservation {reservation_id} is none that your '
+                      f'project may use', inner['status_reason'])
         self.run_until(clocks.SystemClock().now() + HOUR)
         self.wait_until_gone(server['id'])
 
@@ -869,8 +925,12 @@ class TestParts(PartsTestCase):
         lease = self.get(self.make_active(
             reservations=[self.reservation(amount=3, vcpus=2)]))
         flavor = lease['reservations'][0]['flavor_id']
-        servers = [self.boot(f'part{number}', flavor=flavor)
-                   for number in range(3)]
+        message = self.refused(
+            409, self.boot, 'three', flavor=flavor, count=3)
+        self.assertIn('boot at most 2 at once', message)
+        self.boot('two', flavor=flavor, count=2)
+        self.boot('one', flavor=flavor)
+        servers = self.alice.get_servers(detail=False)
         for server in servers:
             self.wait_for_status(server['id'], 'ACTIVE')
         hosts = sorted(map(self.host_of, servers))

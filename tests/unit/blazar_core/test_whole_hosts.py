@@ -36,6 +36,7 @@ from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import views
+from blazar_core.leases import within
 from blazar_core.lifecycle import audit
 from blazar_core.lifecycle import cleaning
 from blazar_core.lifecycle import ends
@@ -1041,7 +1042,7 @@ class TestParts(WholeHostsTestCase):
     def taken(self, amount):
         """The servers of a lease of parts, and their hosts."""
         lease = self.reserve(0, 100, self.parts(amount), active=True)
-        ids = self.occupy(lease, amount)
+        ids = [one for _number in range(amount) for one in self.occupy(lease)]
         with self.database.reader() as session:
             return ids, dict(session.execute(sa.select(
                 models.Booking.server_id, models.Host.name).join(
@@ -1076,6 +1077,20 @@ class TestParts(WholeHostsTestCase):
         self.assertRaises(errors.Refused, self.reserve, 0, 100, self.places(5))
         self.reserve(0, 100, self.parts(12))
 
+    def test_what_is_beside_them_can_be_changed(self):
+        """Two reservations: what is not changed keeps to its hosts."""
+        lease = self.reserve(
+            50, 100, self.places(1), self.parts(4), self.machines_of())
+        one = next(one for one in lease['reservations']
+                   if one['amount'] == 1 and one['resource_type'] ==
+                   making.RESOURCE_TYPE)
+        self.assertEqual(1, len(self.scalars(
+            models.Booking.id, models.Booking.reservation_id == one['id'])))
+        self.host('more', VCPU=4)
+        self.leases.changing.update(lease['id'], changing.Change(
+            reservations={one['id']: self.places(3)}))
+        self.assertEqual(8, len(self.scalars(models.Booking.id)))
+
     def test_who_decides_sees_what_became_of_a_host(self):
         """It was closed, or is leaving, since it was picked."""
         for change in ({'reservable': False}, {'enrolment': 'leaving'}):
@@ -1106,17 +1121,46 @@ class TestParts(WholeHostsTestCase):
             return False
         return True
 
-    def test_the_cloud_is_told_whose_places_are_there(self):
-        lease = self.reserve(0, 100, self.parts(5), active=True)
-        ids = [uuidutils.generate_uuid() for _number in range(5)]
-        apart = self.leases.places.occupy(
-            lease['reservations'][0]['id'], 'project', ids)
-        with self.database.reader() as session:
-            self.assertEqual(set(session.scalars(
-                sa.select(models.Booking.server_id).join(
-                    models.Host, models.Host.id == models.Booking.host_id)
-                .where(models.Host.name != 'plain'))), apart)
-        self.assertEqual(1, len(apart))
+    def test_those_that_come_together_go_to_hosts_of_one_kind(self):
+        lease = self.reserve(0, 100, self.parts(7), active=True)
+
+        def come(count):
+            return self.leases.places.occupy(
+                lease['reservations'][0]['id'], 'project', [
+                    uuidutils.generate_uuid() for _number in range(count)])
+
+        exc = self.assertRaises(errors.Conflict, come, 5)
+        self.assertIn('has 7 free places, 3 of them on hosts that serve '
+                      'leases only', str(exc))
+        self.assertIn('boot at most 4 at once', str(exc))
+        self.assertEqual([False, True, False], [
+            come(count) for count in (2, 3, 2)])
+        exc = self.assertRaises(errors.Conflict, come, 1)
+        self.assertIn('boot at most 0 more', str(exc))
+
+    def test_nobody_is_forced_onto_what_somebody_has_whole(self):
+        whole = self.reserve_machines(0, 100)
+        later = self.reserve_machines(100, 200)
+        self.new_engine().run_due()
+        self.assertEqual('ACTIVE', self.status(whole))
+        held, = self.held()
+        free = ({'one', 'two'} - {held}).pop()
+        self.assertEqual(1, len(self.bookings_of(later)))
+        ids, hosts = self.taken(5)
+        inside, = {one for one in ids if hosts[one] == free}
+        for forced in (False, True):
+            self.assertRaises(claims.Denied, self.claim, inside, held, forced)
+        self.claim(inside, free, True)()
+        other, = {'one', 'two'} - {free}
+        self.lifecycle.ending.delete(later['id'])
+        self.lifecycle.ending.delete(whole['id'])
+        self.new_engine('second').run_due()
+        self.assertEqual({}, self.held())
+        # Nor onto what is promised so for its time.
+        self.reserve_machines(50, 100)
+        for forced in (False, True):
+            self.assertRaises(claims.Denied, self.claim, inside, other,
+                              forced)
 
     def test_who_has_no_place_there_stays_outside(self):
         ids, hosts = self.taken(5)
@@ -1158,6 +1202,132 @@ class TestParts(WholeHostsTestCase):
         self.assertEqual({}, self.held())
 
 
+class TestWithin(WholeHostsTestCase):
+    """Servers within a reservation of hosts that have leases of their own."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.engine = self.new_engine()
+        self.outer = self.reserve_machines(100, 1000)
+        self.reservation_id = self.outer['reservations'][0]['id']
+
+    def inner(self, start, end):
+        with self.database.reader() as session:
+            hosts = within.hosts(session, self.reservation_id)
+        return self.leases.making.create(making.NewLease(
+            'project', 'user', self.request(start, end), (
+                making.NewReservation(
+                    model.Demand({}, 1, among=None, hosts=hosts),
+                    (uuidutils.generate_uuid(),),
+                    spec=within.spec(self.reservation_id)),)),
+            self.vault.seal('call'))
+
+    def why_not(self, *window, project='project', later=True):
+        with self.database.reader() as session:
+            return within.why_not(
+                session, self.reservation_id, project,
+                model.Window(*(NOW + one for one in window)), later)
+
+    def run_at(self, time):
+        self.clock.advance(NOW + time - self.clock.now())
+        self.engine.run_due()
+
+    def share(self, *projects):
+        with self.database.writer() as session:
+            session.get(models.Reservation, self.reservation_id).params = {
+                'min': 1, 'max': 1, 'projects': projects}
+
+    def test_only_in_its_time_and_for_those_who_share_it(self):
+        self.assertIsNone(self.why_not(100, 1000))
+        for window in ((99, 200), (900, 1001)):
+            self.assertIn('choose a start and an end within that',
+                          self.why_not(*window))
+        self.assertIn('when the lease is ACTIVE',
+                      self.why_not(100, 200, later=False))
+        self.assertIn('none that your project may use',
+                      self.why_not(100, 200, project='other'))
+        self.share('other')
+        self.assertIsNone(self.why_not(100, 200, project='other'))
+
+    def test_it_takes_nothing_and_is_in_nobodys_way(self):
+        self.inner(200, 300)
+        self.inner(200, 300)
+        self.assertEqual([{}, {}], self.scalars(
+            models.Booking.resources,
+            models.Booking.server_id.is_not(None)))
+        self.assertRaises(errors.Refused, self.reserve_machines, 200, 300)
+        self.reserve_machines(1000, 1100)
+
+    def test_a_lease_within_stays_within(self):
+        lease = self.inner(200, 300)
+        for change in (changing.Change(end=NOW + 1001),
+                       changing.Change(start=NOW + 50),
+                       changing.Change(start=NOW + 5000, end=NOW + 5100)):
+            exc = self.assertRaises(
+                errors.InvalidLeaseParams, self.leases.changing.update,
+                lease['id'], change)
+            self.assertIn('within that', str(exc))
+        self.leases.changing.update(lease['id'], changing.Change(
+            start=NOW + 150, end=NOW + 1000))
+        # What is over keeps nobody from shortening it.
+        self.lifecycle.ending.delete(self.outer['id'])
+        self.engine.run_due()
+        self.leases.changing.update(lease['id'], changing.Change(
+            end=NOW + 500))
+        self.assertRaises(
+            errors.InvalidLeaseParams, self.leases.changing.update,
+            lease['id'], changing.Change(end=NOW + 600))
+
+    def test_it_starts_when_the_hosts_are_there(self):
+        self.machines.start, start = lambda _: 1 / 0, self.machines.start
+        lease = self.inner(100, 300)
+        self.run_at(100)
+        self.assertEqual([], self.cloud.sent)
+        self.assertIn('when the lease is ACTIVE', self.reason(lease))
+        self.machines.start = start
+        for time in (160, 260):
+            self.run_at(time)
+        self.assertEqual('ACTIVE', self.status(self.outer))
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_not_for_those_with_whom_it_is_not_shared_any_more(self):
+        self.share('other')
+        with self.database.reader() as session:
+            hosts = within.hosts(session, self.reservation_id)
+        lease = self.leases.making.create(making.NewLease(
+            'other', 'user', self.request(200, 300), (
+                making.NewReservation(
+                    model.Demand({}, 1, among=None, hosts=hosts),
+                    (uuidutils.generate_uuid(),),
+                    spec=within.spec(self.reservation_id)),)),
+            self.vault.seal('call'))
+        self.run_at(100)
+        self.share()
+        self.run_at(200)
+        self.assertEqual([], self.cloud.sent)
+        self.assertIn('none that your project may use', self.reason(lease))
+
+    def test_who_is_shelved_is_in_nobodys_way(self):
+        """Its booking says that it is there, until it is over."""
+        self.run_at(100)
+        lease = self.inner(150, 900)
+        server_id, = lease['reservations'][0]['servers']
+        self.run_at(150)
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.server_id == server_id).values(
+                    placed_at=NOW, running=True))
+        self.lifecycle.ending.delete(self.outer['id'])
+        self.run_at(200)
+        self.assertEqual({}, self.held())
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(recheck_at=None))
+        second = self.reserve_machines(200, 300)
+        self.run_at(210)
+        self.assertEqual('ACTIVE', self.status(second))
+
+
 class TestEnrolment(WholeHostsTestCase):
 
     def setUp(self):
@@ -1194,16 +1364,23 @@ class TestEnrolment(WholeHostsTestCase):
         self.new_engine('second').run_due()
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual({host_id}, self.left())
-        exc = self.assertRaises(
-            errors.Conflict, self.write, enrolment.change, host_id, {}, True)
-        self.assertIn('is being taken out', str(exc))
+        for work, *args in ((enrolment.change, host_id, {}, True),
+                            (enrolment.begin, self.uuid_of('one'), {})):
+            exc = self.assertRaises(errors.Conflict, self.write, work, *args)
+            self.assertIn('is being taken out', str(exc))
 
     def test_its_operator_thinks_better_of_it(self):
         host_id = self.enrol('one')
         self.reserve_machines(0, 100)
         self.write(enrolment.leave, host_id, True)
-        self.write(enrolment.change, host_id, {'gpu': 'A100'}, None)
-        self.assertEqual(['leaving'], self.enrolments())
+        exc = self.assertRaises(errors.Conflict, self.write, enrolment.begin,
+                                self.uuid_of('one'), {})
+        self.assertIn('To keep it, say', str(exc))
+        # Who writes back what he has read changes nothing.
+        shown, = self.scalars(models.Host.reservable)
+        for reservable in (shown, None):
+            self.write(enrolment.change, host_id, {'gpu': 'A100'}, reservable)
+            self.assertEqual(['leaving'], self.enrolments())
         self.write(enrolment.change, host_id, {}, True)
         self.assertEqual(['enrolled'], self.enrolments())
         self.reserve_machines(200, 300)

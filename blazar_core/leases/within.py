@@ -1,0 +1,88 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers within a reservation of whole hosts: who may, and when.
+
+They may have a lease of their own. Its bookings take nothing: whoever has the
+hosts has all of them already.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+
+__all__ = ['hosts', 'of', 'spec', 'why_not']
+
+
+def spec(reservation_id: str | None) -> dict[str, str] | None:
+    """What is kept of a reservation that comes with a boot.
+
+    :param reservation_id: within which its servers are; None: they are not
+    """
+    return None if reservation_id is None else {'within': reservation_id}
+
+
+def of(reservation: models.Reservation) -> str | None:
+    """The reservation of whole hosts within which servers of a boot are."""
+    return (reservation.spec or {}).get('within') if (
+        reservation.booted) else None
+
+
+def why_not(session: orm.Session, reservation_id: str, project_id: str,
+            window: model.Window | None = None, later: bool = False,
+            ) -> str | None:
+    """Why servers of a project may not use a reservation of whole hosts.
+
+    Its own, and those of others that share it may.
+
+    :param window: that of the lease that they are to have for themselves
+    :param later: whether they are to come later, and not now
+    :returns: a sentence; None: they may
+    """
+    row = session.execute(
+        sa.select(models.Reservation.params, models.Lease.project_id,
+                  models.Lease.status, models.Lease.name,
+                  models.Lease.start_date, models.Lease.end_date,
+                  models.Reservation.status.label('of_it'))
+        .join(models.Lease)
+        .where(models.Reservation.id == reservation_id)).one_or_none()
+    if row is None or row.of_it == states.Reservation.DELETED or (
+            project_id != row.project_id and
+            project_id not in (row.params or {}).get('projects', ())):
+        return (f'Reservation {reservation_id} is none that your project '
+                f'may use.')
+    whose = (f'Reservation {reservation_id} belongs to lease {row.name}, '
+             f'which is {row.status}')
+    time = (f'{clocks.minute(row.start_date)} to '
+            f'{clocks.minute(row.end_date)} UTC')
+    if window is not None and not (
+            row.start_date <= window.start and window.end <= row.end_date):
+        return (f'{whose} and lasts from {time}: choose a start and an end '
+                f'within that.')
+    if later and row.status in (states.Lease.PENDING, states.Lease.STARTING):
+        return None
+    if row.status != states.Lease.ACTIVE:
+        return (f'{whose}: boot with it from {time}, when the lease is '
+                f'ACTIVE.')
+    return None
+
+
+def hosts(session: orm.Session, reservation_id: str) -> frozenset[str]:
+    """The uuids of the hosts that are booked for a reservation."""
+    return frozenset(session.scalars(
+        sa.select(models.Host.uuid).join(
+            models.Booking, models.Booking.host_id == models.Host.id)
+        .where(models.Booking.reservation_id == reservation_id)))

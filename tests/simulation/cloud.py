@@ -49,13 +49,29 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(eq=False)
 class Host:
-    """A compute node, with what placement has allocated there."""
+    """A compute node, with what placement has allocated there.
+
+    :ivar enrolled: whether placement keeps others off it
+    :ivar opened: the reservations whose servers it lets in
+    :ivar dirty: whether one was there since it was cleaned
+    :ivar cleaned_by: how many clean it at the moment
+    """
 
     uuid: str
     name: str
     capacity: Amounts
     there: bool = True
     allocations: dict[str, Amounts] = dataclasses.field(default_factory=dict)
+    enrolled: bool = False
+    opened: set[str] = dataclasses.field(default_factory=set)
+    dirty: bool = False
+    cleaned_by: int = 0
+
+    def admits(self, server: 'Server') -> bool:
+        """Whether placement offers it to a server."""
+        return self.enrolled == (
+            server.pooled or server.within is not None) and (
+                server.within is None or server.within in self.opened)
 
     def fits(self, amounts: Amounts) -> bool:
         used: collections.Counter[str] = collections.Counter()
@@ -71,6 +87,9 @@ class Server:
     """A server, from the request for it until nothing is left of it.
 
     :ivar reservation: the reservation whose flavor it was booted with
+    :ivar within: the reservation on whose hosts alone it may be
+    :ivar pooled: whether it asks for a host that serves leases only
+    :ivar unasked: whether it was let in while the books were away
     :ivar forced: the host that an admin named
     :ivar casts: how often a conductor was asked to build it
     :ivar tried: how often it was found that there is no host for it
@@ -83,6 +102,9 @@ class Server:
     since: float
     leased: bool = False
     reservation: str | None = None
+    within: str | None = None
+    pooled: bool = False
+    unasked: bool = False
     forced: str | None = None
     host: Host | None = None
     unplaced: bool = False
@@ -90,6 +112,11 @@ class Server:
     deleting: bool = False
     casts: int = 0
     tried: int = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a cell has it on its host."""
+        return self.state in (State.BUILDING, State.RUNNING)
 
 
 @dataclasses.dataclass(eq=False)
@@ -112,6 +139,8 @@ class Cloud:
     :ivar wrong: what must not be, found by the cloud itself
     :ivar against: by host, when something was last done to it, whatever was
         promised there, and what that has taken from it in all
+    :ivar opening: told of each host that is opened to a reservation
+    :ivar cleaning: told of each host that is about to be cleaned for one
     """
 
     def __init__(self, baton: batons.Baton, faults: faults.Faults) -> None:
@@ -130,6 +159,8 @@ class Cloud:
         self.queue: list[tuple[float, str]] = []
         self.wrong: list[str] = []
         self.against: dict[str, tuple[float, int]] = {}
+        self.opening: ty.Callable[[Host, str], None] = lambda *_of: None
+        self.cleaning: ty.Callable[[Host, str], None] = lambda *_of: None
         self.conductor = batons.Process(baton, 'conductor', self._conduct)
         #: Who does what takes time at the hosts, and does not die.
         self._computes = batons.Process(
@@ -154,6 +185,33 @@ class Cloud:
         self.version += 1
         self.baton.tell(f'{host.name} has {capacity} now' if there else
                         f'{host.name} goes')
+
+    def open_host(self, host: Host, reservation_id: str) -> None:
+        """The servers of a reservation may come to a host."""
+        self.opening(host, reservation_id)
+        host.opened.add(reservation_id)
+
+    def clean(self, host: Host, reservation_id: str) -> list[bool]:
+        """Begin to clean a host; whoever has begun it may die meanwhile.
+
+        :returns: whether it is clean, as soon as that can be said
+        """
+        self.cleaning(host, reservation_id)
+        over: list[bool] = []
+        host.cleaned_by += 1
+        if host.cleaned_by > 1:
+            self.wrong.append(f'two clean {host.name}')
+        self.baton.tell(f'{host.name} is being cleaned')
+
+        def work() -> None:
+            self.baton.let_pass(self.faults.pause('clean'))
+            host.cleaned_by -= 1
+            over.append(not self.faults.happens('call fails'))
+            if over[0]:
+                host.dirty = False
+
+        self._computes.spawn(f'clean-{host.name}', work)
+        return over
 
     def act_against(self, host: Host, amounts: ty.Mapping[str, int],
                     ) -> None:
@@ -218,16 +276,17 @@ class Cloud:
         if server.state is not State.READY:
             if server.state is not State.GONE:
                 self.wrong.append(f'{server_id} was built twice')
-            self._free(server)
+            self.free(server)
             return
         if host is None:
             server.tried += 1
             self.fail(server, unplaced=question.answered)
             return
         server.state, server.host = State.BUILDING, host
+        self._soil(server)
         self.baton.let_pass(self.faults.pause('build'))
         if server.state is not State.BUILDING:
-            self._free(server)
+            self.free(server)
             return
         if self.faults.happens('build fails'):
             self.fail(server)
@@ -239,9 +298,13 @@ class Cloud:
         self.notify(server_id, host.uuid)
 
     def _elsewhere(self, server: Server, host: Host) -> Host:
-        """Build a server on another host, about which nobody was asked."""
+        """Build a server on another host, about which nobody was asked.
+
+        To one that serves leases only nobody comes but by its reservation.
+        """
         for other in self.hosts.values():
-            if other is not host and other.fits(server.amounts):
+            if other is not host and other.fits(server.amounts) and (
+                    other.admits(server) and not server.pooled):
                 other.allocations[server.id] = host.allocations.pop(
                     server.id, dict(server.amounts))
                 # For a moment the books have it twice: as what runs there,
@@ -249,19 +312,26 @@ class Cloud:
                 for _time in range(2):
                     self.act_against(other, server.amounts)
                 server.host = other
+                self._soil(server)
                 self.baton.tell(f'{server.id} goes to {other.name} instead')
                 return other
         return host
 
+    def _soil(self, server: Server) -> None:
+        """Whoever comes to a whole host leaves dirt."""
+        if server.within and server.host and not server.unasked:
+            server.host.dirty = True
+
     def fail(self, server: Server, unplaced: bool = False) -> None:
         server.state, server.unplaced = State.ERROR, unplaced
         host, server.host = server.host, None
-        self._free(server)
+        self.free(server)
         self.baton.tell(f'{server.id} could not be built' + (
             ': there is no host for it' if unplaced else ''))
         self.notify(server.id, host.uuid if host else None)
 
-    def _free(self, server: Server) -> None:
+    def free(self, server: Server) -> None:
+        """Nothing is allocated to a server any more."""
         for host in self.hosts.values():
             host.allocations.pop(server.id, None)
 
@@ -269,6 +339,7 @@ class Cloud:
         """A user or a lease wants it to go."""
         if server.state in (State.HELD, State.READY):
             server.state = State.GONE
+            self.free(server)
             self.notify(server.id, None)
             return
         if server.state is State.GONE or server.deleting:
@@ -285,7 +356,7 @@ class Cloud:
         server.state = State.GONE
         if self.faults.happens('allocation late'):
             self.baton.let_pass(self.faults.pause('delete'))
-        self._free(server)
+        self.free(server)
         self.baton.tell(f'{server.id} is gone')
         self.notify(server.id, host.uuid if host else None)
 

@@ -32,7 +32,7 @@ RATES = {
 TIMES = {
     'cast': (0, 2), 'build': (1, 60), 'delete': (0.1, 20),
     'notification': (0, 5), 'late': (5, 900), 'call': (1, 30),
-    'host': (600, 86400)}
+    'clean': (1, 20), 'host': (600, 86400)}
 
 
 class Faults:

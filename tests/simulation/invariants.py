@@ -28,6 +28,7 @@ from tests import databases
 from tests.races import contender
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
+from tests.simulation import held
 from tests.simulation import world as worlds
 
 __all__ = ['Always', 'Broken', 'at_rest', 'followers', 'late']
@@ -35,6 +36,8 @@ __all__ = ['Always', 'Broken', 'at_rest', 'followers', 'late']
 #: Seconds that builds and deletions take at most, and those that wait for
 #: them.
 LATE = 180
+#: The same where a start may wait for who was on the hosts before.
+WAITING = LATE + worlds.PATIENCE
 
 
 class Broken(AssertionError):
@@ -47,6 +50,7 @@ class Always:
     def __init__(self, world: worlds.World) -> None:
         self._world = world
         self._excused = world.cloud.against
+        self._held = held.Held(world)
         world.port.ending = self.nothing_ends_before_its_time
         world.checks.append(self)
         world.hearing.append(self.leases_start_at_their_time)
@@ -56,6 +60,8 @@ class Always:
             self.no_build_is_done_twice()
             self.no_host_is_promised_twice()
             self.nobody_has_what_is_of_another()
+            for one in self._held.wrong():
+                raise Broken(one)
         except Broken as exc:
             self._fail(exc)
 
@@ -71,27 +77,33 @@ class Always:
         if event_type != 'lease.event.start_lease':
             return
         late = self._world.baton.now - lease['start_date']
-        if late < -self._ahead or late > LATE and self._world.settled and (
-                not lease['status_reason']):
+        if late < -self._ahead or self._world.settled and late > (
+                WAITING if self._world.pool else LATE) and not (
+                lease['status_reason'] or lease['id'] in self._held.waited):
             self._fail(Broken(
                 f'lease {lease["id"][:8]} started {late:.0f} s after its '
                 f'time'))
 
     def nothing_ends_before_its_time(self, server_id: str) -> None:
-        """Nobody deletes the servers of a lease before its end, unless its
-        owner has deleted it.
+        """Nobody deletes the servers of a lease before its end and its grace
+        period are over, or those that may stay, unless its owner has deleted
+        it.
         """
-        for lease_id, end, deleted in self._world.look(
-                'SELECT leases.id, leases.end_date, leases.deleted_at '
-                'FROM bookings JOIN reservations '
+        within = self._world.cloud.servers[server_id].within
+        for lease_id, end, grace, on_end, deleted in self._world.look(
+                'SELECT leases.id, leases.end_date, leases.grace_period, '
+                'leases.on_end, leases.deleted_at '
+                'FROM reservations LEFT JOIN bookings '
                 'ON reservations.id = bookings.reservation_id '
                 'JOIN leases ON leases.id = reservations.lease_id '
-                f"WHERE bookings.server_id = '{server_id}'"):
-            early = end - self._world.baton.now
-            if early > self._ahead and deleted is None:
+                f"WHERE bookings.server_id = '{server_id}' "
+                f"OR reservations.id = '{within}'"):
+            early = end + grace - self._world.baton.now
+            if deleted is None and (
+                    early > self._ahead or within and on_end == 'recycle'):
                 self._fail(Broken(
                     f'{server_id} is deleted {early:.0f} s before the end of '
-                    f'lease {lease_id[:8]}'))
+                    f'lease {lease_id[:8]} ({on_end})'))
 
     @property
     def _ahead(self) -> int:
@@ -167,12 +179,16 @@ def late(world: worlds.World) -> list[str]:
         for id, status, start, end in world.look(
             f"SELECT id, status, start_date, end_date FROM leases "
             f"WHERE status_reason = '' AND ("
-            f"status IN ('PENDING', 'STARTING') AND start_date < {now - LATE} "
+            f"status IN ('PENDING', 'STARTING') AND start_date < "
+            f"{now - (WAITING if world.pool else LATE)} "
             f"AND id NOT IN (SELECT lease_id FROM reservations JOIN bookings "
             f"ON bookings.reservation_id = reservations.id "
             f"WHERE sent_at > {now - LATE}) "
             f"OR status = 'ACTIVE' AND end_date < {now - LATE} "
-            f"OR status = 'TERMINATING' AND updated_at < {now - LATE})")]
+            f"OR status = 'TERMINATING' AND updated_at < {now - LATE} "
+            f"AND (deleted_at IS NOT NULL OR "
+            f"end_date + grace_period < {now - LATE}))")] + [
+                *held.in_use(world, WAITING)]
 
 
 def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
@@ -209,6 +225,7 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
                          f'{usages.get(host.uuid)}')
     wrong += [f'{one} was not given back'
               for one in sorted(world.cloud.promised & world.cloud.given)]
+    wrong += held.left(world)
     for reservation_id in world.cloud.open:
         wrong.append(f'reservation {reservation_id[:8]} is still open')
     return wrong + [one.text for one in audit.Audit(

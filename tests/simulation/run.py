@@ -23,11 +23,14 @@ import typing as ty
 from tests.simulation import guards
 from tests.simulation import invariants
 from tests.simulation import users
+from tests.simulation import whole
 from tests.simulation import world as worlds
 
 __all__ = ['Run', 'simulate']
 
 HOUR, DAY = 3600, 86400
+#: How many hosts serve leases only.
+POOL = 2
 #: How often it is looked whether all know the same of the books.
 LOOKS = 3
 #: Seconds after which all that went wrong has been mended.
@@ -45,7 +48,7 @@ class Run:
                  only: ty.Collection[str] | None = None,
                  apis: int = 2, listeners: int = 2) -> None:
         self.world = worlds.World(
-            seed, only, apis=apis, listeners=listeners)
+            seed, only, apis=apis, listeners=listeners, pool=POOL)
         self._days = days
 
     def go(self) -> list[str]:
@@ -66,6 +69,10 @@ class Run:
         for name in world.apis:
             world.process(name, lambda core: core.process.spawn(
                 'users', users.Users(core, moments).run))
+        pauses = sorted(baton.dice.uniform(baton.now, end)
+                        for _time in range(baton.dice.choice([0, 0, 2, 8])))
+        world.process('operator', lambda core: core.process.spawn(
+            'hosts', whole.Operator(core, world.pool, pauses).run))
         invariants.Always(world)
         baton.later(baton.dice.uniform(0, self._days * DAY),
                     lambda: self._hurt_hosts(end))

@@ -25,6 +25,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
+from tests.simulation import whole
 from tests.simulation import world as worlds
 
 __all__ = ['Users']
@@ -33,7 +34,8 @@ __all__ = ['Users']
 WEIGHTS = {
     'lease_now': 10, 'lease_later': 14, 'reserve': 10, 'offer': 4,
     'boot_in': 12, 'boot': 8, 'prolong': 8, 'shorten': 6, 'move': 6,
-    'resize': 8, 'delete_lease': 8, 'delete_server': 12}
+    'resize': 8, 'delete_lease': 8, 'delete_server': 12,
+    'lease_hosts': 14, 'boot_within': 18}
 
 #: What may be answered.
 ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
@@ -78,18 +80,18 @@ class Users:
 
     # -- leases ------------------------------------------------------------
 
-    def _window(self, now: bool) -> model.Window:
+    def _window(self, now: bool, longest: int = 86400) -> model.Window:
         start = self._core.clock.now() + (
-            0 if now else self._dice.choice([1, 60, 3600, 14400, 86400]) +
-            self._dice.randint(0, 600))
-        return model.Window(start, start + self._dice.choice(
-            [30, 600, 3600, 14400, 86400]) + self._dice.randint(1, 600))
+            0 if now else min(longest, self._dice.choice(
+                [1, 60, 3600, 14400, 86400])) + self._dice.randint(0, 600))
+        return model.Window(start, start + min(longest, self._dice.choice(
+            [30, 600, 3600, 14400, 86400])) + self._dice.randint(1, 600))
 
-    def _request(self, window: model.Window, now: bool,
+    def _request(self, window: model.Window, now: bool, **more: ty.Any,
                  ) -> requests.LeaseRequest:
-        return requests.LeaseRequest(
-            name='lease', window=window, before_end=None, events=(),
-            on_end='delete', starts_now=now)
+        return requests.LeaseRequest(**{
+            'name': 'lease', 'window': window, 'before_end': None,
+            'events': (), 'on_end': 'delete', 'starts_now': now, **more})
 
     def _amounts(self) -> Amounts:
         return {'VCPU': self._dice.choice([1, 1, 2, 4])}
@@ -146,9 +148,33 @@ class Users:
 
     def _places(self, amount: int) -> making.NewReservation:
         vcpus = self._dice.choice([1, 2])
+        among = self._dice.choice([model.Among.COMMON, model.Among.ALL])
+        return self._places_of({
+            'amount': amount, 'vcpus': vcpus, 'affinity': None,
+            'among': among.value})
+
+    def _places_of(self, params: dict[str, ty.Any]) -> making.NewReservation:
         return making.NewReservation(
-            model.Demand({'VCPU': vcpus}, amount), params={
-                'amount': amount, 'vcpus': vcpus, 'affinity': None}, spec={})
+            model.Demand({'VCPU': params['vcpus']}, params['amount'],
+                         among=model.Among(params['among'])),
+            params=params, spec={})
+
+    def _hosts_of(self, least: int, most: int) -> making.NewReservation:
+        params = {'min': least, 'max': most}
+        return making.NewReservation(
+            self._world.types.named[whole.HOSTS].wanted(None, params).demand,
+            resource_type=whole.HOSTS, params=params, spec={})
+
+    def lease_hosts(self) -> None:
+        now = self._dice.random() < 0.5
+        request = self._request(
+            # There are few, and much is to happen to them.
+            self._window(now, 1200), now,
+            grace_period=self._dice.choice([0, 0, 60, 900]),
+            on_end=self._dice.choice(['delete', 'delete', 'recycle']))
+        self._accepted(self._core.leases.making.create(making.NewLease(
+            self._project(), 'user', request, (self._hosts_of(
+                1, self._dice.choice([1, 2])),)), None))
 
     def reserve(self) -> None:
         now = self._dice.random() < 0.5
@@ -171,8 +197,10 @@ class Users:
     def _when(self, seconds: int) -> int:
         return seconds - batons.START
 
-    def _lease(self, *states: str) -> ty.Any:
+    def _lease(self, *states: str, of: str | None = None) -> ty.Any:
         """Any lease that is not over.
+
+        :param of: the resource type of what it has
 
         :raises NotFound: when there is none
         """
@@ -180,8 +208,9 @@ class Users:
             ids = list(session.scalars(sa.select(models.Lease.id).where(
                 models.Lease.status.in_(states or (
                     'PENDING', 'STARTING', 'ACTIVE')),
-                models.Lease.deleted_at.is_(None)).order_by(
-                    models.Lease.id)))
+                models.Lease.deleted_at.is_(None), sa.true()
+                if of is None else models.Lease.reservations.any(
+                    resource_type=of)).order_by(models.Lease.id)))
         if not ids:
             raise errors.NotFound('no lease')
         lease = views.get(self._core.database, self._dice.choice(ids))
@@ -221,9 +250,10 @@ class Users:
         if one['params'] is None:
             raise errors.NotFound('servers of a boot')
         amount = self._dice.choice([1, 2, 3])
-        self._update(lease, reservations={one['id']: making.NewReservation(
-            model.Demand({'VCPU': one['params']['vcpus']}, amount),
-            params={**one['params'], 'amount': amount}, spec={})})
+        self._update(lease, reservations={
+            one['id']: self._hosts_of(amount, amount)
+            if one['resource_type'] == whole.HOSTS else
+            self._places_of({**one['params'], 'amount': amount})})
 
     def delete_lease(self) -> None:
         lease = self._lease()
@@ -243,12 +273,33 @@ class Users:
             project, {'VCPU': one['params']['vcpus']}, clouds.State.READY,
             reservation=one['id'])
         try:
-            self._core.leases.places.occupy(one['id'], project, [server.id])
+            server.pooled = bool(self._core.leases.places.occupy(
+                one['id'], project, [server.id]))
         except Exception:
             server.state = clouds.State.GONE
             raise
         server.leased = True
         self._cloud.cast([server.id])
+
+    def boot_within(self) -> None:
+        lease = self._lease('ACTIVE', of=whole.HOSTS)
+        one = lease['reservations'][0]
+        project = self._dice.choice([lease['project_id'], self._project()])
+        why = self._core.leases.servers.why_not_within(one['id'], project)
+        if why is not None:
+            raise errors.InvalidLeaseParams(why)
+        server = self._cloud.new_server(
+            project, self._amounts(), clouds.State.READY, within=one['id'])
+        self._cloud.cast([server.id])
+        if lease['on_end'] == 'recycle':
+            # Nobody else takes it away.
+            self._baton.later(self._dice.uniform(0, 1800),
+                              lambda: self._leave(server))
+
+    def _leave(self, server: clouds.Server) -> None:
+        while server.state is not clouds.State.GONE:
+            self._cloud.delete(server)
+            self._baton.let_pass(600)
 
     def boot(self) -> None:
         forced = self._dice.choice(
@@ -256,7 +307,8 @@ class Users:
                 self._dice.random() < 0.2) else None
         server = self._cloud.new_server(
             self._project(), self._amounts(), clouds.State.READY,
-            forced=forced)
+            # Anybody may write into an image what placement goes by.
+            forced=forced, pooled=self._dice.random() < 0.1)
         self._cloud.cast([server.id])
 
     def delete_server(self) -> None:

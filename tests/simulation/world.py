@@ -17,6 +17,7 @@ connection and an index of its own.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -52,6 +53,7 @@ from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import database
 from tests.simulation import faults
+from tests.simulation import whole
 from tests.unit import base
 
 __all__ = ['Core', 'World', 'call_of']
@@ -72,7 +74,9 @@ class Places(base.FakeType):
 
     def demand(self, reserved: resources.Reserved) -> model.Demand:
         self._world.port.call('demand')
-        return super().demand(reserved)
+        return dataclasses.replace(
+            super().demand(reserved),
+            among=model.Among(reserved.params['among']))
 
     def start(self, reserved: resources.Reserved) -> None:
         self._world.port.call('open')
@@ -131,7 +135,7 @@ class Core:
         self.lifecycle = lifecycle.Lifecycle(
             self.database, self.clock, world.port, str,
             world.notified, PATIENCE, LOST_AFTER, world.types,
-            {ends.DELETE: ends.Delete()})
+            {ends.DELETE: ends.Delete(), ends.RECYCLE: ends.Recycle()})
 
 
 def call_of(servers: ty.Sequence[clouds.Server]) -> str:
@@ -146,11 +150,28 @@ class Claiming(claims.Claims):
     def __init__(self, cloud: clouds.Cloud, core: Core) -> None:
         super().__init__(core.database, core.clock, core.admission.index)
         self._cloud = cloud
+        self._of = ''
+        #: Of the reservation that was asked for last it could not be said.
+        self.unsure = False
+
+    def claim(self, server_id: str, *args: ty.Any, **kwargs: ty.Any,
+              ) -> claims.Undo:
+        self._of = server_id
+        return super().claim(server_id, *args, **kwargs)
+
+    def is_within(self, reservation_id: str) -> bool:
+        self._alone = self.unsure = False
+        sure = super().is_within(reservation_id)
+        self._alone = True
+        # It is not, or nobody can say so.
+        self.unsure = not sure and super().is_within(reservation_id)
+        return sure or self.unsure
 
     def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
                      forced: bool, reservation_id: str | None,
                      ) -> claims.Undo:
         undo = super()._claim_alone(takes, forced, reservation_id)
+        self._cloud.servers[self._of].unasked = True
         for host, amounts in takes.items():
             self._cloud.act_against(self._cloud.hosts[host], amounts)
         return undo
@@ -164,18 +185,24 @@ class World:
     :param vcpus: of each host
     :param compares: whether everything is compared, again and again; where
         nothing goes wrong nothing comes of that
+    :param pool: so many more hosts are for leases only, as soon as somebody
+        has enrolled them
     """
 
     def __init__(self, seed: int, only: ty.Collection[str] | None = None,
                  hosts: int = 3, apis: int = 2, listeners: int = 2,
-                 vcpus: int = 8, compares: bool = True) -> None:
+                 vcpus: int = 8, compares: bool = True,
+                 pool: int = 0) -> None:
         self.stack = contextlib.ExitStack()
         self.baton = batons.Baton(seed)
         self.faults = faults.Faults(self.baton, only)
         self.cloud = clouds.Cloud(self.baton, self.faults)
         self.port = clouds.Port(self.cloud)
         self.types = resources.Types(
-            {making.RESOURCE_TYPE: Places(self)}, Boots(self))
+            {making.RESOURCE_TYPE: Places(self), whole.HOSTS: whole.Hosts(
+                self.cloud, self.port, self._current,
+                self.baton.dice.choice([0, 60, 600]) if pool else 0)},
+            Boots(self))
         folder = self.stack.enter_context(tempfile.TemporaryDirectory(
             dir=MEMORY if os.path.isdir(MEMORY) else None))
         self._compares = compares
@@ -192,6 +219,9 @@ class World:
         self.cores: dict[str, Core] = {}
         for number in range(hosts):
             self.cloud.add_host(f'host{number}', {'VCPU': vcpus})
+        self.pool = [
+            self.cloud.add_host(f'host{hosts + number}', {'VCPU': vcpus})
+            for number in range(pool)]
         for number in range(2):
             self.process(f'scheduler{number}', self._schedule)
         for number in range(listeners):
@@ -284,15 +314,16 @@ class World:
         core.process.spawn('requests', loop)
 
     def _select(self, question: clouds.Request, judging: judge.Judge,
-                claiming: claims.Claims) -> clouds.Host | None:
+                claiming: Claiming) -> clouds.Host | None:
         server = question.server
         hosts = [host for host in self.cloud.hosts.values()
-                 if host.fits(server.amounts) and
-                 server.forced in (None, host.uuid)]
+                 if host.fits(server.amounts) and (
+                     server.forced == host.uuid or
+                     server.forced is None and host.admits(server))]
         if not hosts:
             return None
         found = judging.fits_for(
-            server.id, server.amounts, server.reservation)
+            server.id, server.amounts, server.within or server.reservation)
         self.baton.dice.shuffle(hosts)
         hosts.sort(key=lambda host: host.uuid != found.booked)
         for host in hosts:
@@ -304,7 +335,8 @@ class World:
             try:
                 undo = claiming.claim(
                     server.id, {host.uuid: server.amounts},
-                    forced=server.forced is not None)
+                    forced=server.forced is not None,
+                    reservation_id=server.within)
             except claims.Denied as exc:
                 self.baton.tell(f'{server.id} not on {host.name}: {exc}')
                 continue
@@ -312,9 +344,21 @@ class World:
             if host.fits(server.amounts) and (
                     server.state is clouds.State.READY):
                 host.allocations[server.id] = dict(server.amounts)
-                return host
+                return host if self._is_within(server, claiming) else None
             undo()
         return None
+
+    def _is_within(self, server: clouds.Server, claiming: Claiming) -> bool:
+        """Whether a server may stay on the host that it was just given."""
+        if server.within is None:
+            return True
+        self.baton.point('placed')
+        stays = claiming.is_within(server.within)
+        server.unasked |= claiming.unsure
+        if not stays:
+            self.baton.tell(f'{server.id} came too late')
+            self.cloud.free(server)
+        return stays
 
     # -- listeners ---------------------------------------------------------
 

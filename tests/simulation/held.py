@@ -1,0 +1,186 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""What must hold of whole hosts."""
+
+import collections
+import itertools
+import typing as ty
+
+from blazar_core.common import states
+from tests.simulation import baton as batons
+from tests.simulation import cloud as clouds
+from tests.simulation import whole
+from tests.simulation import world as worlds
+
+__all__ = ['Held', 'in_use', 'left']
+
+
+class Held:
+    """Looked at after each commit: who has a host has it alone, and leaves
+    nothing behind.
+
+    :ivar waited: the leases that have said that their hosts are not free
+    """
+
+    def __init__(self, world: worlds.World) -> None:
+        self._world = world
+        self._hosts = world.cloud.hosts
+        #: By host: who had it when we looked last.
+        self._before: dict[str, str | None] = {}
+        #: Who opened a host that was not, or not any more, his to open: he
+        #: stood still, and closes it again.
+        self._late: set[tuple[str, str]] = set()
+        self.waited: set[str] = set()
+        world.cloud.opening = self._opening
+        world.cloud.cleaning = self._cleaning
+
+    def wrong(self) -> ty.Iterator[str]:
+        """What does not hold."""
+        if not self._world.pool:
+            return
+        holders: dict[str, str | None] = {}
+        for uuid, holder, enrolled in self._world.look(
+                'SELECT uuid, held_by, enrolment FROM hosts'):
+            holders[uuid], host = holder, self._hosts[uuid]
+            before = self._before.get(uuid)
+            if before is not None and before != holder:
+                yield from self._given_back(host, before)
+                if holder is not None:
+                    yield f'{host.name} goes from one who has it to another'
+            if holder is not None and enrolled is None:
+                yield f'{host.name} is held, and serves everybody'
+            yield from self._who_is_there(
+                host, holder, enrolled == states.Enrolment.ENROLLED)
+            if len(self._openers(host)) > 1:
+                yield f'{host.name} is opened to two reservations'
+        self._before = holders
+        yield from self._booked_once()
+        self.waited.update(id for id, in self._world.look(
+            "SELECT id FROM leases WHERE status = 'PENDING' AND "
+            "status_reason != ''"))
+
+    def _opening(self, host: clouds.Host, reservation_id: str) -> None:
+        if not self._world.look(
+                f"SELECT 1 FROM hosts JOIN reservations "
+                f"ON reservations.id = hosts.held_by "
+                f"JOIN leases ON leases.id = reservations.lease_id "
+                f"WHERE hosts.uuid = '{host.uuid}' AND "
+                f"leases.status IN ('STARTING', 'ACTIVE') AND "
+                f"reservations.id = '{reservation_id}'"):
+            self._late.add((host.uuid, reservation_id))
+            self._world.baton.tell(f'{host.name} is opened too late')
+
+    def _openers(self, host: clouds.Host) -> set[str]:
+        return {one for one in host.opened
+                if (host.uuid, one) not in self._late}
+
+    def _cleaning(self, host: clouds.Host, reservation_id: str) -> None:
+        """A host is cleaned for who has it, when nobody is there."""
+        held, = self._world.look(
+            f"SELECT held_by FROM hosts WHERE uuid = '{host.uuid}'")
+        if held != (reservation_id,):
+            self._world.cloud.wrong.append(
+                f'{host.name} is cleaned for one who does not have it')
+        for server in self._there(host):
+            if not server.unasked:
+                self._world.cloud.wrong.append(
+                    f'{host.name} is cleaned while {server.id} is there')
+
+    def _there(self, host: clouds.Host) -> list[clouds.Server]:
+        """The servers that were built on a host, or are being built there."""
+        return [one for one in self._world.cloud.servers.values()
+                if one.host is host and one.is_there]
+
+    def _given_back(self, host: clouds.Host, before: str,
+                    ) -> ty.Iterator[str]:
+        """When a reservation does not have a host any more."""
+        for server in self._there(host):
+            if server.within == before and not server.unasked:
+                yield f'{host.name} is given back with {server.id} on it'
+        if host.dirty:
+            yield f'{host.name} is given back before it is clean'
+        if before in self._openers(host):
+            yield f'{host.name} is given back before it is closed'
+
+    def _who_is_there(self, host: clouds.Host, holder: str | None,
+                      enrolled: bool) -> ty.Iterator[str]:
+        """Who is on a host that somebody has, or that serves leases only, has
+        a right to it.
+        """
+        if holder is not None or enrolled:
+            for server_id in host.allocations:
+                server = self._world.cloud.servers[server_id]
+                if not (server.unasked or server.within or
+                        holder is None and server.pooled and server.leased):
+                    yield (f'{server_id} is on {host.name}, and has no right '
+                           f'to be there')
+        for server in self._there(host):
+            if server.within not in (None, holder) and not server.unasked:
+                yield (f'{server.id} is on {host.name}, which its '
+                       f'reservation does not have')
+
+    def _booked_once(self) -> ty.Iterator[str]:
+        """At no instant two reservations of hosts have booked one."""
+        booked: dict[int, list[tuple[int, int]]] = collections.defaultdict(
+            list)
+        for host_id, start, end in self._world.look(
+                f"SELECT bookings.host_id, bookings.start_date, "
+                f"bookings.end_date FROM bookings JOIN reservations "
+                f"ON reservations.id = bookings.reservation_id "
+                f"WHERE reservations.resource_type = '{whole.HOSTS}' AND "
+                f"bookings.host_id IS NOT NULL ORDER BY bookings.start_date"):
+            booked[host_id].append((start, end))
+        for host_id, windows in booked.items():
+            for (_start, end), (start, _end) in itertools.pairwise(windows):
+                if start < end:
+                    yield (f'host {host_id} is booked twice from '
+                           f'{start - batons.START} on')
+
+
+def in_use(world: worlds.World, late: int) -> ty.Iterator[str]:
+    """Whoever has leased hosts can use them, when nothing goes wrong any
+    more.
+
+    :param late: seconds after the start of a lease, or its last change
+    """
+    now = int(world.baton.now)
+    for lease_id, reservation_id, uuid, holder in world.look(
+            f"SELECT leases.id, reservations.id, hosts.uuid, hosts.held_by "
+            f"FROM leases JOIN reservations "
+            f"ON reservations.lease_id = leases.id JOIN bookings "
+            f"ON bookings.reservation_id = reservations.id "
+            f"JOIN hosts ON hosts.id = bookings.host_id "
+            f"WHERE reservations.resource_type = '{whole.HOSTS}' AND "
+            f"leases.status = 'ACTIVE' AND leases.end_date > {now} AND "
+            f"leases.updated_at < {now - late}"):
+        host = world.cloud.hosts[uuid]
+        if holder != reservation_id or reservation_id not in host.opened:
+            yield (f'lease {lease_id[:8]} has {host.name}, and cannot use '
+                   f'it')
+
+
+def left(world: worlds.World) -> ty.Iterator[str]:
+    """What is left of leases of hosts when all are over."""
+    for name, holder in world.look(
+            'SELECT name, held_by FROM hosts WHERE held_by IS NOT NULL OR '
+            'emptied_at IS NOT NULL OR cleaned_at IS NOT NULL OR '
+            'cleaning_until IS NOT NULL OR overdue_at IS NOT NULL'):
+        yield f'{name} is still held by {holder}, or says what it was'
+    for host in world.cloud.hosts.values():
+        if host.opened:
+            yield f'{host.name} is still open to {sorted(host.opened)}'
+        if host.cleaned_by:
+            yield f'{host.name} is still being cleaned'
+    for server in world.cloud.servers.values():
+        if server.within and server.is_there and not server.unasked:
+            yield (f'{server.id} is {server.state.value}, and its lease of '
+                   f'hosts is over')

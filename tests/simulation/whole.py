@@ -1,0 +1,230 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""Whole hosts: what becomes of them in the cloud, and who enrols them."""
+
+import contextlib
+import typing as ty
+
+from blazar_core.books import enrolment
+from blazar_core.books import inventory
+from blazar_core import cloud as ports
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core import resources
+from tests.simulation import baton as batons
+from tests.simulation import cloud as clouds
+from tests.simulation import faults
+
+__all__ = ['HOSTS', 'Hosts', 'Operator']
+
+#: The name of the resource type.
+HOSTS = 'hosts'
+#: Seconds in which a cleaning that was begun is over, and a bit.
+LONGEST = int(faults.TIMES['clean'][1]) + 2
+
+
+class Hosts(resources.ResourceType):
+    """So many whole hosts, of those that are enrolled.
+
+    :param process: says which process it is that has its turn
+    :param cleaning_time: for which a host is nobody's at the end, in seconds
+    """
+
+    has_hosts = True
+    changeable = ('min', 'max', 'projects')
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {'min': '1', 'max': '2'}
+
+    def __init__(self, cloud: clouds.Cloud, port: clouds.Port,
+                 process: ty.Callable[[], batons.Process],
+                 cleaning_time: int) -> None:
+        self._cloud = cloud
+        self._port = port
+        self._process = process
+        self._cleaning_time = cleaning_time
+
+    def read(self, values: resources.Values) -> resources.Values:
+        return values
+
+    def wanted(self, asking: ty.Any, params: resources.Values,
+               ) -> resources.Wanted:
+        return resources.Wanted(self._demand(params), {})
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        self._port.call('demand')
+        return self._demand(reserved.params)
+
+    def _demand(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
+        return model.Demand(
+            model.WHOLE, params['max'], least=params['min'],
+            among=model.Among.ENROLLED, cleaning_time=self._cleaning_time)
+
+    def start(self, reserved: resources.Reserved) -> None:
+        for uuid in reserved.hosts:
+            self._port.call('open host')
+            self._cloud.open_host(self._cloud.hosts[uuid], reserved.id)
+        self._close(reserved.id, reserved.hosts)
+        self._port.answer('hosts opened')
+
+    def changed(self, reserved: resources.Reserved) -> None:
+        self.start(reserved)
+
+    def end(self, reserved: resources.Reserved) -> None:
+        self._close(reserved.id, ())
+        self._port.answer('hosts closed')
+
+    def _close(self, reservation_id: str, keep: ty.Collection[str]) -> None:
+        for host in self._members(reservation_id):
+            if host.uuid not in keep:
+                self._port.call('close host')
+                host.opened.discard(reservation_id)
+
+    def _members(self, reservation_id: str) -> list[clouds.Host]:
+        return [host for host in self._cloud.hosts.values()
+                if reservation_id in host.opened]
+
+    def guests(self, reserved: resources.Reserved) -> ty.Collection[str]:
+        """As Nova's cells have them, and as placement has those that are on
+        their way.
+        """
+        self._port.call('guests')
+        hosts = [host for host in self._cloud.hosts.values()
+                 if host.uuid in reserved.hosts or
+                 reserved.id in host.opened]
+        found = {server.id for server in self._cloud.servers.values()
+                 if server.host in hosts and server.is_there}
+        self._cloud.baton.point('guests in placement')
+        found.update(*(host.allocations for host in hosts))
+        return sorted(one for one in found if
+                      self._cloud.servers[one].within == reserved.id)
+
+    @property
+    def cleaning_seconds(self) -> int:
+        # Whose clocks differ gives it as much more time.
+        return LONGEST + 2 * self._cloud.faults.clocks
+
+    def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
+              deadline: ports.Deadline) -> ty.Collection[str]:
+        """Side by side; who has begun it may die over it."""
+        done: dict[str, bool] = {}
+        for uuid in sorted(hosts):
+            host = self._cloud.hosts[uuid]
+            if not host.there:
+                # Nobody gets it as it is.
+                host.dirty, done[uuid] = False, True
+                continue
+            self._process().spawn(
+                f'clean-{host.name}', lambda host=host: done.update({
+                    host.uuid: self._clean(host, reserved.id, deadline)}))
+        self._cloud.baton.wait(lambda: len(done) == len(hosts), 1e9)
+        return {uuid for uuid, clean in done.items() if clean}
+
+    def _clean(self, host: clouds.Host, reservation_id: str,
+               deadline: ports.Deadline) -> bool:
+        try:
+            self._port.call('clean')
+            if deadline.passed():
+                return False
+            over = self._cloud.clean(host, reservation_id)
+            self._cloud.baton.wait(lambda: bool(over), 1e9)
+            self._port.answer('cleaned')
+        except errors.CloudUnavailable:
+            return False
+        return over[0]
+
+
+class Operator:
+    """Has some hosts serve leases only, and takes them out now and then.
+
+    What he was at when he died he does first when he is back.
+
+    :param core: a :class:`tests.simulation.world.Core`
+    :param moments: when he takes one out, or has one in again
+    """
+
+    def __init__(self, core: ty.Any, pool: ty.Sequence[clouds.Host],
+                 moments: ty.Sequence[float]) -> None:
+        self._core = core
+        self._cloud: clouds.Cloud = core.world.cloud
+        self._port: clouds.Port = core.world.port
+        self._baton: batons.Baton = core.world.baton
+        self._pool = pool
+        self._moments = moments
+
+    def run(self) -> None:
+        for host in self._pool:
+            if self._status(host) != states.Enrolment.ENROLLED:
+                self._see_to(host)
+        for moment in self._moments:
+            if moment >= self._baton.now:
+                self._baton.let_pass(moment - self._baton.now)
+                self._see_to(self._baton.dice.choice(self._pool))
+
+    def _status(self, host: clouds.Host) -> str | None:
+        rows = self._core.world.look(
+            f"SELECT enrolment FROM hosts WHERE uuid = '{host.uuid}'")
+        return rows[0][0] if rows else None
+
+    def _see_to(self, host: clouds.Host) -> None:
+        """Take a host out or have it in, until that is done or cannot be."""
+        work = self._have_in if self._status(host) in (
+            None, states.Enrolment.ENROLLING) else self._take_out
+        while True:
+            try:
+                work(host)
+            except errors.Conflict as exc:
+                self._baton.tell(f'{host.name} stays as it is: {exc}')
+            except (errors.NotFound, errors.CloudUnavailable,
+                    errors.BooksBusy, errors.BooksUnavailable):
+                self._baton.let_pass(10)
+                continue
+            return
+
+    def _have_in(self, host: clouds.Host) -> None:
+        """What :meth:`blazar_nova.parts.enrolling.Enrolling.add` does."""
+        if not host.there:
+            raise errors.NotFound('no such host')
+        host_id = self._write(enrolment.begin, host.uuid, {})
+        self._port.call('join')
+        host.enrolled = True
+        self._port.call('everybody')
+        with self._core.database.reader() as session:
+            row = session.get(models.Host, host_id)
+            there = {*inventory.awaited(
+                row.consumers, self._core.clock.now()), *host.allocations}
+        if there:
+            self._leave(host, host_id)
+            raise errors.Conflict(f'{len(there)} servers are there')
+        self._write(enrolment.finish, host_id)
+        self._baton.tell(f'{host.name} is enrolled')
+
+    def _take_out(self, host: clouds.Host) -> None:
+        (host_id,), = self._core.world.look(
+            f"SELECT id FROM hosts WHERE uuid = '{host.uuid}'")
+        self._leave(host, host_id)
+        self._baton.tell(f'{host.name} serves everybody again')
+
+    def _leave(self, host: clouds.Host, host_id: int) -> None:
+        with contextlib.suppress(errors.NotFound):
+            self._write(enrolment.leave, host_id)
+            self._port.call('leave')
+            host.enrolled = False
+            self._write(enrolment.retire, host_id)
+
+    def _write(self, work: ty.Callable[..., ty.Any], *args: ty.Any,
+               ) -> ty.Any:
+        def attempt() -> ty.Any:
+            with self._core.database.writer() as session:
+                return work(session, self._core.clock.now(), *args)
+
+        return self._core.database.retried(attempt)

@@ -169,8 +169,9 @@ class Claims:
             booked = self._index.hosts.get(mine.host_id)
             if booked != host and (
                     booked is None or not booked.enrolled or
-                    not host.reservable or host.held_by is not None):
+                    not host.reservable):
                 _keep_out(host)
+            _keep_from(host)
             # An operator's word counts among those that serve everybody.
             forced = forced and not host.enrolled
             fits = forced or self._fits(
@@ -184,7 +185,7 @@ class Claims:
                         booking.running != mine.running):
                     raise api.LostRace(host_id)
                 if not booking.running:
-                    return self._place(session, now, booking, host_id, forced)
+                    return self._place(session, now, booking, host, forced)
                 if _is_back(booking, host_id, takes):
                     return _nothing
                 if not forced:
@@ -207,13 +208,24 @@ class Claims:
             yield session
 
     def _place(self, session: orm.Session, now: int, booking: models.Booking,
-               host_id: int, forced: bool) -> Undo:
-        """A server is to be built on a host: its booking is there then."""
-        if booking.host_id != host_id:
-            ledger.amend(session, now, ledger.follow(booking, host_id), forced)
+               host: model.Host, forced: bool) -> Undo:
+        """A server is to be built on a host: its booking is there then.
+
+        :raises Denied: when a reservation has all of it meanwhile
+        :raises LostRace: when somebody decided about the host meanwhile
+        """
+        if booking.host_id != host.id:
+            ledger.amend(session, now, ledger.follow(booking, host.id), forced)
+        elif host.enrolled:
+            # Who hands it over to a reservation just now has looked for those
+            # that are placed there: one of both has to look again.
+            row = session.get_one(models.Host, host.id)
+            _keep_from(row)
+            ledger.advance(session.connection(), now, [row], {})
+            session.expire(row)
         booking.placed_at = now
         return self._undo(self._unplace, booking.reservation.lease_id,
-                          booking.id, host_id)
+                          booking.id, host.id)
 
     # -- taking it back ------------------------------------------------------
 
@@ -299,6 +311,16 @@ def _keep_out(host: model.Host) -> None:
     """
     if host.enrolled:
         raise Denied('it serves leases only')
+
+
+def _keep_from(host: model.Host | models.Host) -> None:
+    """
+    :raises Denied: when a reservation has all of a host, to which a server
+        comes that is not in it: by a booking that ended when that began, or
+        because somebody forces it
+    """
+    if host.held_by is not None:
+        raise Denied('a reservation has all of it')
 
 
 def _is_back(booking: models.Booking, host_id: int, takes: model.Resources,

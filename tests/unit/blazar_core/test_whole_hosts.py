@@ -1190,6 +1190,40 @@ class TestParts(WholeHostsTestCase):
         return self.claims.claim(
             server_id, {self.uuids[host]: {'VCPU': 1}}, forced=forced)
 
+    def test_who_comes_too_late_finds_somebody_else_there(self):
+        """His host was chosen before the end, and is claimed after it."""
+        ids, hosts = self.taken(5)
+        inside, = {one for one in ids if hosts[one] != 'plain'}
+        later = self.reserve_machines(100, 200, 2, 2)
+        self.clock.advance(99)
+        self.assertEqual(self.uuids[hosts[inside]], self.judge.fits_for(
+            inside, {'VCPU': 1}).booked)
+        self.clock.advance(1)
+        self.lifecycle.starting.start(later['id'], when_due=True)
+        self.assertEqual({'one', 'two'}, self.held().keys())
+        for host in ('one', 'two'):
+            for forced in (False, True):
+                self.assertRaises(
+                    claims.Denied, self.claim, inside, host, forced)
+
+    def test_of_who_comes_and_who_takes_all_one_sees_the_other(self):
+        ids, hosts = self.taken(5)
+        inside, = {one for one in ids if hosts[one] != 'plain'}
+        later = self.reserve_machines(100, 200, 2, 2)
+        self.clock.advance(100)
+        locked = self.claims._locked
+
+        def late(*args):
+            # Between his look at the host and his writing.
+            self.claims._locked = locked
+            self.lifecycle.starting.start(later['id'], when_due=True)
+            return locked(*args)
+
+        self.claims._locked = late
+        self.assertRaises(
+            claims.Denied, self.claim, inside, hosts[inside])
+        self.assertEqual({'one', 'two'}, self.held().keys())
+
     def test_whole_hosts_wait_for_who_overstays(self):
         """Nobody is thrown out, and nobody is let in beside."""
         ids, hosts = self.taken(5)

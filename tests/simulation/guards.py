@@ -17,8 +17,10 @@ import typing as ty
 from unittest import mock
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import inventory
+from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models
@@ -59,6 +61,19 @@ def _ask_once(self: ends.Delete, cloud: clouds.Cloud, server_id: str,
         cloud.delete(server_id, credential)
 
 
+def _hand_over(session: orm.Session, now: int,
+               reservations: ty.Iterable[models.Reservation]) -> None:
+    """What holding.hand_over does, whoever has the hosts yet."""
+    for reservation in reservations:
+        for booking in reservation.bookings if reservation.whole else ():
+            host = session.get(models.Host, booking.host_id)
+            if host is not None and host.held_by != reservation.id:
+                ledger.advance(session.connection(), now, [host], {},
+                               held_by=reservation.id, updated_at=now)
+                booking.placed_at = now
+                session.expire(host)
+
+
 #: By name: where each stands, and what stands there then.
 GUARDS: dict[str, tuple[str, ty.Any]] = {
     'generation': ('blazar_core.books.ledger._TAKE', _TAKE),
@@ -78,6 +93,13 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
               lambda self, lease_id: closing.Closed(True, [])),
     'lock': ('blazar_core.db.api.locked', racer.late_lock),
     'again': ('blazar_core.lifecycle.ends.Delete.ask', _ask_once),
+    'held': ('blazar_core.books.holding.hand_over', _hand_over),
+    'within': ('blazar_core.books.claims.Claims.is_within',
+               lambda self, reservation_id: True),
+    'clean': ('blazar_core.lifecycle.cleaning.Cleaning.clean',
+              lambda self, kind, reserved: None),
+    'guests': ('tests.simulation.whole.Hosts.guests',
+               lambda self, reserved: ()),
     'undo': ('blazar_core.books.claims.Claims._undo',
              lambda self, work, *args: lambda: None),
 }

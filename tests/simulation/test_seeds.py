@@ -28,8 +28,8 @@ SECONDS = os.environ.get('BLAZAR_SIMULATION_SECONDS', '120')
 #: Guards, and the first seed by which it is seen that they are missing; all
 #: that seeds have found is among them, and has a unit test that says what was
 #: wrong.
-MISSED = {'gate': 1, 'close': 1, 'generation': 1, 'lost': 11, 'lock': 14,
-          'orphans': 15, 'again': 17, 'left': 38}
+MISSED = {'gate': 1, 'close': 1, 'guests': 1, 'clean': 1, 'generation': 4,
+          'lost': 5, 'lock': 14, 'orphans': 15, 'again': 17, 'left': 38}
 
 
 def simulate(*arguments: object) -> tuple[int, str]:

@@ -192,8 +192,7 @@ class Operator:
 
     def _have_in(self, host: clouds.Host) -> None:
         """What :meth:`blazar_nova.parts.enrolling.Enrolling.add` does."""
-        if not host.there:
-            raise errors.NotFound('no such host')
+        self._baton.wait(lambda: host.there, 1e9)
         host_id = self._write(enrolment.begin, host.uuid, {})
         self._port.call('join')
         host.enrolled = True

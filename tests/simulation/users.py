@@ -273,8 +273,8 @@ class Users:
             project, {'VCPU': one['params']['vcpus']}, clouds.State.READY,
             reservation=one['id'])
         try:
-            server.pooled = bool(self._core.leases.places.occupy(
-                one['id'], project, [server.id]))
+            server.pooled = self._core.leases.places.occupy(
+                one['id'], project, [server.id])
         except Exception:
             server.state = clouds.State.GONE
             raise

@@ -46,7 +46,7 @@ class AdoptingTestCase(test_whole_hosts.WholeHostsTestCase):
         super().setUp()
         self.host('one', VCPU=4)
         self.host('two', VCPU=4)
-        self.machines.enrolled = True
+        self.machines.among = model.Among.ENROLLED
         self.ids = {name: self.enrol(name) for name in ('one', 'two')}
         self.adopting = adopting.Adopting(
             self.database, self.clock, self.types)

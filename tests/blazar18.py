@@ -28,7 +28,7 @@ from sqlalchemy.dialects import mysql
 
 from tests import databases
 
-__all__ = ['BlazarDatabase']
+__all__ = ['BlazarDatabase', 'FLAVOR']
 
 
 def _text() -> ty.Any:
@@ -98,6 +98,14 @@ def _schema() -> sa.MetaData:
            _column('count_range', uuid),
            _column('hypervisor_properties', _text()),
            _column('before_end', uuid))
+    _table(found, 'instance_reservations',
+           _column('reservation_id', uuid, 'reservations'),
+           *(_column(name, sa.Integer, needed=True) for name in (
+               'vcpus', 'memory_mb', 'disk_gb', 'amount')),
+           _column('affinity', sa.Boolean),
+           _column('resource_properties', _text()),
+           _column('flavor_id', uuid), _column('aggregate_id', sa.Integer),
+           _column('server_group_id', uuid))
     _table(found, 'computehost_allocations',
            _column('compute_host_id', uuid, 'computehosts'),
            _column('reservation_id', uuid, 'reservations'))
@@ -203,9 +211,7 @@ class BlazarDatabase(fixtures.Fixture):
                     name: json.dumps(asked[name]) if name in asked else ''
                     for name in ('resource_properties',
                                  'hypervisor_properties')})
-        for host_id in hosts:
-            self.insert('computehost_allocations', compute_host_id=host_id,
-                        reservation_id=reservation_id)
+        self._allocate(reservation_id, hosts)
         done = 'DONE' if status == 'ACTIVE' else 'UNDONE'
         for event_type, time, state in (
                 ('start_lease', start, done), ('end_lease', end, 'UNDONE'),
@@ -213,6 +219,55 @@ class BlazarDatabase(fixtures.Fixture):
             self.insert('events', lease_id=lease_id, event_type=event_type,
                         time=time, status=state)
         return lease_id, reservation_id
+
+    def _allocate(self, reservation_id: str, hosts: ty.Iterable[str]) -> None:
+        for host_id in hosts:
+            self.insert('computehost_allocations', compute_host_id=host_id,
+                        reservation_id=reservation_id)
+
+    def servers(self, lease_id: str, *hosts: str, vcpus: int = 1,
+                memory_mb: int = 1, disk_gb: int = 0,
+                amount: int | None = None, affinity: bool | None = None,
+                status: str = 'pending', **asked: ty.Any) -> str:
+        """Give a lease places for servers, one for each of these hosts;
+        returns the id of the reservation.
+
+        :param asked: properties or a flavor, as JSON
+        """
+        reservation_id = self.insert(
+            'reservations', lease_id=lease_id, status=status,
+            resource_type='flavor:instance' if 'flavor' in asked else (
+                'virtual:instance'))
+        self.insert(
+            'instance_reservations', reservation_id=reservation_id,
+            vcpus=vcpus, memory_mb=memory_mb, disk_gb=disk_gb,
+            amount=len(hosts) if amount is None else amount,
+            affinity=affinity, resource_properties=''.join(
+                json.dumps(one) for one in asked.values()),
+            flavor_id=reservation_id, aggregate_id=1)
+        self._allocate(reservation_id, hosts)
+        return reservation_id
+
+    def lease_of_servers(self, start: int, end: int, *hosts: str,
+                         **values: ty.Any) -> tuple[str, str]:
+        """A lease of nothing but these; returns the ids, as for any."""
+        of_lease = {key: values.pop(key) for key in (
+            'status', 'project', 'name', 'created_at') if key in values}
+        lease_id, reservation_id = self.lease(start, end, **of_lease)
+        for table, column in (('computehost_reservations', 'reservation_id'),
+                              ('reservations', 'id')):
+            self.execute(f'DELETE FROM {table} WHERE {column} = :id',
+                         id=reservation_id)
+        return lease_id, self.servers(lease_id, *hosts, **{
+            'status': of_lease.get('status', 'pending').lower(), **values})
+
+
+#: A flavor as Blazar keeps it: as Nova's API has told it.
+FLAVOR = {
+    'id': '7', 'name': 'big', 'ram': 64, 'disk': 3, 'vcpus': 2, 'swap': '',
+    'OS-FLV-EXT-DATA:ephemeral': 4, 'OS-FLV-DISABLED:disabled': False,
+    'os-flavor-access:is_public': True, 'rxtx_factor': 1.0,
+    'extra_specs': {'hw:cpu_policy': 'dedicated'}}
 
 
 def _date(value: ty.Any) -> ty.Any:

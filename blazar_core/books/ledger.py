@@ -49,8 +49,8 @@ from blazar_core.db import models
 
 __all__ = ['Edit', 'Full', 'NewBooking', 'OVERDUE', 'RESERVABLE', 'SEEN',
            'SHARED', 'Seen', 'TAKES',
-           'add', 'advance', 'amend', 'decide', 'follow', 'in_the_way',
-           'new_of', 'occupied', 'trim']
+           'add', 'advance', 'amend', 'decide', 'fits', 'follow',
+           'in_the_way', 'new_of', 'occupied', 'trim']
 
 #: Seconds that a server which should be gone by now is expected to need yet.
 OVERDUE = 60
@@ -326,6 +326,21 @@ def occupied(start: int, end: int, placed_at: int | None, now: int,
                         else now + OVERDUE)
 
 
+def fits(host: Seen, now: int, there: ty.Iterable[NewBooking],
+         coming: ty.Iterable[NewBooking]) -> bool:
+    """Whether the rule would hold on a host with what comes there, if no more
+    is there than this. No whole hosts: they say what they are.
+    """
+    others, changes = ([
+        _Change(one.window, one.resources, 1, one.placed_at)
+        for one in some] for some in (there, coming))
+    try:
+        _check(host, now, others, changes)
+    except Full:
+        return False
+    return True
+
+
 def _check(host: Seen, now: int, others: ty.Iterable[_Change],
            changes: ty.Sequence[_Change]) -> None:
     """The rule, at every instant at which a host gets more than before.
@@ -437,12 +452,6 @@ def in_the_way(session: orm.Session, window: model.Window, most: int = 10,
             first, first.c.reservation_id == models.Reservation.id)
         .order_by(first.c.end_date))
     return list(dict.fromkeys(leases))[:most]
-
-
-# -- hosts -------------------------------------------------------------------
-
-
-# -- what is in flight ---------------------------------------------------
 
 
 def trim(session: orm.Session, before: int) -> int:

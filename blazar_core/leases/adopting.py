@@ -17,7 +17,6 @@ rule of the books holds all the same: what would overbook a host is refused.
 """
 
 import dataclasses
-import functools
 import typing as ty
 
 from oslo_log import log as logging
@@ -46,11 +45,14 @@ _HOSTS = models.Host.__table__
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KnownReservation:
-    """So many whole hosts.
+    """So many whole hosts, or places for servers.
 
     :ivar params: what was asked for, in the API's words
-    :ivar host_ids: the hosts of the books that it has; None: one is missing
+    :ivar host_ids: the hosts of the books that it has, one for each place;
+        None: one is missing
     :ivar moved_at: when it last got other hosts than it had
+    :ivar resources: what it has of each
+    :ivar spec: what its resource type keeps beside ``params``
     """
 
     id: str
@@ -60,6 +62,14 @@ class KnownReservation:
     moved_at: int | None
     created_at: int
     updated_at: int
+    resources: model.Resources = dataclasses.field(
+        default_factory=lambda: model.WHOLE)
+    spec: ty.Mapping[str, ty.Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has whole hosts."""
+        return model.HOST in self.resources
 
 
 class KnownEvent(ty.NamedTuple):
@@ -183,8 +193,8 @@ class Adopting:
         }]), (models.Reservation.__table__, [{
             'id': one.id, 'lease_id': known.id,
             'resource_type': one.resource_type, 'amount': len(one.host_ids),
-            'resources': dict(model.WHOLE), 'status': status,
-            'params': dict(one.params), 'flavor': {},
+            'resources': dict(one.resources), 'status': status,
+            'params': dict(one.params), 'flavor': dict(one.spec),
             'moved_at': one.moved_at, 'created_at': one.created_at,
             'updated_at': one.updated_at,
         } for one in known.reservations]),
@@ -211,11 +221,10 @@ class Adopting:
 
 def _edits(known: KnownLease) -> list[ledger.Edit]:
     """The bookings, on exactly the hosts that it has."""
-    booking = functools.partial(
-        ledger.NewBooking, server_id=None, window=known.booked,
-        resources=model.WHOLE)
-    return [ledger.Edit(None, booking(one.id, host_id))
-            for one in known.reservations for host_id in one.host_ids]
+    coming = [ledger.NewBooking(
+        one.id, host_id, None, known.booked, one.resources)
+        for one in known.reservations for host_id in one.host_ids]
+    return [ledger.Edit(None, one) for one in coming]
 
 
 def _check_enrolled(session: orm.Session, known: KnownLease) -> None:
@@ -243,6 +252,6 @@ def _in_the_way(session: orm.Session, known: KnownLease, host_id: int) -> str:
                sa.or_(_BOOKINGS.c.end_date > known.booked.start,
                       _BOOKINGS.c.placed_at.is_not(None)))
         .order_by(models.Reservation.lease_id)).all()
-    return f'Host {name} has no room for it: ' + (
-        f'it is booked in its time by lease {", ".join(others)}.'
-        if others else 'servers that have no lease are there.')
+    why = f'it is booked in its time by lease {", ".join(others)}.' if (
+        others) else 'it is too small, or has servers without a lease.'
+    return f'Host {name} has no room for it: {why}'

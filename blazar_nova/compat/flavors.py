@@ -17,6 +17,7 @@ flavor's id, and that of the server group if its servers are to be together
 or apart.
 """
 
+import contextlib
 import dataclasses
 import typing as ty
 
@@ -33,8 +34,8 @@ from blazar_core import resources
 from blazar_nova.compat import bounded
 from blazar_nova.compat import demand as demands
 
-__all__ = ['close_reservation', 'context_of', 'demand_of', 'facts_of',
-           'facts_like', 'open_reservation', 'reservation_of',
+__all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
+           'facts_of', 'facts_like', 'open_reservation', 'reservation_of',
            'reservations_open']
 
 #: The extra spec that makes a flavor one of a reservation.
@@ -90,15 +91,33 @@ def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
     :param placement: what it said already, where there are several of these
     :raises NoSuchHost: when Nova's own rules leave no host
     """
-    spec = objects.RequestSpec.from_components(
+    demand = demands.demand_of(
+        context, [_spec_of(context, facts)] * count, placement, pool=True)
+    return dataclasses.replace(demand, affinity={
+        None: model.Affinity.NONE, True: model.Affinity.SAME,
+        False: model.Affinity.DIFFERENT}[affinity])
+
+
+def amounts_of(facts: ty.Mapping[str, ty.Any]) -> model.Resources:
+    """What a server of a flavor takes; the same as :func:`demand_of` says.
+
+    :raises InvalidLeaseParams: when Nova can make nothing of it
+    """
+    try:
+        return demands.resources_of(_spec_of(
+            nova_context.get_admin_context(), facts))
+    except (exception.Invalid, ValueError) as exc:
+        raise errors.InvalidLeaseParams(
+            f'Nova can make nothing of the flavor: {exc}') from exc
+
+
+def _spec_of(context: ty.Any, facts: ty.Mapping[str, ty.Any]) -> ty.Any:
+    """What the boot of a server of a flavor would ask for."""
+    return objects.RequestSpec.from_components(
         context, uuidutils.generate_uuid(), {},
         objects.Flavor(context, id=0, flavorid='', name='', is_public=False,
                        disabled=False, **facts),
         None, objects.InstancePCIRequests(requests=[]), {}, None, None)
-    demand = demands.demand_of(context, [spec] * count, placement, pool=True)
-    return dataclasses.replace(demand, affinity={
-        None: model.Affinity.NONE, True: model.Affinity.SAME,
-        False: model.Affinity.DIFFERENT}[affinity])
 
 
 def reservation_of(flavor: ty.Any) -> str | None:
@@ -110,7 +129,8 @@ def reservation_of(flavor: ty.Any) -> str | None:
 def open_reservation(reserved: resources.Reserved) -> None:
     """Make the flavor of a reservation, and its server group.
 
-    What is there already is left as it is.
+    What is there already is left as it is; but a flavor that is none of a
+    reservation yet becomes this one's: Blazar gives it the same id.
 
     :param reserved: its ``spec`` is a flavor as it is kept; of its ``params``
         the affinity counts
@@ -129,7 +149,7 @@ def _open(reserved: resources.Reserved) -> None:
             disabled=False, rxtx_factor=1.0, projects=[reserved.project_id],
             **facts).create()
     except (exception.FlavorIdExists, exception.FlavorExists):
-        pass
+        _make_its_own(context, reserved, facts)
     affinity = reserved.params.get('affinity')
     if affinity is None:
         return
@@ -140,6 +160,21 @@ def _open(reserved: resources.Reserved) -> None:
         ).create()
     except exception.InstanceGroupIdExists:
         pass
+
+
+def _make_its_own(context: ty.Any, reserved: resources.Reserved,
+                  facts: Facts) -> None:
+    """A flavor that has the id of a reservation becomes that one's.
+
+    It stays the same one, since servers may have it.
+    """
+    with contextlib.suppress(exception.FlavorNotFound):
+        flavor = objects.Flavor.get_by_flavor_id(context, reserved.id)
+        if reservation_of(flavor) is not None:
+            return
+        flavor.extra_specs = facts['extra_specs']
+        flavor.projects = [reserved.project_id]
+        flavor.save()
 
 
 def reservations_open() -> set[str]:

@@ -27,6 +27,7 @@ from blazar_core.books import enrolment
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import adopting
@@ -258,11 +259,12 @@ class _Hosts:
 
 
 class _Taken(ty.NamedTuple):
-    """A host is a lease's over a window."""
+    """A host, or a part of it, is a lease's over a window."""
 
-    start: int
-    end: int
+    window: model.Window
     lease_id: str
+    whole: bool
+    booking: ledger.NewBooking
 
 
 class _Leases:
@@ -280,18 +282,22 @@ class _Leases:
             self._there = set(session.scalars(sa.select(models.Lease.id)))
             for row in session.execute(
                     sa.select(models.Booking.host_id,
+                              models.Booking.reservation_id,
                               models.Booking.start_date,
                               models.Booking.end_date,
                               models.Booking.placed_at,
+                              models.Booking.resources,
+                              models.Reservation.resources.label('of_it'),
                               models.Reservation.lease_id)
                     .join(models.Booking.reservation).where(
                         models.Booking.host_id.in_(
                             {item.row.id for item in hosts.values()
                              if item.row is not None}))):
-                counts = ledger.occupied(
-                    row.start_date, row.end_date, row.placed_at, self._now)
-                self._taken[row.host_id].append(_Taken(
-                    counts.start, counts.end, row.lease_id))
+                self._taken[row.host_id].append(self._taking(
+                    row.lease_id, model.HOST in row.of_it, ledger.NewBooking(
+                        row.reservation_id, row.host_id, None,
+                        model.Window(row.start_date, row.end_date),
+                        row.resources, placed_at=row.placed_at)))
 
     def judged(self, leases: ty.Iterable[source.Lease]) -> list[LeaseItem]:
         """All that are not over."""
@@ -330,8 +336,8 @@ class _Leases:
                     for one, its in item.hosts.items()},
             self._parts.types, self._now)
         self._take(item.known)
-        hosts = sorted(host.name for one in item.hosts.values()
-                       for host in one)
+        hosts = sorted({host.name for one in item.hosts.values()
+                        for host in one})
         item.text = '; '.join((
             f'{lease.status}, from {clocks.minute(lease.start)} to '
             f'{clocks.minute(lease.end)} UTC, on '
@@ -342,7 +348,10 @@ class _Leases:
         :raises Conflict: when one cannot be had
         """
         found = []
-        for host_id in dict.fromkeys(reservation.hosts):
+        for host_id in reservation.hosts if (
+                # Each place has one, and several may have the same.
+                reservation.resource_type != source.WHOLE_HOSTS
+        ) else dict.fromkeys(reservation.hosts):
             item = self._hosts.get(host_id)
             if item is None or item.row is None or (
                     item.outcome == Outcome.REFUSED):
@@ -351,38 +360,78 @@ class _Leases:
             found.append(item)
         return found
 
-    def _take(self, known: adopting.KnownLease) -> None:
-        """Nobody else has its hosts in its time.
+    def _taking(self, lease_id: str, whole: bool, booking: ledger.NewBooking,
+                ) -> _Taken:
+        return _Taken(ledger.occupied(
+            booking.window.start, booking.window.end, booking.placed_at,
+            self._now), lease_id, whole, booking)
 
-        :raises Conflict: when somebody has
+    def _take(self, known: adopting.KnownLease) -> None:
+        """There is room for it, beside those who have its hosts in its time.
+
+        :raises Conflict: when there is none
         """
-        counts = ledger.occupied(
-            known.window.start, known.window.end,
-            self._now if known.active else None, self._now)
-        names = {host.row.id: host.name for host in self._hosts.values()
-                 if host.row is not None}
-        for host_id in sorted(known.host_ids):
-            others = sorted({one.lease_id for one in self._taken[host_id]
-                             if one.start < counts.end and
-                             counts.start < one.end})
-            if others:
-                raise errors.Conflict(
-                    f'Host {names[host_id]} would be overbooked: lease '
-                    f'{", ".join(others)} has it in its time. Change the '
-                    f'dates of one of them in Blazar, or delete it there.')
-        for host_id in known.host_ids:
-            self._taken[host_id].append(_Taken(
-                counts.start, counts.end, known.id))
+        rows = {host.row.id: host.row for host in self._hosts.values()
+                if host.row is not None}
+        taken = {host_id: [
+            self._taking(known.id, one.whole, ledger.NewBooking(
+                one.id, host_id, None, known.window,
+                rows[host_id].capacity if one.whole else one.resources,
+                placed_at=self._now if known.active else None))
+            for one in known.reservations for its in one.host_ids
+            if its == host_id] for host_id in sorted(known.host_ids)}
+        for host_id, its in taken.items():
+            self._check(rows[host_id], its)
+        for host_id, its in taken.items():
+            self._taken[host_id] += its
+
+    def _check(self, host: models.Host, its: ty.Sequence[_Taken]) -> None:
+        """The rule of the books holds with this much more on a host.
+
+        What has no lease there is not counted: it is refused, or is of one.
+
+        :raises Conflict: when it does not
+        """
+        there = self._taken[host.id]
+        # Who has a whole one is alone, even where it offers nothing.
+        others = [one for one in there for mine in its if (
+            one.window.start < mine.window.end and
+            mine.window.start < one.window.end)]
+        if any(host.capacity.values()) and ledger.fits(
+                ledger.Seen(host.id, host.generation, host.capacity, {}),
+                self._now, (one.booking for one in there),
+                [one.booking for one in its]):
+            return
+        if not others:
+            wanted: collections.Counter[str] = collections.Counter()
+            for one in its:
+                wanted.update(one.booking.resources)
+            offers, needs = (', '.join(
+                f'{amount} {rc}' for rc, amount in sorted(some.items()))
+                for some in (host.capacity, wanted))
+            raise errors.Conflict(
+                f'Host {host.name} would be overbooked: it offers '
+                f'{offers or "nothing"}, and this lease alone has '
+                f'{needs or "all"} there. Let it have less in Blazar, or '
+                f'delete it there.')
+        having = 'has it' if any(
+            one.whole for one in others) else 'has parts of it'
+        names = ', '.join(sorted({one.lease_id for one in others}))
+        raise errors.Conflict(
+            f'Host {host.name} would be overbooked: lease {names} {having} '
+            f'in its time. Change the dates of one of them in Blazar, or '
+            f'delete it there.')
 
     def _clean(self, item: LeaseItem) -> None:
         """Its hosts are cleaned for as long as for any lease, but not at the
         expense of a lease that Blazar has put close behind it.
         """
-        if item.known is None or item.outcome != Outcome.WANTED:
+        if item.known is None or item.outcome != Outcome.WANTED or not any(
+                one.whole for one in item.known.reservations):
             return
         end = item.known.window.end
-        pauses = [one.start - end for host_id in item.known.host_ids
+        pauses = [one.window.start - end for host_id in item.known.host_ids
                   for one in self._taken[host_id]
-                  if one.lease_id != item.id and one.start >= end]
+                  if one.lease_id != item.id and one.window.start >= end]
         item.known = dataclasses.replace(item.known, cleaning_time=min([
             60 * self._parts.conf.blazar.cleaning_time, *pauses]))

@@ -26,14 +26,16 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 
-__all__ = ['ACTIVE', 'Blazar', 'Event', 'Host', 'Lease', 'PENDING',
-           'Reservation', 'Unreadable', 'WHOLE_HOSTS', 'read', 'tables',
-           'url_of']
+__all__ = ['ACTIVE', 'Blazar', 'Event', 'Host', 'LIKE_FLAVOR', 'Lease',
+           'PENDING', 'Reservation', 'SERVERS', 'Unreadable', 'WHOLE_HOSTS',
+           'read', 'tables', 'url_of']
 
 #: The states in which a lease waits for its start, or for its end.
 PENDING, ACTIVE = 'PENDING', 'ACTIVE'
 #: What Blazar calls hosts that are reserved whole.
 WHOLE_HOSTS = 'physical:host'
+#: What it calls places for servers, of amounts, and like a flavor.
+SERVERS, LIKE_FLAVOR = 'virtual:instance', 'flavor:instance'
 
 
 class Unreadable(errors.BlazarError):
@@ -59,16 +61,17 @@ class Host:
 class Reservation:
     """What a lease holds.
 
-    :ivar asked: what was asked for of whole hosts, by Blazar's columns; None
-        when it is not of those
-    :ivar hosts: the ids of the hosts that it has
+    :ivar asked: what was asked for of whole hosts, or of servers, by Blazar's
+        columns; None when it is of neither
+    :ivar hosts: the ids of the hosts that it has; of servers: one for each of
+        their places
     :ivar changed: whether it has other hosts than it had
     """
 
     id: str
     resource_type: str
     status: str
-    asked: ty.Mapping[str, str | None] | None
+    asked: ty.Mapping[str, ty.Any] | None
     hosts: tuple[str, ...]
     changed: bool
     created_at: int | None
@@ -147,6 +150,10 @@ _WHOLE = _table(
     'computehost_reservations', reservation_id=sa.String(36),
     count_range=sa.String(36), hypervisor_properties=sa.Text(),
     resource_properties=sa.Text(), before_end=sa.String(36))
+_SERVERS = _table(
+    'instance_reservations', reservation_id=sa.String(36),
+    vcpus=sa.Integer(), memory_mb=sa.Integer(), disk_gb=sa.Integer(),
+    amount=sa.Integer(), affinity=sa.Boolean(), resource_properties=sa.Text())
 _ALLOCATIONS = _table(
     'computehost_allocations', compute_host_id=sa.String(36),
     reservation_id=sa.String(36))
@@ -262,11 +269,11 @@ def _reservations(connection: sa.Connection) -> dict[str, list[Reservation]]:
     for row in connection.execute(sa.select(_ALLOCATIONS).order_by(
             _ALLOCATIONS.c.id)):
         hosts[row.reservation_id].append(row.compute_host_id)
-    asked = {row.reservation_id: {
-        'count_range': row.count_range, 'before_end': row.before_end,
-        'hypervisor_properties': row.hypervisor_properties,
-        'resource_properties': row.resource_properties,
-    } for row in connection.execute(sa.select(_WHOLE))}
+    asked = {row['reservation_id']: {
+        key: value for key, value in row.items()
+        if key not in ('id', 'reservation_id')}
+        for table in (_WHOLE, _SERVERS)
+        for row in connection.execute(sa.select(table)).mappings()}
     found: dict[str, list[Reservation]] = collections.defaultdict(list)
     for row in connection.execute(sa.select(_RESERVATIONS).order_by(
             _RESERVATIONS.c.id)):

@@ -12,6 +12,7 @@
 
 """What a lease of Blazar is in the words of the books."""
 
+import json
 import typing as ty
 
 from blazar_core.common import errors
@@ -20,16 +21,14 @@ from blazar_core.common import states
 from blazar_core.leases import adopting
 from blazar_core import resources
 from blazar_nova.cmd.importing import source
+from blazar_nova.compat import flavors
 
 __all__ = ['check', 'known']
 
-_OF_SERVERS = (
-    'Such reservations have servers on enrolled hosts, which is not done here '
-    'yet. Let it end in Blazar first, or delete it and make another one.')
+#: The resource types whose reservations have places for servers.
+_OF_SERVERS = (source.SERVERS, source.LIKE_FLAVOR)
 #: The resource types whose reservations are not carried over, and why.
 _LEFT_BEHIND = {
-    'virtual:instance': _OF_SERVERS,
-    'flavor:instance': _OF_SERVERS,
     'virtual:floatingip':
         'Floating IPs are not reserved here. Let it end in Blazar first, or '
         'delete it there.',
@@ -49,7 +48,7 @@ def check(lease: source.Lease) -> None:
             f'at work on it. Start blazar-manager until it is PENDING or '
             f'ACTIVE; if it does not get so, delete the lease there.')
     for one in lease.reservations:
-        if one.resource_type != source.WHOLE_HOSTS:
+        if one.resource_type not in (source.WHOLE_HOSTS, *_OF_SERVERS):
             raise errors.Conflict(
                 f'Its reservation {one.id} is of {one.resource_type}. ' +
                 _LEFT_BEHIND.get(one.resource_type, (
@@ -59,6 +58,12 @@ def check(lease: source.Lease) -> None:
                 f'Its reservation {one.id} is {one.status}, or has no record '
                 f'of what was asked for, and the lease is {lease.status}. '
                 f'Delete the lease in Blazar.')
+        if one.resource_type in _OF_SERVERS and (
+                lease.status == source.ACTIVE):
+            raise errors.Conflict(
+                f'Its reservation {one.id} is of {one.resource_type} and has '
+                f'begun: its servers and its flavor are Blazar\'s. Let it end '
+                f'in Blazar first, or delete it there.')
     if not lease.project_id or lease.end <= lease.start:
         raise errors.Conflict(
             'It has no project, or ends before it starts. Delete it in '
@@ -90,20 +95,70 @@ def _reservation(one: source.Reservation, hosts: ty.Sequence[int],
                  types: resources.Types, now: int, notes: list[str],
                  ) -> adopting.KnownReservation:
     """A reservation; what is to be said of it is added to ``notes``."""
+    kind = types.named.get(one.resource_type)
+    if kind is None:
+        raise errors.Conflict(
+            f'Its reservation {one.id} is of {one.resource_type}, which is '
+            f'not installed here. Install it, and try again.')
     asked = one.asked or {}
-    least, _dash, most = (asked.get('count_range') or '').partition('-')
-    params = types.named[one.resource_type].read({
-        'min': least, 'max': most, **{key: asked.get(key) or '' for key in (
-            'hypervisor_properties', 'resource_properties')}})
-    missing = max(0, int(params['min']) - len(hosts))
+    if one.resource_type == source.WHOLE_HOSTS:
+        params = kind.read(_asked_of_hosts(asked))
+        spec: flavors.Facts = {}
+        amounts, least, what = model.WHOLE, int(params['min']), 'hosts'
+    else:
+        written, spec = _asked_of_servers(one, asked)
+        params, amounts = kind.read(written), flavors.amounts_of(spec)
+        least, what = int(params['amount']), 'places'
+        if len(hosts) > least:
+            raise errors.Conflict(
+                f'Its reservation {one.id} has {len(hosts)} places, and was '
+                f'to have {least}. Delete the lease in Blazar.')
+    missing = max(0, least - len(hosts))
     if missing:
-        notes.append(f'{missing} of its hosts are missing, and are looked for')
+        notes.append(
+            f'{missing} of its {what} are missing, and are looked for')
     if asked.get('before_end') == 'snapshot':
         notes.append('no snapshot of its servers is made before its end')
     return adopting.KnownReservation(
         one.id, one.resource_type, params, (*hosts, *[None] * missing),
         (one.updated_at or now) if one.changed else None,
-        one.created_at or now, one.updated_at or now)
+        one.created_at or now, one.updated_at or now, amounts, spec)
+
+
+def _asked_of_hosts(asked: ty.Mapping[str, ty.Any]) -> resources.Values:
+    """What a user would write for these whole hosts."""
+    least, _dash, most = (asked.get('count_range') or '').partition('-')
+    return {'min': least, 'max': most, **{
+        key: asked.get(key) or '' for key in (
+            'hypervisor_properties', 'resource_properties')}}
+
+
+def _asked_of_servers(one: source.Reservation, asked: ty.Mapping[str, ty.Any],
+                      ) -> tuple[resources.Values, flavors.Facts]:
+    """What a user would write for these servers, and their flavor.
+
+    :raises Conflict: when Blazar has not kept that flavor
+    """
+    written = {key: asked[key] for key in ('amount', 'affinity')}
+    if one.resource_type == source.SERVERS:
+        amounts = {key: asked[key] for key in (
+            'vcpus', 'memory_mb', 'disk_gb')}
+        return {**written, **amounts, 'resource_properties': (
+            asked['resource_properties'] or '')}, flavors.facts_of(**amounts)
+    try:
+        # Blazar keeps the flavor there, in the words of Nova's API. It makes
+        # none of its own with swap, whatever the other one has.
+        flavor = json.loads(asked['resource_properties'] or '')
+        facts = {**flavors.facts_of(
+            int(flavor['vcpus']), int(flavor['ram']), int(flavor['disk'])),
+            'ephemeral_gb': int(flavor['OS-FLV-EXT-DATA:ephemeral']),
+            'extra_specs': {str(key): str(value) for key, value in
+                            flavor['extra_specs'].items()}}
+        return {**written, 'flavor_id': flavor['id']}, facts
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise errors.Conflict(
+            f'Its reservation {one.id} has no record of its flavor. Delete '
+            f'the lease in Blazar.') from exc
 
 
 def _events(lease: source.Lease) -> tuple[adopting.KnownEvent, ...]:

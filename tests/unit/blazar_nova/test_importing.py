@@ -25,6 +25,8 @@ from blazar_nova.cmd.importing import judging
 from blazar_nova.cmd.importing import source
 from blazar_nova.compat import occupants
 from blazar_nova.compat import pool
+from blazar_nova.resources import flavor_instances
+from blazar_nova.resources import instances
 from blazar_nova.resources import physical_hosts
 from tests import blazar18
 from tests import databases
@@ -91,10 +93,23 @@ class ReadingTest(base.TestCase):
                 (one.event_type, one.time, one.status)
                 for one in found.events])
 
-    def test_reservations_of_something_else(self):
-        self.blazar.lease(NOW, NOW + 100, resource_type='virtual:instance')
+    def test_reservations_of_servers(self):
+        self.blazar.host('one', '1')
+        self.blazar.lease_of_servers(
+            NOW, NOW + 100, '1', '1', vcpus=2, affinity=True,
+            resource_properties=['=', '$gpu', 'x'])
         reservation, = self.read().leases[0].reservations
-        self.assertEqual((None, 'virtual:instance'), (
+        self.assertEqual('virtual:instance', reservation.resource_type)
+        self.assertEqual(('1', '1'), reservation.hosts)
+        self.assertEqual({
+            'vcpus': 2, 'memory_mb': 1, 'disk_gb': 0, 'amount': 2,
+            'affinity': True, 'resource_properties': '["=", "$gpu", "x"]',
+        }, reservation.asked)
+
+    def test_reservations_of_something_else(self):
+        self.blazar.lease(NOW, NOW + 100, resource_type='virtual:floatingip')
+        reservation, = self.read().leases[0].reservations
+        self.assertEqual((None, 'virtual:floatingip'), (
             reservation.asked, reservation.resource_type))
 
     def test_a_table_or_a_column_is_missing(self):
@@ -145,7 +160,7 @@ class Cloud:
                 for one in self.there.get(host.service_host, ())]
 
 
-class JudgingTest(base.DatabaseTestCase):
+class JudgingTestCase(base.DatabaseTestCase):
     """Two hosts that both know, and none is enrolled."""
 
     def setUp(self):
@@ -153,12 +168,15 @@ class JudgingTest(base.DatabaseTestCase):
         self.blazar = self.useFixture(blazar18.BlazarDatabase())
         self.cloud = Cloud()
         self.types = resources.Types(
-            {'physical:host': physical_hosts.PhysicalHosts()},
+            {'physical:host': physical_hosts.PhysicalHosts(),
+             'virtual:instance': instances.Instances(),
+             'flavor:instance': flavor_instances.FlavorInstances()},
             base.FakeType())
         self.cleaning_time = 0
         for number, name in enumerate(('one', 'two'), 1):
             self.blazar.host(name, str(number))
-            self.cloud.uuids[name] = self.host(name, VCPU=4)
+            self.cloud.uuids[name] = self.host(
+                name, VCPU=4, MEMORY_MB=100, DISK_GB=20)
 
     def plan(self):
         return judging.plan(types.SimpleNamespace(
@@ -187,6 +205,9 @@ class JudgingTest(base.DatabaseTestCase):
             if item.known is not None:
                 adopting.Adopting(
                     self.database, self.clock, self.types).adopt(item.known)
+
+
+class JudgingTest(JudgingTestCase):
 
     def test_a_plan_can_be_carried_out(self):
         lease_id = self.lease(10, 20, '1', '2', least=1, most=2,
@@ -226,8 +247,7 @@ class JudgingTest(base.DatabaseTestCase):
             self.assertIn(f'It is {status} in Blazar', found[lease_id])
 
     def test_what_is_not_carried_over_yet_is_named(self):
-        for kind in ('virtual:instance', 'flavor:instance',
-                     'virtual:floatingip', 'something'):
+        for kind in ('virtual:floatingip', 'something'):
             lease_id = self.lease(10, 20, resource_type=kind)
             self.assertIn(f'is of {kind}.', self.refusals()[lease_id])
 

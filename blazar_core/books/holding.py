@@ -17,6 +17,7 @@ counted beside it, and the host's room is taken until the host is given back,
 whatever the dates say.
 """
 
+import collections
 import typing as ty
 
 import sqlalchemy as sa
@@ -26,7 +27,8 @@ from blazar_core.books import ledger
 from blazar_core.common import model
 from blazar_core.db import models
 
-__all__ = ['InUse', 'give_back', 'hand_over', 'holds', 'overdue', 'take_in']
+__all__ = ['InUse', 'give_back', 'hand_over', 'holds', 'overdue', 'take_along',
+           'take_in']
 
 
 #: What is said of a host that a reservation leaves, and not of the next one.
@@ -100,6 +102,32 @@ def take_in(session: orm.Session, now: int, host_ids: ty.Collection[int],
                         f'lease: {", ".join(others)}')
         ledger.advance(session.connection(), now, [host], {}, usage={},
                        consumers={}, recheck_at=None, updated_at=now)
+        session.expire(host)
+
+
+def take_along(session: orm.Session, now: int,
+               server_ids: ty.Mapping[int, ty.Collection[str]]) -> None:
+    """Servers on these hosts are about to have bookings there.
+
+    They are counted no more, which is right only if the bookings are made in
+    the same transaction.
+
+    :param server_ids: by the host's id
+    :raises InUse: when it is not known who is there
+    :raises LostRace: when somebody else decided about one meanwhile
+    """
+    for host in session.scalars(sa.select(models.Host).options(
+            orm.undefer(models.Host.consumers)).where(
+                models.Host.id.in_(server_ids)).order_by(models.Host.id)):
+        if host.consumers is None and any(host.usage.values()):
+            raise InUse(f'it is not known yet what runs on host {host.name}')
+        left = {one: entry for one, entry in (host.consumers or {}).items()
+                if one not in server_ids[host.id]}
+        usage: collections.Counter[str] = collections.Counter()
+        for amounts, _until in left.values():
+            usage.update(amounts)
+        ledger.advance(session.connection(), now, [host], {},
+                       usage=dict(usage), consumers=left, updated_at=now)
         session.expire(host)
 
 

@@ -16,6 +16,7 @@ Its ids, its dates and its hosts are given, and nothing is searched for. The
 rule of the books holds all the same: what would overbook a host is refused.
 """
 
+import collections
 import dataclasses
 import typing as ty
 
@@ -35,12 +36,25 @@ from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core import resources
 
-__all__ = ['Adopting', 'KnownEvent', 'KnownLease', 'KnownReservation']
+__all__ = ['Adopting', 'KnownEvent', 'KnownLease', 'KnownReservation',
+           'KnownServer']
 
 LOG = logging.getLogger(__name__)
 
 _BOOKINGS = models.Booking.__table__
 _HOSTS = models.Host.__table__
+
+
+class KnownServer(ty.NamedTuple):
+    """A server that has a place.
+
+    :ivar host_id: where it is; None: on no host now
+    :ivar running: whether it was built
+    """
+
+    id: str
+    host_id: int | None
+    running: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,6 +67,7 @@ class KnownReservation:
     :ivar moved_at: when it last got other hosts than it had
     :ivar resources: what it has of each
     :ivar spec: what its resource type keeps beside ``params``
+    :ivar servers: those that have its places
     """
 
     id: str
@@ -65,6 +80,7 @@ class KnownReservation:
     resources: model.Resources = dataclasses.field(
         default_factory=lambda: model.WHOLE)
     spec: ty.Mapping[str, ty.Any] = dataclasses.field(default_factory=dict)
+    servers: tuple[KnownServer, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -87,7 +103,7 @@ class KnownLease:
 
     :ivar active: whether it has begun: its hosts are its own from now on
     :ivar cleaning_time: seconds for which what it had is taken when it is left
-    :ivar servers: those that are on its hosts, and nobody else may be
+    :ivar servers: those that are on its whole hosts, and nobody else may be
     """
 
     id: str
@@ -112,7 +128,26 @@ class KnownLease:
     @property
     def host_ids(self) -> set[int]:
         """All of its hosts."""
-        return {host_id for one in self.reservations
+        return self._hosts_of(self.reservations)
+
+    @property
+    def whole_host_ids(self) -> set[int]:
+        """Those that it has for itself."""
+        return self._hosts_of(one for one in self.reservations if one.whole)
+
+    @property
+    def served(self) -> dict[int, set[str]]:
+        """The servers that have its places, by the id of their host."""
+        found: dict[int, set[str]] = collections.defaultdict(set)
+        for one in self.reservations:
+            for server in one.servers:
+                if server.host_id is not None:
+                    found[server.host_id].add(server.id)
+        return dict(found)
+
+    def _hosts_of(self, reservations: ty.Iterable[KnownReservation],
+                  ) -> set[int]:
+        return {host_id for one in reservations
                 for host_id in one.host_ids if host_id is not None}
 
 
@@ -132,7 +167,7 @@ class Adopting:
 
         :returns: whether it was not there yet
         :raises Conflict: when a host is not enrolled, or has no room, or
-            somebody else is there
+            somebody else is there, or more servers have places than there are
         """
         adopted = self._database.retried(self._adopt, known)
         if adopted:
@@ -153,8 +188,9 @@ class Adopting:
             try:
                 if known.active:
                     holding.take_in(
-                        session, now, known.host_ids, known.servers)
-                edits = ledger.decide(connection, now, _edits(known))
+                        session, now, known.whole_host_ids, known.servers)
+                    holding.take_along(session, now, known.served)
+                edits = ledger.decide(connection, now, _edits(known, now))
                 for table, rows in self._rows(known, now):
                     if rows:
                         connection.execute(table.insert(), rows)
@@ -219,12 +255,35 @@ class Adopting:
             if event_type not in there)]
 
 
-def _edits(known: KnownLease) -> list[ledger.Edit]:
-    """The bookings, on exactly the hosts that it has."""
-    coming = [ledger.NewBooking(
-        one.id, host_id, None, known.booked, one.resources)
-        for one in known.reservations for host_id in one.host_ids]
-    return [ledger.Edit(None, one) for one in coming]
+def _edits(known: KnownLease, now: int) -> list[ledger.Edit]:
+    """The bookings, on exactly the hosts that it has.
+
+    :raises Conflict: when there are more servers than places
+    """
+    return [ledger.Edit(None, booking) for one in known.reservations
+            for booking in _bookings(known, one, now)]
+
+
+def _bookings(known: KnownLease, of: KnownReservation, now: int,
+              ) -> list[ledger.NewBooking]:
+    """Those of a reservation: each server has one of its host, and who is on
+    none has any.
+    """
+    free = [ledger.NewBooking(of.id, host_id, None, known.booked, of.resources)
+            for host_id in of.host_ids]
+    taken = []
+    for server in sorted(of.servers, key=lambda one: one.host_id is None):
+        place = next((one for one in free if server.host_id in (
+            None, one.host_id)), None)
+        if place is None:
+            raise errors.Conflict(
+                f'Server {server.id} has no place in reservation {of.id} '
+                f'where it is. Delete it, or one of the others there.')
+        free.remove(place)
+        taken.append(dataclasses.replace(
+            place, server_id=server.id, running=server.running, sent_at=now,
+            placed_at=now))
+    return [*taken, *free]
 
 
 def _check_enrolled(session: orm.Session, known: KnownLease) -> None:

@@ -33,13 +33,18 @@ from blazar_core.common import model
 from blazar_core import resources
 from blazar_nova.compat import bounded
 from blazar_nova.compat import demand as demands
+from blazar_nova.compat import hosted
 
 __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
            'facts_of', 'facts_like', 'open_reservation', 'reservation_of',
-           'reservations_open']
+           'reservations_open', 'take_over']
 
 #: The extra spec that makes a flavor one of a reservation.
 _MARK = 'blazar:reservation'
+#: How those begin that Blazar gives its flavors, beside which nobody could
+#: move their servers.
+_OF_BLAZAR = ('aggregate_instance_extra_specs:reservation',
+              'resources:CUSTOM_RESERVATION_', 'affinity_id')
 _NUMBERS = ('vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap')
 _POLICIES = {True: 'affinity', False: 'anti-affinity'}
 
@@ -172,9 +177,22 @@ def _make_its_own(context: ty.Any, reserved: resources.Reserved,
         flavor = objects.Flavor.get_by_flavor_id(context, reserved.id)
         if reservation_of(flavor) is not None:
             return
+        # The mark comes last: what has it is done.
+        if reserved.project_id not in flavor.projects:
+            with contextlib.suppress(exception.FlavorAccessExists):
+                flavor.add_access(reserved.project_id)
         flavor.extra_specs = facts['extra_specs']
-        flavor.projects = [reserved.project_id]
         flavor.save()
+
+
+def take_over(server_id: str, reservation_id: str) -> None:
+    """A server that Blazar has let in has its place in a reservation of ours.
+
+    Safe to repeat.
+
+    :raises CloudUnavailable: when that cannot be done now
+    """
+    hosted.admit_running(server_id, {_MARK: reservation_id}, _OF_BLAZAR)
 
 
 def reservations_open() -> set[str]:

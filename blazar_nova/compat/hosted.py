@@ -27,8 +27,8 @@ from nova import objects
 from blazar_nova.compat import bounded
 from blazar_nova.compat import traits
 
-__all__ = ['admit', 'bind', 'bind_running', 'carry_over', 'in_pool',
-           'reservation_of', 'reservation_of_server']
+__all__ = ['admit', 'admit_running', 'bind', 'bind_running', 'carry_over',
+           'in_pool', 'reservation_of', 'reservation_of_server']
 
 #: The extra spec that says in which reservation of hosts a server is.
 _MARK = 'blazar:host_reservation'
@@ -79,17 +79,33 @@ def bind_running(server_id: str, reservation_id: str) -> None:
 
     :raises CloudUnavailable: when that cannot be done now
     """
-    bounded.of_api(_bind_running, server_id, reservation_id)
+    bounded.of_api(_change_running, server_id, _traits_of(reservation_id))
 
 
-def _bind_running(server_id: str, reservation_id: str) -> None:
+def admit_running(server_id: str, specs: ty.Mapping[str, str],
+                  without: tuple[str, ...]) -> None:
+    """Have a server that runs stay on hosts of the pool, for good.
+
+    One that is gone is left alone. Safe to repeat.
+
+    :param specs: what else its flavor is to say
+    :param without: how what it says begins that it is not to say any more
+    :raises CloudUnavailable: when that cannot be done now
+    """
+    bounded.of_api(_change_running, server_id,
+                   {**specs, _IN_POOL: 'required'}, without)
+
+
+def _change_running(server_id: str, specs: ty.Mapping[str, str],
+                    without: tuple[str, ...] = ()) -> None:
     context = nova_context.get_admin_context()
     # What moves it goes by this one, so it is first: who dies in between
     # leaves a server that stays where it is.
     with contextlib.suppress(exception.RequestSpecNotFound):
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
-        if reservation_of(spec.flavor) != reservation_id:
-            spec.flavor = _with(spec.flavor, _traits_of(reservation_id))
+        changed = _with(spec.flavor, specs, without)
+        if _specs_of(changed) != _specs_of(spec.flavor):
+            spec.flavor = changed
             spec.save()
     with contextlib.suppress(exception.InstanceMappingNotFound,
                              exception.InstanceNotFound):
@@ -102,10 +118,8 @@ def _bind_running(server_id: str, reservation_id: str) -> None:
             # Those of a resize, too, that is neither confirmed nor reverted.
             for name in ('flavor', 'old_flavor', 'new_flavor'):
                 flavor = getattr(instance, name)
-                if flavor is not None and (
-                        reservation_of(flavor) != reservation_id):
-                    setattr(instance, name, _with(
-                        flavor, _traits_of(reservation_id)))
+                if flavor is not None:
+                    setattr(instance, name, _with(flavor, specs, without))
             instance.save()
 
 
@@ -142,9 +156,12 @@ def _traits_of(reservation_id: str) -> dict[str, str]:
             f'trait:{traits.of(reservation_id)}': 'required'}
 
 
-def _with(flavor: ty.Any, specs: ty.Mapping[str, str]) -> ty.Any:
+def _with(flavor: ty.Any, specs: ty.Mapping[str, str],
+          without: tuple[str, ...] = ()) -> ty.Any:
     flavor = flavor.obj_clone()
-    flavor.extra_specs = {**_specs_of(flavor), **specs}
+    flavor.extra_specs = {**{
+        key: value for key, value in _specs_of(flavor).items()
+        if not key.startswith(without)}, **specs}
     return flavor
 
 

@@ -35,11 +35,14 @@ class Occupant(ty.NamedTuple):
 
     :ivar project_id: whose it is; None: Nova does not know it
     :ivar hint: the reservation that its boot has named
+    :ivar flavor: the id of its flavor; Blazar gives a reservation of servers
+        one of the reservation's id
     """
 
     id: str
     project_id: str | None
     hint: str | None
+    flavor: str | None = None
 
     def is_of(self, reservation_id: str, project_id: str | None) -> bool:
         """Whether it is within a reservation of hosts of a project, on whose
@@ -59,8 +62,8 @@ def on(host: pool.Member) -> list[Occupant]:
 
 
 def shelved(reservation_id: str, project_id: str) -> list[str]:
-    """The servers that came with a reservation, and are on no host now: they
-    were shelved, and will be back.
+    """The servers that came with a reservation, by its hint or its flavor, and
+    are on no host now: they were shelved, and will be back.
 
     :raises CloudUnavailable: when that cannot be said now
     """
@@ -71,7 +74,9 @@ def shelved(reservation_id: str, project_id: str) -> list[str]:
             'Not every cell of Nova answers. Try again in a minute.')
     ids = [one for in_cell in found.values() for one in in_cell]
     hints = bounded.of_api(survey.hints_of, ids)
-    return [one for one in ids if _hint(hints.get(one, {})) == reservation_id]
+    flavors = bounded.of_api(survey.flavors_of, ids)
+    return [one for one in ids if reservation_id in (
+        _hint(hints.get(one, {})), flavors.get(one))]
 
 
 def _offloaded(context: ty.Any, project_id: str) -> list[str]:
@@ -87,8 +92,9 @@ def _described(server_ids: list[str]) -> list[Occupant]:
                 objects.InstanceMappingList.get_by_instance_uuids(
                     context, server_ids)}
     hints = survey.hints_of(server_ids)
-    return [Occupant(one, projects.get(one), _hint(hints.get(one, {})))
-            for one in server_ids]
+    flavors = survey.flavors_of(server_ids)
+    return [Occupant(one, projects.get(one), _hint(hints.get(one, {})),
+                     flavors.get(one)) for one in server_ids]
 
 
 def _hint(hints: survey.Hints) -> str | None:

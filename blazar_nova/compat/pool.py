@@ -269,6 +269,27 @@ def opened() -> set[str]:
             one.uuid == one.name or _TENANT not in one.metadata)})
 
 
+def forget(reservation_id: str) -> None:
+    """Remove the aggregate that Blazar has made for a reservation of servers.
+
+    It would keep those of other projects off the hosts there. Safe to repeat.
+
+    :raises CloudUnavailable: when that cannot be done now
+    """
+    bounded.of_api(_forget, reservation_id)
+
+
+def _forget(reservation_id: str) -> None:
+    context = nova_context.get_admin_context()
+    aggregate = aggregates.found(context, reservation_id)
+    if aggregate is None or aggregate.metadata.get(
+            'reservation') != reservation_id:
+        return
+    for service_host in aggregate.hosts:
+        aggregates.remove(context, aggregate, service_host)
+    _remove(context, aggregate)
+
+
 def members_of(reservation_id: str) -> list[Member]:
     """The hosts that are in the aggregate of a reservation.
 

@@ -35,8 +35,8 @@ from blazar_nova.compat import hosts
 from blazar_nova.compat import look
 from blazar_nova.compat import reserved
 
-__all__ = ['BATCH', 'Survey', 'TELLING', 'Waiting', 'batches', 'hints_in',
-           'hints_of']
+__all__ = ['BATCH', 'Survey', 'TELLING', 'Waiting', 'batches', 'flavors_of',
+           'hints_in', 'hints_of']
 
 LOG = logging.getLogger(__name__)
 
@@ -161,16 +161,30 @@ _MAPPINGS = api_models.InstanceMapping
 
 def hints_of(server_ids: ty.Iterable[str]) -> dict[str, Hints]:
     """The hints with which servers were booted."""
-    found: dict[str, Hints] = {}
+    return {server_id: hints_in(spec)
+            for server_id, spec in _specs_of(server_ids)}
+
+
+def flavors_of(server_ids: ty.Iterable[str]) -> dict[str, str]:
+    """The ids of the flavors that servers have, or are resized to."""
+    found = {}
+    for server_id, spec in _specs_of(server_ids):
+        flavor = (spec.get('nova_object.data') or {}).get('flavor') or {}
+        found[server_id] = (flavor.get('nova_object.data') or {}).get(
+            'flavorid') or ''
+    return found
+
+
+def _specs_of(server_ids: ty.Iterable[str],
+              ) -> ty.Iterator[tuple[str, ty.Any]]:
+    """The RequestSpecs of servers, as the database has them."""
     context = nova_context.get_admin_context()
     for batch in batches(server_ids):
         with api_db.context_manager.reader.using(context):
             for row in context.session.execute(
                     sa.select(_SPECS.instance_uuid, _SPECS.spec).where(
                         _SPECS.instance_uuid.in_(batch))):
-                found[row.instance_uuid] = hints_in(
-                    jsonutils.loads(row.spec))
-    return found
+                yield row.instance_uuid, jsonutils.loads(row.spec)
 
 
 def hints_in(spec: ty.Any) -> Hints:

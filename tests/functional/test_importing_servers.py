@@ -12,14 +12,28 @@
 
 """Places for servers that Blazar has given."""
 
-from nova import objects
-from oslo_utils.fixture import uuidsentinel as uuids
+import pydoc
 
+import fixtures
+from nova import context as nova_context
+from nova import objects
+from nova.scheduler.client import report
+from oslo_utils.fixture import uuidsentinel as uuids
+from oslo_utils import uuidutils
+
+from blazar_core.common import clock as clocks
+from blazar_nova.cmd import verify
+from blazar_nova.compat import hosts as nova_hosts
 from tests import blazar18
 from tests.functional import nova_box
 from tests.functional import test_importing
 
 HOUR = 3600
+
+
+def class_of(reservation_id):
+    """The resource class of Blazar's places."""
+    return 'CUSTOM_RESERVATION_' + reservation_id.upper().replace('-', '_')
 
 
 class ServersTestCase(test_importing.ImportTestCase):
@@ -36,7 +50,6 @@ class ServersTestCase(test_importing.ImportTestCase):
 
     def make_flavor(self, reservation_id, projects=(), **values):
         """As Blazar makes it: for nobody, until the lease begins."""
-        resource_class = reservation_id.upper().replace('-', '_')
         objects.Flavor(
             self.context, flavorid=reservation_id,
             name=f'reservation:{reservation_id}', is_public=False,
@@ -44,7 +57,7 @@ class ServersTestCase(test_importing.ImportTestCase):
             **{'vcpus': 2, 'memory_mb': 1024, 'root_gb': 1, 'ephemeral_gb': 0,
                **values}, extra_specs={
                 'aggregate_instance_extra_specs:reservation': reservation_id,
-                f'resources:CUSTOM_RESERVATION_{resource_class}': '1',
+                f'resources:{class_of(reservation_id)}': '1',
                 'affinity_id': uuids.group}).create()
 
 
@@ -63,6 +76,7 @@ class TestPendingServers(ServersTestCase):
         self.run_until(self.began + HOUR)
         lease = self.get({'id': lease_id})
         self.assertEqual('ACTIVE', lease['status'])
+        self.assertNotIn(reservation_id, self.aggregates())
         self.assertEqual(reservation_id, lease['reservations'][0]['flavor_id'])
         flavor = self.flavor(reservation_id)
         self.assertEqual(before.id, flavor.id)
@@ -114,3 +128,147 @@ class TestPendingServers(ServersTestCase):
         self.assertIn(f'({lease_id}): REFUSED: Host host2 would be '
                       f'overbooked: it offers', text)
         self.ask('GET', f'/leases/{lease_id}', code=404)
+
+
+class TestActiveServers(ServersTestCase):
+    """A lease of two places on one host, of which one is taken."""
+
+    def setUp(self):
+        super().setUp()
+        self.lease_id, self.reservation_id = self.begun('1', '1')
+        self.server = self.boot_active('mine', flavor=self.reservation_id)
+        self.assertEqual('host1', self.host_of(self.server))
+        self.fill_books()
+
+    def begun(self, *hosts):
+        """Blazar's start of a lease."""
+        lease_id, reservation_id = self.blazar.lease_of_servers(
+            self.began - HOUR, self.began + HOUR, *hosts, status='ACTIVE',
+            project=nova_box.PROJECT_ID, vcpus=2, memory_mb=1024, disk_gb=1)
+        self.make_flavor(reservation_id, [nova_box.PROJECT_ID])
+        self.aggregate(
+            reservation_id, None, [f'host{one}' for one in set(hosts)],
+            reservation=reservation_id, filter_tenant_id=nova_box.PROJECT_ID)
+        client = report.report_client_singleton()
+        name = class_of(reservation_id)
+        client.put(f'/resource_classes/{name}', None, version='1.7')
+        for host in nova_hosts.all_hosts()[0]:
+            count = hosts.count(host.name[-1])
+            if count:
+                own = uuidutils.generate_uuid()
+                client.post('/resource_providers', {
+                    'uuid': own, 'name': f'blazar_{own}',
+                    'parent_provider_uuid': host.uuid}, version='1.20')
+                client.put(f'/resource_providers/{own}/inventories', {
+                    'resource_provider_generation': 0, 'inventories': {
+                        name: {'total': count}}}, version='1.20')
+        return lease_id, reservation_id
+
+    def specs_of(self, server):
+        """What its embedded flavor says, to Nova and in its cell."""
+        mapping = objects.InstanceMapping.get_by_instance_uuid(
+            self.context, server['id'])
+        with nova_context.target_cell(
+                self.context, mapping.cell_mapping) as cell:
+            instance = objects.Instance.get_by_uuid(
+                cell, server['id'], ['flavor'])
+        return [instance.flavor.extra_specs,
+                objects.RequestSpec.get_by_instance_uuid(
+                    self.context, server['id']).flavor.extra_specs]
+
+    def places(self):
+        """Who is where, in the books."""
+        return self.books(
+            'SELECT hosts.name, server_id, running, sent_at IS NOT NULL, '
+            'placed_at IS NOT NULL FROM bookings JOIN hosts '
+            'ON hosts.id = bookings.host_id ORDER BY server_id IS NULL')
+
+    def nothing_differs(self):
+        self.listener.mirror.compare_all()
+        self.assertEqual([], [
+            one.text for one in verify.Verifier(
+                self.listener.parts, lambda _seconds: None,
+                lambda _text: None, 0, False).run(False).left])
+
+    def test_it_goes_on_with_its_servers_until_its_end(self):
+        self.assertIn(f'Lease lease ({self.lease_id}): imported',
+                      self.imported())
+        self.assertEqual('ACTIVE', self.get({'id': self.lease_id})['status'])
+        self.assertEqual([('host1', self.server['id'], 1, 1, 1),
+                          ('host1', None, 0, 0, 0)], self.places())
+        self.assertEqual([{
+            'blazar:reservation': self.reservation_id,
+            'trait:CUSTOM_BLAZAR_POOL': 'required'}] * 2,
+            self.specs_of(self.server))
+        # What it takes is not counted beside its place.
+        self.assertEqual([('{}',)], self.books(
+            "SELECT usage FROM hosts WHERE name = 'host1'"))
+        self.assertNotIn(self.reservation_id, self.aggregates())
+        self.nothing_differs()
+        other = self.boot_active('other', flavor=self.reservation_id)
+        self.assertEqual('host1', self.host_of(other))
+        self.refused(409, self.boot, 'too many', flavor=self.reservation_id)
+        before = self.places()
+        self.imported()
+        self.assertEqual(before, self.places())
+        self.run_until(clocks.SystemClock().now() + HOUR)
+        for server in (self.server, other):
+            self.wait_until_gone(server['id'])
+        self.run_until(self.clock.now() + 300)
+        self.assertEqual('TERMINATED', self.get(
+            {'id': self.lease_id})['status'])
+        self.assertIsNone(self.flavor(self.reservation_id))
+
+    def test_its_servers_can_be_moved_among_hosts_for_leases(self):
+        self.imported()
+        # As the books see it, it has more than its place.
+        self.fill_books()
+        self.admin.post_server_action(self.server['id'], {'migrate': None})
+        self.wait_for_status(self.server['id'], 'VERIFY_RESIZE')
+        self.admin.post_server_action(
+            self.server['id'], {'confirmResize': None})
+        self.wait_for_status(self.server['id'], 'ACTIVE')
+        self.assertEqual('host2', self.host_of(self.server))
+
+    def test_one_that_is_shelved_keeps_its_place(self):
+        self.admin.post_server_action(self.server['id'], {'shelve': None})
+        self.wait_for_status(self.server['id'], 'SHELVED_OFFLOADED')
+        self.look()
+        self.clock.advance(60)
+        self.imported()
+        self.assertEqual(self.server['id'], self.places()[0][1])
+        self.admin.post_server_action(self.server['id'], {'unshelve': None})
+        self.wait_for_status(self.server['id'], 'ACTIVE')
+        self.assertEqual('host1', self.host_of(self.server))
+
+    def test_several_leases_on_one_host_and_strangers(self):
+        other, reservation_id = self.begun('2')
+        stranger = self.old_boot('stranger', host='host2')
+        self.fill_books()
+        text = self.imported(1)
+        self.assertIn(f'({stranger["id"]}). Migrate or delete', text)
+        self.assertIn(f'({other}): REFUSED: Its host host2', text)
+        self.assertEqual(1, len({one for one, *_more in self.places()}))
+        self.assertIn(reservation_id, self.aggregates())
+        self.admin.delete_server(stranger['id'])
+        self.wait_until_gone(stranger['id'])
+        self.look()
+        self.clock.advance(60)
+        self.imported()
+        self.assertNotIn(reservation_id, self.aggregates())
+        self.nothing_differs()
+
+    def test_who_is_interrupted_gives_the_command_again(self):
+        for path in ('pool.join', 'flavors.take_over',
+                     'flavors.open_reservation', 'pool.forget'):
+            real = pydoc.locate(f'blazar_nova.compat.{path}')
+
+            def stumble(*args, real=real):
+                real(*args)
+                raise RuntimeError('killed')
+
+            with fixtures.MonkeyPatch(f'blazar_nova.compat.{path}', stumble):
+                self.assertIn('It failed: killed', self.imported(1))
+        self.imported()
+        self.assertEqual(self.server['id'], self.places()[0][1])
+        self.nothing_differs()

@@ -22,12 +22,14 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
+from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import adopting
 from blazar_nova.cmd.importing import judging
 from blazar_nova.cmd.importing import source
+from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import occupants
@@ -42,6 +44,10 @@ __all__ = ['Importer', 'Nova']
 LOG = logging.getLogger(__name__)
 
 Outcome = judging.Outcome
+
+#: Who is on hosts.
+_Members: ty.TypeAlias = ty.Mapping[
+    judging.HostItem, list[occupants.Occupant]]
 
 
 class Nova:
@@ -117,7 +123,8 @@ class Importer:
     def _enrol(self, item: judging.HostItem) -> None:
         if item.outcome != Outcome.WANTED:
             return
-        host = self._enrolling.add(item.name, item.extra, item.staying)
+        host = self._enrolling.add(
+            item.name, item.extra, item.staying.keys())
         if not item.reservable:
             self._enrolling.change(int(host['id']), {}, False)
 
@@ -136,30 +143,31 @@ class Importer:
                             f'and give the command again.')
             # First: a lease that is over already ends at once, with those
             # servers that are bound to it.
-            self._adopting.adopt(dataclasses.replace(
-                known, servers=self._bound(item) if known.active else (
-                    frozenset())))
+            self._adopting.adopt(
+                self._bound(item, known) if known.active else known)
         if self._is_active(item.id):
             self._parts.lifecycle.starting.open(item.id)
+        for reservation_id in item.places:
+            pool.forget(reservation_id)
 
-    def _bound(self, item: judging.LeaseItem) -> frozenset[str]:
-        """The servers of a lease, which from now on stay on its hosts.
+    def _bound(self, item: judging.LeaseItem, known: adopting.KnownLease,
+               ) -> adopting.KnownLease:
+        """A lease with its servers, which from now on stay on its hosts.
 
         :raises Conflict: when there are others
         """
-        for its in item.hosts.values():
-            for host in its:
-                # The books may have been told of somebody who has left.
-                if host.member is not None:
-                    self._looks.compare_service_host(
-                        host.member.service_host)
-        project_id = item.known.project_id if item.known else None
+        members = {}
+        for host in {host for its in item.hosts.values() for host in its}:
+            # The books may have been told of somebody who has left.
+            if host.member is not None:
+                self._looks.compare_service_host(host.member.service_host)
+                members[host] = self._cloud.occupants(host.member)
         there = {one: reservation_id
                  for reservation_id, its in item.hosts.items()
-                 for host in its if host.member is not None
-                 for one in self._cloud.occupants(host.member)}
+                 if reservation_id not in item.places
+                 for host in its for one in members.get(host, ())}
         others = sorted(one.id for one, reservation_id in there.items()
-                        if not one.is_of(reservation_id, project_id))
+                        if not one.is_of(reservation_id, known.project_id))
         if others:
             raise errors.Conflict(
                 f'Servers are on its hosts that are not of this lease '
@@ -167,11 +175,33 @@ class Importer:
                 f'confirm or revert resizes.')
         for one, reservation_id in there.items():
             hosted.bind_running(one.id, reservation_id)
-        for reservation_id in item.hosts:
+        for reservation_id in item.hosts.keys() - set(item.places):
             for server_id in occupants.shelved(
-                    reservation_id, project_id or ''):
+                    reservation_id, known.project_id):
                 hosted.bind_running(server_id, reservation_id)
-        return frozenset(one.id for one in there)
+        return dataclasses.replace(
+            known, servers=frozenset(one.id for one in there),
+            reservations=tuple(self._with_servers(
+                one, members, known.project_id)
+                if one.id in item.places else one
+                for one in known.reservations))
+
+    def _with_servers(self, of: adopting.KnownReservation, members: _Members,
+                      project_id: str) -> adopting.KnownReservation:
+        """A reservation of servers with those that have its places."""
+        found: list[tuple[str, int | None]] = [
+            (one.id, host.row.id) for host, there in members.items()
+            for one in there if one.flavor == of.id and host.row is not None]
+        found += [(one, None) for one in occupants.shelved(of.id, project_id)]
+        servers = []
+        for server_id, host_id in found:
+            state = self._parts.cloud.look(server_id).state
+            if state is clouds.ServerState.GONE:
+                continue
+            flavors.take_over(server_id, of.id)
+            servers.append(adopting.KnownServer(
+                server_id, host_id, state is clouds.ServerState.RUNNING))
+        return dataclasses.replace(of, servers=tuple(servers))
 
     def _is_active(self, lease_id: str) -> bool:
         with self._parts.database.reader() as session:

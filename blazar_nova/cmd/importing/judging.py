@@ -18,7 +18,6 @@ the books and Nova say of it now; what is refused says why, and what to do.
 
 import collections
 import dataclasses
-import enum
 import typing as ty
 
 import sqlalchemy as sa
@@ -32,6 +31,7 @@ from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import adopting
 from blazar_nova.api import host_bodies
+from blazar_nova.cmd.importing import items
 from blazar_nova.cmd.importing import source
 from blazar_nova.cmd.importing import translating
 from blazar_nova.compat import occupants
@@ -46,83 +46,12 @@ __all__ = ['Cloud', 'HostItem', 'Item', 'LeaseItem', 'Outcome', 'Plan',
 _OVER = ('TERMINATED', 'ERROR')
 
 
-class Outcome(enum.StrEnum):
-    """What becomes of something."""
-
-    WANTED = 'to be imported'
-    DONE = 'imported'
-    THERE = 'there already'
-    REFUSED = 'REFUSED'
-
-
-@dataclasses.dataclass(eq=False)
-class Item:
-    """Something of Blazar, what becomes of it, and what there is to say."""
-
-    kind: ty.ClassVar[str]
-    id: str
-    name: str
-    outcome: Outcome = Outcome.WANTED
-    text: str = ''
-
-    def refuse(self, why: str) -> None:
-        """It is not carried over."""
-        self.outcome, self.text = Outcome.REFUSED, why
-
-
-@dataclasses.dataclass(eq=False)
-class Property(Item):
-    """Something that is said of hosts, and users may not ask for."""
-
-    kind = 'Property'
-
-
-@dataclasses.dataclass(eq=False)
-class HostItem(Item):
-    """A host, to be enrolled.
-
-    :ivar extra: what is said of it beside what Nova says
-    :ivar row: what the books have of it
-    :ivar staying: the servers that are there, and may be
-    """
-
-    kind = 'Host'
-    reservable: bool = True
-    extra: ty.Mapping[str, str] = dataclasses.field(default_factory=dict)
-    member: pool.Member | None = None
-    row: models.Host | None = None
-    staying: frozenset[str] = frozenset()
-
-
-@dataclasses.dataclass(eq=False)
-class LeaseItem(Item):
-    """A lease.
-
-    :ivar known: as the books get it
-    :ivar hosts: the hosts that it has, by the reservation
-    """
-
-    kind = 'Lease'
-    known: adopting.KnownLease | None = None
-    hosts: ty.Mapping[str, list[HostItem]] = dataclasses.field(
-        default_factory=dict)
-
-
-@dataclasses.dataclass
-class Plan:
-    """All that was judged.
-
-    :ivar over: how many leases are left out because they are over, by state
-    """
-
-    hosts: list[HostItem]
-    properties: list[Property]
-    leases: list[LeaseItem]
-    over: collections.Counter[str]
-
-    def items(self) -> list[Item]:
-        """In the order in which they are carried over."""
-        return [*self.hosts, *self.properties, *self.leases]
+Outcome = items.Outcome
+Item = items.Item
+Property = items.Property
+HostItem = items.HostItem
+LeaseItem = items.LeaseItem
+Plan = items.Plan
 
 
 class Cloud(ty.Protocol):
@@ -143,10 +72,10 @@ def plan(parts: wiring.Parts, cloud: Cloud, blazar: source.Blazar) -> Plan:
     """
     hosts = _Hosts(parts, cloud, blazar)
     leases = _Leases(parts, cloud, hosts.judged())
-    items = leases.judged(blazar.leases)
-    while _refuse_more(hosts.items.values(), items):
+    found = leases.judged(blazar.leases)
+    while _refuse_more(hosts.items.values(), found):
         pass
-    return Plan([*hosts.items.values()], hosts.properties(), items,
+    return Plan([*hosts.items.values()], hosts.properties(), found,
                 leases.over)
 
 
@@ -159,15 +88,18 @@ def _refuse_more(hosts: ty.Iterable[HostItem],
     """
     more = False
     of: dict[HostItem, list[LeaseItem]] = collections.defaultdict(list)
+    begun: dict[HostItem, set[str]] = collections.defaultdict(set)
     for lease in leases:
-        for its in lease.hosts.values() if (
+        for reservation_id, its in lease.hosts.items() if (
                 lease.outcome == Outcome.WANTED) else ():
             for host in its:
                 of[host].append(lease)
+                if lease.known and lease.known.active:
+                    begun[host].add(reservation_id)
     for host in hosts:
         having = of[host]
-        if host.outcome == Outcome.WANTED and host.staying and not any(
-                lease.known and lease.known.active for lease in having):
+        if host.outcome == Outcome.WANTED and not all(
+                begun[host] & one for one in host.staying.values()):
             host.refuse('It has servers of a lease that is refused. See '
                         'there, and try again.')
         if host.outcome == Outcome.REFUSED:
@@ -193,13 +125,17 @@ class _Hosts:
         #: Which leases are active there, and with which reservation.
         self._active: dict[str, list[tuple[str, str | None]]] = (
             collections.defaultdict(list))
+        #: Which have places there; they share it with others.
+        self._places: dict[str, set[str]] = collections.defaultdict(set)
         for lease in blazar.leases:
-            # Others have hosts, too, and share them with anybody.
             for one in lease.reservations if (
                     lease.status == source.ACTIVE) else ():
-                for host_id in one.hosts if (
-                        one.resource_type == source.WHOLE_HOSTS) else ():
-                    self._active[host_id].append((one.id, lease.project_id))
+                for host_id in set(one.hosts):
+                    if one.resource_type == source.WHOLE_HOSTS:
+                        self._active[host_id].append(
+                            (one.id, lease.project_id))
+                    elif one.resource_type in source.OF_SERVERS:
+                        self._places[host_id].add(one.id)
 
     def judged(self) -> dict[str, HostItem]:
         """All hosts, by the ids that Blazar has given them."""
@@ -235,8 +171,10 @@ class _Hosts:
                     f'blazar-nova-manage host remove {item.row.id}')
             enrolment.check_unbooked(session, now, item.row, 'enrolled')
         there = self._cloud.occupants(item.member)
-        item.staying = frozenset(one.id for one in there if any(
-            one.is_of(*active) for active in self._active[host.id]))
+        item.staying = {one.id: of for one in there if (of := frozenset(
+            active[0] for active in self._active[host.id]
+            if one.is_of(*active)) | ({one.flavor or ''} &
+                                      self._places[host.id]))}
         others = [one.id for one in there if one.id not in item.staying]
         if others:
             raise errors.Conflict(
@@ -256,6 +194,23 @@ class _Hosts:
             name in known and known[name].private) else Outcome.WANTED,
             'private: users may not ask for it')
             for name in sorted(there & self._blazar.private)]
+
+
+def _check_places(item: LeaseItem) -> None:
+    """
+    :raises Conflict: when a lease has more servers on a host than places
+    """
+    for reservation_id in item.places:
+        places = collections.Counter(item.hosts[reservation_id])
+        for host, count in places.items():
+            there = [one for one, of in host.staying.items()
+                     if reservation_id in of]
+            if len(there) > count:
+                raise errors.Conflict(
+                    f'Host {host.name} has {len(there)} servers of its '
+                    f'reservation {reservation_id} '
+                    f'({enrolling.shown(there)}), and only {count} places. '
+                    f'Delete what is too much.')
 
 
 class _Taken(ty.NamedTuple):
@@ -301,7 +256,7 @@ class _Leases:
 
     def judged(self, leases: ty.Iterable[source.Lease]) -> list[LeaseItem]:
         """All that are not over."""
-        items = []
+        found = []
         for lease in sorted(leases, key=lambda one: (
                 # Who is there stays.
                 one.status != source.ACTIVE, one.created_at or 0, one.id)):
@@ -309,8 +264,10 @@ class _Leases:
                     lease.status == source.PENDING and lease.end <= self._now):
                 self.over[lease.status] += 1
                 continue
-            item = LeaseItem(lease.id, lease.name)
-            items.append(item)
+            item = LeaseItem(lease.id, lease.name, places=[
+                one.id for one in lease.reservations
+                if one.resource_type in source.OF_SERVERS])
+            found.append(item)
             if lease.id in self._there:
                 item.outcome = Outcome.THERE
                 continue
@@ -320,9 +277,9 @@ class _Leases:
                 raise
             except errors.BlazarError as exc:
                 item.refuse(str(exc))
-        for item in items:
+        for item in found:
             self._clean(item)
-        return items
+        return found
 
     def _judge(self, lease: source.Lease, item: LeaseItem) -> None:
         """
@@ -335,6 +292,8 @@ class _Leases:
             lease, {one: [host.row.id for host in its if host.row is not None]
                     for one, its in item.hosts.items()},
             self._parts.types, self._now)
+        if item.known.active:
+            _check_places(item)
         self._take(item.known)
         hosts = sorted({host.name for one in item.hosts.values()
                         for host in one})

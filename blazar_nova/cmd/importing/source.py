@@ -27,15 +27,15 @@ import sqlalchemy as sa
 from blazar_core.common import errors
 
 __all__ = ['ACTIVE', 'Blazar', 'Event', 'Host', 'LIKE_FLAVOR', 'Lease',
-           'PENDING', 'Reservation', 'SERVERS', 'Unreadable', 'WHOLE_HOSTS',
-           'read', 'tables', 'url_of']
+           'OF_SERVERS', 'PENDING', 'Reservation', 'SERVERS', 'Unreadable',
+           'WHOLE_HOSTS', 'read', 'tables', 'url_of']
 
 #: The states in which a lease waits for its start, or for its end.
 PENDING, ACTIVE = 'PENDING', 'ACTIVE'
 #: What Blazar calls hosts that are reserved whole.
 WHOLE_HOSTS = 'physical:host'
 #: What it calls places for servers, of amounts, and like a flavor.
-SERVERS, LIKE_FLAVOR = 'virtual:instance', 'flavor:instance'
+OF_SERVERS = SERVERS, LIKE_FLAVOR = 'virtual:instance', 'flavor:instance'
 
 
 class Unreadable(errors.BlazarError):

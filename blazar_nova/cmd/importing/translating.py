@@ -25,8 +25,6 @@ from blazar_nova.compat import flavors
 
 __all__ = ['check', 'known']
 
-#: The resource types whose reservations have places for servers.
-_OF_SERVERS = (source.SERVERS, source.LIKE_FLAVOR)
 #: The resource types whose reservations are not carried over, and why.
 _LEFT_BEHIND = {
     'virtual:floatingip':
@@ -48,7 +46,8 @@ def check(lease: source.Lease) -> None:
             f'at work on it. Start blazar-manager until it is PENDING or '
             f'ACTIVE; if it does not get so, delete the lease there.')
     for one in lease.reservations:
-        if one.resource_type not in (source.WHOLE_HOSTS, *_OF_SERVERS):
+        if one.resource_type not in (
+                source.WHOLE_HOSTS, *source.OF_SERVERS):
             raise errors.Conflict(
                 f'Its reservation {one.id} is of {one.resource_type}. ' +
                 _LEFT_BEHIND.get(one.resource_type, (
@@ -58,12 +57,6 @@ def check(lease: source.Lease) -> None:
                 f'Its reservation {one.id} is {one.status}, or has no record '
                 f'of what was asked for, and the lease is {lease.status}. '
                 f'Delete the lease in Blazar.')
-        if one.resource_type in _OF_SERVERS and (
-                lease.status == source.ACTIVE):
-            raise errors.Conflict(
-                f'Its reservation {one.id} is of {one.resource_type} and has '
-                f'begun: its servers and its flavor are Blazar\'s. Let it end '
-                f'in Blazar first, or delete it there.')
     if not lease.project_id or lease.end <= lease.start:
         raise errors.Conflict(
             'It has no project, or ends before it starts. Delete it in '

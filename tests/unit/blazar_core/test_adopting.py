@@ -18,6 +18,7 @@ import threading
 
 import fixtures
 from oslo_utils import uuidutils
+import sqlalchemy as sa
 
 from blazar_core.books import enrolment
 from blazar_core.books import ledger
@@ -245,6 +246,106 @@ class TestActive(AdoptingTestCase):
                                 states.Event.UNDONE),)))
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
                          self.events_of({'id': known.id}))
+
+
+class TestPlaces(AdoptingTestCase):
+    """Of 2 VCPU each; two are a host."""
+
+    def places(self, start, end, *names, servers=(), amounts=(2,), **values):
+        return self.known(start, end, reservations=tuple(
+            adopting.KnownReservation(
+                uuidutils.generate_uuid(), 'virtual:instance',
+                {'amount': len(names), 'vcpus': amount},
+                tuple(self.ids.get(name) for name in names), None, NOW - 500,
+                NOW - 400, {'VCPU': amount}, {'kept': 'this'}, servers)
+            for amount in amounts), **values)
+
+    def server(self, name, host='one', running=True):
+        return adopting.KnownServer(name, self.ids.get(host), running)
+
+    def rows(self):
+        """The bookings, by host and server."""
+        with self.database.reader() as session:
+            return sorted(session.execute(sa.select(
+                models.Host.name, models.Booking.server_id,
+                models.Booking.running, models.Booking.sent_at,
+                models.Booking.placed_at).join(
+                    models.Host, models.Host.id == models.Booking.host_id)
+            ).tuples(), key=str)
+
+    def test_each_is_booked_where_it_is(self):
+        known = self.places(10, 20, 'one', 'two', 'one')
+        self.adopting.adopt(known)
+        self.assertEqual([('one', None, False, None, None)] * 2 + [
+            ('two', None, False, None, None)], self.rows())
+        self.assertEqual([3], self.scalars(models.Reservation.amount))
+        self.assertEqual([{'VCPU': 2}], self.scalars(
+            models.Reservation.resources))
+        self.assertEqual([{'kept': 'this'}], self.scalars(
+            models.Reservation.spec))
+
+    def test_parts_of_a_host_until_it_is_full(self):
+        self.adopting.adopt(self.places(10, 20, 'one'))
+        self.adopting.adopt(self.places(10, 20, 'one'))
+        before = self.everything()
+        for known in (self.places(19, 30, 'one'), self.known(19, 30, 'one')):
+            exc = self.assertRaises(
+                errors.Conflict, self.adopting.adopt, known)
+            self.assertIn('Host one has no room for it', str(exc))
+        self.assertEqual(before, self.everything())
+        self.adopting.adopt(self.places(19, 30, 'two', 'two'))
+        self.assertRaises(errors.Conflict, self.adopting.adopt, self.places(
+            40, 50, 'one', amounts=(3, 2)))
+
+    def test_servers_have_their_places_and_are_counted_no_more(self):
+        self.in_use('server', 'building')
+        known = self.places(
+            -10, 20, 'two', 'one', 'one', 'one', amounts=(1,), active=True,
+            servers=(self.server('shelved', None), self.server('server'),
+                     self.server('building', running=False)))
+        self.adopting.adopt(known)
+        self.assertEqual([
+            ('one', 'building', False, NOW, NOW),
+            ('one', 'server', True, NOW, NOW),
+            ('one', None, False, None, None),
+            ('two', 'shelved', True, NOW, NOW)], self.rows())
+        self.assertEqual([{}], self.scalars(
+            models.Host.usage, models.Host.name == 'one'))
+        self.assertEqual('ACTIVE', self.status({'id': known.id}))
+        self.assertEqual({}, self.held())
+
+    def test_others_are_still_counted(self):
+        self.in_use('server', 'other', 'third', 'fourth')
+        known = self.places(-10, 20, 'one', active=True,
+                            servers=(self.server('server'),))
+        before = self.everything()
+        exc = self.assertRaises(errors.Conflict, self.adopting.adopt, known)
+        self.assertIn('or has servers without a lease', str(exc))
+        self.assertEqual(before, self.everything())
+        self.in_use('server', 'other')
+        self.adopting.adopt(known)
+        self.assertEqual([{'VCPU': 1}], self.scalars(
+            models.Host.usage, models.Host.name == 'one'))
+
+    def test_more_servers_than_places(self):
+        self.in_use('server', 'other')
+        before = self.everything()
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt, self.places(
+                -10, 20, 'one', 'two', active=True,
+                servers=(self.server('server'), self.server('other'))))
+        self.assertIn('Server other has no place', str(exc))
+        self.assertEqual(before, self.everything())
+
+    def test_nobody_of_whom_nothing_is_known(self):
+        with self.database.writer() as session:
+            host = session.get(models.Host, self.ids['one'])
+            host.consumers, host.usage = None, {'VCPU': 1}
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt, self.places(
+                -10, 20, 'one', active=True,
+                servers=(self.server('server'),)))
+        self.assertIn('It is not known yet what runs on host one', str(exc))
 
 
 class TestRaces(AdoptingTestCase):

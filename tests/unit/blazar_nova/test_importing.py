@@ -287,8 +287,7 @@ class JudgingTest(JudgingTestCase):
         self.cloud.there['one'] = [
             ('mine', 'project', None), ('shared', 'friend', reservation_id)]
         plan = self.plan()
-        self.assertEqual(frozenset(['mine', 'shared']),
-                         plan.hosts[0].staying)
+        self.assertEqual({'mine', 'shared'}, {*plan.hosts[0].staying})
         self.assertEqual({}, self.refusals())
         self.cloud.there['one'] += [
             ('theirs', 'other', None), ('ours', 'other', uuids.other)]
@@ -299,7 +298,7 @@ class JudgingTest(JudgingTestCase):
 
     def test_no_host_is_enrolled_with_servers_of_a_refused_lease(self):
         shared = self.lease(-10, 10, '1', status='ACTIVE',
-                            resource_type='virtual:instance')
+                            resource_type='virtual:floatingip')
         self.cloud.there['one'] = [('mine', 'project', None)]
         self.assertEqual({'one', shared}, {*self.refusals()})
         # Nor where it is refused for the sake of another host, ...

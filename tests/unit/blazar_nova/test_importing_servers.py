@@ -180,8 +180,8 @@ class ServersTest(test_importing.JudgingTestCase):
                 ({'flavor': {**blazar18.FLAVOR, 'extra_specs': {
                     'hw:cpu_policy': 'none'}}}, 'make nothing of'),
                 ({'amount': 0}, '"amount"'), ({'vcpus': 0}, '"vcpus"'),
-                ({'resource_properties': ['like', '$a', 'b']}, '"like" is no'),
-                ({'status': 'ACTIVE'}, 'and has begun')):
+                ({'resource_properties': ['like', '$a', 'b']}, '"like" is no'
+                 )):
             lease_id = self.servers(10, 20, **{'amount': 1, **values})[0]
             self.assertIn(part, self.refusals()[lease_id])
         lease_id = self.servers(10, 20, '1', '1', amount=1)[0]
@@ -190,3 +190,41 @@ class ServersTest(test_importing.JudgingTestCase):
         del self.types.named['virtual:instance']
         lease_id = self.servers(10, 20, '1')[0]
         self.assertIn('is not installed here', self.refusals()[lease_id])
+
+    def active(self, *hosts, **values):
+        return self.servers(-10, 20, *hosts, status='ACTIVE', **values)
+
+    def test_servers_that_have_places_may_stay(self):
+        lease_id, reservation_id = self.active('1', '1')
+        other, beside = self.active('1')
+        self.cloud.there['one'] = [
+            ('mine', 'project', None, reservation_id),
+            ('beside', 'project', None, beside)]
+        self.assertEqual({}, self.refusals())
+        self.assertEqual({'mine', 'beside'}, {*self.plan().hosts[0].staying})
+        self.assertTrue(self.known()[lease_id].active)
+        # Of one who has the flavor, and of nobody else of the project, ...
+        self.cloud.there['one'] += [('theirs', 'project', None, '1')]
+        self.assertIn('(theirs)', self.refusals()['one'])
+        # ... and only where it has places.
+        self.cloud.there['one'] = []
+        self.cloud.there['two'] = [('gone', 'project', None, beside)]
+        self.assertIn('(gone)', self.refusals()['two'])
+
+    def test_of_a_lease_that_is_refused_none_may_stay(self):
+        lease_id, reservation_id = self.active('1')
+        other, beside = self.active('1', resource_properties=['like', 1, 2])
+        self.cloud.there['one'] = [('mine', 'project', None, reservation_id)]
+        self.assertEqual([other], [*self.refusals()])
+        self.cloud.there['one'] += [('beside', 'project', None, beside)]
+        found = self.refusals()
+        self.assertEqual({'one', lease_id, other}, {*found})
+        self.assertIn('of a lease that is refused', found['one'])
+
+    def test_more_servers_than_places(self):
+        lease_id, reservation_id = self.active('1', '2')
+        self.cloud.there['one'] = [
+            (name, 'project', None, reservation_id) for name in 'ab']
+        self.assertIn('Host one has 2 servers of its reservation '
+                      f'{reservation_id} (a, b), and only 1 places',
+                      self.refusals()[lease_id])

@@ -272,3 +272,57 @@ class TestActiveServers(ServersTestCase):
         self.imported()
         self.assertEqual(self.server['id'], self.places()[0][1])
         self.nothing_differs()
+
+    def test_while_one_is_resized_it_waits(self):
+        self.flags(allow_resize_to_same_host=True)
+        self.admin.post_server_action(self.server['id'], {
+            'resize': {'flavorRef': '2'}})
+        self.wait_for_status(self.server['id'], 'VERIFY_RESIZE')
+        self.look()
+        self.assertIn('confirm or revert resizes', self.imported(1))
+        self.assertEqual([], self.places())
+        self.admin.post_server_action(
+            self.server['id'], {'revertResize': None})
+        self.wait_for_status(self.server['id'], 'ACTIVE')
+        self.look()
+        self.clock.advance(60)
+        self.imported()
+        self.assertEqual(self.server['id'], self.places()[0][1])
+        self.nothing_differs()
+
+    def test_one_that_is_over_already_ends(self):
+        for column, date in (('end', '2020-01-01'), ('start', '2019-12-31')):
+            self.blazar.execute(f'UPDATE leases SET {column}_date = :date',
+                                date=f'{date} 00:00:00')
+        self.imported()
+        self.run_until(clocks.SystemClock().now())
+        self.wait_until_gone(self.server['id'])
+        self.run_until(self.clock.now() + 300)
+        self.assertEqual('TERMINATED', self.get(
+            {'id': self.lease_id})['status'])
+
+    def test_beside_a_whole_host_in_one_lease(self):
+        whole = self.blazar.insert(
+            'reservations', lease_id=self.lease_id, status='active',
+            resource_type='physical:host')
+        self.blazar.insert(
+            'computehost_reservations', reservation_id=whole,
+            count_range='1-1', before_end='', resource_properties='',
+            hypervisor_properties='')
+        self.blazar.insert('computehost_allocations', compute_host_id='2',
+                           reservation_id=whole)
+        self.begin(whole, 'host2')
+        server = self.old_boot('on it', whole, client=self.alice)
+        self.fill_books()
+        self.imported()
+        self.assertEqual({self.server['id'], None}, {
+            one for name, one, *_more in self.places() if name == 'host1'})
+        self.assertEqual([('host2', whole)], self.books(
+            'SELECT name, held_by FROM hosts WHERE held_by IS NOT NULL'))
+        self.assertIn(f'trait:{self.trait_of(whole)}',
+                      self.specs_of(server)[0])
+        self.assertEqual(['host2'], self.aggregates()[whole])
+        self.nothing_differs()
+        self.delete(self.lease_id)
+        for one in (server, self.server):
+            self.wait_until_gone(one['id'])

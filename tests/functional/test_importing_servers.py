@@ -140,11 +140,12 @@ class TestActiveServers(ServersTestCase):
         self.assertEqual('host1', self.host_of(self.server))
         self.fill_books()
 
-    def begun(self, *hosts):
+    def begun(self, *hosts, **values):
         """Blazar's start of a lease."""
         lease_id, reservation_id = self.blazar.lease_of_servers(
             self.began - HOUR, self.began + HOUR, *hosts, status='ACTIVE',
-            project=nova_box.PROJECT_ID, vcpus=2, memory_mb=1024, disk_gb=1)
+            project=nova_box.PROJECT_ID, vcpus=2, memory_mb=1024, disk_gb=1,
+            **values)
         self.make_flavor(reservation_id, [nova_box.PROJECT_ID])
         self.aggregate(
             reservation_id, None, [f'host{one}' for one in set(hosts)],
@@ -272,6 +273,20 @@ class TestActiveServers(ServersTestCase):
         self.imported()
         self.assertEqual(self.server['id'], self.places()[0][1])
         self.nothing_differs()
+
+    def test_those_that_come_are_kept_apart_from_those_that_are_there(self):
+        self.admin.delete_server(self.server['id'])
+        self.wait_until_gone(self.server['id'])
+        self.blazar.execute("UPDATE leases SET status = 'TERMINATED'")
+        _id, reservation_id = self.begun('1', '2', affinity=False)
+        there = self.boot_active('there', flavor=reservation_id)
+        self.fill_books()
+        self.imported()
+        self.assertEqual('anti-affinity', objects.InstanceGroup.get_by_uuid(
+            self.context, reservation_id).policy)
+        other = self.boot_active('other', flavor=reservation_id)
+        self.assertEqual(['host1', 'host2'], sorted(
+            map(self.host_of, (there, other))))
 
     def test_while_one_is_resized_it_waits(self):
         self.flags(allow_resize_to_same_host=True)

@@ -15,6 +15,7 @@
 import typing as ty
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -69,21 +70,7 @@ class Places:
                     f'servers, and {len(rows) - len(free)} of them are there '
                     f'already: boot at most {len(free)} more, or raise the '
                     f'amount of lease {lease.id}.')
-            enrolled = set(session.scalars(sa.select(models.Host.id).where(
-                models.Host.id.in_({row.host_id for row in free}),
-                models.Host.enrolment.is_not(None))))
-            kinds = {kind: [row for row in free if (
-                row.host_id in enrolled) is kind] for kind in (False, True)}
-            for kind, those in kinds.items():
-                if len(those) >= len(server_ids):
-                    for row, server_id in zip(those, server_ids):
-                        row.server_id, row.sent_at = server_id, now
-                    return kind
-            raise errors.Conflict(
-                f'Reservation {reservation_id} has {len(free)} free places, '
-                f'{len(kinds[True])} of them on hosts that serve leases only. '
-                f'Servers of one request go to hosts of one kind: boot at '
-                f'most {max(map(len, kinds.values()))} at once.')
+            return _take(session, now, free, server_ids)
 
     def _lease_of(self, reservation_id: str, project_id: str) -> str:
         """The lease of a project's reservation."""
@@ -107,3 +94,28 @@ class Places:
                 sa.update(models.Booking)
                 .where(models.Booking.server_id.in_(server_ids))
                 .values(server_id=None, sent_at=None, placed_at=None))
+
+
+def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],
+          server_ids: ty.Sequence[str]) -> bool:
+    """Give servers places on hosts of one kind: if there is a choice, of those
+    that serve everybody.
+
+    :returns: whether they serve leases only
+    :raises Conflict: when there are not enough of one kind
+    """
+    enrolled = set(session.scalars(sa.select(models.Host.id).where(
+        models.Host.id.in_({row.host_id for row in free}),
+        models.Host.enrolment.is_not(None))))
+    kinds = {kind: [row for row in free if (row.host_id in enrolled) is kind]
+             for kind in (False, True)}
+    for kind, those in kinds.items():
+        if len(those) >= len(server_ids):
+            for row, server_id in zip(those, server_ids):
+                row.server_id, row.sent_at = server_id, now
+            return kind
+    raise errors.Conflict(
+        f'Reservation {free[0].reservation_id} has {len(free)} free places, '
+        f'{len(kinds[True])} of them on hosts that serve leases only. Servers '
+        f'of one request go to hosts of one kind: boot at most '
+        f'{max(map(len, kinds.values()))} at once.')

@@ -1861,7 +1861,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         self.cloud.servers['late'] = Seen(State.RUNNING, self.one)
         go_on = self.paused(
             lambda: other.occupy(lease['reservations'][0]['id'], 'project',
-                                 ['late']), views, 'describe')
+                                 ['late']), places, '_take')
         self.clock.advance(100)
         ends = []
         thread = self.in_thread(

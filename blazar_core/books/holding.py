@@ -17,12 +17,12 @@ counted beside it, and the host's room is taken until the host is given back,
 whatever the dates say.
 """
 
-import collections
 import typing as ty
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.common import model
 from blazar_core.db import models
@@ -88,12 +88,7 @@ def take_in(session: orm.Session, now: int, host_ids: ty.Collection[int],
     :raises InUse: when others are, or it is not known who is
     :raises LostRace: when somebody else decided about one meanwhile
     """
-    for host in session.scalars(sa.select(models.Host).options(
-            orm.undefer(models.Host.consumers)).where(
-                models.Host.id.in_(host_ids),
-                models.Host.held_by.is_(None)).order_by(models.Host.id)):
-        if host.consumers is None and any(host.usage.values()):
-            raise InUse(f'it is not known yet what runs on host {host.name}')
+    for host in _counted(session, host_ids):
         others = sorted(
             one for one, (amounts, _until) in (host.consumers or {}).items()
             if one not in server_ids and any(amounts.values()))
@@ -116,19 +111,28 @@ def take_along(session: orm.Session, now: int,
     :raises InUse: when it is not known who is there
     :raises LostRace: when somebody else decided about one meanwhile
     """
-    for host in session.scalars(sa.select(models.Host).options(
-            orm.undefer(models.Host.consumers)).where(
-                models.Host.id.in_(server_ids)).order_by(models.Host.id)):
-        if host.consumers is None and any(host.usage.values()):
-            raise InUse(f'it is not known yet what runs on host {host.name}')
+    for host in _counted(session, server_ids):
         left = {one: entry for one, entry in (host.consumers or {}).items()
                 if one not in server_ids[host.id]}
-        usage: collections.Counter[str] = collections.Counter()
-        for amounts, _until in left.values():
-            usage.update(amounts)
         ledger.advance(session.connection(), now, [host], {},
-                       usage=dict(usage), consumers=left, updated_at=now)
+                       usage=inventory.usage_of(left), consumers=left,
+                       updated_at=now)
         session.expire(host)
+
+
+def _counted(session: orm.Session, host_ids: ty.Collection[int],
+             ) -> ty.Iterator[models.Host]:
+    """Those of some hosts that nobody has, and what counts there.
+
+    :raises InUse: when that is not known
+    """
+    for host in session.scalars(sa.select(models.Host).options(
+            orm.undefer(models.Host.consumers)).where(
+                models.Host.id.in_(host_ids),
+                models.Host.held_by.is_(None)).order_by(models.Host.id)):
+        if host.consumers is None and any(host.usage.values()):
+            raise InUse(f'it is not known yet what runs on host {host.name}')
+        yield host
 
 
 def holds(session: orm.Session,

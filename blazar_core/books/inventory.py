@@ -32,7 +32,7 @@ from blazar_core.db import models
 
 __all__ = ['CLAIM_SECONDS', 'Claimed', 'HOSTS', 'Leased', 'awaited', 'claim',
            'generations', 'host_of', 'recheck', 'release', 'report',
-           'report_usage', 'retain', 'record']
+           'report_usage', 'retain', 'record', 'usage_of']
 
 _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
@@ -257,7 +257,7 @@ def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
                       **values: ty.Any) -> None:
     """Write who is on a host; None: that is not known, and stays so."""
     if consumers is not None:
-        values |= {'consumers': consumers, 'usage': _usage(consumers)}
+        values |= {'consumers': consumers, 'usage': usage_of(consumers)}
     ledger.advance(connection, now, [ledger.Seen(*row[:len(ledger.SEEN)])], {},
                    updated_at=now, **values)
 
@@ -338,7 +338,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
                     ty.cast(str, server_id)]))]
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
-    values = {**values, 'usage': _usage(consumers)}
+    values = {**values, 'usage': usage_of(consumers)}
     if row.recheck_at is not None and row.recheck_at <= now:
         _looked(session, row, _next_look(consumers, now))
     values = {name: value for name, value in values.items()
@@ -410,7 +410,7 @@ def _add_host(session: orm.Session, now: int, host: model.HostFacts,
               allocations: ty.Mapping[str, model.Resources]) -> None:
     consumers = _consumers(allocations)
     row = models.Host(**dataclasses.asdict(host), generation=0,
-                      usage=_usage(consumers), consumers=consumers,
+                      usage=usage_of(consumers), consumers=consumers,
                       updated_at=now)
     session.add(row)
     session.flush()
@@ -429,7 +429,7 @@ def _amounts(consumers: ty.Mapping[str, models.Consumer],
     return {consumer: entry[0] for consumer, entry in consumers.items()}
 
 
-def _usage(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
+def usage_of(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
     """Open-ended usage: what all of them take."""
     total: dict[str, int] = collections.defaultdict(int)
     for amounts, _told in consumers.values():

@@ -122,11 +122,9 @@ class Judge:
                 row.host_id for row in own if row.host_id in hosts and
                 hosts[row.host_id].uuid not in shut and (
                     row.placed_at is not None or row.end_date > now))
-            uuid = None if booked is None else booked.uuid
-            found = Fits(uuid, _with_own(
-                by_host | dict.fromkeys(shut, 0),
-                {hosts[host_id].uuid: count
-                 for host_id, count in own_on.items()}), math.inf)
+            found = Fits(
+                None if booked is None else booked.uuid, _with_own(
+                    by_host | dict.fromkeys(shut, 0), own_on, hosts), math.inf)
         if affinity is None:
             return found
         if mine.placed_at is None:
@@ -188,11 +186,14 @@ def _shut_to(booked: model.Host | None, apart: follower.Apart,
     return apart.closed - {booked.uuid}
 
 
-def _with_own(by_host: dict[str, int], own: ty.Mapping[str, int],
-              ) -> dict[str, int]:
+def _with_own(by_host: dict[str, int], own_on: ty.Mapping[int, int],
+              hosts: ty.Mapping[int, model.Host]) -> dict[str, int]:
     """How many fit on each host that is judged, by uuid: at least as many as
     have bookings there.
+
+    :param own_on: how many have, by the host's id
     """
+    own = {hosts[host_id].uuid: count for host_id, count in own_on.items()}
     return {uuid: max(room, own.get(uuid, 0))
             for uuid, room in by_host.items()}
 

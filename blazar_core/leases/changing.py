@@ -254,7 +254,7 @@ class Changing:
             if change.granted is not None:
                 change.granted.confirm(session.connection())
             window = self._new_window(lease, change)
-            _check_within(session, lease, window)
+            within.check(session, lease, window)
             if change.reservations.keys() - {
                     one.id for one in lease.reservations}:
                 raise errors.InvalidLeaseParams(
@@ -424,22 +424,6 @@ def _is_more(reservation: models.Reservation, wanted: making.NewReservation,
                for params in (reservation.params, wanted.params)]
     return wanted.demand.count > len(reservation.bookings) and (
         wanted.demand.least is None or numbers[0] != numbers[1])
-
-
-def _check_within(session: orm.Session, lease: models.Lease,
-                  window: model.Window) -> None:
-    """
-    :raises InvalidLeaseParams: when servers that are to be on the hosts of
-        another lease would be there outside of its time
-    """
-    if lease.start_date <= window.start and window.end <= lease.end_date:
-        return
-    for reservation in lease.reservations:
-        outer = within.of(reservation)
-        why = outer and within.why_not(
-            session, outer, lease.project_id, window, later=True)
-        if why:
-            raise errors.InvalidLeaseParams(why)
 
 
 def _kept(reservation: models.Reservation,

@@ -20,11 +20,12 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['hosts', 'of', 'spec', 'why_not']
+__all__ = ['check', 'hosts', 'of', 'spec', 'why_not']
 
 
 def spec(reservation_id: str | None) -> dict[str, str] | None:
@@ -78,6 +79,23 @@ def why_not(session: orm.Session, reservation_id: str, project_id: str,
         return (f'{whose}: boot with it from {time}, when the lease is '
                 f'ACTIVE.')
     return None
+
+
+def check(session: orm.Session, lease: models.Lease, window: model.Window,
+          ) -> None:
+    """Whether a lease may be over another window: what is shorter always may.
+
+    :raises InvalidLeaseParams: when servers that are to be on the hosts of
+        another lease would be there outside of its time
+    """
+    if lease.start_date <= window.start and window.end <= lease.end_date:
+        return
+    for reservation in lease.reservations:
+        outer = of(reservation)
+        why = outer and why_not(
+            session, outer, lease.project_id, window, later=True)
+        if why:
+            raise errors.InvalidLeaseParams(why)
 
 
 def hosts(session: orm.Session, reservation_id: str) -> frozenset[str]:

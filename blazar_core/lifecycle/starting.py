@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import holding
+from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -241,7 +242,7 @@ class Starting:
         # Of what no server takes, nothing shows whether it was left.
         return session.execute(sa.select(models.Booking.id)
                                .join(models.Booking.reservation).where(
-            models.Booking.host_id.in_(hosts),
+            models.Booking.host_id.in_(hosts), ledger.TAKES,
             sa.or_(models.Booking.placed_at.is_not(None),
                    models.Reservation.resource_type.in_(
                        self._types.serverless)),

@@ -318,6 +318,8 @@ def _import(parsed: argparse.Namespace) -> int:
 
 def _tell_import(plan: 'importing.Plan', applied: bool) -> int:
     """Print what has become of everything; returns the exit code."""
+    from blazar_nova.cmd import importing
+
     for item in plan.items():
         named = item.name if item.id == item.name else (
             f'{item.name} ({item.id})')
@@ -331,4 +333,4 @@ def _tell_import(plan: 'importing.Plan', applied: bool) -> int:
     print((', '.join(f'{count} {outcome}' for outcome, count in
                      counts.items()) or 'There is nothing') + (
         '.' if applied else '. Nothing was done; --apply does it.'))
-    return 1 if any('REFUSED' == item.outcome for item in plan.items()) else 0
+    return 1 if importing.Outcome.REFUSED in counts else 0

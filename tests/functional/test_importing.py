@@ -12,8 +12,6 @@
 
 """Leases of Blazar, carried over with their hosts and their servers."""
 
-import contextlib
-import io
 import pydoc
 
 import fixtures
@@ -23,7 +21,6 @@ from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_core.common import clock as clocks
-from blazar_nova.cmd import manage
 from blazar_nova.cmd import verify
 from blazar_nova.compat import hosted
 from tests import blazar18
@@ -65,19 +62,27 @@ class ImportTestCase(test_whole_hosts.HostsTestCase):
             reservation_id, f'blazar_{reservation_id}', hosts, **{
                 'blazar:owner': nova_box.PROJECT_ID, **metadata})
 
+    def interrupted(self, *paths):
+        """The command is given, and comes to an end at each of these, one
+        after the other, when they have done their work.
+        """
+        for path in paths:
+            real = pydoc.locate(f'blazar_nova.compat.{path}')
+
+            def stumble(*args, real=real):
+                real(*args)
+                raise RuntimeError('killed')
+
+            with fixtures.MonkeyPatch(f'blazar_nova.compat.{path}', stumble):
+                self.assertIn('It failed: killed', self.imported(1))
+
     def lease_of(self, start, end, *hosts, **kwargs):
         return self.blazar.lease(
             self.began + start, self.began + end, *hosts,
             **{'project': nova_box.PROJECT_ID, **kwargs})
 
     def manage(self, *words):
-        out = io.StringIO()
-        with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._parts',
-                                   lambda _files: self.listener.parts),
-              contextlib.redirect_stdout(out),
-              contextlib.redirect_stderr(out)):
-            code = manage.main(['import', self.blazar.url, *words])
-        return code, out.getvalue()
+        return self.command('import', self.blazar.url, *words)
 
     def imported(self, code=0):
         """Carry all over; returns what is said."""
@@ -298,15 +303,7 @@ class TestActive(ImportTestCase):
             'TERMINATED', self.get({'id': self.lease_id})['status'])
 
     def test_who_is_interrupted_gives_the_command_again(self):
-        for path in ('pool.join', 'hosted.bind_running', 'pool.open_to'):
-            real = pydoc.locate(f'blazar_nova.compat.{path}')
-
-            def stumble(*args, real=real):
-                real(*args)
-                raise RuntimeError('killed')
-
-            with fixtures.MonkeyPatch(f'blazar_nova.compat.{path}', stumble):
-                self.assertIn('It failed: killed', self.imported(1))
+        self.interrupted('pool.join', 'hosted.bind_running', 'pool.open_to')
         self.imported()
         self.assertEqual({self.reservation_id}, self.bound_to(self.server))
         self.assert_nothing_differs()

@@ -107,6 +107,17 @@ class HostsTestCase(test_api.ApiTestCase):
     def trait_of(self, reservation_id):
         return 'CUSTOM_BLAZAR_' + reservation_id.upper().replace('-', '_')
 
+    def command(self, *words):
+        """Type one of blazar-nova-manage; returns its exit code and what it
+        wrote.
+        """
+        out = io.StringIO()
+        with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._parts',
+                                   lambda _files: self.listener.parts),
+              contextlib.redirect_stdout(out),
+              contextlib.redirect_stderr(out)):
+            return manage.main([*words]), out.getvalue()
+
     def fails(self, server):
         """A server that finds no host."""
         self.wait_for_status(server['id'], 'ERROR')
@@ -203,13 +214,7 @@ class TestEnrolling(HostsTestCase):
 class TestCommands(HostsTestCase):
 
     def manage(self, *words):
-        """Type a command; returns its exit code and what it wrote."""
-        out = io.StringIO()
-        with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._parts',
-                                   lambda _files: self.listener.parts),
-              contextlib.redirect_stdout(out),
-              contextlib.redirect_stderr(out)):
-            return manage.main(['host', *words]), out.getvalue()
+        return self.command('host', *words)
 
     def test_an_operator_enrols_hosts_and_takes_them_out(self):
         code, text = self.manage('add', 'host1', 'gpu=A100')

@@ -25,6 +25,7 @@ from blazar_core import resources
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import faults
+from tests.unit import base
 
 __all__ = ['HOSTS', 'Hosts', 'Operator']
 
@@ -34,16 +35,14 @@ HOSTS = 'hosts'
 LONGEST = int(faults.TIMES['clean'][1]) + 2
 
 
-class Hosts(resources.ResourceType):
+class Hosts(base.WholeType):
     """So many whole hosts, of those that are enrolled.
 
     :param process: says which process it is that has its turn
     :param cleaning_time: for which a host is nobody's at the end, in seconds
     """
 
-    has_hosts = True
     changeable = ('min', 'max', 'projects')
-    parameters: ty.ClassVar[ty.Mapping[str, str]] = {'min': '1', 'max': '2'}
 
     def __init__(self, cloud: clouds.Cloud, port: clouds.Port,
                  process: ty.Callable[[], batons.Process],
@@ -53,18 +52,11 @@ class Hosts(resources.ResourceType):
         self._process = process
         self._cleaning_time = cleaning_time
 
-    def read(self, values: resources.Values) -> resources.Values:
-        return values
-
-    def wanted(self, asking: ty.Any, params: resources.Values,
-               ) -> resources.Wanted:
-        return resources.Wanted(self._demand(params), {})
-
     def demand(self, reserved: resources.Reserved) -> model.Demand:
         self._port.call('demand')
-        return self._demand(reserved.params)
+        return super().demand(reserved)
 
-    def _demand(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
+    def so_many(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
         return model.Demand(
             model.WHOLE, params['max'], least=params['min'],
             among=model.Among.ENROLLED, cleaning_time=self._cleaning_time)

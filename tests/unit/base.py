@@ -12,6 +12,7 @@
 
 """What unit tests share: a database, a fake cloud, rows to begin with."""
 
+import abc
 import collections
 import threading
 import time
@@ -40,7 +41,7 @@ from blazar_core import resources
 from tests import databases
 
 __all__ = ['DatabaseTestCase', 'FakeCloud', 'FakeType', 'LeaseTestCase', 'NOW',
-           'RefusalTestCase', 'TestCase']
+           'RefusalTestCase', 'TestCase', 'WholeType']
 
 #: 2027-01-15 08:00 UTC, where a ManualClock begins.
 NOW = 1_800_000_000
@@ -219,6 +220,28 @@ class FakeType(resources.ResourceType):
         if 'end' in self.broken:
             raise self.broken['end']
         self.open.pop(reserved.id, None)
+
+
+class WholeType(resources.ResourceType):
+    """Whole hosts, as far as the core is concerned."""
+
+    has_hosts = True
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {'min': '1', 'max': '2'}
+    changeable = ('min', 'max')
+
+    def read(self, values: resources.Values) -> resources.Values:
+        return values
+
+    def wanted(self, asking: ty.Any, params: resources.Values,
+               ) -> resources.Wanted:
+        return resources.Wanted(self.so_many(params), {})
+
+    def demand(self, reserved: resources.Reserved) -> model.Demand:
+        return self.so_many(reserved.params)
+
+    @abc.abstractmethod
+    def so_many(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
+        """From ``min`` to ``max``."""
 
 
 def _demand_of(reserved: resources.Reserved) -> model.Demand:

@@ -27,6 +27,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import adopting
+from blazar_nova.cmd.importing import items
 from blazar_nova.cmd.importing import judging
 from blazar_nova.cmd.importing import source
 from blazar_nova.compat import flavors
@@ -43,11 +44,9 @@ __all__ = ['Importer', 'Nova']
 
 LOG = logging.getLogger(__name__)
 
-Outcome = judging.Outcome
-
 #: Who is on hosts.
 _Members: ty.TypeAlias = ty.Mapping[
-    judging.HostItem, list[occupants.Occupant]]
+    items.HostItem, list[occupants.Occupant]]
 
 
 class Nova:
@@ -85,7 +84,7 @@ class Importer:
         self._adopting = adopting.Adopting(
             parts.database, parts.clock, parts.types)
 
-    def run(self, apply: bool) -> judging.Plan:
+    def run(self, apply: bool) -> items.Plan:
         """Judge all, and carry over what can be.
 
         :param apply: False: only say what would be done
@@ -95,16 +94,16 @@ class Importer:
         """
         plan = judging.plan(self._parts, self._cloud, self._blazar)
         if apply:
-            for work, items in ((self._enrol, plan.hosts),
-                                (self._hide, plan.properties),
-                                (self._lease, plan.leases)):
-                for item in items:
+            for work, of_a_kind in ((self._enrol, plan.hosts),
+                                    (self._hide, plan.properties),
+                                    (self._lease, plan.leases)):
+                for item in of_a_kind:
                     self._carry(ty.cast('_Work', work), item)
         return plan
 
-    def _carry(self, work: '_Work', item: judging.Item) -> None:
+    def _carry(self, work: '_Work', item: items.Item) -> None:
         """Do something with what is not refused."""
-        if item.outcome == Outcome.REFUSED:
+        if item.outcome == items.Outcome.REFUSED:
             return
         try:
             work(item)
@@ -116,28 +115,28 @@ class Importer:
             item.refuse(f'It failed: {exc}. The log says where; give the '
                         f'command again.')
         else:
-            if item.outcome == Outcome.WANTED:
-                item.outcome = Outcome.DONE
+            if item.outcome == items.Outcome.WANTED:
+                item.outcome = items.Outcome.DONE
                 self._say(f'{item.kind} {item.name} is imported.')
 
-    def _enrol(self, item: judging.HostItem) -> None:
-        if item.outcome != Outcome.WANTED:
+    def _enrol(self, item: items.HostItem) -> None:
+        if item.outcome != items.Outcome.WANTED:
             return
         host = self._enrolling.add(
             item.name, item.extra, item.staying.keys())
         if not item.reservable:
             self._enrolling.change(int(host['id']), {}, False)
 
-    def _hide(self, item: judging.Item) -> None:
-        if item.outcome == Outcome.WANTED:
+    def _hide(self, item: items.Item) -> None:
+        if item.outcome == items.Outcome.WANTED:
             self._enrolling.set_private(item.name, True)
 
-    def _lease(self, item: judging.LeaseItem) -> None:
+    def _lease(self, item: items.LeaseItem) -> None:
         known = item.known
-        if item.outcome == Outcome.WANTED and known is not None:
+        if item.outcome == items.Outcome.WANTED and known is not None:
             for one in item.hosts.values():
                 for host in one:
-                    if host.outcome == Outcome.REFUSED:
+                    if host.outcome == items.Outcome.REFUSED:
                         raise errors.Conflict(
                             f'Its host {host.name} is refused. See there, '
                             f'and give the command again.')
@@ -150,7 +149,7 @@ class Importer:
         for reservation_id in item.places:
             pool.forget(reservation_id)
 
-    def _bound(self, item: judging.LeaseItem, known: adopting.KnownLease,
+    def _bound(self, item: items.LeaseItem, known: adopting.KnownLease,
                ) -> adopting.KnownLease:
         """A lease with its servers, which from now on stay on its hosts.
 
@@ -209,4 +208,4 @@ class Importer:
                 models.Lease.id == lease_id)) == states.Lease.ACTIVE
 
 
-_Work: ty.TypeAlias = ty.Callable[[judging.Item], None]
+_Work: ty.TypeAlias = ty.Callable[[items.Item], None]

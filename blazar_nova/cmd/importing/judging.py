@@ -39,19 +39,10 @@ from blazar_nova.compat import pool
 from blazar_nova.parts import enrolling
 from blazar_nova.parts import wiring
 
-__all__ = ['Cloud', 'HostItem', 'Item', 'LeaseItem', 'Outcome', 'Plan',
-           'plan']
+__all__ = ['Cloud', 'plan']
 
 #: The states of Blazar in which a lease is over.
 _OVER = ('TERMINATED', 'ERROR')
-
-
-Outcome = items.Outcome
-Item = items.Item
-Property = items.Property
-HostItem = items.HostItem
-LeaseItem = items.LeaseItem
-Plan = items.Plan
 
 
 class Cloud(ty.Protocol):
@@ -64,7 +55,8 @@ class Cloud(ty.Protocol):
         """Who is there: see :func:`occupants.on`."""
 
 
-def plan(parts: wiring.Parts, cloud: Cloud, blazar: source.Blazar) -> Plan:
+def plan(parts: wiring.Parts, cloud: Cloud, blazar: source.Blazar,
+         ) -> items.Plan:
     """Judge all that Blazar has.
 
     :raises CloudUnavailable: when Nova does not say what has to be known
@@ -75,34 +67,35 @@ def plan(parts: wiring.Parts, cloud: Cloud, blazar: source.Blazar) -> Plan:
     found = leases.judged(blazar.leases)
     while _refuse_more(hosts.items.values(), found):
         pass
-    return Plan([*hosts.items.values()], hosts.properties(), found,
-                leases.over)
+    return items.Plan([*hosts.items.values()], hosts.properties(), found,
+                      leases.over)
 
 
-def _refuse_more(hosts: ty.Iterable[HostItem],
-                 leases: ty.Sequence[LeaseItem]) -> bool:
+def _refuse_more(hosts: ty.Iterable[items.HostItem],
+                 leases: ty.Sequence[items.LeaseItem]) -> bool:
     """Who may stay on a host may do so for its lease; whether more had to be
     refused.
 
     Else the host would be enrolled, and have servers of no lease.
     """
     more = False
-    of: dict[HostItem, list[LeaseItem]] = collections.defaultdict(list)
-    begun: dict[HostItem, set[str]] = collections.defaultdict(set)
+    of: dict[items.HostItem, list[items.LeaseItem]] = (
+        collections.defaultdict(list))
+    begun: dict[items.HostItem, set[str]] = collections.defaultdict(set)
     for lease in leases:
         for reservation_id, its in lease.hosts.items() if (
-                lease.outcome == Outcome.WANTED) else ():
+                lease.outcome == items.Outcome.WANTED) else ():
             for host in its:
                 of[host].append(lease)
                 if lease.known and lease.known.active:
                     begun[host].add(reservation_id)
     for host in hosts:
         having = of[host]
-        if host.outcome == Outcome.WANTED and not all(
+        if host.outcome == items.Outcome.WANTED and not all(
                 begun[host] & one for one in host.staying.values()):
             host.refuse('It has servers of a lease that is refused. See '
                         'there, and try again.')
-        if host.outcome == Outcome.REFUSED:
+        if host.outcome == items.Outcome.REFUSED:
             for lease in having:
                 lease.refuse(_of_host(host.name))
                 more = True
@@ -121,7 +114,7 @@ class _Hosts:
         self._parts = parts
         self._cloud = cloud
         self._blazar = blazar
-        self.items: dict[str, HostItem] = {}
+        self.items: dict[str, items.HostItem] = {}
         #: Which leases are active there, and with which reservation.
         self._active: dict[str, list[tuple[str, str | None]]] = (
             collections.defaultdict(list))
@@ -137,10 +130,11 @@ class _Hosts:
                     elif one.resource_type in source.OF_SERVERS:
                         self._places[host_id].add(one.id)
 
-    def judged(self) -> dict[str, HostItem]:
+    def judged(self) -> dict[str, items.HostItem]:
         """All hosts, by the ids that Blazar has given them."""
         for host in self._blazar.hosts.values():
-            item = HostItem(host.id, host.name, reservable=host.reservable)
+            item = items.HostItem(
+                host.id, host.name, reservable=host.reservable)
             self.items[host.id] = item
             try:
                 self._judge(host, item)
@@ -150,7 +144,7 @@ class _Hosts:
                 item.refuse(str(exc))
         return self.items
 
-    def _judge(self, host: source.Host, item: HostItem) -> None:
+    def _judge(self, host: source.Host, item: items.HostItem) -> None:
         item.member = self._cloud.member(host.name)
         _name, item.extra = host_bodies.create(
             {**host.extra, 'name': host.name})
@@ -163,7 +157,7 @@ class _Hosts:
                     'It is not in the books yet. Start blazar-listener, and '
                     'try again in a minute.')
             if item.row.enrolment == states.Enrolment.ENROLLED:
-                item.outcome = Outcome.THERE
+                item.outcome = items.Outcome.THERE
                 return
             if item.row.enrolment == states.Enrolment.LEAVING:
                 raise errors.Conflict(
@@ -184,19 +178,19 @@ class _Hosts:
         item.text = ' '.join(f'{key}={value}' for key, value in sorted(
             item.extra.items()))
 
-    def properties(self) -> list[Property]:
+    def properties(self) -> list[items.Property]:
         """Those that users may not ask for."""
         with self._parts.database.reader() as session:
             known = enrolment.properties(session)
-        there = {name for item in self.items.values()
-                 if item.outcome != Outcome.REFUSED for name in item.extra}
-        return [Property(name, name, Outcome.THERE if (
-            name in known and known[name].private) else Outcome.WANTED,
+        there = {name for item in self.items.values() if (
+            item.outcome != items.Outcome.REFUSED) for name in item.extra}
+        return [items.Property(name, name, items.Outcome.THERE if (
+            name in known and known[name].private) else items.Outcome.WANTED,
             'private: users may not ask for it')
             for name in sorted(there & self._blazar.private)]
 
 
-def _check_places(item: LeaseItem) -> None:
+def _check_places(item: items.LeaseItem) -> None:
     """
     :raises Conflict: when a lease has more servers on a host than places
     """
@@ -226,7 +220,7 @@ class _Leases:
     """Judges leases, the one that was there first before others."""
 
     def __init__(self, parts: wiring.Parts, cloud: Cloud,
-                 hosts: ty.Mapping[str, HostItem]) -> None:
+                 hosts: ty.Mapping[str, items.HostItem]) -> None:
         self._parts = parts
         self._cloud = cloud
         self._hosts = hosts
@@ -254,7 +248,8 @@ class _Leases:
                         model.Window(row.start_date, row.end_date),
                         row.resources, placed_at=row.placed_at)))
 
-    def judged(self, leases: ty.Iterable[source.Lease]) -> list[LeaseItem]:
+    def judged(self, leases: ty.Iterable[source.Lease],
+               ) -> list[items.LeaseItem]:
         """All that are not over."""
         found = []
         for lease in sorted(leases, key=lambda one: (
@@ -264,12 +259,12 @@ class _Leases:
                     lease.status == source.PENDING and lease.end <= self._now):
                 self.over[lease.status] += 1
                 continue
-            item = LeaseItem(lease.id, lease.name, places=[
+            item = items.LeaseItem(lease.id, lease.name, places=[
                 one.id for one in lease.reservations
                 if one.resource_type in source.OF_SERVERS])
             found.append(item)
             if lease.id in self._there:
-                item.outcome = Outcome.THERE
+                item.outcome = items.Outcome.THERE
                 continue
             try:
                 self._judge(lease, item)
@@ -281,7 +276,7 @@ class _Leases:
             self._clean(item)
         return found
 
-    def _judge(self, lease: source.Lease, item: LeaseItem) -> None:
+    def _judge(self, lease: source.Lease, item: items.LeaseItem) -> None:
         """
         :raises Conflict: when it is not carried over
         """
@@ -302,7 +297,8 @@ class _Leases:
             f'{clocks.minute(lease.end)} UTC, on '
             f'{", ".join(hosts) or "no host"}', *notes))
 
-    def _hosts_of(self, reservation: source.Reservation) -> list[HostItem]:
+    def _hosts_of(self, reservation: source.Reservation,
+                  ) -> list[items.HostItem]:
         """
         :raises Conflict: when one cannot be had
         """
@@ -313,7 +309,7 @@ class _Leases:
         ) else dict.fromkeys(reservation.hosts):
             item = self._hosts.get(host_id)
             if item is None or item.row is None or (
-                    item.outcome == Outcome.REFUSED):
+                    item.outcome == items.Outcome.REFUSED):
                 raise errors.Conflict(
                     _of_host(host_id if item is None else item.name))
             found.append(item)
@@ -381,12 +377,12 @@ class _Leases:
             f'in its time. Change the dates of one of them in Blazar, or '
             f'delete it there.')
 
-    def _clean(self, item: LeaseItem) -> None:
+    def _clean(self, item: items.LeaseItem) -> None:
         """Its hosts are cleaned for as long as for any lease, but not at the
         expense of a lease that Blazar has put close behind it.
         """
-        if item.known is None or item.outcome != Outcome.WANTED or not any(
-                one.whole for one in item.known.reservations):
+        if item.known is None or item.outcome != items.Outcome.WANTED or (
+                not any(one.whole for one in item.known.reservations)):
             return
         end = item.known.window.end
         pauses = [one.window.start - end for host_id in item.known.host_ids

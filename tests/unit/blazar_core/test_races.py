@@ -31,8 +31,11 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.books import admission
+from blazar_core.books import enrolment
+from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.leases import leases
+from blazar_core.leases import making
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import oracle
@@ -323,6 +326,60 @@ class TestWholeHostsWithoutTheGuard(TestWholeHosts):
                 return
             self.clear()
         self.fail('Without the guard whole hosts were whole, too.')
+
+
+class TestHandingOver(RaceTestCase):
+    """A place is over, and the next lease has all of the host: its server,
+    and who starts that lease.
+    """
+
+    #: The writers of SQLite wait for each other, guard or not.
+    scenarios = databases.SERVERS
+    ROUNDS = 20
+
+    def setUp(self):
+        super().setUp()
+        self.uuid = self.host('one', VCPU=4)
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'doors')
+        with self.database.writer() as session:
+            host_id = enrolment.begin(session, NOW, self.uuid, {})
+            enrolment.finish(session, NOW, host_id)
+
+    def meet(self, **options):
+        """Whether the server was placed there, and whether the lease has the
+        host.
+        """
+        lease = self.reserve(0, 100, self.places(
+            among=model.Among.ENROLLED), active=True)
+        server_id, = self.occupy(lease)
+        later = self.reserve(100, 200, making.NewReservation(model.Demand(
+            model.WHOLE, among=model.Among.ENROLLED), params={}, spec={}))
+        tasks = iter(['let_in', 'start'])
+        self.race(2, do=lambda: next(tasks), now=NOW + 100, host=self.uuid,
+                  server_ids=[server_id], lease_id=later['id'],
+                  path=self.path, **options)
+        placed, = self.scalars(models.Booking.placed_at,
+                               models.Booking.server_id == server_id)
+        held, = self.scalars(models.Host.held_by)
+        self.clear()
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(held_by=None))
+        return placed is not None, held is not None
+
+    def test_one_sees_the_other(self):
+        for _round in range(self.ROUNDS):
+            self.assertEqual(1, sum(self.meet()))
+
+
+class TestHandingOverWithoutTheGuard(TestHandingOver):
+
+    def test_one_sees_the_other(self):
+        """It is not so if the server comes whoever has the host."""
+        for _round in range(ROUNDS):
+            if self.meet(without=['place']) == (True, True):
+                return
+        self.fail('Nobody came to a host that somebody has without the guard.')
 
 
 class TestTheLastHost(RaceTestCase):

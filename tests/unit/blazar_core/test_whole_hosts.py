@@ -51,7 +51,7 @@ NOW = base.NOW
 load_tests = databases.load_tests
 
 
-class Machines(resources.ResourceType):
+class Machines(base.WholeType):
     """So many whole hosts; who has them is written on their doors.
 
     :ivar doors: by reservation, the uuids of its hosts
@@ -62,10 +62,6 @@ class Machines(resources.ResourceType):
     :ivar leaving: whether hosts that were leased serve everybody again
     """
 
-    has_hosts = True
-    parameters: ty.ClassVar[ty.Mapping[str, str]] = {'min': '1', 'max': '2'}
-    changeable = ('min', 'max')
-
     def __init__(self) -> None:
         self.doors: dict[str, tuple[str, ...]] = {}
         self.full: dict[str, list[str]] = {}
@@ -75,17 +71,7 @@ class Machines(resources.ResourceType):
         self.swept: list[str] = []
         self.leaving = False
 
-    def read(self, values: resources.Values) -> resources.Values:
-        return values
-
-    def wanted(self, asking: ty.Any, params: resources.Values,
-               ) -> resources.Wanted:
-        return resources.Wanted(self._demand(params), {})
-
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
-        return self._demand(reserved.params)
-
-    def _demand(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
+    def so_many(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
         return model.Demand(
             model.WHOLE, params['max'], least=params['min'],
             among=self.among, cleaning_time=self.cleaning_time)
@@ -1341,6 +1327,19 @@ class TestWithin(WholeHostsTestCase):
         self.run_at(200)
         self.assertEqual([], self.cloud.sent)
         self.assertIn('none that your project may use', self.reason(lease))
+
+    def test_who_overstays_within_keeps_no_other_from_its_start(self):
+        self.run_at(100)
+        first, second = self.inner(150, 200), self.inner(200, 300)
+        server_id, = first['reservations'][0]['servers']
+        self.cloud.stubborn.add(server_id)
+        self.run_at(150)
+        self.cloud.servers[server_id] = clouds.Seen(
+            base.State.RUNNING, self.uuid_of('one'))
+        self.lifecycle.observing.check(server_id)
+        self.run_at(200)
+        self.assertEqual(['TERMINATING', 'STARTING'], [
+            self.status(one) for one in (first, second)])
 
     def test_who_is_shelved_is_in_nobodys_way(self):
         """Its booking says that it is there, until it is over."""

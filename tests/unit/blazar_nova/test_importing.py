@@ -21,6 +21,7 @@ from blazar_core.books import enrolment
 from blazar_core.common import errors
 from blazar_core.leases import adopting
 from blazar_core import resources
+from blazar_nova.cmd.importing import items
 from blazar_nova.cmd.importing import judging
 from blazar_nova.cmd.importing import source
 from blazar_nova.compat import occupants
@@ -192,7 +193,7 @@ class JudgingTestCase(base.DatabaseTestCase):
         """Why what is refused is, by its name or id."""
         return {item.id if item.kind == 'Lease' else item.name: item.text
                 for item in self.plan().items()
-                if item.outcome == judging.Outcome.REFUSED}
+                if item.outcome == items.Outcome.REFUSED}
 
     def enrol(self, name):
         with self.database.writer() as session:
@@ -217,7 +218,7 @@ class JudgingTest(JudgingTestCase):
             self.enrol(name)
         plan = self.plan()
         self.assertEqual(
-            {judging.Outcome.THERE}, {host.outcome for host in plan.hosts})
+            {items.Outcome.THERE}, {host.outcome for host in plan.hosts})
         item, = plan.leases
         self.assertEqual('PENDING, from 2027-01-15 08:00:10 to 2027-01-15 '
                          '08:00:20 UTC, on one, two', item.text)
@@ -227,7 +228,7 @@ class JudgingTest(JudgingTestCase):
             'resource_properties': '["=", "$gpu", "x"]'},
             item.known.reservations[0].params)
         self.adopt(plan)
-        self.assertEqual([judging.Outcome.THERE], [
+        self.assertEqual([items.Outcome.THERE], [
             one.outcome for one in self.plan().leases])
 
     def test_what_is_over_is_counted(self):
@@ -350,13 +351,13 @@ class JudgingTest(JudgingTestCase):
         self.cloud.uuids['three'] = self.host('three', VCPU=4)
         self.blazar.hide('gpu')
         found, = self.plan().properties
-        self.assertEqual(('gpu', judging.Outcome.WANTED),
+        self.assertEqual(('gpu', items.Outcome.WANTED),
                          (found.name, found.outcome))
         with self.database.writer() as session:
             enrolment.finish(session, NOW, enrolment.begin(
                 session, NOW, self.cloud.uuids['three'], {'gpu': 'x'}))
             enrolment.set_private(session, 'gpu', True)
-        self.assertEqual([judging.Outcome.THERE], [
+        self.assertEqual([items.Outcome.THERE], [
             one.outcome for one in self.plan().properties])
 
     def test_a_cloud_that_does_not_answer_is_not_a_refusal(self):

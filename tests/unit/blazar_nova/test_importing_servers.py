@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import adopting
-from blazar_nova.cmd.importing import judging
+from blazar_nova.cmd.importing import items
 from blazar_nova.compat import flavors
 from tests import blazar18
 from tests.unit import base
@@ -86,7 +86,7 @@ class ServersTest(test_importing.JudgingTestCase):
 
     def wanting(self):
         return [one.name for one in self.plan().leases
-                if one.outcome != judging.Outcome.THERE]
+                if one.outcome != items.Outcome.THERE]
 
     def test_like_a_flavor(self):
         with self.database.writer() as session:

@@ -122,10 +122,16 @@ class Lease(Stateful, Base):
         return [booking for reservation in self.reservations
                 for booking in reservation.bookings]
 
-    def booked(self, window: model.Window) -> model.Window:
-        """How long room is taken, if the lease is over a window."""
+    def booked(self, window: model.Window, grace_period: int | None = None,
+               ) -> model.Window:
+        """How long room is taken, if the lease is over a window.
+
+        :param grace_period: the one that it would have then; None: its own
+        """
+        if grace_period is None:
+            grace_period = self.grace_period
         return model.Window(
-            window.start, window.end + self.grace_period + self.cleaning_time)
+            window.start, window.end + grace_period + self.cleaning_time)
 
 
 class Reservation(Stateful, Base):

@@ -75,6 +75,8 @@ class Change:
     reservations: ty.Mapping[str, making.NewReservation] = dataclasses.field(
         default_factory=dict)
     granted: limits.Granted | None = None
+    on_end: str | None = None
+    grace_period: int | None = None
 
 
 class Changing:
@@ -126,7 +128,7 @@ class Changing:
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             window = self._new_window(lease, change)
-            booked = lease.booked(window)
+            booked = lease.booked(window, change.grace_period)
             rows = lease.bookings
             if not rows:
                 raise api.Outdated('its servers have gone meanwhile')
@@ -261,6 +263,10 @@ class Changing:
                     f'A reservation to be changed is not one of lease '
                     f'{lease_id}.')
             now = self._clock.now()
+            if change.on_end is not None:
+                lease.on_end = change.on_end
+            if change.grace_period is not None:
+                lease.grace_period = change.grace_period
             edits = {one: self._edits(lease, one, lease.booked(window), change,
                                       picked.get(one.id))
                      for one in lease.reservations}

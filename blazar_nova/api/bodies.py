@@ -52,7 +52,7 @@ _CREATE_KEYS = {
 }
 _CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'name', 'start_date', 'end_date', 'before_end_date', 'reservations',
-    'events')}
+    'events', 'on_end', 'grace_period')}
 
 #: What a list may be sorted by.
 _SORT_KEYS = ('start_date', 'end_date', 'created_at', 'updated_at', 'name',
@@ -135,7 +135,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
 
 
 def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
-           ) -> ChangeRequest:
+           defaults: lease_params.Defaults) -> ChangeRequest:
     """Read the body of ``PUT /leases/{id}``.
 
     Dates without seconds compare at the minute: one that says the minute at
@@ -160,7 +160,12 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
             if 'name' in values else None,
             before_end=before_end,
             events=lease_params.events_of(values['events'], window, now)
-            if 'events' in values else None),
+            if 'events' in values else None,
+            on_end=lease_params.on_end_of(_text(values, 'on_end'), defaults)
+            if values.get('on_end', lease['on_end']) != lease['on_end']
+            else None,
+            grace_period=lease_params.grace_of(values['grace_period'])
+            if 'grace_period' in values else None),
         _reservations(values))
 
 

@@ -28,6 +28,7 @@ from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_nova.api import bodies
+from blazar_nova.api import lease_params
 from blazar_nova.api import trusts
 from blazar_nova.api import web
 from blazar_nova.parts import wiring
@@ -50,7 +51,8 @@ class Changes:
         :returns: the lease as it is then
         :raises InvalidLeaseParams: with the sentence that the user reads
         """
-        asked = bodies.change(body, self._parts.clock.now(), lease)
+        asked = bodies.change(body, self._parts.clock.now(), lease,
+                              lease_params.defaults(self._parts.conf))
         change = asked.change
         asks = asking(self._parts, web.for_project(
             context, lease['project_id']))
@@ -75,7 +77,10 @@ class Changes:
         :raises Forbidden: when it is built by its trust, and who asks cannot
             give another one
         """
-        later = change.end is not None and change.end > lease['end_date']
+        end = lease['end_date'] if change.end is None else change.end
+        grace = lease['grace_period'] if change.grace_period is None else (
+            change.grace_period)
+        later = end + grace > lease['end_date'] + lease['grace_period']
         if not later or not self._parts.trusts.is_configured():
             return self._parts.leases.changing.update(lease['id'], change)
         if not self._parts.leases.servers.keeps_build(lease['id']):
@@ -83,8 +88,7 @@ class Changes:
             if is_owner(context, lease):
                 trusts.entrust(self._parts, context, changed)
             return changed
-        trust = self._trust_until(context, lease, ty.cast(
-            int, change.end) + lease['grace_period'])
+        trust = self._trust_until(context, lease, end + grace)
         try:
             changed = self._parts.leases.changing.update(lease['id'], change)
         except Exception:
@@ -163,7 +167,8 @@ class Changes:
                 name=change.name or lease['name'],
                 window=model.Window(start, end), before_end=None, events=(),
                 on_end=lease['on_end'], starts_now=False,
-                grace_period=lease['grace_period']),
+                grace_period=lease['grace_period']
+                if change.grace_period is None else change.grace_period),
             tuple(change.reservations.get(one['id']) or making.NewReservation(
                 model.Demand(one['resources'], one['amount'],
                              cleaning_time=lease['cleaning_time']),

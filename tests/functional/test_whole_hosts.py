@@ -731,6 +731,23 @@ class TestAfterwards(HostsTestCase):
         self.run_until(self.over + 2400)
         self.assertTrue(self.is_back())
 
+    def test_who_has_one_may_have_another_one(self):
+        lease, server = self.using()
+        path = f'/leases/{lease["id"]}'
+        self.assertIn('"on_end": "snap" is not available', self.ask(
+            'PUT', path, {'on_end': 'snap'}, code=400)['error_message'])
+        changed = self.ask('PUT', path, {
+            'on_end': 'recycle', 'grace_period': '30m'})['lease']
+        self.assertEqual(('recycle', 1800), (
+            changed['on_end'], changed['grace_period']))
+        self.assertIn('next_start', self.ask('POST', '/leases', {
+            'name': 'next', 'start_date': self.at(HOUR + 600),
+            'end_date': self.at(2 * HOUR),
+            'reservations': [self.hosts_wanted()]}, self.bob, 409))
+        self.ask('PUT', path, {'on_end': 'delete', 'grace_period': 0})
+        self.run_until(self.over + 60)
+        self.wait_until_gone(server['id'])
+
     def test_they_may_stay_until_they_go_by_themselves(self):
         lease, server = self.using(on_end='recycle')
         for hours in range(1, 4):

@@ -77,6 +77,28 @@ class TestGracePeriod(base.LeaseTestCase):
         return [event for event, _lease in self.notified
                 if event == 'lease.event.grace_period']
 
+    def test_it_may_become_another_one(self):
+        def change(seconds):
+            return self.leases.changing.update(self.lease_['id'], (
+                changing.Change(grace_period=seconds)))
+
+        later = self.lease(150, 300)
+        self.assertRaises(errors.Refused, change, 51)
+        self.leases.making.withdraw(later['id'])
+        self.assertEqual(80, change(80)['grace_period'])
+        self.assertEqual(base.NOW + 180, self.assertRaises(
+            errors.Refused, self.lease, 150, 300).refusal.next_start)
+        self.assertEqual(0, change(0)['grace_period'])
+        self.lease(100, 300)
+        self.run_at(100)
+        self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
+
+    def test_who_wants_another_end_gets_that(self):
+        self.leases.changing.update(self.lease_['id'], changing.Change(
+            on_end=ends.RECYCLE, grace_period=0))
+        row, = self.scalars(models.Lease)
+        self.assertEqual((ends.RECYCLE, 0), (row.on_end, row.grace_period))
+
     def test_its_room_is_taken_as_long(self):
         refused = self.assertRaises(errors.Refused, self.lease, 100, 300)
         self.assertEqual(base.NOW + 150, refused.refusal.next_start)

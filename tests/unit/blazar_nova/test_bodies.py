@@ -10,6 +10,8 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
+import dataclasses
+
 import hypothesis
 from hypothesis import strategies as st
 
@@ -226,15 +228,17 @@ class TestChange(base.RefusalTestCase):
     #: From 09:00 to 10:00:30, the same day.
     lease = {'start_date': base.NOW + HOUR,
              'end_date': base.NOW + 2 * HOUR + 30,
-             'before_end_date': None}
+             'before_end_date': None, 'on_end': 'delete', 'grace_period': 0}
 
     def change(self, now=NOW, lease=None, **values):
-        return bodies.change(values, now, lease or self.lease)
+        return bodies.change(values, now, lease or self.lease,
+                             dataclasses.replace(DEFAULTS, ends=(
+                                 'recycle', 'delete')))
 
     def test_what_is_left_out_or_null_stays(self):
         for values in ({}, dict.fromkeys((
                 'name', 'start_date', 'end_date', 'before_end_date',
-                'reservations', 'events'))):
+                'reservations', 'events', 'on_end', 'grace_period'))):
             self.assertEqual(
                 bodies.ChangeRequest(changing.Change(), ()),
                 self.change(**values))
@@ -245,15 +249,25 @@ class TestChange(base.RefusalTestCase):
             end_date='2027-01-15 11:00', before_end_date='2027-01-15 10:30',
             events=[{'event_type': 'remind',
                      'event_date': '2027-01-15 09:30'}],
-            reservations=[{'id': 'one', 'amount': '3', 'vcpus': None}])
+            reservations=[{'id': 'one', 'amount': '3', 'vcpus': None}],
+            on_end='recycle', grace_period='1h')
         self.assertEqual(bodies.ChangeRequest(
             changing.Change(
                 name='new', start=base.NOW + HOUR + 60,
                 end=base.NOW + 3 * HOUR,
                 before_end=base.NOW + 2 * HOUR + HOUR // 2,
                 events=(requests.EventRequest(
-                    'remind', base.NOW + HOUR + HOUR // 2),)),
+                    'remind', base.NOW + HOUR + HOUR // 2),),
+                on_end='recycle', grace_period=HOUR),
             ({'id': 'one', 'amount': '3'},)), change)
+
+    def test_what_becomes_of_servers_may_be_what_is_not_offered_any_more(self):
+        """Who writes back what he has read changes nothing."""
+        lease = {**self.lease, 'on_end': 'keep'}
+        self.assertIsNone(
+            self.change(lease=lease, on_end='keep').change.on_end)
+        self.assert_refused('"on_end": "keep" is not available.',
+                            lambda: self.change(on_end='keep'))
 
     def test_no_events_are_other_than_none_said(self):
         self.assertEqual((), self.change(events=[]).change.events)
@@ -308,10 +322,13 @@ class TestChange(base.RefusalTestCase):
                 ('The name has 0 characters', {'name': ''}),
                 ('"name" is a list.', {'name': []}),
                 ('"events" is an object', {'events': {}}),
-                ('must be a list of at most 20', {'reservations': 'x'})):
+                ('must be a list of at most 20', {'reservations': 'x'}),
+                ('"on_end" is a number.', {'on_end': 5}),
+                ('Write a whole number from 0 to 2592000',
+                 {'grace_period': -1})):
             self.assert_refused(part, lambda: self.change(**values))
         self.assert_refused('The body of the request is a list',
-                            bodies.change, [], NOW, self.lease)
+                            bodies.change, [], NOW, self.lease, DEFAULTS)
 
 
 class TestQuery(base.RefusalTestCase):
@@ -400,4 +417,4 @@ class TestAnything(base.RefusalTestCase):
         self.assertEqual(
             {'understood', 'refused'}, self.check_all(
                 keys, lambda body: bodies.change(
-                    body, NOW, TestChange.lease)))
+                    body, NOW, TestChange.lease, DEFAULTS)))

@@ -74,12 +74,13 @@ def listed(session: orm.Session, after: int = 0, most: int | None = None,
 
 
 def begin(session: orm.Session, now: int, uuid: str,
-          extra: ty.Mapping[str, str]) -> int:
+          extra: ty.Mapping[str, str], reservable: bool = True) -> int:
     """From now on a host takes nobody who has no lease; returns its id.
 
     Safe to repeat until it is enrolled.
 
     :param extra: what is said of it beside what the cloud says
+    :param reservable: whether it may be reserved when it is enrolled
     :raises InvalidLeaseParams: when that is too much
     :raises NotFound: when the books do not know it
     :raises Conflict: when it is enrolled, or something is booked there
@@ -101,7 +102,7 @@ def begin(session: orm.Session, now: int, uuid: str,
                 f'To keep it, say of host {host.id} that it is reservable.'))
     check_unbooked(session, now, host, 'enrolled')
     _write(session, now, host, enrolment=states.Enrolment.ENROLLING,
-           reservable=True, extra=_said(extra))
+           reservable=reservable, extra=_said(extra))
     return host.id
 
 

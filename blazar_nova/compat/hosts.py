@@ -13,6 +13,7 @@
 """Hosts, as Nova's cells and placement have them."""
 
 import collections
+import contextlib
 import dataclasses
 import typing as ty
 
@@ -30,8 +31,8 @@ from blazar_core.common import model
 from blazar_nova.compat import bounded
 
 __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
-           'ask_placement', 'facts', 'on_service_host', 'services_up',
-           'taken', 'tell_placement']
+           'ask_placement', 'facts', 'named', 'on_service_host',
+           'services_up', 'taken', 'tell_placement']
 
 LOG = logging.getLogger(__name__)
 
@@ -69,13 +70,35 @@ def all_hosts() -> tuple[list[ComputeHost], bool]:
 
     :returns: them, and whether every cell answered
     """
-    found = bounded.of_cells(
-        nova_context.get_admin_context(), objects.ComputeNodeList.get_all)
-    failed = [nodes for nodes in found.values()
-              if nova_context.is_cell_failure_sentinel(nodes)]
-    return [_compute_host(node) for nodes in found.values()
-            if not nova_context.is_cell_failure_sentinel(nodes)
-            for node in nodes], not failed
+    return _of_cells(objects.ComputeNodeList.get_all)
+
+
+def named(name: str) -> tuple[list[ComputeHost], bool]:
+    """The compute nodes of a nova-compute, by its name or by that of one of
+    them.
+
+    :returns: them, and whether every cell answered
+    """
+    return _of_cells(_named, name)
+
+
+def _named(context: ty.Any, name: str) -> ty.Any:
+    of_host = objects.ComputeNodeList.get_all_by_host
+    with contextlib.suppress(exception.ComputeHostNotFound):
+        return of_host(context, name)
+    with contextlib.suppress(exception.ComputeHostNotFound):
+        return of_host(context, objects.ComputeNode.get_by_nodename(
+            context, name).host)
+    return []
+
+
+def _of_cells(work: ty.Callable[..., ty.Any], *args: ty.Any,
+              ) -> tuple[list[ComputeHost], bool]:
+    found = bounded.of_cells(nova_context.get_admin_context(), work, *args)
+    answered = [nodes for nodes in found.values()
+                if not nova_context.is_cell_failure_sentinel(nodes)]
+    return [_compute_host(node) for nodes in answered
+            for node in nodes], len(answered) == len(found)
 
 
 def on_service_host(service_host: str) -> list[ComputeHost]:

@@ -58,7 +58,8 @@ class Enrolling:
         self._database = parts.database
 
     def add(self, name: str, extra: ty.Mapping[str, str],
-            staying: ty.Collection[str] = ()) -> dict[str, ty.Any]:
+            staying: ty.Collection[str] = (), reservable: bool = True,
+            ) -> dict[str, ty.Any]:
         """Have a host serve leases only.
 
         Nobody without a lease is let in from the first step on, so that what
@@ -68,6 +69,7 @@ class Enrolling:
         :param name: of the hypervisor, or of its nova-compute
         :param extra: what is said of it beside what Nova says
         :param staying: servers that may be there: a lease has them already
+        :param reservable: whether whole hosts may be reserved of it
         :returns: the host, as :meth:`show` has it
         :raises InvalidLeaseParams: when too much is said of it
         :raises NotFound: when there is no such host
@@ -79,8 +81,9 @@ class Enrolling:
         problems = pool.problems(service.CONF)
         if problems:
             raise errors.Conflict(problems[0])
-        host = chosen(name, *nova_hosts.all_hosts())
-        host_id = self._write(enrolment.begin, host.uuid, extra)
+        host = chosen(name, *nova_hosts.named(name))
+        host_id = self._write(
+            enrolment.begin, host.uuid, extra, reservable)
         pool.join(host)
         there = sorted(self._there(host_id, host) - {*staying})
         if there:

@@ -302,6 +302,17 @@ class TestActive(ImportTestCase):
         self.assertEqual(
             'TERMINATED', self.get({'id': self.lease_id})['status'])
 
+    def test_a_host_that_may_not_be_reserved_never_may(self):
+        self.blazar.execute('UPDATE computehosts SET reservable = 0')
+        self.interrupted('pool.join')
+        self.assertEqual([('enrolling', 0)] * 2, self.books(
+            'SELECT enrolment, reservable FROM hosts '
+            'WHERE enrolment IS NOT NULL'))
+        self.imported()
+        self.assertEqual([('enrolled', 0)] * 2, self.books(
+            'SELECT enrolment, reservable FROM hosts '
+            'WHERE enrolment IS NOT NULL'))
+
     def test_who_is_interrupted_gives_the_command_again(self):
         self.interrupted('pool.join', 'hosted.bind_running', 'pool.open_to')
         self.imported()

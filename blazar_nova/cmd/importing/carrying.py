@@ -122,10 +122,8 @@ class Importer:
     def _enrol(self, item: items.HostItem) -> None:
         if item.outcome != items.Outcome.WANTED:
             return
-        host = self._enrolling.add(
-            item.name, item.extra, item.staying.keys())
-        if not item.reservable:
-            self._enrolling.change(int(host['id']), {}, False)
+        self._enrolling.add(
+            item.name, item.extra, item.staying.keys(), item.reservable)
 
     def _hide(self, item: items.Item) -> None:
         if item.outcome == items.Outcome.WANTED:

@@ -179,13 +179,15 @@ class _Hosts:
             item.extra.items()))
 
     def properties(self) -> list[items.Property]:
-        """Those that users may not ask for."""
+        """Those that users may not ask for. What an operator has said since
+        then stands.
+        """
         with self._parts.database.reader() as session:
-            known = enrolment.properties(session)
+            said = set(session.scalars(sa.select(models.HostProperty.name)))
         there = {name for item in self.items.values() if (
             item.outcome != items.Outcome.REFUSED) for name in item.extra}
         return [items.Property(name, name, items.Outcome.THERE if (
-            name in known and known[name].private) else items.Outcome.WANTED,
+            name in said) else items.Outcome.WANTED,
             'private: users may not ask for it')
             for name in sorted(there & self._blazar.private)]
 

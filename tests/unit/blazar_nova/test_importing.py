@@ -356,9 +356,11 @@ class JudgingTest(JudgingTestCase):
         with self.database.writer() as session:
             enrolment.finish(session, NOW, enrolment.begin(
                 session, NOW, self.cloud.uuids['three'], {'gpu': 'x'}))
-            enrolment.set_private(session, 'gpu', True)
-        self.assertEqual([items.Outcome.THERE], [
-            one.outcome for one in self.plan().properties])
+        for private in (True, False):
+            with self.database.writer() as session:
+                enrolment.set_private(session, 'gpu', private)
+            self.assertEqual([items.Outcome.THERE], [
+                one.outcome for one in self.plan().properties])
 
     def test_a_cloud_that_does_not_answer_is_not_a_refusal(self):
         def silent(_name):

@@ -22,7 +22,8 @@ import typing as ty
 
 from blazar_core.common import clock as clocks
 
-__all__ = ['Cloud', 'Deadline', 'Gate', 'Seen', 'ServerState', 'Trace']
+__all__ = ['Cloud', 'Deadline', 'Gate', 'Rest', 'Seen', 'ServerState',
+           'Trace']
 
 
 class ServerState(enum.Enum):
@@ -39,18 +40,31 @@ class ServerState(enum.Enum):
     GONE = 'gone'
 
 
+class Rest(enum.Enum):
+    """In what a server may be kept that does not run.
+
+    One that is SHELVED is on no host.
+    """
+
+    STOPPED = 'stopped'
+    SUSPENDED = 'suspended'
+    SHELVED = 'shelved'
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seen:
     """What was seen of a server: its state, its host's uuid, its fault.
 
     :ivar unplaced: it failed because there was no host for it, or no quota;
         sent again, it may be built
+    :ivar rest: in what it is kept, if it was built and does not run
     """
 
     state: ServerState
     host: str | None = None
     fault: str = ''
     unplaced: bool = False
+    rest: Rest | None = None
 
 
 class Trace(enum.Enum):
@@ -148,6 +162,46 @@ class Cloud(ty.Protocol):
         :param credential: what lets us act for the owner of its lease. Where
             that does not do, it is deleted without.
         :raises CloudUnavailable: when it is worth trying with it once more
+        """
+        ...
+
+    def bring(self, server_id: str, rest: Rest, credential: str | None,
+              ) -> None:
+        """Ask for a server to be kept like this; nothing when it is gone, or
+        something is being done to it. Safe to repeat.
+
+        :param credential: see :meth:`delete`
+        :raises CloudUnavailable: when it cannot be done now; says why
+        """
+        ...
+
+    def copy(self, server_id: str, lease_id: str, name: str,
+             credential: str | None) -> None:
+        """Ask for an image of a server, which the owner of its lease has.
+
+        Nothing when there is one of this lease, or it is being made. Safe to
+        repeat.
+
+        :param name: of the lease; that of the server is added
+        :raises CloudUnavailable: when it cannot be made now; says why
+        """
+        ...
+
+    def is_copied(self, server_id: str, lease_id: str,
+                  credential: str | None) -> bool:
+        """Whether there is an image of a server that was made for a lease,
+        and can be used.
+
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        ...
+
+    def release(self, server_id: str) -> None:
+        """Nothing binds a server to a lease any more: it is an ordinary one.
+
+        Safe to repeat; nothing when it is gone.
+
+        :raises CloudUnavailable: when that cannot be done now
         """
         ...
 

@@ -56,13 +56,23 @@ OPTS: list[cfg.Opt] = [
              'lease.event.before_end_lease is sent, where the request names '
              'no time for it. 0 sends none.'),
     cfg.ListOpt(
-        'on_end', default=['delete'],
+        'on_end', default=['delete', 'snapshot', 'shelve', 'stop', 'suspend',
+                           'release'],
         help='What may become of the servers of a lease at its end, by the '
              'names of end policies that are installed; the first is done '
-             'where the request says nothing. ``delete`` is one. With '
-             '``recycle``, servers on leased whole hosts may stay as long as '
-             'their owners like, and nobody else gets these hosts before; '
-             'all other servers are deleted.'),
+             'where the request says nothing. ``delete``; ``snapshot``: an '
+             'image is made before; ``shelve``; and ``stop``, ``suspend`` '
+             'and ``release``, by which a server becomes an ordinary one on '
+             'its host, if there is room for it for ever, and is shelved if '
+             'not. With ``recycle``, servers on leased whole hosts may stay '
+             'as long as their owners like, and nobody else gets these hosts '
+             'before; all other servers are deleted.'),
+    cfg.IntOpt(
+        'end_limit', default=3600, min=0,
+        help='Seconds after the end of a lease, and its grace period, after '
+             'which servers are deleted that could not be snapshotted, '
+             'shelved, stopped or suspended by then: their room is promised '
+             'to others. 0: never. ``recycle`` has no limit.'),
     cfg.IntOpt(
         'grace_period', default=0, min=0, max=2592000,
         help='Seconds for which the servers of a lease are left alone after '

@@ -40,6 +40,10 @@ LOG = logging.getLogger(__name__)
 _SHOWN = 5
 
 
+#: What is done to a server, one after the other.
+_Steps: ty.TypeAlias = list[ends.EndPolicy]
+
+
 class _Begun(ty.NamedTuple):
     """An end that has begun: what is done to servers.
 
@@ -48,8 +52,10 @@ class _Begun(ty.NamedTuple):
     :ivar grace: after so many seconds
     """
 
-    servers: dict[str, ends.EndPolicy]
-    others: ends.EndPolicy
+    servers: dict[str, _Steps]
+    others: _Steps
+    name: str = ''
+    project_id: str = ''
     grace: int = 0
 
 
@@ -59,13 +65,15 @@ class Ending:
     :param notify: told of an event type and a lease
     :param patience: seconds for which an end waits for another process that
         has its policy, if this one does not
+    :param limit: seconds after which servers are deleted whatever else was to
+        become of them; 0: never
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None],
                  observing: observing.Observing, closing: closing.Closing,
-                 policies: ends.Policies, patience: int) -> None:
+                 policies: ends.Policies, patience: int, limit: int) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -74,6 +82,7 @@ class Ending:
         self._closing = closing
         self._policies = policies
         self._patience = patience
+        self._limit = limit
 
     def expire(self, lease_id: str) -> facts.Outcome:
         """An offer that nobody accepted in time is over."""
@@ -146,23 +155,26 @@ class Ending:
             return begun
         steps.reached(steps.Step.END_BEGUN, lease_id)
         closed = self._closing.close(lease_id)
-        ends_of = begun.servers | dict.fromkeys(closed.guests, begun.others)
+        ends_of = begun.servers | {
+            one: begun.others for one in closed.guests}
         if ends_of and begun.grace > 0:
             self._give_grace(lease_id)
             return facts.Later(
                 min(begun.grace, facts.LONGEST_PAUSE), facts.GRACE)
         credential = self._closing.credential(lease_id) if ends_of else None
-        waiting = [server_id for server_id, policy in ends_of.items()
-                   if not self._is_over(
-                       lease_id, server_id, policy, credential)]
+        waiting = {server_id: why for server_id, its in ends_of.items()
+                   if (why := self._bring(ends.Ended(
+                       server_id, lease_id, begun.name, begun.project_id,
+                       credential), its)) is not None}
         if waiting:
-            if closed.guests:
+            why = next(filter(None, waiting.values()), '')
+            if closed.guests or why:
                 self._database.retried(
-                    self._explain, lease_id, facts.LEFT
-                    if begun.others.for_guests else '')
+                    self._explain, lease_id, f'{facts.REFUSED}{why}' if why
+                    else facts.LEFT if begun.others[-1].for_guests else '')
             return facts.Later(
                 facts.AGAIN, f'{len(waiting)} servers are not over yet: '
-                f'{", ".join(waiting[:_SHOWN])}', facts.LONGEST_PAUSE)
+                f'{", ".join([*waiting][:_SHOWN])}', facts.LONGEST_PAUSE)
         if not closed.done:
             again = closed.soonest
             self._database.retried(
@@ -196,30 +208,65 @@ class Ending:
                     f'{facts.lasting(lease.status_reason)} {why}').strip()
                 holding.overdue(session, self._clock.now(), lease)
 
-    def _is_over(self, lease_id: str, server_id: str,
-                 policy: ends.EndPolicy, credential: str | None) -> bool:
-        """Ask for the end of a server, and look whether it has come.
+    def _bring(self, ended: ends.Ended, its: _Steps) -> str | None:
+        """Bring a server nearer to its end.
 
         One that does not come to its end keeps no other of its lease.
+
+        :returns: why it has not come, as far as that is known; None: it has
         """
         try:
-            policy.ask(self._cloud, server_id, credential)
-            steps.reached(steps.Step.END_DELETED, lease_id)
-            seen = self._cloud.look(server_id)
-            self._observing.observe(server_id, seen)
-            if not policy.is_over(self._cloud, server_id, seen):
-                return False
-            if seen.state is not clouds.ServerState.GONE:
-                self._observing.let_go(lease_id, server_id)
-        except errors.CloudUnavailable as exc:
+            return self._carry_out(ended, its)
+        except (errors.CloudUnavailable, errors.NotDelegated) as exc:
             LOG.warning('Lease %s: server %s has not come to its end yet: %s',
-                        lease_id, server_id, exc)
-            return False
+                        ended.lease_id, ended.server_id, exc)
+            return f'server {ended.server_id}: {exc}'
         except Exception:
             LOG.exception('Lease %s: server %s could not be brought to its '
-                          'end', lease_id, server_id)
-            return False
-        return True
+                          'end', ended.lease_id, ended.server_id)
+            return f'server {ended.server_id} failed; the log says why.'
+
+    def _carry_out(self, ended: ends.Ended, its: _Steps) -> str | None:
+        asked = None
+        if its == [self._policies[ends.DELETE]]:
+            # Also of one that seems to be gone something may be left.
+            asked = self._ask(ended, its[0])
+        for _step in range(len(its) + 1):
+            seen = self._cloud.look(ended.server_id)
+            self._observing.observe(ended.server_id, seen)
+            todo = ends.next_of(its, self._cloud, ended, seen)
+            if todo is None:
+                return self._leave(ended, its, seen)
+            if todo is asked:
+                return ''
+            try:
+                asked = self._ask(ended, todo)
+            except errors.Forbidden as exc:
+                LOG.info('Lease %s: server %s is deleted: %s',
+                         ended.lease_id, ended.server_id, exc)
+                return self._carry_out(ended, [self._policies[ends.DELETE]])
+        return ''
+
+    def _ask(self, ended: ends.Ended, policy: ends.EndPolicy,
+             ) -> ends.EndPolicy:
+        policy.ask(self._cloud, ended)
+        steps.reached(steps.Step.END_DELETED, ended.lease_id)
+        return policy
+
+    def _leave(self, ended: ends.Ended, its: _Steps, seen: clouds.Seen,
+               ) -> str | None:
+        """All is done to a server: its lease has nothing to do with it any
+        more, if it is there.
+        """
+        if seen.state is clouds.ServerState.GONE:
+            return None
+        self._cloud.release(ended.server_id)
+        if self._observing.let_go(
+                ended.lease_id, ended.server_id, seen.host is not None):
+            return None
+        LOG.info('Lease %s: there is no room for server %s on its host for '
+                 'ever', ended.lease_id, ended.server_id)
+        return self._carry_out(ended, _moving(its, self._policies))
 
     def _begin_end(self, lease_id: str, when_due: bool,
                    ) -> _Begun | facts.Later:
@@ -228,34 +275,61 @@ class Ending:
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            last = [self._policies[ends.DELETE]]
             if lease.status == states.Lease.TERMINATED:
-                return _Begun({}, self._policies[ends.DELETE])
+                return _Begun({}, last)
             if when_due and lease.status != states.Lease.TERMINATING and (
                     lease.end_date > now):
                 return facts.Later(lease.end_date - now, 'it was prolonged')
             name = ends.DELETE if lease.deleted_at is not None else (
                 lease.on_end)
-            if name not in self._policies:
+            if ends.missing(name, self._policies):
                 if when_due and now < lease.end_date + self._patience:
                     return facts.Later(facts.AWAY, (
                         f'nothing installed here knows how to {name} its '
                         f'servers; they are deleted if no other process '
                         f'does until {self._patience} s after its end'))
                 name = ends.DELETE
+            if self._is_late(lease, now, ends.steps_of(name, self._policies)):
+                name = ends.DELETE
             if lease.status != states.Lease.TERMINATING:
                 lease.enter(states.Lease.TERMINATING, self._clock.now())
-                if name != lease.on_end and lease.deleted_at is None:
+                if lease.deleted_at is None and ends.missing(
+                        lease.on_end, self._policies):
                     LOG.warning('Lease %s: its servers are deleted, because '
                                 'nothing installed knows how to %s them',
                                 lease.id, lease.on_end)
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
-            policy = self._policies[name]
-            last = self._policies[ends.DELETE]
+            its = ends.steps_of(name, self._policies)
             return _Begun({
-                booking.server_id: policy if booking.running and (
-                    not policy.for_guests) else last
+                booking.server_id: its if booking.running and (
+                    not its[-1].for_guests) else last
                 for booking in facts.bookings(lease)
-                if booking.server_id is not None}, policy,
+                if booking.server_id is not None},
+                _moving(its, self._policies) if its[-1].stays else its,
+                lease.name, lease.project_id,
                 lease.end_date + lease.grace_period - now
                 if when_due and lease.deleted_at is None else 0)
+
+    def _is_late(self, lease: models.Lease, now: int, its: _Steps) -> bool:
+        """Whether it has taken too long to do something else than to delete
+        the servers of a lease; the lease says so.
+        """
+        if not self._limit or its[-1].for_guests or now < (
+                lease.end_date + lease.grace_period + self._limit) or (
+                its == [self._policies[ends.DELETE]]):
+            return False
+        why = (f'Its servers are deleted: {lease.on_end} was not done within '
+               f'{self._limit} s.')
+        if why not in lease.status_reason:
+            LOG.warning('Lease %s: %s', lease.id, why)
+            lease.status_reason = (
+                f'{facts.lasting(lease.status_reason)} {why}').strip()
+        return True
+
+
+def _moving(its: _Steps, policies: ends.Policies) -> _Steps:
+    """What is done to a server that cannot stay where it is."""
+    last = policies.get(ends.SHELVE, policies[ends.DELETE])
+    return [*(one for one in its if one.rank < last.rank), last]

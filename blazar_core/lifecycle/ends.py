@@ -12,21 +12,42 @@
 
 """What becomes of the servers of a lease at its end: policies, by name.
 
-``on_end`` of a lease is the name of one.
+``on_end`` of a lease has the names of some, separated by commas, in the order
+in which they are carried out: ``snapshot,delete``.
 """
 
 import abc
 import typing as ty
 
 from blazar_core import cloud as clouds
+from blazar_core.common import errors
 
-__all__ = ['DELETE', 'Delete', 'EndPolicy', 'Policies', 'RECYCLE', 'Recycle']
+__all__ = ['DELETE', 'Delete', 'EndPolicy', 'Ended', 'Policies', 'RECYCLE',
+           'Recycle', 'Release', 'SHELVE', 'Shelve', 'Snapshot', 'Stop',
+           'Suspend', 'missing', 'needs_owner', 'next_of', 'ordered',
+           'steps_of']
 
 #: The name of what is done if nothing else is wanted, and to the servers of
 #: a lease whose deletion was asked for.
 DELETE = 'delete'
 #: The name of what is done where hosts wait until they are left.
 RECYCLE = 'recycle'
+#: The name of what is done to a server that cannot stay where it is.
+SHELVE = 'shelve'
+
+
+class Ended(ty.NamedTuple):
+    """A server whose lease is over.
+
+    :ivar project_id: that of the lease
+    :ivar credential: what lets us act for the owner of the lease
+    """
+
+    server_id: str
+    lease_id: str
+    lease_name: str
+    project_id: str
+    credential: str | None
 
 
 class EndPolicy(abc.ABC):
@@ -37,39 +58,47 @@ class EndPolicy(abc.ABC):
     """
 
     #: Whether it is for servers on whole hosts only, which have no bookings
-    #: of their own; all others are deleted.
+    #: of their own; all others are deleted. It may take as long as it likes.
     for_guests: ty.ClassVar[bool] = False
+    #: What is done first of several; only one of a rank is.
+    rank: ty.ClassVar[int] = 2
+    #: Whether the server is where it is when it is done, and needs its room
+    #: for ever. Where there is none it is shelved.
+    stays: ty.ClassVar[bool] = False
+    #: Whether something else has to be done after it.
+    goes_on: ty.ClassVar[bool] = False
+    #: Whether it cannot be done without what lets us act for the owner.
+    needs_owner: ty.ClassVar[bool] = False
 
     @abc.abstractmethod
-    def ask(self, cloud: clouds.Cloud, server_id: str,
-            credential: str | None) -> None:
+    def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
         """Ask for what is to be done to a server; safe to repeat.
 
         It is asked for again, after pauses that grow, until :meth:`is_over`.
         What raises is logged, and keeps no other server of the lease.
 
-        :param credential: what lets us act for the owner of the lease
-        :raises CloudUnavailable: when it is worth trying once more
+        :raises CloudUnavailable: when it is worth trying once more; says why
         """
 
     @abc.abstractmethod
-    def is_over(self, cloud: clouds.Cloud, server_id: str,
-                seen: clouds.Seen) -> bool:
-        """Whether all is done that was to be done to a server.
+    def is_over(self, cloud: clouds.Cloud, ended: Ended, seen: clouds.Seen,
+                ) -> bool:
+        """Whether all is done that was to be done to a server; also when it
+        is further.
 
-        :param seen: how it was seen after it was asked for
+        :param seen: how it was seen last
+        :raises CloudUnavailable: when that cannot be said now
         """
 
 
 class Delete(EndPolicy):
     """The server goes, and what Nova deletes with it."""
 
-    def ask(self, cloud: clouds.Cloud, server_id: str,
-            credential: str | None) -> None:
-        cloud.delete(server_id, credential)
+    def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
+        cloud.delete(ended.server_id, ended.credential)
 
-    def is_over(self, cloud: clouds.Cloud, server_id: str,
-                seen: clouds.Seen) -> bool:
+    def is_over(self, cloud: clouds.Cloud, ended: Ended, seen: clouds.Seen,
+                ) -> bool:
         return seen.state is clouds.ServerState.GONE
 
 
@@ -80,15 +109,131 @@ class Recycle(EndPolicy):
 
     for_guests = True
 
-    def ask(self, cloud: clouds.Cloud, server_id: str,
-            credential: str | None) -> None:
+    def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
         """Nothing is done to it."""
 
-    def is_over(self, cloud: clouds.Cloud, server_id: str,
-                seen: clouds.Seen) -> bool:
+    def is_over(self, cloud: clouds.Cloud, ended: Ended, seen: clouds.Seen,
+                ) -> bool:
         return seen.state is clouds.ServerState.GONE
+
+
+class Snapshot(EndPolicy):
+    """An image of the server is made first, which its owner has."""
+
+    rank = 1
+    goes_on = True
+    needs_owner = True
+
+    def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
+        cloud.copy(ended.server_id, ended.lease_id, ended.lease_name,
+                   ended.credential)
+
+    def is_over(self, cloud: clouds.Cloud, ended: Ended, seen: clouds.Seen,
+                ) -> bool:
+        return seen.state is clouds.ServerState.GONE or cloud.is_copied(
+            ended.server_id, ended.lease_id, ended.credential)
+
+
+class _Rest(EndPolicy):
+    """The server is kept, in another state."""
+
+    rest: ty.ClassVar[clouds.Rest]
+
+    def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
+        cloud.bring(ended.server_id, self.rest, ended.credential)
+
+    def is_over(self, cloud: clouds.Cloud, ended: Ended, seen: clouds.Seen,
+                ) -> bool:
+        # However its user has turned it off.
+        return seen.state is clouds.ServerState.GONE or (
+            seen.rest is not None if self.stays else seen.rest is self.rest)
+
+
+class Stop(_Rest):
+    """The server is turned off, and is an ordinary one."""
+
+    rank = 0
+    stays = True
+    rest = clouds.Rest.STOPPED
+
+
+class Suspend(_Rest):
+    """The server is suspended, and is an ordinary one."""
+
+    rank = 0
+    stays = True
+    rest = clouds.Rest.SUSPENDED
+
+
+class Shelve(_Rest):
+    """The server is shelved and takes no room; it may be unshelved where
+    there is some.
+    """
+
+    rest = clouds.Rest.SHELVED
+    needs_owner = True
+
+
+class Release(EndPolicy):
+    """The server is an ordinary one, as it is."""
+
+    stays = True
+
+    def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
+        """Nothing is done to it."""
+
+    def is_over(self, cloud: clouds.Cloud, ended: Ended, seen: clouds.Seen,
+                ) -> bool:
+        return True
 
 
 #: By name; what is named there once, and is not there any more, is
 #: :data:`DELETE`: the room is promised to others.
 Policies: ty.TypeAlias = ty.Mapping[str, EndPolicy]
+
+
+def missing(on_end: str, policies: Policies) -> list[str]:
+    """What of ``on_end`` nobody here knows how to do."""
+    return [name for name in on_end.split(',') if name not in policies]
+
+
+def steps_of(on_end: str, policies: Policies) -> list[EndPolicy]:
+    """What is done at an end, one after the other."""
+    return [policies[name] for name in on_end.split(',')]
+
+
+def ordered(names: ty.Collection[str], policies: Policies) -> str:
+    """``on_end``, from what somebody wants to be done in any order.
+
+    :param names: of policies that there are
+    :raises InvalidLeaseParams: when they cannot be done together
+    """
+    names = sorted(dict.fromkeys(names), key=lambda one: policies[one].rank)
+    for one, other in zip(names, names[1:], strict=False):
+        if policies[one].rank == policies[other].rank:
+            raise errors.InvalidLeaseParams(
+                f'"on_end" cannot be both {one} and {other}: a server can '
+                f'come to one end only. Write one of them.')
+    if len(names) > 1 and any(policies[one].for_guests for one in names):
+        raise errors.InvalidLeaseParams(
+            f'"on_end" cannot be {", ".join(names)} together. Write one of '
+            f'them.')
+    if policies[names[-1]].goes_on:
+        names.append(DELETE)
+    return ','.join(names)
+
+
+def needs_owner(on_end: str, policies: Policies) -> bool:
+    """Whether something of ``on_end`` is done in the name of the owner."""
+    return any(policies[name].needs_owner for name in on_end.split(',')
+               if name in policies)
+
+
+def next_of(steps: ty.Sequence[EndPolicy], cloud: clouds.Cloud, ended: Ended,
+            seen: clouds.Seen) -> EndPolicy | None:
+    """What is to be done next to a server; None: all is done.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    return next((policy for policy in steps
+                 if not policy.is_over(cloud, ended, seen)), None)

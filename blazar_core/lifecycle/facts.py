@@ -30,7 +30,7 @@ from blazar_core.db import models
 
 __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'LEFT', 'LONGEST_PAUSE',
            'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED', 'NOT_FREE',
-           'Outcome', 'apart',
+           'Outcome', 'REFUSED', 'apart',
            'booking_of', 'bookings', 'comes_first', 'failures',
            'is_building', 'is_unsettled', 'lasting', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
@@ -61,6 +61,8 @@ NOT_CLOSED = 'What was reserved could not be closed yet; it is tried again.'
 GRACE = 'Its servers come to their end when its grace period is over.'
 #: What one says whose hosts are not ready for others yet.
 CLEANING = 'Its hosts are being cleaned.'
+#: How begins what one says whose servers have not come to their end.
+REFUSED = 'Its end is tried again: '
 #: What one says whose servers may stay as long as they like.
 LEFT = 'Its hosts are given back when the servers there have gone.'
 
@@ -120,6 +122,7 @@ def is_building(lease: models.Lease) -> bool:
 
 def lasting(reason: str) -> str:
     """What is still said of a lease when it waits for nothing any more."""
+    reason = reason.partition(REFUSED)[0].strip()
     for passing in (NOT_FREE, NOT_CLOSED, GRACE, LEFT, CLEANING):
         reason = reason.removesuffix(passing).strip()
     return reason

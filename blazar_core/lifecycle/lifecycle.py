@@ -47,13 +47,15 @@ class Lifecycle:
     :param patience: seconds a start waits for its host to be left
     :param lost_after: seconds that a build has not been on its way after
         which nobody is at work on it any more
+    :param end_limit: seconds after an end after which servers are deleted
+        whatever was to become of them; 0: never
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: clouds.Cloud, opens: ty.Callable[[str], str],
                  notify: ty.Callable[[str, facts.Lease], None],
                  patience: int, lost_after: int, types: resources.Types,
-                 policies: ends.Policies) -> None:
+                 policies: ends.Policies, end_limit: int = 0) -> None:
         self.closing = closing.Closing(
             database, clock, cloud, opens, notify, types)
         self.observing = observing.Observing(
@@ -67,6 +69,6 @@ class Lifecycle:
             database, clock, cloud, lost_after, self.sending, self.observing)
         self.ending = ending.Ending(
             database, clock, cloud, notify, self.observing, self.closing,
-            policies, patience)
+            policies, patience, end_limit)
         self.telling = telling.Telling(
             database, clock, notify, self.closing, types)

@@ -24,6 +24,7 @@ from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -100,11 +101,15 @@ class Observing:
                 self._failed, lease_id, server_id, seen, sent)
         return []
 
-    def let_go(self, lease_id: str, server_id: str) -> None:
-        """A server that stays where it is is no business of its lease, which
-        is over; nothing where its deletion was asked for meanwhile.
+    def let_go(self, lease_id: str, server_id: str, is_there: bool) -> bool:
+        """A server that stays is no business of its lease, which is over;
+        nothing where its deletion was asked for meanwhile.
+
+        :param is_there: whether it is on its host
+        :returns: False where it is, and there is no room for it for ever
         """
-        self._database.retried(self._gone, lease_id, server_id, stays=True)
+        return self._database.retried(
+            self._gone, lease_id, server_id, True, is_there)
 
     def _lease_of(self, server_id: str) -> str | None:
         """The lease in which a server has its booking."""
@@ -123,18 +128,22 @@ class Observing:
             booking = facts.booking_of(session, server_id)
             return booking is not None and booking.sent_at is None
 
-    def _gone(self, lease_id: str, server_id: str,
-              stays: bool = False) -> None:
+    def _gone(self, lease_id: str, server_id: str, stays: bool = False,
+              is_there: bool = False) -> bool:
         """Give the room back; the last server takes its lease with it.
 
         What was there before the server stays: another one may take its
         place, until the lease is ending.
+
+        :returns: False where it is to stay, and cannot
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             booking = facts.booking_of(session, server_id)
             if booking is None or stays and lease.deleted_at is not None:
-                return
+                return True
+            if is_there and not self._has_room(session, booking):
+                return False
             left, host_id = None, booking.host_id
             takes = dict(booking.resources)
             if not booking.reservation.booted and (
@@ -146,7 +155,7 @@ class Observing:
                          [ledger.Edit(booking, left)])
             if left is not None:
                 booking.failed_at = booking.moving_to = None
-            if stays and host_id is not None:
+            if is_there and host_id is not None:
                 session.flush()
                 inventory.keep(session.connection(), self._clock.now(),
                                host_id, server_id, takes)
@@ -155,6 +164,22 @@ class Observing:
                  'stays, without a lease' if stays else 'is gone')
         steps.reached(steps.Step.END_GONE, lease_id)
         self._database.retried(self._closing.finish_if_empty, lease_id)
+        return True
+
+    def _has_room(self, session: orm.Session, booking: models.Booking,
+                  ) -> bool:
+        """Whether a server may stay on its host for ever; it has its room
+        there then.
+        """
+        try:
+            ledger.amend(session, self._clock.now(), [ledger.Edit(
+                booking, ledger.new_of(booking, window=model.Window(
+                    booking.start_date, model.FOREVER),
+                    among=model.Among.COMMON))])
+        except ledger.Full:
+            return False
+        session.flush()
+        return True
 
     def _stands(self, lease_id: str, server_id: str, seen: clouds.Seen,
                 ) -> list[str]:

@@ -125,7 +125,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
             events=lease_params.events_of(
                 values.get('events', []), window, now),
             on_end=lease_params.on_end_of(
-                _text(values, 'on_end', defaults.ends[0]), defaults),
+                values.get('on_end', defaults.ends[0]), defaults),
             starts_now=start == now,
             grace_period=lease_params.grace_of(values.get(
                 'grace_period', defaults.grace_period))),
@@ -161,7 +161,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
             before_end=before_end,
             events=lease_params.events_of(values['events'], window, now)
             if 'events' in values else None,
-            on_end=lease_params.on_end_of(_text(values, 'on_end'), defaults)
+            on_end=lease_params.on_end_of(values['on_end'], defaults)
             if values.get('on_end', lease['on_end']) != lease['on_end']
             else None,
             grace_period=lease_params.grace_of(values['grace_period'])

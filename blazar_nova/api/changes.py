@@ -81,14 +81,18 @@ class Changes:
         grace = lease['grace_period'] if change.grace_period is None else (
             change.grace_period)
         later = end + grace > lease['end_date'] + lease['grace_period']
-        if not later or not self._parts.trusts.is_configured():
+        takes_one = trusts.needs_one(change.on_end or lease['on_end'])
+        if not (later or change.on_end is not None and takes_one) or (
+                not self._parts.trusts.is_configured()):
             return self._parts.leases.changing.update(lease['id'], change)
-        if not self._parts.leases.servers.keeps_build(lease['id']):
+        if not takes_one and not self._parts.leases.servers.keeps_build(
+                lease['id']):
             changed = self._parts.leases.changing.update(lease['id'], change)
             if is_owner(context, lease):
                 trusts.entrust(self._parts, context, changed)
             return changed
-        trust = self._trust_until(context, lease, end + grace)
+        trust = self._trust_until(
+            context, lease, end + grace, change.on_end or lease['on_end'])
         try:
             changed = self._parts.leases.changing.update(lease['id'], change)
         except Exception:
@@ -98,14 +102,17 @@ class Changes:
         return changed
 
     def _trust_until(self, context: ty.Any, lease: dict[str, ty.Any],
-                     end: int) -> str:
+                     end: int, on_end: str) -> str:
         if not is_owner(context, lease):
             raise errors.Forbidden(
-                f'The servers of lease {lease["id"]} are built in the name '
-                f'of the user who booted them, by a trust until its end. '
-                f'Only he can let it end later, until they run.')
+                f'What is to be done to the servers of lease {lease["id"]} '
+                f'is done in the name of the user who made it, by a trust '
+                f'until its end. Only that user can let it end later, or in '
+                f'another way.')
         try:
-            return ty.cast(str, self._parts.trusts.delegate(context, end))
+            return ty.cast(str, self._parts.trusts.delegate(
+                context, end) if not trusts.needs_one(on_end) else (
+                trusts.needed(self._parts, context, on_end, end)))
         except errors.NotDelegated as exc:
             raise errors.Forbidden(str(exc)) from exc
 

@@ -139,10 +139,11 @@ class Leases:
                 raise
             return 200, {'quote': _quote_of(
                 asked.lease.window, exc.refusal.wanted, exc.refusal)}
-        if asked.offer_seconds is not None:
-            lease = self._parts.leases.making.offer(new, asked.offer_seconds)
-        else:
-            lease = self._parts.leases.making.create(new, None)
+        with trusts.for_end(self._parts, context, new) as new:
+            lease = self._parts.leases.making.create(new, None) if (
+                asked.offer_seconds is None) else (
+                self._parts.leases.making.offer(new, asked.offer_seconds))
+        if asked.offer_seconds is None and new.credential is None:
             trusts.entrust(self._parts, context, lease)
         self._parts.notify('lease.create', lease)
         return self._answer(201, lease)

@@ -128,15 +128,18 @@ class Admission:
                send: ty.Callable[[], None]) -> None:
         """The lease starts now: the build goes straight on.
 
-        It does not wait for keystone, which is only needed for the end.
+        It does not wait for keystone, which is only needed for the end,
+        unless that takes it.
         """
-        lease = self._leases.making.create(new, sealed=None)
-        try:
-            send()
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                self._leases.making.withdraw(lease['id'])
-        trusts.entrust(self._parts, call.context, lease)
+        with trusts.for_end(self._parts, call.context, new) as new:
+            lease = self._leases.making.create(new, sealed=None)
+            try:
+                send()
+            except Exception:
+                with excutils.save_and_reraise_exception():
+                    self._leases.making.withdraw(lease['id'])
+        if new.credential is None:
+            trusts.entrust(self._parts, call.context, lease)
         self._parts.notify('lease.create', lease)
         self._parts.notify('lease.event.start_lease', lease)
 

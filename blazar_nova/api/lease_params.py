@@ -148,6 +148,7 @@ def lease_request(
     _refuse_service_hints(hints)
     if not _is_reserved(hints):
         return None
+    _refuse_unreadable_hints(hints)
     if LEASE_PARAMS not in hints:
         start = dates.parse_date(defaults.start, now)
         return _request({}, start, start + defaults.length, now, defaults)
@@ -166,6 +167,18 @@ def _refuse_service_hints(
                 f'The hint "{inputs.shown(name)}" is one that only the '
                 'service may set, as are all that begin with "blazar". Leave '
                 'it out; a lease is asked for with --hint reserved=True.')
+
+
+def _refuse_unreadable_hints(
+        hints: collections.abc.Mapping[str, object]) -> None:
+    """Nova takes hints of other kinds, and fails when it keeps them."""
+    for name, value in hints.items():
+        if name != LEASE_PARAMS and not all(
+                isinstance(one, str | int | float) for one in (
+                value if isinstance(value, list) else [value])):
+            raise errors.InvalidLeaseParams(
+                f'The hint "{inputs.shown(name)}" is {inputs.kind_of(value)}. '
+                f'Write a string, or leave it out.')
 
 
 def _is_reserved(hints: collections.abc.Mapping[str, object]) -> bool:
@@ -281,8 +294,7 @@ def _request(params: _Object, start: int, end: int, now: int,
         window=window,
         before_end=_before_end(params, window, now, defaults),
         events=events_of(params.get('events', []), window, now),
-        on_end=on_end_of(_text(params, 'on_end', defaults.ends[0]),
-                         defaults),
+        on_end=on_end_of(params.get('on_end', defaults.ends[0]), defaults),
         starts_now=start == now,
         grace_period=grace_of(params.get(
             'grace_period', defaults.grace_period)))
@@ -419,19 +431,28 @@ def _event_type(text: str) -> str:
     return text
 
 
-def on_end_of(value: str, defaults: Defaults) -> str:
+def on_end_of(value: object, defaults: Defaults) -> str:
     """What becomes of the servers of a lease at its end.
 
+    :param value: a name, or several: a list, or a text with commas
     :raises InvalidLeaseParams: when there is no such thing
     """
     known = defaults.ends
-    if value not in known:
+    names = value.split(',') if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(
+            isinstance(name, str) for name in names):
         raise errors.InvalidLeaseParams(
-            f'"on_end": "{inputs.shown(value)}" is not available. What is '
-            'available at the end of a lease: '
-            f'{", ".join(known)}. Write "on_end": "{known[0]}" or leave it '
-            'out.')
-    return value
+            f'"on_end" is {inputs.kind_of(value)}. Write a string, such as '
+            f'"on_end": {_KEYS["on_end"]}, or a list of some.')
+    names = [name.strip() for name in names]
+    for name in names:
+        if name not in known:
+            raise errors.InvalidLeaseParams(
+                f'"on_end": "{inputs.shown(name)}" is not available. What is '
+                'available at the end of a lease: '
+                f'{", ".join(known)}. Write "on_end": "{known[0]}" or leave '
+                f'it out.')
+    return ends.ordered(names, policies.available())
 
 
 def grace_of(value: object) -> int:

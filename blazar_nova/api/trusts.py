@@ -13,19 +13,26 @@
 """Trusts of the owners of leases: made, kept, taken back.
 
 A lease whose servers are held is built in the name of its owner, and is not
-made without his trust. Any other only ends in his name, and does so without
-where his token may make none.
+made without his trust; nor is one at whose end something is done that takes
+it. Any other only ends in his name, and does so without where his token may
+make none.
 """
 
+import contextlib
+import dataclasses
 import typing as ty
 
 from oslo_log import log as logging
+from oslo_utils import excutils
 
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.leases import making
+from blazar_core.lifecycle import ends
+from blazar_nova.parts import ends as policies
 from blazar_nova.parts import wiring
 
-__all__ = ['entrust', 'keep', 'take_back']
+__all__ = ['entrust', 'for_end', 'keep', 'needed', 'needs_one', 'take_back']
 
 LOG = logging.getLogger(__name__)
 
@@ -50,6 +57,50 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
         return
     if trust is not None:
         keep(parts, lease, trust)
+
+
+def needs_one(on_end: str) -> bool:
+    """Whether what is done at an end takes a trust."""
+    return ends.needs_owner(on_end, policies.available())
+
+
+def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
+           ) -> str | None:
+    """The trust that the end of a lease takes.
+
+    :returns: None where there is no keystone
+    :raises NotDelegated: when the token may make none; says what to do
+    :raises CloudUnavailable: when keystone does not answer
+    """
+    try:
+        return parts.trusts.delegate(context, until)
+    except errors.NotDelegated as exc:
+        raise errors.NotDelegated(
+            f'"on_end": "{on_end}" is done in your name when the lease is '
+            f'over, which takes a trust that your token may not make '
+            f'({exc.__cause__ or exc}). Ask again with a token that you got '
+            f'by your password, or write another "on_end", such as '
+            f'"{ends.DELETE}".') from exc
+
+
+@contextlib.contextmanager
+def for_end(parts: wiring.Parts, context: ty.Any, new: making.NewLease,
+            ) -> ty.Iterator[making.NewLease]:
+    """A lease that is about to be made, with the trust that its end takes.
+
+    It is taken back when the lease is not made.
+
+    :raises NotDelegated: see :func:`needed`
+    :raises CloudUnavailable: see :func:`needed`
+    """
+    trust = needed(parts, context, new.request.on_end, new.booked.end) if (
+        needs_one(new.request.on_end)) else None
+    try:
+        yield new if trust is None else dataclasses.replace(
+            new, credential=parts.vault.seal(trust))
+    except Exception:
+        with excutils.save_and_reraise_exception():
+            take_back(parts, trust)
 
 
 def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:

@@ -37,7 +37,7 @@ from blazar_nova.compat import hosted
 
 __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
            'facts_of', 'facts_like', 'open_reservation', 'reservation_of',
-           'reservations_open', 'take_over']
+           'release', 'reservations_open', 'take_over']
 
 #: The extra spec that makes a flavor one of a reservation.
 _MARK = 'blazar:reservation'
@@ -193,6 +193,16 @@ def take_over(server_id: str, reservation_id: str) -> None:
     :raises CloudUnavailable: when that cannot be done now
     """
     hosted.admit_running(server_id, {_MARK: reservation_id}, _OF_BLAZAR)
+
+
+def release(server_id: str) -> None:
+    """A server that is kept is in no reservation any more.
+
+    Safe to repeat.
+
+    :raises CloudUnavailable: when that cannot be done now
+    """
+    hosted.release_running(server_id, (_MARK,))
 
 
 def reservations_open() -> set[str]:

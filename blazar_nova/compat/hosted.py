@@ -28,11 +28,14 @@ from blazar_nova.compat import bounded
 from blazar_nova.compat import traits
 
 __all__ = ['admit', 'admit_running', 'bind', 'bind_running', 'carry_over',
-           'in_pool', 'reservation_of', 'reservation_of_server']
+           'in_pool', 'release_running', 'reservation_of',
+           'reservation_of_server']
 
 #: The extra spec that says in which reservation of hosts a server is.
 _MARK = 'blazar:host_reservation'
 _IN_POOL = f'trait:{traits.POOL}'
+#: The hints of who is in a lease, or wants one.
+_HINTS = frozenset({'reserved', 'lease_params', 'reservation'})
 
 
 def bind(call: ty.Any, reservation_id: str) -> None:
@@ -94,6 +97,32 @@ def admit_running(server_id: str, specs: ty.Mapping[str, str],
     """
     bounded.of_api(_change_running, server_id,
                    {**specs, _IN_POOL: 'required'}, without)
+
+
+def release_running(server_id: str, without: tuple[str, ...] = ()) -> None:
+    """Nothing binds a server that is kept to a reservation any more.
+
+    One that is gone is left alone. Safe to repeat.
+
+    :param without: how what its flavor is not to say either begins
+    :raises CloudUnavailable: when that cannot be done now
+    """
+    bounded.of_api(_forget_hints, server_id)
+    bounded.of_api(_change_running, server_id, {}, (
+        *without, _MARK, f'trait:{traits.PREFIX}'))
+
+
+def _forget_hints(server_id: str) -> None:
+    """A server was not booted with a lease, as far as anybody can tell."""
+    with contextlib.suppress(exception.RequestSpecNotFound):
+        spec = objects.RequestSpec.get_by_instance_uuid(
+            nova_context.get_admin_context(), server_id)
+        hints = spec.scheduler_hints if 'scheduler_hints' in spec else None
+        if hints and not _HINTS.isdisjoint(hints):
+            spec.scheduler_hints = {
+                key: value for key, value in hints.items()
+                if key not in _HINTS}
+            spec.save()
 
 
 def _change_running(server_id: str, specs: ty.Mapping[str, str],

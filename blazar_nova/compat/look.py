@@ -24,6 +24,7 @@ from oslo_utils import timeutils
 from blazar_core import cloud as clouds
 from blazar_nova.compat import again
 from blazar_nova.compat import hosts
+from blazar_nova.compat import keeping
 from blazar_nova.compat import reserved
 
 __all__ = ['at_server', 'of_instance', 'of_waiting']
@@ -52,7 +53,8 @@ def of_instance(instance: ty.Any, host: str | None,
         fault = instance.fault.message if instance.fault else ''
         return Seen(State.ERROR, host, fault, is_unplaced())
     building = instance.vm_state == vm_states.BUILDING
-    return Seen(State.BUILDING if building else State.RUNNING, host)
+    return Seen(State.BUILDING if building else State.RUNNING, host,
+                rest=keeping.RESTS.get(instance.vm_state))
 
 
 def at_server(server_id: str) -> Seen:

@@ -12,6 +12,7 @@
 
 """Servers, as Nova has them: looked at, built, deleted."""
 
+import contextlib
 import functools
 import typing as ty
 
@@ -34,7 +35,9 @@ from blazar_nova.compat import bounded
 from blazar_nova.compat import calls
 from blazar_nova.compat import deletion
 from blazar_nova.compat import demand
+from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts
+from blazar_nova.compat import keeping
 from blazar_nova.compat import leftovers
 from blazar_nova.compat import look
 from blazar_nova.compat import quota
@@ -237,6 +240,95 @@ class NovaCloud:
         except exception.InstanceInvalidState:
             # Going: whoever asked looks again.
             LOG.debug('Server %s is already being deleted', server_id)
+
+    def bring(self, server_id: str, rest: clouds.Rest,
+              credential: str | None) -> None:
+        """Ask Nova to keep a server like this; nothing when it is gone.
+
+        As its owner where glance is needed, else as Nova itself.
+
+        :raises CloudUnavailable: when its cell does not answer, or Nova does
+            not do that to it now
+        :raises NotDelegated: when it takes the owner's name, and that cannot
+            be had
+        :raises Forbidden: when it takes that of the owner of another project
+        """
+        self._in_cell(self._bring, server_id, rest, credential)
+
+    def _bring(self, server_id: str, rest: clouds.Rest,
+               credential: str | None) -> None:
+        context = nova_context.get_admin_context()
+        with contextlib.suppress(exception.InstanceNotFound):
+            if rest is clouds.Rest.SHELVED:
+                context = self._in_its_name(server_id, credential)
+            keeping.bring(self._compute_api, context, self._compute_api.get(
+                context, server_id), rest)
+
+    def copy(self, server_id: str, lease_id: str, name: str,
+             credential: str | None) -> None:
+        """Ask Nova for an image of a server, in the name of the owner.
+
+        :raises CloudUnavailable: see :meth:`bring`
+        :raises NotDelegated: see :meth:`bring`
+        :raises Forbidden: see :meth:`bring`
+        """
+        self._in_cell(self._copy, server_id, lease_id, name, credential)
+
+    def _copy(self, server_id: str, lease_id: str, name: str,
+              credential: str | None) -> None:
+        with contextlib.suppress(exception.InstanceNotFound):
+            context = self._in_its_name(server_id, credential)
+            keeping.copy(self._compute_api, context, self._compute_api.get(
+                context, server_id), lease_id, name)
+
+    def is_copied(self, server_id: str, lease_id: str,
+                  credential: str | None) -> bool:
+        """Whether an image of a server was made for a lease.
+
+        :raises CloudUnavailable: see :meth:`bring`
+        :raises NotDelegated: see :meth:`bring`
+        """
+        return self._in_cell(self._is_copied, server_id, lease_id, credential)
+
+    def _is_copied(self, server_id: str, lease_id: str,
+                   credential: str | None) -> bool:
+        try:
+            return keeping.is_copied(
+                self._compute_api, self._in_its_name(server_id, credential),
+                server_id, lease_id)
+        except (exception.InstanceNotFound, errors.Forbidden):
+            return False
+
+    def _in_its_name(self, server_id: str, credential: str | None) -> ty.Any:
+        """A context in the name of the owner of a lease, about a server.
+
+        :raises Forbidden: when that is another project's: what is made of it
+            would be theirs who made the lease
+        """
+        instance = self._compute_api.get(
+            nova_context.get_admin_context(), server_id)
+        access = None
+        if self._trusts.is_configured():
+            if credential is None:
+                raise errors.NotDelegated(
+                    'there is no trust of the owner of the lease')
+            access = self._trusts.access(credential)
+            if access.project_id != instance.project_id:
+                raise errors.Forbidden(
+                    f'it is of project {instance.project_id}, which did not '
+                    f'make the lease')
+        owner = nova_context.RequestContext(
+            user_id=instance.user_id if access is None else access.user_id,
+            project_id=instance.project_id)
+        return (owner if access is None else calls.in_name_of(
+            owner, access)).elevated()
+
+    def release(self, server_id: str) -> None:
+        """Nothing binds a server to a lease any more.
+
+        :raises CloudUnavailable: when that cannot be done now
+        """
+        flavors.release(server_id)
 
     def _owner(self, server_id: str, credential: str | None) -> ty.Any:
         """A context in the name of the owner; None when it cannot be had.

@@ -17,17 +17,19 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_nova.compat import hosts
 
-__all__ = ['POOL', 'change', 'known', 'make', 'of']
+__all__ = ['POOL', 'PREFIX', 'change', 'known', 'make', 'of']
 
+#: How all of ours begin.
+PREFIX = 'CUSTOM_BLAZAR_'
 #: What placement requires of who is offered a host of the pool.
-POOL = 'CUSTOM_BLAZAR_POOL'
+POOL = f'{PREFIX}POOL'
 #: How often a change of traits is tried while others change them too.
 _ATTEMPTS = 5
 
 
 def of(reservation_id: str) -> str:
     """The trait that the hosts of a reservation have."""
-    return 'CUSTOM_BLAZAR_' + reservation_id.replace('-', '_').upper()
+    return PREFIX + reservation_id.replace('-', '_').upper()
 
 
 def known(names: ty.Collection[str]) -> set[str]:

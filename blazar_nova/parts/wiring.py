@@ -105,7 +105,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         notify, leases.Leases(books, clock, search, types), cloud,
         lifecycle.Lifecycle(books, clock, cloud, secrets.open,
                             notify, conf.blazar.start_patience,
-                            lost_after(conf), types, ends.available()),
+                            lost_after(conf), types, ends.available(),
+                            conf.blazar.end_limit),
         limits.Limits(conf, books, clock, quota.NovaQuota(),
                       [outside.check], types.serverless))
 

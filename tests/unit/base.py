@@ -104,6 +104,11 @@ class FakeCloud:
     :ivar forgotten: the servers of which nothing was to be left
     :ivar held: servers that were shown as held again
     :ivar stubborn: servers that do not go when they are deleted
+    :ivar rests: what servers were to be brought to, in order
+    :ivar slow: servers of which neither that nor an image is there at once
+    :ivar copies: the servers of which an image was asked for, each with the
+        name of its lease
+    :ivar released: servers that were made ordinary ones
     :ivar broken: raised instead of what is asked for
     """
 
@@ -121,6 +126,10 @@ class FakeCloud:
         self.forgotten: list[str] = []
         self.held: list[str] = []
         self.stubborn: set[str] = set()
+        self.rests: list[tuple[str, clouds.Rest]] = []
+        self.slow: set[str] = set()
+        self.copies: dict[str, str] = {}
+        self.released: list[str] = []
         self.broken: dict[str, Exception] = {}
 
     def send(self, call: str, credential: str | None,
@@ -172,6 +181,31 @@ class FakeCloud:
         self.deleted_with.append(credential)
         if server_id not in self.stubborn:
             self.servers.pop(server_id, None)
+
+    def bring(self, server_id: str, rest: clouds.Rest,
+              _credential: str | None) -> None:
+        self._break('bring')
+        self._break(server_id)
+        self.rests.append((server_id, rest))
+        if server_id not in self.slow:
+            host = self.servers[server_id].host
+            self.servers[server_id] = clouds.Seen(
+                State.RUNNING, None if rest is clouds.Rest.SHELVED else host,
+                rest=rest)
+
+    def copy(self, server_id: str, _lease_id: str, name: str,
+             _credential: str | None) -> None:
+        self._break('copy')
+        self._break(server_id)
+        self.copies[server_id] = name
+
+    def is_copied(self, server_id: str, _lease_id: str,
+                  _credential: str | None) -> bool:
+        return server_id in self.copies and server_id not in self.slow
+
+    def release(self, server_id: str) -> None:
+        self._break('release')
+        self.released.append(server_id)
 
     def forget(self, server_id: str) -> None:
         self._break('forget')
@@ -318,6 +352,7 @@ class LeaseTestCase(DatabaseTestCase):
     """The parts of the core put together, with a fake cloud."""
 
     patience = 300
+    end_limit = 0
 
     def setUp(self) -> None:
         super().setUp()
@@ -334,7 +369,8 @@ class LeaseTestCase(DatabaseTestCase):
         self.lifecycle = lifecycle.Lifecycle(
             self.database, self.clock, self.cloud, self.vault.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
-            self.patience, LOST_AFTER, self.types, self.policies())
+            self.patience, LOST_AFTER, self.types, self.policies(),
+            self.end_limit)
 
     def more_types(self) -> dict[str, resources.ResourceType]:
         """What else can be reserved."""

@@ -11,6 +11,8 @@
 #    under the License.
 
 
+import typing as ty
+
 import fixtures
 import sqlalchemy as sa
 
@@ -32,11 +34,10 @@ load_tests = databases.load_tests
 class Keep(ends.EndPolicy):
     """Servers stay as they are, and nothing is promised to them any more."""
 
-    def ask(self, cloud: clouds.Cloud, server_id: str,
-            credential: str | None) -> None:
+    def ask(self, cloud: clouds.Cloud, ended: ends.Ended) -> None:
         pass
 
-    def is_over(self, cloud: clouds.Cloud, server_id: str,
+    def is_over(self, cloud: clouds.Cloud, ended: ends.Ended,
                 seen: clouds.Seen) -> bool:
         return True
 
@@ -48,14 +49,15 @@ class Shut(ends.EndPolicy):
         self.asked = []
         self.stubborn = set()
 
-    def ask(self, cloud, server_id, credential):
+    def ask(self, cloud, ended):
+        server_id = ended.server_id
         if server_id in self.stubborn:
             raise errors.CloudUnavailable('its host is away')
-        self.asked.append((server_id, credential))
+        self.asked.append((server_id, ended.credential))
         cloud.servers[server_id] = clouds.Seen(
             base.State.RUNNING, cloud.servers[server_id].host, fault='off')
 
-    def is_over(self, cloud, server_id, seen):
+    def is_over(self, cloud, ended, seen):
         return seen.fault == 'off'
 
 
@@ -216,9 +218,9 @@ class TestPolicies(base.LeaseTestCase):
         lease, (first, second) = self.ending('shut')
         is_over = self.shut.is_over
 
-        def broken(cloud, server_id, seen):
-            return 1 / 0 if server_id == first else is_over(
-                cloud, server_id, seen)
+        def broken(cloud, ended, seen):
+            return 1 / 0 if ended.server_id == first else is_over(
+                cloud, ended, seen)
 
         self.shut.is_over = broken
         self.assertEqual(facts.AGAIN, self.lifecycle.ending.end(
@@ -270,3 +272,189 @@ class TestPolicies(base.LeaseTestCase):
                 self.lifecycle.ending.end(lease['id'], when_due=True))
         self.assertEqual(servers, self.cloud.deleted)
         self.assertEqual(1, log.output.count('knows how to vanish them'))
+
+
+class StepsTestCase(base.LeaseTestCase):
+    """Servers of one VCPU each, on a host of four, until 100."""
+
+    def policies(self):
+        return {**super().policies(), 'snapshot': ends.Snapshot(),
+                'stop': ends.Stop(), 'suspend': ends.Suspend(),
+                'shelve': ends.Shelve(), 'release': ends.Release()}
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.engine = self.new_engine()
+
+    def ending(self, on_end, count=1, **kwargs):
+        lease = self.running_lease(0, 100, request=self.request(
+            0, 100, name='mine', on_end=on_end), count=count, **kwargs)
+        return lease, base.servers_of(lease)
+
+    def run_at(self, time):
+        self.clock.advance(NOW + time - self.clock.now())
+        self.engine.run_due()
+
+    def usage(self):
+        return sum(usage.get('VCPU', 0)
+                   for usage in self.scalars(models.Host.usage))
+
+
+class TestSteps(StepsTestCase):
+
+    def test_an_image_comes_before_the_deletion(self):
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        for time in (100, 200, 1000):
+            self.run_at(time)
+            self.assertEqual(({server: 'mine'}, []), (
+                self.cloud.copies, self.cloud.deleted))
+            self.assertEqual('TERMINATING', self.status(lease))
+        self.cloud.slow.clear()
+        self.run_at(2000)
+        self.assertEqual([server], self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_each_step_in_its_order(self):
+        lease, (server,) = self.ending('stop,snapshot,shelve')
+        self.run_at(100)
+        self.assertEqual([(server, clouds.Rest.STOPPED),
+                          (server, clouds.Rest.SHELVED)], self.cloud.rests)
+        self.assertEqual(([server], []), (
+            [*self.cloud.copies], self.cloud.deleted))
+        self.assertEqual(('TERMINATED', [server], 0), (
+            self.status(lease), self.cloud.released, self.usage()))
+        self.lease(200, 300, count=4)
+
+    def test_who_dies_between_two_steps_is_followed_by_who_goes_on(self):
+        lease, (server,) = self.ending('snapshot,shelve')
+        self.cloud.broken['bring'] = SystemExit()
+        self.assertRaises(SystemExit, self.lifecycle.ending.end, lease['id'])
+        del self.cloud.broken['bring']
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual([(server, clouds.Rest.SHELVED)], self.cloud.rests)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_stays_has_its_room_for_ever(self):
+        for on_end, rests in (('stop', [clouds.Rest.STOPPED]),
+                              ('suspend', [clouds.Rest.SUSPENDED]),
+                              ('release', []), ('snapshot,release', [])):
+            lease, (server,) = self.ending(on_end)
+            self.cloud.rests.clear()
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Host).values(
+                    consumers={}, usage={}))
+            self.run_at(self.clock.now() - NOW + 100)
+            self.assertEqual([(server, rest) for rest in rests],
+                             self.cloud.rests)
+            self.assertEqual(('TERMINATED', [server], 1), (
+                self.status(lease), self.cloud.released[-1:], self.usage()),
+                on_end)
+            self.assertEqual('snapshot' in on_end,
+                             server in self.cloud.copies)
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_what_has_no_room_for_ever_is_shelved(self):
+        for on_end, first in (('stop', [clouds.Rest.STOPPED]),
+                              ('release', [])):
+            lease, (server,) = self.ending(on_end)
+            begin = self.clock.now() - NOW + 50
+            later = self.lease(begin + 5000, begin + 6000, count=4)
+            self.cloud.rests.clear()
+            self.run_at(begin + 50)
+            self.assertEqual(
+                [(server, rest) for rest in (*first, clouds.Rest.SHELVED)],
+                self.cloud.rests)
+            self.assertEqual(('TERMINATED', 0), (
+                self.status(lease), self.usage()))
+            self.leases.making.withdraw(later['id'])
+
+    def test_room_that_has_come_meanwhile_is_taken(self):
+        lease, (server,) = self.ending('release')
+        later = self.lease(5000, 6000, count=4)
+        self.cloud.broken['bring'] = errors.CloudUnavailable('glance is away')
+        self.run_at(100)
+        self.assertIn('glance is away', self.reason(lease))
+        self.leases.making.withdraw(later['id'])
+        self.run_at(1000)
+        self.assertEqual(('TERMINATED', '', 1), (
+            self.status(lease), self.reason(lease), self.usage()))
+
+    def test_what_is_turned_off_already_is_left_so(self):
+        lease, (server,) = self.ending('stop')
+        host = self.cloud.servers[server].host
+        self.cloud.servers[server] = clouds.Seen(
+            base.State.RUNNING, host, rest=clouds.Rest.SUSPENDED)
+        self.run_at(100)
+        self.assertEqual([], self.cloud.rests)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_is_refused_is_said_and_tried_again(self):
+        lease, (first, second) = self.ending('snapshot,delete', 2)
+        self.cloud.broken[first] = errors.CloudUnavailable('Nova refuses.')
+        self.run_at(100)
+        self.assertEqual([second], self.cloud.deleted)
+        self.assertEqual(f'{facts.REFUSED}server {first}: Nova refuses.',
+                         self.reason(lease))
+        self.cloud.broken.clear()
+        self.run_at(500)
+        self.assertEqual(([second, first], 'TERMINATED', ''), (
+            self.cloud.deleted, self.status(lease), self.reason(lease)))
+
+    def test_who_is_another_project_s_is_deleted(self):
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.broken['copy'] = errors.Forbidden('It is of another one.')
+        self.run_at(100)
+        self.assertEqual([server], self.cloud.deleted)
+
+
+class TestLimit(StepsTestCase):
+
+    end_limit = 600
+
+    def test_after_the_limit_servers_are_deleted(self):
+        log = self.useFixture(fixtures.FakeLogger())
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        self.run_at(699)
+        self.assertEqual([], self.cloud.deleted)
+        self.cloud.stubborn.add(server)
+        for time in (1400, 2200):
+            self.run_at(time)
+        self.assertIn(server, self.cloud.deleted)
+        why = ('Its servers are deleted: snapshot,delete was not done within '
+               '600 s.')
+        self.assertEqual(1, log.output.count(why))
+        self.assertEqual(why, self.reason(lease))
+
+    def test_what_is_deleted_anyway_is_never_late(self):
+        lease, (server,) = self.ending('delete')
+        self.cloud.stubborn.add(server)
+        for time in (100, 5000):
+            self.run_at(time)
+        self.assertEqual('', self.reason(lease))
+
+
+class TestOrder(base.RefusalTestCase):
+
+    known: ty.ClassVar[ends.Policies] = {
+        'delete': ends.Delete(), 'recycle': ends.Recycle(),
+        'snapshot': ends.Snapshot(), 'stop': ends.Stop(),
+        'suspend': ends.Suspend(), 'shelve': ends.Shelve(),
+        'release': ends.Release()}
+
+    def test_what_is_done_first(self):
+        for names, on_end in (
+                (['delete'], 'delete'), (['snapshot'], 'snapshot,delete'),
+                (['shelve', 'snapshot', 'stop'], 'stop,snapshot,shelve'),
+                (['snapshot', 'suspend'], 'suspend,snapshot,delete'),
+                (['release', 'snapshot'], 'snapshot,release'),
+                (['stop', 'stop'], 'stop')):
+            self.assertEqual(on_end, ends.ordered(names, self.known))
+
+    def test_what_cannot_be_both(self):
+        for names in (['stop', 'suspend'], ['delete', 'shelve'],
+                      ['recycle', 'snapshot'], ['release', 'recycle']):
+            self.assert_refused('Write one of them.', ends.ordered, names,
+                                self.known)

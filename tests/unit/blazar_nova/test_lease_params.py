@@ -10,6 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
+import dataclasses
 import datetime
 import json
 
@@ -214,8 +215,7 @@ class TestJson(ParamsTestCase):
                                 f'"{key}" is null', 'Leave it out')
 
     def test_values_of_wrong_types_are_refused(self):
-        for key in ('name', 'start', 'end', 'duration', 'before_end',
-                    'on_end'):
+        for key in ('name', 'start', 'end', 'duration', 'before_end'):
             for value, kind in ((1, 'a number'), (1.5, 'a number'),
                                 (True, 'a boolean'), ({}, 'an object'),
                                 (['now'], 'a list'), ([['x']], 'a list')):
@@ -554,6 +554,20 @@ class TestEvents(ParamsTestCase):
                              self.event, event_date='soon')
 
 
+class TestOtherHints(ParamsTestCase):
+
+    def test_what_nova_cannot_keep_is_refused(self):
+        for value, kind in ((None, 'null'), ({}, 'an object'),
+                            ([None], 'a list'), ([['x']], 'a list')):
+            self.assert_sentence(
+                (f'The hint "../x" is {kind}.', 'Write a string'),
+                parser.lease_request, {'reserved': True, '../x': value}, NOW,
+                DEFAULTS)
+        for value in ('x', ['x', 'y'], 1, True, []):
+            self.assertIsNotNone(parser.lease_request(
+                {'reserved': True, 'x': value}, NOW, DEFAULTS))
+
+
 class TestOnEnd(ParamsTestCase):
 
     def test_delete_is_accepted_and_the_default(self):
@@ -567,6 +581,20 @@ class TestOnEnd(ParamsTestCase):
                 {'duration': '2h', 'on_end': value},
                 f'"on_end": "{value}" is not available',
                 'Write "on_end": "delete"')
+        for value, kind in ((1, 'a number'), ({}, 'an object'),
+                            ([], 'a list'), (['delete', 1], 'a list'),
+                            ([['delete']], 'a list')):
+            self.assert_refused({'duration': '2h', 'on_end': value},
+                                f'"on_end" is {kind}. Write a string, such as')
+
+    def test_several_are_done_one_after_the_other(self):
+        defaults = dataclasses.replace(DEFAULTS, ends=(
+            'delete', 'snapshot', 'stop', 'shelve'))
+        for value, on_end in ((['shelve', 'snapshot'], 'snapshot,shelve'),
+                              ('snapshot , stop', 'stop,snapshot,delete'),
+                              ('snapshot', 'snapshot,delete')):
+            self.assertEqual(on_end, self.ask(
+                {'duration': '2h', 'on_end': value}, NOW, defaults).on_end)
 
 
 class TestGracePeriod(ParamsTestCase):

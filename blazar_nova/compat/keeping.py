@@ -1,0 +1,125 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What is kept of servers whose lease is over: themselves, or an image."""
+
+import typing as ty
+
+from nova.compute import task_states
+from nova.compute import utils as compute_utils
+from nova.compute import vm_states
+from nova import exception
+from oslo_log import log as logging
+from oslo_utils import timeutils
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+
+__all__ = ['RESTS', 'bring', 'copy', 'is_copied']
+
+LOG = logging.getLogger(__name__)
+
+#: In what a server is kept that is in a state of Nova's.
+RESTS = {
+    vm_states.STOPPED: clouds.Rest.STOPPED,
+    vm_states.SUSPENDED: clouds.Rest.SUSPENDED,
+    # Its memory is kept, and it may go on from there.
+    vm_states.PAUSED: clouds.Rest.SUSPENDED,
+    # It is off, and on its host.
+    vm_states.SHELVED: clouds.Rest.STOPPED,
+    vm_states.SHELVED_OFFLOADED: clouds.Rest.SHELVED,
+}
+#: What an image says of the lease at whose end it was made.
+_LEASE = 'blazar_lease'
+#: No image has a longer name.
+_LONGEST_NAME = 255
+#: Seconds after which nobody makes an image that was only asked for.
+_LOST = 600
+
+
+def bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
+          ) -> None:
+    """Ask Nova to keep a server like this; nothing while it does something
+    else to it.
+
+    :raises CloudUnavailable: when Nova does not do that to such a server
+    """
+    if instance.task_state is not None:
+        return
+    work = {clouds.Rest.STOPPED: api.stop,
+            clouds.Rest.SUSPENDED: api.suspend,
+            clouds.Rest.SHELVED: api.shelve_offload if (
+                instance.vm_state == vm_states.SHELVED) else api.shelve}[rest]
+    LOG.info('Server %s: it is to be %s', instance.uuid, rest.value)
+    _ask(work, context, instance)
+
+
+def copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
+         lease_name: str) -> None:
+    """Ask Nova for an image of a server; nothing while it does something to
+    it, or there is one.
+
+    :param context: in the name of who is to have the image
+    :raises CloudUnavailable: when Nova makes none of such a server
+    """
+    if instance.task_state is not None:
+        _give_up(instance)
+        return
+    for image in _images(api, context, instance.uuid, lease_id):
+        if image['status'] == 'active':
+            return
+        # Nobody is at it any more: who was has died, or failed.
+        _ask(api.image_api.delete, context, image['id'])
+    work = (api.snapshot_volume_backed
+            if compute_utils.is_volume_backed_instance(context, instance)
+            else api.snapshot)
+    name = f'{lease_name}-{instance.display_name}'[:_LONGEST_NAME]
+    LOG.info('Server %s: making the image %s of it', instance.uuid, name)
+    _ask(work, context, instance, name, extra_properties={_LEASE: lease_id})
+
+
+def is_copied(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
+              ) -> bool:
+    """Whether there is an image of a server that was made for a lease."""
+    return any(image['status'] == 'active' for image in _images(
+        api, context, server_id, lease_id))
+
+
+def _images(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
+            ) -> list[dict[str, ty.Any]]:
+    """The images of a server that were asked for at the end of a lease."""
+    mine = {'instance_uuid': server_id, _LEASE: lease_id}
+    return [image for image in _ask(
+        api.image_api.get_all, context, filters=dict(mine))
+        if mine.items() <= image['properties'].items()]
+
+
+def _ask(work: ty.Callable[..., ty.Any], *args: ty.Any, **kwargs: ty.Any,
+         ) -> ty.Any:
+    try:
+        return work(*args, **kwargs)
+    except exception.NovaException as exc:
+        raise errors.CloudUnavailable(f'Nova refuses: {exc}') from exc
+
+
+def _give_up(instance: ty.Any) -> None:
+    """Forget an image that was asked for, if nobody has begun with it: who
+    asked has died, or the message was lost.
+    """
+    if instance.task_state != task_states.IMAGE_SNAPSHOT_PENDING or (
+            instance.updated_at is None or not timeutils.is_older_than(
+                instance.updated_at.replace(tzinfo=None), _LOST)):
+        return
+    LOG.warning('Server %s: nobody makes the image that was asked for %s s '
+                'ago; it is asked for once more', instance.uuid, _LOST)
+    instance.task_state = None
+    instance.save(expected_task_state=[task_states.IMAGE_SNAPSHOT_PENDING])

@@ -678,7 +678,7 @@ class TestReportsThatMeet(ReportTestCase):
 
     def meanwhile(self, interference):
         """Call something between the reading and the writing of a report."""
-        total = inventory._usage
+        total = inventory.usage_of
 
         pending = [interference]
 
@@ -688,7 +688,7 @@ class TestReportsThatMeet(ReportTestCase):
             return total(consumers)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.inventory._usage', late))
+            'blazar_core.books.inventory.usage_of', late))
 
     def elsewhere(self, work, *args):
         """Do something in a transaction of another process's."""

@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -55,39 +56,42 @@ class Racers:
     """The processes; they serve one race after the other."""
 
     def __init__(self, count):
-        self.processes = [subprocess.Popen(
+        pairs = [socket.socketpair() for _number in range(count)]
+        self.parent = subprocess.Popen(
             [sys.executable, '-W', 'ignore', '-m',
-             'tests.unit.blazar_core.racer'],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=ROOT) for _number in range(count)]
+             'tests.unit.blazar_core.racer',
+             *(str(theirs.fileno()) for _ours, theirs in pairs)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT,
+            pass_fds=[theirs.fileno() for _ours, theirs in pairs])
+        self.racers = []
+        for ours, theirs in pairs:
+            theirs.close()
+            self.racers.append(ours.makefile('rw'))
+            # What was made of it keeps it open.
+            ours.close()
         atexit.register(self.stop)
 
     def race(self, tasks):
         """Let each process carry out a task, all at the same time."""
-        racing = self.processes[:len(tasks)]
-        for process, task in zip(racing, tasks, strict=True):
-            self.tell(process, json.dumps(task))
-        for process in racing:
-            assert self.hear(process) == 'ready'
+        racing = self.racers[:len(tasks)]
+        for racer, task in zip(racing, tasks, strict=True):
+            print(json.dumps(task), file=racer, flush=True)
+        for racer in racing:
+            assert self.hear(racer) == 'ready'
         go = time.time() + HEAD_START
-        for process in racing:
-            self.tell(process, str(go))
-        return [json.loads(self.hear(process)) for process in racing]
+        for racer in racing:
+            print(go, file=racer, flush=True)
+        return [json.loads(self.hear(racer)) for racer in racing]
 
-    def tell(self, process, line):
-        process.stdin.write(f'{line}\n')
-        process.stdin.flush()
-
-    def hear(self, process):
-        line = process.stdout.readline()
+    def hear(self, racer):
+        line = racer.readline()
         assert line, 'A racer has died; its traceback is on stderr.'
         return line.strip()
 
     def stop(self):
-        for process in self.processes:
-            process.stdin.close()
-        for process in self.processes:
-            process.wait(20)
+        for racer in self.racers:
+            racer.close()
+        self.parent.wait(20)
 
 
 @functools.cache

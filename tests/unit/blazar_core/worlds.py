@@ -16,6 +16,8 @@ Their times are small whole seconds, so that the oracle can look at each.
 """
 
 import dataclasses
+import itertools
+import math
 import typing as ty
 
 import fixtures
@@ -32,27 +34,48 @@ from tests import examples
 from tests.unit import base
 from tests.unit.blazar_core import oracle
 
-__all__ = ['BooksTestCase', 'OVERDUE', 'Row', 'World', 'amounts', 'clear',
-           'fill', 'needs', 'questions', 'uuid_of', 'worlds']
+__all__ = ['BooksTestCase', 'OVERDUE', 'Row', 'World', 'clear', 'fill',
+           'needs', 'numbered', 'questions', 'rows', 'uuid_of', 'worlds']
 
 NOW = base.NOW
+T = ty.TypeVar('T')
 #: Seconds that an overdue server is counted in the property tests.
 OVERDUE = 3
 CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU')
 
-amounts = st.dictionaries(st.sampled_from(CLASSES), st.integers(0, 3))
 #: What a server needs or has booked: some VCPUs, most often.
-needs = st.one_of(
-    st.builds(lambda vcpus: {'VCPU': vcpus}, st.integers(1, 3)),
-    st.builds(lambda vcpus, memory: {'VCPU': vcpus, 'MEMORY_MB': memory},
-              st.integers(1, 3), st.integers(1, 4)), amounts)
-#: What a host has; those without anything are gone.
-capacities = st.one_of(
-    st.builds(lambda vcpus, memory, more: {
-        'VCPU': vcpus, 'MEMORY_MB': memory, **more},
-        st.integers(3, 6), st.integers(3, 9),
-        st.dictionaries(st.sampled_from(CLASSES[2:]), st.integers(1, 6))),
-    st.just({}))
+NEEDS: tuple[tuple[dict[str, int], ...], ...] = (
+    tuple({'VCPU': vcpus} for vcpus in range(1, 4)),
+    tuple({'VCPU': vcpus, 'MEMORY_MB': memory}
+          for vcpus in range(1, 4) for memory in range(1, 5)),
+    tuple({rc: amount for rc, amount in zip(CLASSES, some, strict=True)
+           if amount is not None}
+          for some in itertools.product((None, 0, 1, 2, 3), repeat=4)))
+
+
+def numbered(what: ty.Callable[..., T], *bases: int,
+             ) -> st.SearchStrategy[T]:
+    """What is made of one number for each base, which is below it.
+
+    One number is drawn for all of them: to draw each takes longer than all
+    that is done with it then.
+    """
+    def made(number: int) -> T:
+        digits = []
+        for below in bases:
+            number, digit = divmod(number, below)
+            digits.append(digit)
+        return what(*digits)
+
+    return st.integers(0, math.prod(bases) - 1).map(made)
+
+
+def _need(kind: int, number: int) -> dict[str, int]:
+    some = NEEDS[kind]
+    return {**some[number % len(some)]}
+
+
+needs = numbered(_need, len(NEEDS), len(NEEDS[-1]))
 
 
 @dataclasses.dataclass
@@ -98,19 +121,28 @@ class World:
         return [row.counts(self.now) for row in self.rows]
 
 
-hosts = st.builds(oracle.Host, capacities, st.one_of(
-    st.just({}), st.just({}), amounts))
+def _host(here: int, vcpus: int, memory: int, disk: int, gpus: int,
+          used: int, usage: int) -> oracle.Host:
+    capacity = {'VCPU': 3 + vcpus, 'MEMORY_MB': 3 + memory, **{
+        rc: amount for rc, amount in zip(CLASSES[2:], (disk, gpus),
+                                         strict=True) if amount}}
+    # Those without anything are gone.
+    return oracle.Host(capacity if here else {},
+                       {} if used else _need(-1, usage))
+
+
+hosts = numbered(_host, 2, 4, 7, 7, 7, 3, len(NEEDS[-1]))
 
 
 def rows(count: int) -> st.SearchStrategy[Row]:
     """Bookings on one of so many hosts, or on none."""
-    number = st.integers(0, count - 1)
-    return st.builds(
-        lambda host, start, length, resources, running, reservation: Row(
-            host, start, start + length, resources, running, reservation),
-        st.one_of(number, number, number, st.none()), st.integers(0, 12),
-        st.integers(3, 10), needs, st.booleans(),
-        st.sampled_from(['reservation', 'other']))
+    def row(somewhere: int, host: int, start: int, length: int,
+            running: int, reservation: int, kind: int, number: int) -> Row:
+        return Row(host if somewhere else None, start, start + 3 + length,
+                   _need(kind, number), bool(running),
+                   ('reservation', 'other')[reservation])
+
+    return numbered(row, 4, count, 13, 8, 2, 2, len(NEEDS), len(NEEDS[-1]))
 
 
 @st.composite

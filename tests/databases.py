@@ -52,13 +52,15 @@ from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
 
-__all__ = ['Books', 'EACH', 'SCENARIOS', 'SERVERS', 'compile_once',
+__all__ = ['Books', 'EACH', 'SCENARIOS', 'SERVERS', 'SQL', 'compile_once',
            'configuration', 'keep_connections', 'load_tests', 'migrated_file',
            'server']
 
 #: What a test of the books is multiplied by: see :func:`load_tests`.
 SCENARIOS = [(kind, {'kind': kind}) for kind in (
     'sqlite', 'mariadb', 'postgresql')]
+#: The same for what is about SQL: statements, locks, who sees what and when.
+SQL = [*SCENARIOS]
 #: What a test is multiplied by that is run on each of them every time.
 EACH = [*SCENARIOS]
 #: Those whose writers meet; SQLite's wait for each other. ``snapshot`` is
@@ -344,9 +346,10 @@ def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite,
                pattern: str | None) -> unittest.TestSuite:
     """The tests of a module, multiplied by their scenarios.
 
-    A test on :data:`SCENARIOS` is run on SQLite and on one of the servers,
-    always on the same one, as different tests cover the same statements;
-    ``BLAZAR_DATABASES=all`` runs it on all of them.
+    A test on :data:`SQL` is run on SQLite and on one of the servers, always on
+    the same one; of those on :data:`SCENARIOS` every other one is, as
+    different tests cover the same statements. ``BLAZAR_DATABASES=all`` runs
+    them on all databases.
     """
     multiplied = testscenarios.load_tests_apply_scenarios(
         loader, tests, pattern)
@@ -354,14 +357,18 @@ def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite,
         return multiplied
     return unittest.TestSuite(
         test for test in testtools.iterate_tests(multiplied)
-        if getattr(type(test), 'scenarios', None) is not SCENARIOS or
-        test.kind in ('sqlite', _server_of(test.id())))
+        if _is_run(test))
 
 
-def _server_of(test_id: str) -> str:
-    """On which server a test is run."""
-    name = test_id.rpartition('(')[0]
-    return ('mariadb', 'postgresql')[zlib.crc32(name.encode()) % 2]
+def _is_run(test: ty.Any) -> bool:
+    """Whether a test is run on the database that it has got."""
+    several = getattr(type(test), 'scenarios', None)
+    if several is not SCENARIOS and several is not SQL:
+        return True
+    number = zlib.crc32(test.id().rpartition('(')[0].encode()) % 4
+    if test.kind == 'sqlite' or several is SCENARIOS and number > 1:
+        return bool(test.kind == 'sqlite')
+    return bool(test.kind == ('mariadb', 'postgresql')[number % 2])
 
 
 _SERVERS: dict[str, type[Server]] = {

@@ -39,6 +39,8 @@ State = clouds.ServerState
 
 class ClaimTestCase(base.LeaseTestCase):
 
+    scenarios = databases.SQL
+
     def setUp(self):
         super().setUp()
         self.claims = self.another()

@@ -31,6 +31,8 @@ load_tests = databases.load_tests
 
 class TestMigration(base.DatabaseTestCase):
 
+    scenarios = databases.SQL
+
     def setUp(self):
         super().setUp()
         # What is compiled once takes the tables of the first database for
@@ -113,6 +115,8 @@ class TestMigration(base.DatabaseTestCase):
 
 class TestDatabase(base.DatabaseTestCase):
 
+    scenarios = databases.SQL
+
     def test_what_fails_leaves_nothing(self):
         def fail():
             with self.database.writer() as session:
@@ -142,6 +146,8 @@ class TestDatabase(base.DatabaseTestCase):
 
 
 class TestOneState(base.DatabaseTestCase):
+
+    scenarios = databases.SQL
 
     def test_a_transaction_sees_one_from_the_first_connection_on(self):
         count = sa.select(sa.func.count()).select_from(models.Host)
@@ -226,6 +232,8 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
 
 class TestNotOurs(base.DatabaseTestCase):
     """A database that answers, and is not as it was."""
+
+    scenarios = databases.SQL
 
     def away(self, *statements):
         """Somebody else does that to it; returns who uses it then."""

@@ -524,6 +524,8 @@ class TestFailures(EngineTestCase):
 
 class TestClaims(EngineTestCase):
 
+    scenarios = databases.SQL
+
     def test_two_workers_never_carry_out_the_same_event(self):
         leases = [f'lease-{number}' for number in range(20)]
         for lease_id in leases:

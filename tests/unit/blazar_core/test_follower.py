@@ -42,6 +42,8 @@ PLAIN = {'VCPU': 3, 'MEMORY_MB': 0, 'GPU': 0}
 class IndexTestCase(base.LeaseTestCase):
     """Books with hosts, a reservation to hang bookings on, an index."""
 
+    scenarios = databases.SQL
+
     def setUp(self) -> None:
         super().setUp()
         for name in ('h1', 'h2', 'h3'):

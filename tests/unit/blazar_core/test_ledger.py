@@ -268,6 +268,8 @@ class TestManyDecisions(AmendTestCase):
 
 class TestAmend(worlds.BooksTestCase):
 
+    scenarios = databases.SQL
+
     def new(self, host, start=0, end=10, **resources):
         return ledger.NewBooking(
             'reservation', self.host_id(host), None,
@@ -454,6 +456,8 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
 
 
 class ReportTestCase(worlds.BooksTestCase):
+
+    scenarios = databases.SQL
 
     def report(self, uuid='uuid', name='one', service_host='compute',
                capacity=None, now=NOW + 5, properties=None, **allocations):
@@ -733,6 +737,8 @@ class TestReportsThatMeet(ReportTestCase):
 
 class TestRetain(worlds.BooksTestCase):
 
+    scenarios = databases.SQL
+
     def retain(self, *uuids):
         with self.database.writer() as session:
             return inventory.retain(session, uuids, NOW + 9)
@@ -769,6 +775,8 @@ class TestRetain(worlds.BooksTestCase):
 
 class TestTrim(worlds.BooksTestCase):
 
+    scenarios = databases.SQL
+
     def test_what_changed_before_is_forgotten_but_for_the_newest(self):
         self.host('one', VCPU=9)
         self.clock.advance(10)
@@ -786,6 +794,8 @@ class TestTrim(worlds.BooksTestCase):
 
 class TestRebinding(base.LeaseTestCase):
     """A booking may change its host until its server runs, and after."""
+
+    scenarios = databases.SQL
 
     def test_room_moves_with_the_booking(self):
         self.host('one', VCPU=1)

@@ -27,6 +27,8 @@ NOW = base.NOW
 
 class SettingsTest(base.DatabaseTestCase):
 
+    scenarios = databases.SQL
+
     def write(self, process, **values):
         settings.write(self.database, NOW, process, values)
 

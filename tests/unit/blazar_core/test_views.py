@@ -32,6 +32,8 @@ NOW = base.NOW
 
 class ViewsTestCase(base.LeaseTestCase):
 
+    scenarios = databases.SQL
+
     def setUp(self):
         super().setUp()
         self.host('one', VCPU=100)

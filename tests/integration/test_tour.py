@@ -21,7 +21,7 @@ from tests.integration import base
 BOOT = ('--image', 'cirros', '--nic', 'none')
 
 
-class TourTest(base.IntegrationTestCase):
+class TourTestCase(base.IntegrationTestCase):
 
     def create(self, name: str, *words: str) -> base.Json:
         """openstack server create"""
@@ -29,11 +29,15 @@ class TourTest(base.IntegrationTestCase):
             'server', 'create', *BOOT, '--flavor', 'm1.nano', *words, name))
 
     @staticmethod
-    def lease_words(start: float, lasts: int) -> list[str]:
+    def lease_words(start: float | str, lasts: int, **more: ty.Any,
+                    ) -> list[str]:
         """The hints as one types them."""
-        return [word for name, value in
-                base.IntegrationTestCase.lease_hints(start, lasts).items()
-                for word in ('--hint', f'{name}={value}')]
+        return [word for name, value in base.IntegrationTestCase.lease_hints(
+            start, lasts, **more).items()
+            for word in ('--hint', f'{name}={value}')]
+
+
+class TourTest(TourTestCase):
 
     def test_boot_without_a_lease(self) -> None:
         server = self.create('plain', '--wait')

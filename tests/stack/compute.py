@@ -154,8 +154,8 @@ class StackDriver(fake.FakeDriver):
         super().snapshot(context, instance, image_id, update_task_state)
         # Else nothing could be booted from it again, as unshelving does.
         glance.API().update(
-            context, image_id, {'disk_format': 'raw', 'name': instance.name,
-                                'container_format': 'bare'},
+            context, image_id, {
+                'disk_format': 'raw', 'container_format': 'bare'},
             io.BytesIO(b'snapshot'))
 
 

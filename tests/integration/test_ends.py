@@ -1,0 +1,66 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What becomes of servers at the end of their leases on a real OpenStack."""
+
+from tests.integration import test_tour
+
+#: Seconds for which a lease lasts.
+LASTS = 40
+
+
+class EndsTest(test_tour.TourTestCase):
+
+    def leased(self, on_end: str) -> tuple[str, str]:
+        """A server of a lease with such an end; returns the ids of both."""
+        server_id = str(self.create(
+            'server', *self.lease_words('now', LASTS, name=on_end,
+                                        on_end=on_end))['id'])
+        return server_id, str(self.lease_of(server_id)['id'])
+
+    def images(self, server_id: str) -> list[str]:
+        """The names of the images of a server that can be used."""
+        return [one['Name'] for one in self.openstack(
+            'image', 'list', '--status', 'active', '--property',
+            f'instance_uuid={server_id}')]
+
+    def act(self, action: str, server_id: str) -> None:
+        """openstack server start, and the like"""
+        done = self.run_client('openstack', 'server', action, server_id)
+        self.assertEqual(0, done.returncode, done.stderr)
+
+    def test_each_end_a_user_may_ask_for(self) -> None:
+        servers, leases = {}, []
+        for on_end in ('snapshot', 'stop,snapshot', 'shelve', 'stop',
+                       'suspend', 'release'):
+            servers[on_end], lease_id = self.leased(on_end)
+            leases.append(lease_id)
+        for lease_id in leases:
+            self.wait_for_lease(lease_id, 'TERMINATED', LASTS + 120)
+        for on_end, status in (
+                ('shelve', 'SHELVED_OFFLOADED'), ('stop', 'SHUTOFF'),
+                ('suspend', 'SUSPENDED'), ('release', 'ACTIVE')):
+            self.assertEqual(
+                status, self.server(servers[on_end])['status'], on_end)
+        for on_end, name in (
+                ('snapshot', 'snapshot-server'),
+                ('stop,snapshot', 'stop,snapshot-server')):
+            self.wait_until_gone(servers[on_end])
+            self.assertEqual([name], self.images(servers[on_end]))
+        # They are ordinary servers from now on.
+        self.act('unshelve', servers['shelve'])
+        self.act('start', servers['stop'])
+        self.act('resume', servers['suspend'])
+        for on_end in ('shelve', 'stop', 'suspend', 'release'):
+            self.wait_for_server(servers[on_end])
+        done = self.verify()
+        self.assertEqual(0, done.returncode, done.stdout)

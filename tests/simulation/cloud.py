@@ -228,7 +228,8 @@ class Cloud:
         return server
 
     def cast(self, server_ids: ty.Iterable[str]) -> None:
-        """Ask a conductor to build servers."""
+        """Ask a conductor to build servers: those of one request at once."""
+        when = self.baton.now + self.faults.pause('cast')
         for server_id in server_ids:
             server = self.servers[server_id]
             if server.state is not State.READY:
@@ -239,7 +240,6 @@ class Cloud:
             if self.faults.happens('cast lost'):
                 self.baton.tell(f'the build of {server_id} is lost')
                 continue
-            when = self.baton.now + self.faults.pause('cast')
             self.queue.append((when, server_id))
             self.baton.alarm(when)
 

@@ -23,6 +23,7 @@ before that is what was committed last, and its lock comes with what it writes
 first. (It is for all rows: nobody is in a deadlock.)
 """
 
+import collections
 import os
 import sqlite3
 import typing as ty
@@ -40,6 +41,8 @@ PATIENCE = 5
 #: What says nothing to others, and what only locks.
 OURS = ('PRAGMA', 'SAVEPOINT', 'RELEASE', 'ROLLBACK')
 LOCK = 'UPDATE leases SET generation='
+#: Which word of a statement that writes is the table.
+TABLE = {'UPDATE': 1, 'INSERT': 2, 'DELETE': 2}
 
 
 class Books:
@@ -48,6 +51,8 @@ class Books:
     :param fault: asked at each ``begin``, ``statement`` and ``commit``
         whether the database fails there; ``told`` after a commit
     :param committed: called after each commit that wrote
+    :ivar version: how often something was written
+    :ivar versions: how often something was written in each table
     """
 
     def __init__(self, baton: batons.Baton, folder: str,
@@ -57,8 +62,8 @@ class Books:
         self.fault = fault
         self.committed = committed
         self.writer: Connection | None = None
-        #: How often something was written.
         self.version = 0
+        self.versions: collections.Counter[str] = collections.Counter()
         path = os.path.join(folder, 'books.sqlite')
         with open(path, 'wb') as file:
             file.write(databases.migrated_file())
@@ -98,11 +103,16 @@ class Connection(sqlite3.Connection):
     """One whose statements and commits are points."""
 
     books: Books
-    #: How many rows it had changed when it last committed, and whether it
-    #: has changed something since then but to lock a lease.
-    changes, changed = 0, False
+    #: How many rows it had changed when it last committed.
+    changes = 0
     #: Whether it is in a transaction that is to write, and has not begun to.
     waits = False
+
+    def __init__(self, *args: ty.Any, **kwargs: ty.Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: The tables in which it has changed something since it last
+        #: committed, but to lock a lease.
+        self.changed: set[str] = set()
 
     def cursor(self, factory: ty.Any = None) -> 'Cursor':
         return super().cursor(factory or Cursor)
@@ -116,12 +126,13 @@ class Connection(sqlite3.Connection):
         if books.fault('commit'):
             self.rollback()
             raise sqlite3.OperationalError('disk I/O error')
-        wrote = self.changed and self.total_changes != self.changes
-        self.changes, self.changed = self.total_changes, False
+        changed = self.changed if self.total_changes != self.changes else ()
+        self.changes, self.changed = self.total_changes, set()
         super().commit()
         self._free()
-        if wrote:
+        if changed:
             books.version += 1
+            books.versions.update(changed)
             books.committed()
             books.baton.point('committed')
             if books.fault('told'):
@@ -130,7 +141,7 @@ class Connection(sqlite3.Connection):
     def rollback(self) -> None:
         self.waits = False
         super().rollback()
-        self.changes, self.changed = self.total_changes, False
+        self.changes, self.changed = self.total_changes, set()
         self._free()
 
     def close(self) -> None:
@@ -193,9 +204,10 @@ class Cursor(sqlite3.Cursor):
         if statement == 'BEGIN IMMEDIATE':
             connection.waits = True
             return True
-        if first not in ('SELECT', 'WITH'):
+        if first in TABLE:
             if connection.waits:
                 connection.begin()
             if not statement.startswith(LOCK):
-                connection.changed = True
+                connection.changed.add(statement.split(
+                    None, 3)[TABLE[first]])
         return False

@@ -20,19 +20,24 @@ __all__ = ['Faults', 'RATES']
 
 #: What may happen, and how often at most when it is possible at all.
 RATES = {
-    'death': 0.002, 'freeze': 0.001, 'db begin': 0.01,
+    'death': 0.002, 'freeze': 0.001, 'freeze at gate': 0.3, 'db begin': 0.01,
     'db statement': 0.003, 'db commit': 0.01, 'db told': 0.01,
-    'call hangs': 0.05, 'call fails': 0.1, 'call untold': 0.1,
-    'cast lost': 0.3, 'build fails': 0.1, 'delete fails': 0.1,
-    'build elsewhere': 0.1, 'allocation late': 0.3,
+    'placement slow': 0.3, 'call hangs': 0.05, 'call fails': 0.1,
+    'call untold': 0.1, 'cast lost': 0.3, 'build fails': 0.1,
+    'delete fails': 0.1, 'build elsewhere': 0.1, 'allocation late': 0.3,
     'notification lost': 0.3, 'notification doubled': 0.2,
     'notification late': 0.1, 'clock': 0.0005, 'host': 1}
+
+#: What keeps nobody from doing his work.
+HARMLESS = ('placement slow', 'cast lost', 'build fails', 'delete fails',
+            'build elsewhere', 'allocation late', 'notification lost',
+            'notification doubled', 'notification late', 'host')
 
 #: How long things take, in seconds: at least, and at most.
 TIMES = {
     'cast': (0, 2), 'build': (1, 60), 'delete': (0.1, 20),
-    'notification': (0, 5), 'late': (5, 900), 'call': (1, 30),
-    'clean': (1, 20), 'host': (600, 86400)}
+    'placement': (0.01, 8), 'notification': (0, 5), 'late': (5, 900),
+    'call': (1, 30), 'clean': (1, 20), 'host': (600, 86400)}
 
 
 class Faults:
@@ -41,6 +46,8 @@ class Faults:
     :ivar rates: how often each thing happens in this run
     :ivar on: whether anything goes wrong at all
     :ivar count: how often each has happened
+    :ivar last: when something last happened that may have kept a process from
+        doing its work
     """
 
     def __init__(self, baton: batons.Baton,
@@ -60,6 +67,7 @@ class Faults:
             self.clocks = 0
         self.on = True
         self.count: dict[str, int] = dict.fromkeys(RATES, 0)
+        self.last = baton.now
         baton.fate = self._fate
 
     def happens(self, name: str) -> bool:
@@ -67,6 +75,8 @@ class Faults:
         if not self.on or not rate or self._baton.dice.random() >= rate:
             return False
         self.count[name] += 1
+        if name not in HARMLESS:
+            self.last = self._baton.now
         return True
 
     def pause(self, what: str) -> float:
@@ -104,8 +114,10 @@ class Faults:
             self._baton.tell(f'{process.name} dies at {what}')
             self.kill(process)
             self._baton.end_turn_for_ever()
-        if self.happens('freeze'):
-            seconds = self._baton.dice.choice([5, 90, 400])
+        at_gate = what == 'send gate' and self.happens('freeze at gate')
+        if at_gate or self.happens('freeze'):
+            seconds = self._baton.dice.choice(
+                [90, 900] if at_gate else [5, 90, 400])
             self._baton.tell(f'{process.name} stands still for {seconds} s '
                              f'at {what}')
             process.frozen = self._baton.now + seconds

@@ -26,7 +26,6 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import ends
-from tests.simulation import world as worlds
 from tests.unit.blazar_core import racer
 
 __all__ = ['GUARDS', 'without']
@@ -86,7 +85,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'left': ('blazar_core.lifecycle.observing.Observing.settle_left',
              lambda self: None),
     'recheck': ('tests.simulation.world.World._recheck',
-                lambda self, core: self.baton.now + worlds.REST),
+                lambda self, core: None),
     'orphans': ('tests.simulation.world.World._delete_orphans',
                 lambda self, core: None),
     'close': ('blazar_core.lifecycle.closing.Closing.close',

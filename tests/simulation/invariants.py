@@ -38,6 +38,9 @@ __all__ = ['Always', 'Broken', 'at_rest', 'followers', 'late']
 LATE = 180
 #: The same where a start may wait for who was on the hosts before.
 WAITING = LATE + worlds.PATIENCE
+#: Seconds within which a host is looked at that is to be looked at, and for
+#: which that may be otherwise after something has failed.
+LOOKED, EXCUSED = 60, 600
 
 
 class Broken(AssertionError):
@@ -51,7 +54,13 @@ class Always:
         self._world = world
         self._excused = world.cloud.against
         self._held = held.Held(world)
+        #: By id: who was at each event, and until when, when something was
+        #: last written.
+        self._at: dict[str, tuple[str, int]] = {}
+        #: The same of which host was to be looked at first.
+        self._due: tuple[str, int] | None = None
         world.port.ending = self.nothing_ends_before_its_time
+        world.taken_back = self.what_is_refused_counts_no_more
         world.checks.append(self)
         world.hearing.append(self.leases_start_at_their_time)
 
@@ -60,6 +69,8 @@ class Always:
             self.no_build_is_done_twice()
             self.no_host_is_promised_twice()
             self.nobody_has_what_is_of_another()
+            self.no_event_is_taken_from_who_has_it()
+            self.hosts_are_looked_at_soon()
             for one in self._held.wrong():
                 raise Broken(one)
         except Broken as exc:
@@ -127,6 +138,44 @@ class Always:
                 'WHERE bookings.server_id IS NOT NULL'):
             if self._world.cloud.servers[server_id].project != project:
                 raise Broken(f'{server_id} has a booking of {project}')
+
+    def no_event_is_taken_from_who_has_it(self) -> None:
+        """Who is at an event is the only one, as long as he says so."""
+        at = {id: (worker, until) for id, worker, until in self._world.look(
+            "SELECT id, claimed_by, claimed_until FROM events "
+            "WHERE status = 'IN_PROGRESS'")}
+        for id, (worker, _until) in at.items():
+            before, until = self._at.get(id, (worker, 0))
+            if before != worker and until > (
+                    self._world.baton.now + self._ahead):
+                raise Broken(f'{worker} takes event {id[:8]}, which {before} '
+                             f'has until {until - batons.START}')
+        self._at = at
+
+    def hosts_are_looked_at_soon(self) -> None:
+        """Of which it is not known what runs there, so that its room may not
+        be used, if all can do their work.
+        """
+        now, due = self._world.baton.now, self._due
+        since = max(self._world.faults.last + EXCUSED, due[1] if due else now)
+        self._due = next(iter(self._world.look(
+            'SELECT name, recheck_at FROM hosts WHERE recheck_at IS NOT NULL '
+            "AND capacity != '{}' ORDER BY recheck_at, name LIMIT 1")), None)
+        if due is not None and now - since > LOOKED + self._ahead:
+            raise Broken(f'{due[0]} was to be looked at {now - due[1]:.0f} s '
+                         f'ago, and nobody has')
+
+    def what_is_refused_counts_no_more(
+            self, server: clouds.Server, host: clouds.Host) -> None:
+        """What placement does not give to a server is not taken from others
+        in the books.
+        """
+        asked = [one for one in self._world.cloud.questions
+                 if one.server is server]
+        if len(asked) == 1 and server.id not in host.allocations and (
+                self._world.knows(server, host)):
+            self._fail(Broken(f'{server.id} was not let onto {host.name}, and '
+                              f'counts there'))
 
     def no_host_is_promised_twice(self) -> None:
         """At no instant more is booked on a host than it has, less what runs

@@ -65,10 +65,11 @@ class Run:
     def _go(self) -> list[str]:
         world, baton = self.world, self.world.baton
         end = baton.now + self._days * DAY
-        moments = self._moments(end)
+        eager = baton.dice.random() < 0.5
+        moments = self._moments(end, eager)
         for name in world.apis:
             world.process(name, lambda core: core.process.spawn(
-                'users', users.Users(core, moments).run))
+                'users', users.Users(core, moments, eager).run))
         pauses = sorted(baton.dice.uniform(baton.now, end)
                         for _time in range(baton.dice.choice([0, 0, 2, 8])))
         world.process('operator', lambda core: core.process.spawn(
@@ -85,10 +86,12 @@ class Run:
         world.faults.on = False
         return self._rest() or self._check()
 
-    def _moments(self, end: float) -> list[float]:
+    def _moments(self, end: float, eager: bool) -> list[float]:
         """When users want something: often, now and then."""
         dice, now = self.world.baton.dice, self.world.baton.now
-        pause, busy = dice.choice([30, 120, 600]), [(now, end)]
+        # Who is eager wants several things each time.
+        pause = dice.choice([90, 120, 300] if eager else [30, 120, 600])
+        busy = [(now, end)]
         if end - now > HOUR * 2:
             starts = [dice.uniform(now, end - HOUR)
                       for _time in range(dice.randint(1, 3))]

@@ -12,6 +12,7 @@
 
 """Users of a cloud with leases, who want everything at the worst moment."""
 
+import functools
 import typing as ty
 
 import sqlalchemy as sa
@@ -36,6 +37,11 @@ WEIGHTS = {
     'boot_in': 12, 'boot': 8, 'prolong': 8, 'shorten': 6, 'move': 6,
     'resize': 8, 'delete_lease': 8, 'delete_server': 12,
     'lease_hosts': 14, 'boot_within': 18}
+#: The same where all of them come at once.
+EAGER = {
+    'lease_now': 5, 'lease_later': 20, 'reserve': 15, 'offer': 2,
+    'boot_in': 10, 'boots': 30, 'both': 30, 'lease_hosts': 25,
+    'boot_within': 40, 'delete_server': 5}
 
 #: What may be answered.
 ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
@@ -51,10 +57,14 @@ class Users:
     """What reaches one API process.
 
     :param moments: when somebody wants something
+    :param eager: whether they come several at a time, and want everything
+        just when a lease starts or ends
     """
 
     def __init__(self, core: worlds.Core,
-                 moments: ty.Sequence[float]) -> None:
+                 moments: ty.Sequence[float], eager: bool) -> None:
+        self._eager = eager
+        self._weights = EAGER if eager else WEIGHTS
         self._core = core
         self._world = core.world
         self._baton = core.world.baton
@@ -69,9 +79,14 @@ class Users:
                 self._core.process.spawn(f'request{number}', self._want)
 
     def _want(self) -> None:
-        name, = self._dice.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        name, = self._dice.choices(
+            list(self._weights), list(self._weights.values()))
+        self._try(name, getattr(self, name))
+
+    def _try(self, name: str, work: ty.Callable[..., None], *args: ty.Any,
+             ) -> None:
         try:
-            getattr(self, name)()
+            work(*args)
         except ANSWERS as exc:
             self._baton.tell(f'{name}: {type(exc).__name__}')
 
@@ -167,14 +182,26 @@ class Users:
 
     def lease_hosts(self) -> None:
         now = self._dice.random() < 0.5
-        request = self._request(
-            # There are few, and much is to happen to them.
-            self._window(now, 1200), now,
-            grace_period=self._dice.choice([0, 0, 60, 900]),
-            on_end=self._dice.choice(['delete', 'delete', 'recycle']))
+        # There are few, and much is to happen to them.
+        window = self._window(now, 1200)
+        self._lease_hosts(window, now, self._dice.choice([0, 0, 60, 900]))
+        for _next in range(self._dice.choice([0, 2]) if self._eager else 0):
+            # At the moment at which everybody else is to have left them.
+            (start,), = self._world.look(
+                f"SELECT max(bookings.end_date) FROM bookings "
+                f"JOIN reservations "
+                f"ON reservations.id = bookings.reservation_id "
+                f"WHERE reservations.resource_type = '{whole.HOSTS}'")
+            self._lease_hosts(model.Window(
+                start, start + self._dice.randint(60, 600)), False, 0)
+
+    def _lease_hosts(self, window: model.Window, now: bool, grace: int,
+                     ) -> None:
         self._accepted(self._core.leases.making.create(making.NewLease(
-            self._project(), 'user', request, (self._hosts_of(
-                1, self._dice.choice([1, 2])),)), None))
+            self._project(), 'user', self._request(
+                window, now, grace_period=grace,
+                on_end=self._dice.choice(['delete', 'delete', 'recycle'])),
+            (self._hosts_of(1, self._dice.choice([1, 2])),)), None))
 
     def reserve(self) -> None:
         now = self._dice.random() < 0.5
@@ -216,10 +243,19 @@ class Users:
         lease = views.get(self._core.database, self._dice.choice(ids))
         soon = [seconds for when in (lease['start_date'], lease['end_date'])
                 if 0 < (seconds := when - self._core.clock.now()) < 600]
-        if soon and self._dice.random() < 0.3:
+        if soon and self._dice.random() < (0.8 if self._eager else 0.3):
             # Just when it starts or ends.
-            self._baton.let_pass(soon[0] - self._dice.random())
+            self._baton.let_pass(soon[0] - self._dice.random() * (
+                self._dice.choice([0.05, 1])))
         return lease
+
+    def both(self) -> None:
+        """Two who want different things of a lease, or the same."""
+        lease = self._lease()
+        for name in self._dice.choices(('prolong', 'shorten', 'move', 'resize',
+                                        'delete_lease'), k=2):
+            self._core.process.spawn(name, functools.partial(
+                self._try, name, getattr(self, f'_{name}'), lease))
 
     def _update(self, lease: ty.Any, **change: ty.Any) -> None:
         self._core.leases.changing.update(
@@ -228,24 +264,32 @@ class Users:
                          f'{sorted(change)}')
 
     def prolong(self) -> None:
-        lease = self._lease()
+        self._prolong(self._lease())
+
+    def _prolong(self, lease: ty.Any) -> None:
         self._update(lease, end=lease['end_date'] + self._dice.choice(
             [1, 600, 7200]))
 
     def shorten(self) -> None:
-        lease = self._lease()
+        self._shorten(self._lease())
+
+    def _shorten(self, lease: ty.Any) -> None:
         low = max(lease['start_date'] + 1, self._core.clock.now())
         self._update(lease, end=max(low, lease['end_date'] -
                                     self._dice.choice([1, 600, 7200])))
 
     def move(self) -> None:
-        lease = self._lease('PENDING')
+        self._move(self._lease('PENDING'))
+
+    def _move(self, lease: ty.Any) -> None:
         later = self._dice.choice([-600, -1, 1, 600])
         self._update(lease, start=lease['start_date'] + later,
                      end=lease['end_date'] + later)
 
     def resize(self) -> None:
-        lease = self._lease()
+        self._resize(self._lease())
+
+    def _resize(self, lease: ty.Any) -> None:
         one = lease['reservations'][0]
         if one['params'] is None:
             raise errors.NotFound('servers of a boot')
@@ -256,7 +300,9 @@ class Users:
             self._places_of({**one['params'], 'amount': amount})})
 
     def delete_lease(self) -> None:
-        lease = self._lease()
+        self._delete_lease(self._lease())
+
+    def _delete_lease(self, lease: ty.Any) -> None:
         self._core.lifecycle.ending.delete(lease['id'])
         self._baton.tell(f'lease {lease["id"][:8]} is deleted')
 
@@ -288,13 +334,15 @@ class Users:
         why = self._core.leases.servers.why_not_within(one['id'], project)
         if why is not None:
             raise errors.InvalidLeaseParams(why)
-        server = self._cloud.new_server(
-            project, self._amounts(), clouds.State.READY, within=one['id'])
-        self._cloud.cast([server.id])
-        if lease['on_end'] == 'recycle':
-            # Nobody else takes it away.
-            self._baton.later(self._dice.uniform(0, 1800),
-                              lambda: self._leave(server))
+        for _number in range(self._dice.choice([1, 3]) if self._eager else 1):
+            server = self._cloud.new_server(
+                project, self._amounts(), clouds.State.READY,
+                within=one['id'])
+            self._cloud.cast([server.id])
+            if lease['on_end'] == 'recycle':
+                # Nobody else takes it away.
+                self._baton.later(self._dice.uniform(0, 1800),
+                                  functools.partial(self._leave, server))
 
     def _leave(self, server: clouds.Server) -> None:
         while server.state is not clouds.State.GONE:
@@ -310,6 +358,16 @@ class Users:
             # Anybody may write into an image what placement goes by.
             forced=forced, pooled=self._dice.random() < 0.1)
         self._cloud.cast([server.id])
+
+    def boots(self) -> None:
+        """Many at once, who do not stay for long."""
+        servers = [self._cloud.new_server(
+            self._project(), {'VCPU': self._dice.choice([1, 2, 4])},
+            clouds.State.READY) for _number in range(self._dice.randint(4, 9))]
+        self._cloud.cast([one.id for one in servers])
+        for server in servers:
+            self._baton.later(self._dice.uniform(0, 600), functools.partial(
+                self._leave, server))
 
     def delete_server(self) -> None:
         there = [one for one in self._cloud.servers.values()

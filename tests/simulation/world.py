@@ -206,6 +206,14 @@ class World:
         folder = self.stack.enter_context(tempfile.TemporaryDirectory(
             dir=MEMORY if os.path.isdir(MEMORY) else None))
         self._compares = compares
+        #: By host: what it was when to compare it has found nothing.
+        self._compared: dict[str, tuple[ty.Any, ...]] = {}
+        #: When a host is to be looked at next; None: none is.
+        self.due: int | None = None
+        #: Told of a server and a host from which placement kept it, when the
+        #: claim is taken back.
+        self.taken_back: ty.Callable[[clouds.Server, clouds.Host], None] = (
+            lambda *_of: None)
         #: Whether all is mended by now that had gone wrong.
         self.settled = False
         #: Called after each commit, and of each event of a lease.
@@ -240,7 +248,8 @@ class World:
             sleep=baton.let_pass)))
         patch(mock.patch('oslo_db.api.random', baton.dice))
         # It lets other threads have a turn, and there are none.
-        patch(mock.patch('oslo_db.sqlalchemy.engines._thread_yield'))
+        patch(mock.patch('oslo_db.sqlalchemy.engines._thread_yield',
+                         lambda *_of: None))
         patch(mock.patch('uuid.uuid4', lambda: uuid.UUID(
             int=baton.dice.getrandbits(128), version=4)))
         patch(mock.patch.object(
@@ -252,6 +261,9 @@ class World:
         return self.baton.current.process
 
     def _committed(self) -> None:
+        (self.due,), = self.look('SELECT min(recheck_at) FROM hosts')
+        for core in self.cores.values() if self.due is not None else ():
+            self.baton.alarm(self.due - core.process.offset)
         for check in self.checks:
             check()
 
@@ -332,6 +344,7 @@ class World:
                 continue
             if server.forced is not None:
                 self.cloud.act_against(host, server.amounts)
+            known = self.knows(server, host)
             try:
                 undo = claiming.claim(
                     server.id, {host.uuid: server.amounts},
@@ -341,12 +354,24 @@ class World:
                 self.baton.tell(f'{server.id} not on {host.name}: {exc}')
                 continue
             self.baton.point('placement')
+            if self.faults.happens('placement slow'):
+                self.baton.let_pass(self.faults.pause('placement'))
             if host.fits(server.amounts) and (
                     server.state is clouds.State.READY):
                 host.allocations[server.id] = dict(server.amounts)
                 return host if self._is_within(server, claiming) else None
             undo()
+            if not known:
+                self.taken_back(server, host)
         return None
+
+    def knows(self, server: clouds.Server, host: clouds.Host) -> bool:
+        """Whether the books have a server on a host, or on its way there."""
+        return bool(self.look(
+            f"SELECT 1 FROM hosts WHERE uuid = '{host.uuid}' AND ("
+            f"consumers LIKE '%{server.id}%' OR EXISTS ("
+            f"SELECT 1 FROM bookings WHERE server_id = '{server.id}' AND "
+            f"host_id = hosts.id AND placed_at IS NOT NULL))"))
 
     def _is_within(self, server: clouds.Server, claiming: Claiming) -> bool:
         """Whether a server may stay on the host that it was just given."""
@@ -369,7 +394,7 @@ class World:
                                 core.lifecycle, f'{core.process.name}.'
                                 f'{core.process.lives}')
         # Who is at an event says so again and again, or others take it.
-        core.clock.version = lambda: self.books.version
+        core.clock.version = lambda: self.books.versions['events']
         core.clock.is_idle = lambda: not self.look(
             "SELECT 1 FROM events WHERE status = 'IN_PROGRESS' LIMIT 1")
         watching = watch.Watch(
@@ -384,11 +409,16 @@ class World:
     def _watch(self, watching: watch.Watch) -> None:
         """What :meth:`watch.Watch.run` does, where something has changed."""
         while True:
-            seen = self.books.version
+            seen = self._promises()
             with contextlib.suppress(errors.BooksUnavailable):
                 watching.look()
             self.baton.let_pass(watch.PAUSE)
-            self.baton.wait(lambda: self.books.version != seen, REST)
+            self.baton.wait(lambda: self._promises() != seen, REST)
+
+    def _promises(self) -> tuple[int, ...]:
+        """How often something has changed of which it depends what fits."""
+        return tuple(self.books.versions[table] for table in (
+            'hosts', 'bookings', 'leases'))
 
     def _mirror(self, core: Core, working: engine.Engine) -> None:
         """Compare everything, again and again."""
@@ -410,8 +440,9 @@ class World:
         """Make the books true for every host and server."""
         for host in list(self.cloud.hosts.values()):
             if host.there:
-                self._apart(self.compare_host, core, host)
-        core.database.retried(self._retain, core)
+                self._apart(self._compare_changed, core, host)
+        if not all(host.there for host in self.cloud.hosts.values()):
+            core.database.retried(self._retain, core)
         books = core.lifecycle.observing.unfinished()
         self.port.call('list')
         nova = {server_id: self.port.seen(server_id) for server_id in books}
@@ -419,7 +450,10 @@ class World:
             if seen != books[server_id]:
                 self._apart(self.compare_server, core, working, server_id)
         self._apart(self._delete_orphans, core)
-        core.database.retried(self._trim, core)
+        if len(self.look(
+                f'SELECT 1 FROM changes WHERE created_at < '
+                f'{core.clock.now() - follower.KEEP} LIMIT 2')) > 1:
+            core.database.retried(self._trim, core)
 
     def _apart(self, work: ty.Callable[..., ty.Any], *args: ty.Any) -> None:
         with contextlib.suppress(errors.CloudUnavailable, errors.BooksBusy):
@@ -427,6 +461,30 @@ class World:
 
     def compare_host(self, core: Core, host: clouds.Host) -> None:
         core.database.retried(self._report, core, host)
+
+    def _compare_changed(self, core: Core, host: clouds.Host) -> None:
+        """The same, unless nothing came of it and all is as it was then."""
+        before = self._state_of(host)
+        if self._compared.get(host.uuid) != before:
+            self.compare_host(core, host)
+            if before == self._state_of(host):
+                self._compared[host.uuid] = before
+
+    def _state_of(self, host: clouds.Host) -> tuple[ty.Any, ...]:
+        """All of which it depends what comes of comparing a host."""
+        rows = self.look(
+            f"SELECT id, generation, capacity, usage, consumers, recheck_at, "
+            f"held_by FROM hosts WHERE uuid = '{host.uuid}'")
+        for row in rows:
+            if row[5] is not None:
+                # Time alone changes what runs there.
+                rows.append(self.baton.now)
+            rows += self.look(f'SELECT * FROM bookings WHERE '
+                              f'host_id = {row[0]} OR moving_to = {row[0]}')
+            break
+        return (rows, dict(host.capacity), {
+            one: dict(takes) for one, takes in host.allocations.items()},
+            self.books.versions['reservations'])
 
     def _report(self, core: Core, host: clouds.Host) -> None:
         with core.database.reader() as session:
@@ -471,7 +529,9 @@ class World:
         """Servers that wait for a lease that nobody made."""
         for server in list(self.cloud.servers.values()):
             if server.state is clouds.State.HELD and (
-                    server.since < self.baton.now - 600) and (
+                    server.since < self.baton.now - 600) and not self.look(
+                    f"SELECT 1 FROM bookings "
+                    f"WHERE server_id = '{server.id}'") and (
                     not core.leases.servers.is_leased(server.id)):
                 self.baton.tell(f'{server.id} has no lease')
                 self.port.delete(server.id, None)
@@ -479,10 +539,9 @@ class World:
     def _hints(self, core: Core, working: engine.Engine) -> None:
         """Look into what notifications tell, and at what is to be looked at.
         """
-        due = 0.0
         while True:
             self.baton.wait(lambda: self.cloud.has_notification() or (
-                due <= self.baton.now), REST)
+                self._is_due(core)), REST)
             try:
                 while one := self.cloud.next_notification():
                     if one[0]:
@@ -491,19 +550,20 @@ class World:
                     if one[1] is not None:
                         self._apart(self._look_at, core, one[1])
                     working.wake()
-                due = self._recheck(core)
+                if self._is_due(core):
+                    self._recheck(core)
+                    self.baton.let_pass(1)
             except errors.BooksUnavailable:
                 self.baton.let_pass(1)
 
-    def _recheck(self, core: Core) -> float:
-        """Look at hosts that are due; returns when the next one is."""
-        now = core.clock.now()
+    def _is_due(self, core: Core) -> bool:
+        """Whether a host is to be looked at again by now."""
+        return self.due is not None and self.due <= core.clock.now()
+
+    def _recheck(self, core: Core) -> None:
+        """Look at hosts that are due."""
         with core.database.reader() as session:
-            hosts = session.execute(sa.select(
-                models.Host.service_host, models.Host.recheck_at).where(
-                    models.Host.recheck_at.is_not(None))).all()
+            hosts = session.scalars(sa.select(models.Host.service_host).where(
+                models.Host.recheck_at <= core.clock.now())).all()
         for host in hosts:
-            if host.recheck_at <= now:
-                self._apart(self._look_at, core, host.service_host)
-        return min([self.baton.now + max(1, host.recheck_at - now)
-                    for host in hosts], default=self.baton.now + REST)
+            self._apart(self._look_at, core, host)

@@ -31,7 +31,7 @@ RATES = {
 #: What keeps nobody from doing his work.
 HARMLESS = ('placement slow', 'cast lost', 'build fails', 'delete fails',
             'build elsewhere', 'allocation late', 'notification lost',
-            'notification doubled', 'notification late', 'host')
+            'notification doubled', 'notification late')
 
 #: How long things take, in seconds: at least, and at most.
 TIMES = {

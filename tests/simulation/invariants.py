@@ -58,7 +58,7 @@ class Always:
         #: last written.
         self._at: dict[str, tuple[str, int]] = {}
         #: The same of which host was to be looked at first.
-        self._due: tuple[str, int] | None = None
+        self._due: tuple[int, str] | None = None
         world.port.ending = self.nothing_ends_before_its_time
         world.taken_back = self.what_is_refused_counts_no_more
         world.checks.append(self)
@@ -157,12 +157,10 @@ class Always:
         be used, if all can do their work.
         """
         now, due = self._world.baton.now, self._due
-        since = max(self._world.faults.last + EXCUSED, due[1] if due else now)
-        self._due = next(iter(self._world.look(
-            'SELECT name, recheck_at FROM hosts WHERE recheck_at IS NOT NULL '
-            "AND capacity != '{}' ORDER BY recheck_at, name LIMIT 1")), None)
-        if due is not None and now - since > LOOKED + self._ahead:
-            raise Broken(f'{due[0]} was to be looked at {now - due[1]:.0f} s '
+        self._due = self._world.due
+        if due is not None and LOOKED + self._ahead < now - max(
+                due[0], self._world.faults.last + EXCUSED):
+            raise Broken(f'{due[1]} was to be looked at {now - due[0]:.0f} s '
                          f'ago, and nobody has')
 
     def what_is_refused_counts_no_more(

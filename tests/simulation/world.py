@@ -208,8 +208,8 @@ class World:
         self._compares = compares
         #: By host: what it was when to compare it has found nothing.
         self._compared: dict[str, tuple[ty.Any, ...]] = {}
-        #: When a host is to be looked at next; None: none is.
-        self.due: int | None = None
+        #: When a host is to be looked at next, and which one.
+        self.due: tuple[int, str] | None = None
         #: Told of a server and a host from which placement kept it, when the
         #: claim is taken back.
         self.taken_back: ty.Callable[[clouds.Server, clouds.Host], None] = (
@@ -261,9 +261,13 @@ class World:
         return self.baton.current.process
 
     def _committed(self) -> None:
-        (self.due,), = self.look('SELECT min(recheck_at) FROM hosts')
+        self.due = min(
+            ((when, uuid) for when, uuid in self.look(
+                'SELECT recheck_at, uuid FROM hosts '
+                'WHERE recheck_at IS NOT NULL')
+             if self.cloud.hosts[uuid].there), default=None)
         for core in self.cores.values() if self.due is not None else ():
-            self.baton.alarm(self.due - core.process.offset)
+            self.baton.alarm(self.due[0] - core.process.offset)
         for check in self.checks:
             check()
 
@@ -558,7 +562,7 @@ class World:
 
     def _is_due(self, core: Core) -> bool:
         """Whether a host is to be looked at again by now."""
-        return self.due is not None and self.due <= core.clock.now()
+        return self.due is not None and self.due[0] <= core.clock.now()
 
     def _recheck(self, core: Core) -> None:
         """Look at hosts that are due."""

@@ -232,8 +232,6 @@ class Cloud:
         when = self.baton.now + self.faults.pause('cast')
         for server_id in server_ids:
             server = self.servers[server_id]
-            if server.state is not State.READY:
-                continue
             server.casts += 1
             if server.casts - server.tried > 1:
                 self.baton.tell(f'{server_id} is asked for once more')

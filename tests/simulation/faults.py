@@ -20,9 +20,9 @@ __all__ = ['Faults', 'RATES']
 
 #: What may happen, and how often at most when it is possible at all.
 RATES = {
-    'death': 0.002, 'freeze': 0.001, 'freeze at gate': 0.3, 'db begin': 0.01,
+    'death': 0.002, 'freeze': 0.001, 'freeze at gate': 0.6, 'db begin': 0.01,
     'db statement': 0.003, 'db commit': 0.01, 'db told': 0.01,
-    'placement slow': 0.3, 'call hangs': 0.05, 'call fails': 0.1,
+    'placement slow': 0.6, 'call hangs': 0.05, 'call fails': 0.1,
     'call untold': 0.1, 'cast lost': 0.3, 'build fails': 0.1,
     'delete fails': 0.1, 'build elsewhere': 0.1, 'allocation late': 0.3,
     'notification lost': 0.3, 'notification doubled': 0.2,
@@ -117,7 +117,7 @@ class Faults:
         at_gate = what == 'send gate' and self.happens('freeze at gate')
         if at_gate or self.happens('freeze'):
             seconds = self._baton.dice.choice(
-                [90, 900] if at_gate else [5, 90, 400])
+                [400, 900] if at_gate else [5, 90, 400])
             self._baton.tell(f'{process.name} stands still for {seconds} s '
                              f'at {what}')
             process.frozen = self._baton.now + seconds

@@ -57,7 +57,7 @@ class Always:
         #: By id: who was at each event, and until when, when something was
         #: last written.
         self._at: dict[str, tuple[str, int]] = {}
-        #: The same of which host was to be looked at first.
+        #: Which host was to be looked at first then, and when.
         self._due: tuple[int, str] | None = None
         world.port.ending = self.nothing_ends_before_its_time
         world.taken_back = self.what_is_refused_counts_no_more

@@ -96,6 +96,7 @@ class Users:
     # -- leases ------------------------------------------------------------
 
     def _window(self, now: bool, longest: int = 86400) -> model.Window:
+        longest = min(longest, 1800) if self._eager else longest
         start = self._core.clock.now() + (
             0 if now else min(longest, self._dice.choice(
                 [1, 60, 3600, 14400, 86400])) + self._dice.randint(0, 600))
@@ -242,7 +243,8 @@ class Users:
             raise errors.NotFound('no lease')
         lease = views.get(self._core.database, self._dice.choice(ids))
         soon = [seconds for when in (lease['start_date'], lease['end_date'])
-                if 0 < (seconds := when - self._core.clock.now()) < 600]
+                if 0 < (seconds := when - self._core.clock.now()) < (
+                    1800 if self._eager else 600)]
         if soon and self._dice.random() < (0.8 if self._eager else 0.3):
             # Just when it starts or ends.
             self._baton.let_pass(soon[0] - self._dice.random() * (

@@ -227,13 +227,17 @@ class Ending:
             return f'server {ended.server_id} failed; the log says why.'
 
     def _carry_out(self, ended: ends.Ended, its: _Steps) -> str | None:
-        asked = None
-        if its == [self._policies[ends.DELETE]]:
+        asked, last = None, [self._policies[ends.DELETE]]
+        if its == last:
             # Also of one that seems to be gone something may be left.
             asked = self._ask(ended, its[0])
         for _step in range(len(its) + 1):
             seen = self._cloud.look(ended.server_id)
             self._observing.observe(ended.server_id, seen)
+            if asked is None and its != last and (
+                    seen.state is not clouds.ServerState.RUNNING):
+                # There is nothing to be kept.
+                return self._carry_out(ended, last)
             todo = ends.next_of(its, self._cloud, ended, seen)
             if todo is None:
                 return self._leave(ended, its, seen)
@@ -244,7 +248,7 @@ class Ending:
             except errors.Forbidden as exc:
                 LOG.info('Lease %s: server %s is deleted: %s',
                          ended.lease_id, ended.server_id, exc)
-                return self._carry_out(ended, [self._policies[ends.DELETE]])
+                return self._carry_out(ended, last)
         return ''
 
     def _ask(self, ended: ends.Ended, policy: ends.EndPolicy,
@@ -303,10 +307,8 @@ class Ending:
                 models.HeldBuild.lease_id == lease_id))
             its = ends.steps_of(name, self._policies)
             return _Begun({
-                booking.server_id: its if booking.running and (
-                    not its[-1].for_guests) else last
-                for booking in facts.bookings(lease)
-                if booking.server_id is not None},
+                one: last if its[-1].for_guests else its
+                for one in facts.servers(lease)},
                 _moving(its, self._policies) if its[-1].stays else its,
                 lease.name, lease.project_id,
                 lease.end_date + lease.grace_period - now

@@ -24,7 +24,9 @@ from blazar_core.leases import requests
 from blazar_core import resources
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import demand as demands
+from blazar_nova.compat import flavors
 from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import occupants
 from blazar_nova.compat import pool
 from blazar_nova.compat import service
 from blazar_nova.compat import traits as nova_traits
@@ -130,6 +132,11 @@ class PhysicalHosts(resources.ResourceType):
         return pool.leave_after_lease()
 
     def end(self, reserved: resources.Reserved) -> None:
+        # They would look for hosts that are nobody's any more.
+        for project_id in {reserved.project_id,
+                           *reserved.params.get('projects', ())} - {''}:
+            for server_id in occupants.shelved(reserved.id, project_id):
+                flavors.release(server_id)
         pool.close(reserved.id)
 
     def opened(self) -> ty.Collection[str]:

@@ -663,7 +663,7 @@ class TestEnds(HostsTestCase):
 class TestAfterwards(HostsTestCase):
     """What an operator may have done between two leases of a host."""
 
-    more_conf = '[blazar]\non_end = delete,recycle\n'
+    more_conf = '[blazar]\non_end = delete,recycle,shelve,release\n'
 
     def setUp(self):
         super().setUp()
@@ -747,6 +747,17 @@ class TestAfterwards(HostsTestCase):
         self.ask('PUT', path, {'on_end': 'delete', 'grace_period': 0})
         self.run_until(self.over + 60)
         self.wait_until_gone(server['id'])
+
+    def test_they_are_shelved_and_are_ordinary_servers_then(self):
+        """Also where they were to go on: not on these hosts."""
+        lease, server = self.using(on_end='release')
+        self.wait_for(lambda: self.run_until(self.clock.now() + 60) or (
+            self.get(lease)['status'] == 'TERMINATED'))
+        self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
+        self.assertTrue(self.is_back())
+        self.alice.post_server_action(server['id'], {'unshelve': None})
+        shown = self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertNotEqual('host1', shown['OS-EXT-SRV-ATTR:host'])
 
     def test_they_may_stay_until_they_go_by_themselves(self):
         lease, server = self.using(on_end='recycle')

@@ -91,6 +91,10 @@ class Server:
     :ivar pooled: whether it asks for a host that serves leases only
     :ivar unasked: whether it was let in while the books were away
     :ivar forced: the host that an admin named
+    :ivar busy: whether a compute does something to it, beside deleting it
+    :ivar rest: in what it is kept
+    :ivar copies: the leases at whose ends there is an image of it
+    :ivar released: whether nothing binds it to a lease any more
     :ivar casts: how often a conductor was asked to build it
     :ivar tried: how often it was found that there is no host for it
     """
@@ -110,6 +114,10 @@ class Server:
     unplaced: bool = False
     launched: bool = False
     deleting: bool = False
+    busy: bool = False
+    rest: clouds.Rest | None = None
+    copies: set[str] = dataclasses.field(default_factory=set)
+    released: bool = False
     casts: int = 0
     tried: int = 0
 
@@ -358,6 +366,49 @@ class Cloud:
         self.baton.tell(f'{server.id} is gone')
         self.notify(server.id, host.uuid if host else None)
 
+    def leave(self, server: Server, seconds: float) -> None:
+        """Its user deletes a server by himself, after so long."""
+        def work() -> None:
+            while server.state is not State.GONE:
+                self.delete(server)
+                self.baton.let_pass(600)
+
+        self.baton.later(seconds, work)
+
+    def bring(self, server: Server, rest: clouds.Rest) -> None:
+        """A lease wants a server to be kept like this."""
+        def work() -> None:
+            server.rest = rest
+            if rest is clouds.Rest.SHELVED:
+                server.host = None
+                self.free(server)
+
+        self._do(server, rest.value, work)
+
+    def copy(self, server: Server, lease_id: str) -> None:
+        """A lease wants an image of a server."""
+        self._do(server, 'copied', lambda: server.copies.add(lease_id))
+
+    def _do(self, server: Server, what: str, work: ty.Callable[[], None],
+            ) -> None:
+        """Have a compute do something to a server, which takes its time."""
+        if server.state is not State.RUNNING or server.deleting or server.busy:
+            return
+        server.busy = True
+
+        def do() -> None:
+            self.baton.let_pass(self.faults.pause('delete'))
+            server.busy = False
+            if server.state is not State.RUNNING or self.faults.happens(
+                    'delete fails'):
+                return
+            host = server.host
+            work()
+            self.baton.tell(f'{server.id} is {what}')
+            self.notify(server.id, host.uuid if host else None)
+
+        self._computes.spawn(f'keep-{server.id}', do)
+
     # -- notifications -----------------------------------------------------
 
     def notify(self, server_id: str, host: str | None) -> None:
@@ -498,7 +549,8 @@ class Port:
         return Seen({State.HELD: clouds.ServerState.HELD,
                      State.READY: clouds.ServerState.BUILDING,
                      State.BUILDING: clouds.ServerState.BUILDING,
-                     }.get(server.state, clouds.ServerState.RUNNING), host)
+                     }.get(server.state, clouds.ServerState.RUNNING), host,
+                    rest=server.rest)
 
     def delete(self, server_id: str, credential: str | None) -> None:
         self.call('delete')
@@ -507,6 +559,33 @@ class Port:
         if server is not None:
             self._cloud.delete(server)
         self.answer('deleted')
+
+    def bring(self, server_id: str, rest: clouds.Rest,
+              credential: str | None) -> None:
+        self.call('bring')
+        self._cloud.bring(self._cloud.servers[server_id], rest)
+        self.answer('brought')
+
+    def copy(self, server_id: str, lease_id: str, name: str,
+             credential: str | None) -> None:
+        self.call('copy')
+        self._cloud.copy(self._cloud.servers[server_id], lease_id)
+        self.answer('copied')
+
+    def is_copied(self, server_id: str, lease_id: str,
+                  credential: str | None) -> bool:
+        self.call('is copied')
+        return lease_id in self._cloud.servers[server_id].copies
+
+    def release(self, server_id: str) -> None:
+        self.call('release')
+        server = self._cloud.servers[server_id]
+        if not server.released:
+            # Nobody else takes it away.
+            self._cloud.leave(server, self._baton.dice.uniform(0, 7200))
+        server.reservation = server.within = None
+        server.pooled, server.leased, server.released = False, False, True
+        self.answer('released')
 
     def forget(self, server_id: str) -> None:
         self.call('forget')

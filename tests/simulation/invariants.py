@@ -97,10 +97,10 @@ class Always:
 
     def nothing_ends_before_its_time(self, server_id: str) -> None:
         """Nobody deletes the servers of a lease before its end and its grace
-        period are over, or those that may stay, unless its owner has deleted
-        it.
+        period are over, or those that may stay, or of which there is to be an
+        image first, unless its owner has deleted it.
         """
-        within = self._world.cloud.servers[server_id].within
+        server = self._world.cloud.servers[server_id]
         for lease_id, end, grace, on_end, deleted in self._world.look(
                 'SELECT leases.id, leases.end_date, leases.grace_period, '
                 'leases.on_end, leases.deleted_at '
@@ -108,10 +108,16 @@ class Always:
                 'ON reservations.id = bookings.reservation_id '
                 'JOIN leases ON leases.id = reservations.lease_id '
                 f"WHERE bookings.server_id = '{server_id}' "
-                f"OR reservations.id = '{within}'"):
+                f"OR reservations.id = '{server.within}'"):
             early = end + grace - self._world.baton.now
+            if deleted is None and 'snapshot' in on_end and (
+                    server.launched and lease_id not in server.copies) and (
+                    -early < worlds.END_LIMIT - self._ahead):
+                self._fail(Broken(f'{server_id} is deleted, and there is no '
+                                  f'image of it'))
             if deleted is None and (
-                    early > self._ahead or within and on_end == 'recycle'):
+                    early > self._ahead or server.within and (
+                        on_end == 'recycle')):
                 self._fail(Broken(
                     f'{server_id} is deleted {early:.0f} s before the end of '
                     f'lease {lease_id[:8]} ({on_end})'))

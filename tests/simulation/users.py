@@ -51,6 +51,11 @@ ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
 Amounts: ty.TypeAlias = dict[str, int]
 
 PROJECTS = ('red', 'blue')
+#: What may become of servers; of those on whole hosts.
+ENDS = ('delete',) * 4 + ('snapshot,delete', 'shelve', 'stop', 'release',
+                          'stop,snapshot,shelve')
+ENDS_OF_HOSTS = ('delete', 'delete', 'recycle', 'recycle', 'shelve',
+                 'snapshot,delete')
 
 
 class Users:
@@ -107,7 +112,8 @@ class Users:
                  ) -> requests.LeaseRequest:
         return requests.LeaseRequest(**{
             'name': 'lease', 'window': window, 'before_end': None,
-            'events': (), 'on_end': 'delete', 'starts_now': now, **more})
+            'events': (), 'on_end': self._dice.choice(ENDS),
+            'starts_now': now, **more})
 
     def _amounts(self) -> Amounts:
         return {'VCPU': self._dice.choice([1, 1, 2, 4])}
@@ -201,7 +207,7 @@ class Users:
         self._accepted(self._core.leases.making.create(making.NewLease(
             self._project(), 'user', self._request(
                 window, now, grace_period=grace,
-                on_end=self._dice.choice(['delete', 'delete', 'recycle'])),
+                on_end=self._dice.choice(ENDS_OF_HOSTS)),
             (self._hosts_of(1, self._dice.choice([1, 2])),)), None))
 
     def reserve(self) -> None:
@@ -343,13 +349,7 @@ class Users:
             self._cloud.cast([server.id])
             if lease['on_end'] == 'recycle':
                 # Nobody else takes it away.
-                self._baton.later(self._dice.uniform(0, 1800),
-                                  functools.partial(self._leave, server))
-
-    def _leave(self, server: clouds.Server) -> None:
-        while server.state is not clouds.State.GONE:
-            self._cloud.delete(server)
-            self._baton.let_pass(600)
+                self._cloud.leave(server, self._dice.uniform(0, 1800))
 
     def boot(self) -> None:
         forced = self._dice.choice(
@@ -368,8 +368,7 @@ class Users:
             clouds.State.READY) for _number in range(self._dice.randint(4, 9))]
         self._cloud.cast([one.id for one in servers])
         for server in servers:
-            self._baton.later(self._dice.uniform(0, 600), functools.partial(
-                self._leave, server))
+            self._cloud.leave(server, self._dice.uniform(0, 600))
 
     def delete_server(self) -> None:
         there = [one for one in self._cloud.servers.values()

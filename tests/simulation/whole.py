@@ -72,6 +72,10 @@ class Hosts(base.WholeType):
         self.start(reserved)
 
     def end(self, reserved: resources.Reserved) -> None:
+        for server in self._cloud.servers.values():
+            if server.within == reserved.id and (
+                    server.rest is ports.Rest.SHELVED):
+                self._port.release(server.id)
         self._close(reserved.id, ())
         self._port.answer('hosts closed')
 

@@ -61,6 +61,8 @@ __all__ = ['Core', 'World', 'call_of']
 #: Seconds between two comparisons in full, and between two looks when nothing
 #: has happened; until builds are lost; for which a start waits for its host.
 COMPARISON, REST, LOST_AFTER, PATIENCE = 300, 43200, 120, 300
+#: Seconds after which servers are deleted that were to be kept.
+END_LIMIT = 1800
 #: Where files are in memory, if there is such a place.
 MEMORY = '/dev/shm'
 
@@ -135,7 +137,9 @@ class Core:
         self.lifecycle = lifecycle.Lifecycle(
             self.database, self.clock, world.port, str,
             world.notified, PATIENCE, LOST_AFTER, world.types,
-            {ends.DELETE: ends.Delete(), ends.RECYCLE: ends.Recycle()})
+            {ends.DELETE: ends.Delete(), ends.RECYCLE: ends.Recycle(),
+             ends.SHELVE: ends.Shelve(), 'snapshot': ends.Snapshot(),
+             'stop': ends.Stop(), 'release': ends.Release()}, END_LIMIT)
 
 
 def call_of(servers: ty.Sequence[clouds.Server]) -> str:

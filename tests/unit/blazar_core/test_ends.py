@@ -316,6 +316,16 @@ class TestSteps(StepsTestCase):
         self.assertEqual([server], self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
+    def test_one_that_has_run_unheard_is_kept_as_well(self):
+        lease = self.lease(0, 100, request=self.request(
+            0, 100, on_end='snapshot,delete'))
+        server, = base.servers_of(lease)
+        self.cloud.servers[server] = clouds.Seen(
+            base.State.RUNNING, self.uuid_of('one'))
+        self.run_at(100)
+        self.assertEqual(({server}, [server]), (
+            self.cloud.copies.keys(), self.cloud.deleted))
+
     def test_each_step_in_its_order(self):
         lease, (server,) = self.ending('stop,snapshot,shelve')
         self.run_at(100)

@@ -58,6 +58,7 @@ class Seen:
     :ivar unplaced: it failed because there was no host for it, or no quota;
         sent again, it may be built
     :ivar rest: in what it is kept, if it was built and does not run
+    :ivar busy: whether something is being done to it
     """
 
     state: ServerState
@@ -65,6 +66,7 @@ class Seen:
     fault: str = ''
     unplaced: bool = False
     rest: Rest | None = None
+    busy: bool = False
 
 
 class Trace(enum.Enum):

@@ -186,6 +186,9 @@ class Claims:
                     raise api.LostRace(host_id)
                 if not booking.running:
                     return self._place(session, now, booking, host, forced)
+                if booking.reservation.lease.status in states.ENDING:
+                    # What becomes of it is judged by where it is.
+                    raise Denied('its lease is over')
                 if _is_back(booking, host_id, takes):
                     return _nothing
                 if not forced:

@@ -69,10 +69,10 @@ OPTS: list[cfg.Opt] = [
              'before; all other servers are deleted.'),
     cfg.IntOpt(
         'end_limit', default=3600, min=0,
-        help='Seconds after the end of a lease, and its grace period, after '
-             'which servers are deleted that could not be snapshotted, '
-             'shelved, stopped or suspended by then: their room is promised '
-             'to others. 0: never. ``recycle`` has no limit.'),
+        help='Seconds after the end of a lease, and its grace period, and '
+             'after it was first tried, after which servers are deleted that '
+             'did not come to another end by then: their room is promised to '
+             'others. 0: never. ``recycle`` has no limit.'),
     cfg.IntOpt(
         'grace_period', default=0, min=0, max=2592000,
         help='Seconds for which the servers of a lease are left alone after '

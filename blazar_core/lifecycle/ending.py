@@ -234,10 +234,13 @@ class Ending:
         for _step in range(len(its) + 1):
             seen = self._cloud.look(ended.server_id)
             self._observing.observe(ended.server_id, seen)
-            if asked is None and its != last and (
+            if asked is None and its != last and not its[-1].for_guests and (
                     seen.state is not clouds.ServerState.RUNNING):
                 # There is nothing to be kept.
                 return self._carry_out(ended, last)
+            if seen.busy and its != last:
+                # It may come to be elsewhere by that.
+                return ''
             todo = ends.next_of(its, self._cloud, ended, seen)
             if todo is None:
                 return self._leave(ended, its, seen)
@@ -268,9 +271,12 @@ class Ending:
         if self._observing.let_go(
                 ended.lease_id, ended.server_id, seen.host is not None):
             return None
+        moving = _moving(its, self._policies)
+        if its == moving:
+            return ''
         LOG.info('Lease %s: there is no room for server %s on its host for '
                  'ever', ended.lease_id, ended.server_id)
-        return self._carry_out(ended, _moving(its, self._policies))
+        return self._carry_out(ended, moving)
 
     def _begin_end(self, lease_id: str, when_due: bool,
                    ) -> _Begun | facts.Later:
@@ -317,10 +323,13 @@ class Ending:
     def _is_late(self, lease: models.Lease, now: int, its: _Steps) -> bool:
         """Whether it has taken too long to do something else than to delete
         the servers of a lease; the lease says so.
+
+        Since somebody has begun with it: nobody may have been there before.
         """
-        if not self._limit or its[-1].for_guests or now < (
-                lease.end_date + lease.grace_period + self._limit) or (
-                its == [self._policies[ends.DELETE]]):
+        if not self._limit or its[-1].for_guests or (
+                lease.status != states.Lease.TERMINATING) or (
+                its == [self._policies[ends.DELETE]]) or now < self._limit + (
+                max(lease.end_date + lease.grace_period, lease.updated_at)):
             return False
         why = (f'Its servers are deleted: {lease.on_end} was not done within '
                f'{self._limit} s.')

@@ -63,12 +63,15 @@ class EndPolicy(abc.ABC):
     #: What is done first of several; only one of a rank is.
     rank: ty.ClassVar[int] = 2
     #: Whether the server is where it is when it is done, and needs its room
-    #: for ever. Where there is none it is shelved.
+    #: for ever. Where there is none it is shelved, for which one
+    #: :attr:`needs_owner`.
     stays: ty.ClassVar[bool] = False
     #: Whether something else has to be done after it.
     goes_on: ty.ClassVar[bool] = False
     #: Whether it cannot be done without what lets us act for the owner.
     needs_owner: ty.ClassVar[bool] = False
+    #: Whether the server, or what is made of it, is there when it is done.
+    keeps: ty.ClassVar[bool] = False
 
     @abc.abstractmethod
     def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
@@ -121,8 +124,7 @@ class Snapshot(EndPolicy):
     """An image of the server is made first, which its owner has."""
 
     rank = 1
-    goes_on = True
-    needs_owner = True
+    goes_on = keeps = needs_owner = True
 
     def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
         cloud.copy(ended.server_id, ended.lease_id, ended.lease_name,
@@ -137,6 +139,7 @@ class Snapshot(EndPolicy):
 class _Rest(EndPolicy):
     """The server is kept, in another state."""
 
+    keeps = needs_owner = True
     rest: ty.ClassVar[clouds.Rest]
 
     def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
@@ -146,7 +149,8 @@ class _Rest(EndPolicy):
                 ) -> bool:
         # However its user has turned it off.
         return seen.state is clouds.ServerState.GONE or (
-            seen.rest is not None if self.stays else seen.rest is self.rest)
+            seen.rest is not None if self.stays else
+            seen.rest is self.rest and seen.host is None)
 
 
 class Stop(_Rest):
@@ -171,13 +175,12 @@ class Shelve(_Rest):
     """
 
     rest = clouds.Rest.SHELVED
-    needs_owner = True
 
 
 class Release(EndPolicy):
     """The server is an ordinary one, as it is."""
 
-    stays = True
+    stays = keeps = needs_owner = True
 
     def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
         """Nothing is done to it."""
@@ -233,7 +236,13 @@ def next_of(steps: ty.Sequence[EndPolicy], cloud: clouds.Cloud, ended: Ended,
             seen: clouds.Seen) -> EndPolicy | None:
     """What is to be done next to a server; None: all is done.
 
+    One that is shelved takes no room, and is left so where anything of it was
+    to be kept: Nova makes no image of it.
+
     :raises CloudUnavailable: when that cannot be said now
     """
+    if seen.rest is clouds.Rest.SHELVED and seen.host is None and any(
+            policy.keeps for policy in steps):
+        return None
     return next((policy for policy in steps
                  if not policy.is_over(cloud, ended, seen)), None)

@@ -162,8 +162,8 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
             events=lease_params.events_of(values['events'], window, now)
             if 'events' in values else None,
             on_end=lease_params.on_end_of(values['on_end'], defaults)
-            if values.get('on_end', lease['on_end']) != lease['on_end']
-            else None,
+            if _joined(values.get('on_end', lease['on_end'])) != (
+                lease['on_end']) else None,
             grace_period=lease_params.grace_of(values['grace_period'])
             if 'grace_period' in values else None),
         _reservations(values))
@@ -245,6 +245,11 @@ def _text(values: _Object, key: str, default: str | None = None) -> str:
             f'"{key}" is {inputs.kind_of(value)}. Write a string, such as '
             f'"{key}": {_CREATE_KEYS[key]}.')
     return value
+
+
+def _joined(on_end: object) -> object:
+    """Several in a list, as they are shown."""
+    return ','.join(map(str, on_end)) if isinstance(on_end, list) else on_end
 
 
 def _reservations(values: _Object) -> Reservations:

@@ -66,14 +66,15 @@ def needs_one(on_end: str) -> bool:
 
 def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
            ) -> str | None:
-    """The trust that the end of a lease takes.
+    """The trust that the end of a lease takes, as long as that may take.
 
     :returns: None where there is no keystone
     :raises NotDelegated: when the token may make none; says what to do
     :raises CloudUnavailable: when keystone does not answer
     """
     try:
-        return parts.trusts.delegate(context, until)
+        return parts.trusts.delegate(
+            context, until + parts.conf.blazar.end_limit)
     except errors.NotDelegated as exc:
         raise errors.NotDelegated(
             f'"on_end": "{on_end}" is done in your name when the lease is '

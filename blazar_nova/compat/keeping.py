@@ -38,8 +38,8 @@ RESTS = {
     vm_states.SHELVED: clouds.Rest.STOPPED,
     vm_states.SHELVED_OFFLOADED: clouds.Rest.SHELVED,
 }
-#: What an image says of the lease at whose end it was made.
-_LEASE = 'blazar_lease'
+#: What an image says of the lease at whose end it was made, and of the server.
+_LEASE, _SERVER = 'blazar_lease', 'blazar_server'
 #: No image has a longer name.
 _LONGEST_NAME = 255
 #: Seconds after which nobody makes an image that was only asked for.
@@ -84,7 +84,8 @@ def copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
             else api.snapshot)
     name = f'{lease_name}-{instance.display_name}'[:_LONGEST_NAME]
     LOG.info('Server %s: making the image %s of it', instance.uuid, name)
-    _ask(work, context, instance, name, extra_properties={_LEASE: lease_id})
+    _ask(work, context, instance, name, extra_properties={
+        _LEASE: lease_id, _SERVER: instance.uuid})
 
 
 def is_copied(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
@@ -96,11 +97,15 @@ def is_copied(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
 
 def _images(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
             ) -> list[dict[str, ty.Any]]:
-    """The images of a server that were asked for at the end of a lease."""
-    mine = {'instance_uuid': server_id, _LEASE: lease_id}
+    """The images of a server that were asked for at the end of a lease.
+
+    Those of others may say so, too.
+    """
+    mine = {_SERVER: server_id, _LEASE: lease_id}
     return [image for image in _ask(
         api.image_api.get_all, context, filters=dict(mine))
-        if mine.items() <= image['properties'].items()]
+        if mine.items() <= image['properties'].items() and
+        image.get('owner', context.project_id) == context.project_id]
 
 
 def _ask(work: ty.Callable[..., ty.Any], *args: ty.Any, **kwargs: ty.Any,

@@ -54,7 +54,8 @@ def of_instance(instance: ty.Any, host: str | None,
         return Seen(State.ERROR, host, fault, is_unplaced())
     building = instance.vm_state == vm_states.BUILDING
     return Seen(State.BUILDING if building else State.RUNNING, host,
-                rest=keeping.RESTS.get(instance.vm_state))
+                rest=keeping.RESTS.get(instance.vm_state),
+                busy=instance.task_state is not None)
 
 
 def at_server(server_id: str) -> Seen:

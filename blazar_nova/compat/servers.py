@@ -59,6 +59,9 @@ _TRIES = 30
 _NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
                 keystone_exceptions.ClientException)
 
+#: Who is asked where images are made: not the cell, which others need.
+_GLANCE = 'Glance'
+
 #: Seconds that a service has to answer a ping.
 _PING_TIMEOUT = 10
 
@@ -253,7 +256,10 @@ class NovaCloud:
             be had
         :raises Forbidden: when it takes that of the owner of another project
         """
-        self._in_cell(self._bring, server_id, rest, credential)
+        if rest is clouds.Rest.SHELVED:
+            self._within(_GLANCE, self._bring, server_id, rest, credential)
+        else:
+            self._in_cell(self._bring, server_id, rest, credential)
 
     def _bring(self, server_id: str, rest: clouds.Rest,
                credential: str | None) -> None:
@@ -272,7 +278,8 @@ class NovaCloud:
         :raises NotDelegated: see :meth:`bring`
         :raises Forbidden: see :meth:`bring`
         """
-        self._in_cell(self._copy, server_id, lease_id, name, credential)
+        self._within(
+            _GLANCE, self._copy, server_id, lease_id, name, credential)
 
     def _copy(self, server_id: str, lease_id: str, name: str,
               credential: str | None) -> None:
@@ -288,7 +295,8 @@ class NovaCloud:
         :raises CloudUnavailable: see :meth:`bring`
         :raises NotDelegated: see :meth:`bring`
         """
-        return self._in_cell(self._is_copied, server_id, lease_id, credential)
+        return self._within(
+            _GLANCE, self._is_copied, server_id, lease_id, credential)
 
     def _is_copied(self, server_id: str, lease_id: str,
                    credential: str | None) -> bool:

@@ -13,7 +13,9 @@
 
 """What becomes of servers at the end of their lease, on the real Nova."""
 
+from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client as nova_client
+from nova.volume import cinder
 
 from blazar_core.common import clock as clocks
 from blazar_nova.cmd import verify
@@ -80,6 +82,42 @@ class TestEnds(EndsTestCase):
         self.assertEqual(('mine-vm1', 'active', server['id']), (
             image['name'], image['status'],
             image['properties']['instance_uuid']))
+
+    def test_an_image_of_a_server_on_a_volume(self):
+        """It has no instance_uuid, and is made once."""
+        real, made = cinder.API.get, []
+
+        def volume(_self, *args, **kwargs):
+            return {'display_description': '', 'display_name': 'v',
+                    **real(*args, **kwargs)}
+
+        def snapshot(_self, _context, volume_id, *_args):
+            made.append(volume_id)
+            return {'id': f'snapshot{len(made)}'}
+
+        self.stub_out('nova.volume.cinder.API.get', volume)
+        self.stub_out('nova.volume.cinder.API.create_snapshot_force', snapshot)
+        volume_id = nova_fixtures.CinderFixture.IMAGE_BACKED_VOL
+        server = self.boot_active('vm1', hints=self.lease_hints(
+            'mine', length=HOUR, on_end='snapshot'), imageRef='',
+            block_device_mapping_v2=[{
+                'boot_index': 0, 'uuid': volume_id, 'source_type': 'volume',
+                'destination_type': 'volume'}])
+        self.fill_books()
+        self.end()
+        self.wait_until_gone(server['id'])
+        self.assertEqual(([volume_id], ['mine-vm1']), (
+            made, [*self.images()]))
+
+    def test_an_image_that_somebody_else_has_is_none(self):
+        server = self.leased(on_end='snapshot')
+        self.glance.images['junk'] = {
+            'id': 'junk', 'name': 'junk', 'owner': 'mallory',
+            'status': 'active', 'properties': {
+                'blazar_server': server['id'],
+                'blazar_lease': self.lease('mine')['id']}}
+        self.end()
+        self.assertIn('mine-vm1', self.images())
 
     def test_a_server_is_stopped_and_is_an_ordinary_one(self):
         server = self.leased(on_end='stop')

@@ -550,7 +550,7 @@ class Port:
                      State.READY: clouds.ServerState.BUILDING,
                      State.BUILDING: clouds.ServerState.BUILDING,
                      }.get(server.state, clouds.ServerState.RUNNING), host,
-                    rest=server.rest)
+                    rest=server.rest, busy=server.busy)
 
     def delete(self, server_id: str, credential: str | None) -> None:
         self.call('delete')

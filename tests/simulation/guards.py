@@ -51,13 +51,13 @@ def _judged(connection: sa.Connection, now: int, host: model.Host,
                   *args, **kwargs)
 
 
-def _ask_once(self: ends.Delete, cloud: clouds.Cloud, server_id: str,
-              credential: str | None) -> None:
+def _ask_once(self: ends.Delete, cloud: clouds.Cloud, ended: ends.Ended,
+              ) -> None:
     """Ask for the deletion of a server, and believe that it is done."""
     asked = cloud.__dict__.setdefault('asked', set())
-    if server_id not in asked:
-        asked.add(server_id)
-        cloud.delete(server_id, credential)
+    if ended.server_id not in asked:
+        asked.add(ended.server_id)
+        cloud.delete(ended.server_id, ended.credential)
 
 
 def _hand_over(session: orm.Session, now: int,
@@ -89,7 +89,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'orphans': ('tests.simulation.world.World._delete_orphans',
                 lambda self, core: None),
     'close': ('blazar_core.lifecycle.closing.Closing.close',
-              lambda self, lease_id: closing.Closed(True, [])),
+              lambda self, lease_id: closing.Closed([], [])),
     'lock': ('blazar_core.db.api.locked', racer.late_lock),
     'again': ('blazar_core.lifecycle.ends.Delete.ask', _ask_once),
     'held': ('blazar_core.books.holding.hand_over', _hand_over),
@@ -99,6 +99,10 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
               lambda self, kind, reserved: None),
     'guests': ('tests.simulation.whole.Hosts.guests',
                lambda self, reserved: ()),
+    'room': ('blazar_core.lifecycle.observing.Observing._has_room',
+             lambda self, session, booking: True),
+    'image': ('blazar_core.lifecycle.ends.Snapshot.is_over',
+              lambda self, cloud, ended, seen: True),
     'undo': ('blazar_core.books.claims.Claims._undo',
              lambda self, work, *args: lambda: None),
 }

@@ -342,6 +342,20 @@ class TestLeased(ClaimTestCase):
         # What it takes beside that has to fit.
         self.assertFalse(self.fits('one', server_id, VCPU=1))
 
+    def test_one_whose_lease_is_over_moves_nowhere(self):
+        """Nor does it come back to where it has been: what becomes of it is
+        judged by where it is.
+        """
+        self.host('other', VCPU=4)
+        lease = self.running_lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.cloud.stubborn.add(server_id)
+        self.clock.advance(100)
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual('TERMINATING', self.status(lease))
+        for host in ('one', 'other'):
+            self.assertFalse(self.fits(host, server_id), host)
+
     def test_one_that_runs_moves_where_there_is_room_until_its_end(self):
         server_id, = base.servers_of(self.running_lease(0, 100, resources={
             'VCPU': 2}))

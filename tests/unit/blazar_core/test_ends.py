@@ -11,6 +11,7 @@
 #    under the License.
 
 
+import dataclasses
 import typing as ty
 
 import fixtures
@@ -400,6 +401,38 @@ class TestSteps(StepsTestCase):
         self.assertEqual([], self.cloud.rests)
         self.assertEqual('TERMINATED', self.status(lease))
 
+    def test_what_is_being_moved_is_waited_for(self):
+        """It may have its room elsewhere, and only until the end."""
+        lease, (server,) = self.ending('release')
+        seen = self.cloud.servers[server]
+        self.cloud.servers[server] = dataclasses.replace(seen, busy=True)
+        self.run_at(100)
+        self.assertEqual(([], 'TERMINATING'), (
+            self.cloud.released, self.status(lease)))
+        self.cloud.servers[server] = seen
+        self.run_at(300)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_that_comes_back_and_has_no_room_is_asked_once_a_time(self):
+        lease, (server,) = self.ending('release')
+        self.lease(5000, 6000, count=4)
+        self.cloud.servers[server] = dataclasses.replace(
+            self.cloud.servers[server], rest=clouds.Rest.SHELVED)
+        self.cloud.slow.add(server)
+        self.run_at(100)
+        self.assertEqual([server], self.cloud.released)
+        self.assertEqual([(server, clouds.Rest.SHELVED)], self.cloud.rests)
+
+    def test_what_its_user_has_shelved_stays_so(self):
+        for on_end in ('snapshot,delete', 'snapshot,shelve', 'stop'):
+            lease, (server,) = self.ending(on_end)
+            self.cloud.servers[server] = clouds.Seen(
+                base.State.RUNNING, None, rest=clouds.Rest.SHELVED)
+            self.run_at(self.clock.now() - NOW + 100)
+            self.assertEqual(('TERMINATED', [server]), (
+                self.status(lease), self.cloud.released[-1:]), on_end)
+        self.assertEqual(([], {}), (self.cloud.deleted, self.cloud.copies))
+
     def test_what_is_refused_is_said_and_tried_again(self):
         lease, (first, second) = self.ending('snapshot,delete', 2)
         self.cloud.broken[first] = errors.CloudUnavailable('Nova refuses.')
@@ -437,6 +470,18 @@ class TestLimit(StepsTestCase):
                '600 s.')
         self.assertEqual(1, log.output.count(why))
         self.assertEqual(why, self.reason(lease))
+
+    def test_who_comes_after_the_limit_tries_before(self):
+        """The control plane was away, and nobody has tried yet."""
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        self.run_at(5000)
+        self.assertEqual(({server}, []), (
+            self.cloud.copies.keys(), self.cloud.deleted))
+        self.run_at(5599)
+        self.assertEqual([], self.cloud.deleted)
+        self.run_at(6300)
+        self.assertEqual([server], self.cloud.deleted)
 
     def test_what_is_deleted_anyway_is_never_late(self):
         lease, (server,) = self.ending('delete')

@@ -74,18 +74,19 @@ def seize(self: queue.Queue, event_id: str, now: int) -> bool:
 def take_unguarded(connection: sa.Connection, now: int,
                    hosts: ty.Iterable[model.Host],
                    changes: ty.Mapping[int, ty.Sequence[ty.Any]],
-                   move: bool = False) -> None:
+                   move: bool = False, **values: ty.Any) -> None:
     """What ledger.advance does, but that it asks nobody.
 
     :param move: move the generations all the same; not where the database
         is a guard of its own then (innodb_snapshot_isolation)
     """
     rows = []
+    if move:
+        values = {**values, 'generation': models.Host.generation + 1}
     for host in hosts:
-        if move:
-            connection.execute(
-                sa.update(models.Host).where(models.Host.id == host.id)
-                .values(generation=models.Host.generation + 1))
+        if values:
+            connection.execute(sa.update(models.Host).where(
+                models.Host.id == host.id).values(**values))
         rows += [{
             'host_id': host.id, 'generation': host.generation + 1,
             'created_at': now, 'start_date': change.window.start,
@@ -362,6 +363,12 @@ class Racer:
 
     def start(self) -> None:
         self._lifecycle().starting.start(self.task['lease_id'])
+
+    def let_go(self) -> list[Answer]:
+        """Have a server of a lease that is over stay on its host."""
+        stays = self._lifecycle().observing.let_go(
+            self.task['lease_id'], self.task['server_id'], True)
+        return [{'stays': True} if stays else {'has no room': True}]
 
     def clean(self) -> None:
         cleaning.Cleaning(self.database, self.clock).clean(

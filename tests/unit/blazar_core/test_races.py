@@ -332,6 +332,54 @@ class TestWholeHostsWithoutTheGuard(TestWholeHosts):
         self.fail('Without the guard whole hosts were whole, too.')
 
 
+class TestStaying(RaceTestCase):
+    """Servers whose lease is over are to stay for ever, while others book
+    what comes after it.
+    """
+
+    #: The writers of SQLite wait for each other, guard or not.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'cloud')
+        self.host('one', VCPU=4)
+
+    def meet(self, **options):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                consumers={}, usage={}))
+        lease = self.running_lease(0, 100, count=4)
+        task = {'url': self.books.url, 'now': NOW + 100, 'options': {},
+                'path': self.path, **options}
+        outcome = outcomes(racers().race([
+            *({**task, 'do': 'let_go', 'lease_id': lease['id'],
+               'server_id': server_id}
+              for server_id in base.servers_of(lease)),
+            *({**task, 'do': 'create', 'leases': [self.wanted(200, 210)]}
+              for _number in range(4))]))
+        overbooked = self.overbooked()
+        self.clear()
+        return outcome, overbooked
+
+    def test_so_many_stay_as_there_is_room_for(self):
+        for _round in range(5):
+            outcome, overbooked = self.meet()
+            self.assertEqual([], overbooked)
+            self.assertEqual(4, outcome['stays'] + outcome['admitted'])
+
+
+class TestStayingWithoutTheGuard(TestStaying):
+
+    def test_so_many_stay_as_there_is_room_for(self):
+        """More do if nobody minds who has decided meanwhile."""
+        for _round in range(ROUNDS):
+            if self.meet(without=['generation'])[1]:
+                return
+        self.fail('Without the guard nothing was promised twice.')
+
+
 class TestHandingOver(RaceTestCase):
     """A place is over, and the next lease has all of the host: its server,
     and who starts that lease.

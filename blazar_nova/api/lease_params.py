@@ -171,9 +171,12 @@ def _refuse_service_hints(
 
 def _refuse_unreadable_hints(
         hints: collections.abc.Mapping[str, object]) -> None:
-    """Nova takes hints of other kinds, and fails when it keeps them."""
+    """Nova takes hints of other kinds, and fails when it keeps them.
+
+    Those that are read by somebody else are not looked at.
+    """
     for name, value in hints.items():
-        if name != LEASE_PARAMS and not all(
+        if name not in (LEASE_PARAMS, 'reservation') and not all(
                 isinstance(one, str | int | float) for one in (
                 value if isinstance(value, list) else [value])):
             raise errors.InvalidLeaseParams(

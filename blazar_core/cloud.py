@@ -178,21 +178,26 @@ class Cloud(ty.Protocol):
         ...
 
     def copy(self, server_id: str, lease_id: str, name: str,
-             credential: str | None) -> None:
+             credential: str | None, event: str = '', label: str = '',
+             ) -> None:
         """Ask for an image of a server, which the owner of its lease has.
 
-        Nothing when there is one of this lease, or it is being made. Safe to
-        repeat.
+        Nothing when there is one of this lease and event, or it is being
+        made. Safe to repeat.
 
         :param name: of the lease; that of the server is added
+        :param event: the one at which it is made; empty: the end of the lease
+        :param label: what is added to its name last
         :raises CloudUnavailable: when it cannot be made now; says why
         """
         ...
 
     def is_copied(self, server_id: str, lease_id: str,
-                  credential: str | None) -> bool:
+                  credential: str | None, event: str = '') -> bool:
         """Whether there is an image of a server that was made for a lease,
         and can be used.
+
+        :param event: the one at which it was made; empty: the end
 
         :raises CloudUnavailable: when that cannot be said now
         """

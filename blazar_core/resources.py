@@ -305,14 +305,17 @@ def unknown(reservation_id: str) -> Reserved:
     return Reserved(reservation_id, '', '', '', {}, {})
 
 
+_HOSTS = sa.select(
+    models.Host.id, models.Host.uuid, models.Host.service_host).where(
+        models.Host.id.in_(sa.bindparam('hosts', expanding=True)))
+
+
 def reserved(session: orm.Session, reservation: models.Reservation,
              call: str | None = None) -> Reserved:
     """What the type of a reservation is told of it."""
     lease = reservation.lease
-    hosts = {row.id: row for row in session.execute(sa.select(
-        models.Host.id, models.Host.uuid, models.Host.service_host).where(
-            models.Host.id.in_(
-                {one.host_id for one in reservation.bookings})))}
+    hosts = {row.id: row for row in session.execute(_HOSTS, {
+        'hosts': list({one.host_id for one in reservation.bookings})})}
     return Reserved(
         reservation.id, lease.id, lease.project_id, lease.user_id,
         reservation.params or {}, reservation.spec or {}, tuple(

@@ -70,6 +70,14 @@ HOSTS = sa.select(
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
     _HOSTS.c.properties, _HOSTS.c.enrolment, ledger.RESERVABLE,
     _HOSTS.c.extra, _HOSTS.c.held_by).order_by(_HOSTS.c.id)
+_GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation).where(
+    _HOSTS.c.uuid.in_(sa.bindparam('uuids', expanding=True)))
+_OF_UUID = sa.select(models.Host).options(orm.undefer(
+    models.Host.consumers)).where(models.Host.uuid == sa.bindparam('uuid'))
+_LEASED = sa.select(models.Booking).where(
+    models.Booking.host_id == sa.bindparam('host'),
+    models.Booking.server_id.in_(sa.bindparam('servers', expanding=True)),
+).options(orm.joinedload(models.Booking.reservation))
 
 
 def host_of(row: ty.Any) -> model.Host:
@@ -87,8 +95,7 @@ def generations(session: orm.Session, uuids: ty.Collection[str],
                 ) -> dict[str, int]:
     """The generations of hosts, of those that are in the books."""
     return {row.uuid: row.generation for row in session.execute(
-        sa.select(models.Host.uuid, models.Host.generation)
-        .where(models.Host.uuid.in_(uuids)))}
+        _GENERATIONS, {'uuids': list(uuids)})}
 
 
 def report(session: orm.Session, now: int, host: model.HostFacts,
@@ -306,9 +313,7 @@ def recheck(connection: sa.Connection, now: int,
 
 
 def _host(session: orm.Session, uuid: str) -> models.Host | None:
-    return session.scalars(
-        sa.select(models.Host).options(orm.undefer(models.Host.consumers))
-        .where(models.Host.uuid == uuid)).one_or_none()
+    return session.scalars(_OF_UUID, {'uuid': uuid}).one_or_none()
 
 
 def _report(session: orm.Session, now: int, row: models.Host,
@@ -322,10 +327,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
         if entry[1] >= now and not (entry[0] and consumer in allocations)}
     # Only of those that are there: many more may have a booking for later.
     leased = {booking.server_id: booking for booking in session.scalars(
-        sa.select(models.Booking).where(
-            models.Booking.host_id == row.id,
-            models.Booking.server_id.in_(list(consumers))).options(
-                orm.joinedload(models.Booking.reservation)))}
+        _LEASED, {'host': row.id, 'servers': list(consumers)})}
     for consumer in (leased if row.held_by is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
     resized = _grown(session, row, values.get('capacity'))

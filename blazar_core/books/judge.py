@@ -117,14 +117,14 @@ class Judge:
                     timeline, resources, window, everywhere=bool(affinity))
             hosts = self._index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
+            uuid = booked.uuid if booked else None
             shut = _shut_to(booked, apart)
             own_on = collections.Counter(
                 row.host_id for row in own if row.host_id in hosts and
                 hosts[row.host_id].uuid not in shut and (
                     row.placed_at is not None or row.end_date > now))
-            found = Fits(
-                None if booked is None else booked.uuid, _with_own(
-                    by_host | dict.fromkeys(shut, 0), own_on, hosts), math.inf)
+            by_host |= dict.fromkeys(shut, 0)
+            found = Fits(uuid, _with_own(by_host, own_on, hosts), math.inf)
         if affinity is None:
             return found
         if mine.placed_at is None:

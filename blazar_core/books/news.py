@@ -42,6 +42,7 @@ _CHANGES = _COLUMNS.order_by(_CHANGE.id)
 _NEW = _CHANGES.where(sa.or_(
     _CHANGE.id >= sa.bindparam('top'),
     _CHANGE.id.in_(sa.bindparam('missing', expanding=True))))
+_GENERATIONS = sa.select(_HOST.id, _HOST.generation)
 NEWEST = _COLUMNS.order_by(_CHANGE.id.desc()).limit(1)
 _OVERDUE = sa.select(
     _BOOKING.host_id, _BOOKING.end_date, _BOOKING.resources).where(
@@ -124,8 +125,8 @@ class Known:
 
         :raises Torn: when there is less
         """
-        found = {row.id: row.generation for row in connection.execute(
-            sa.select(_HOST.id, _HOST.generation))}
+        found = {row.id: row.generation
+                 for row in connection.execute(_GENERATIONS)}
         for host in self.hosts.values():
             if found.get(host.id, -1) < host.generation:
                 raise Torn(f'host {host.name} is older than it was')

@@ -51,10 +51,12 @@ def check_keys(
 
 
 def _nearest(key: str, known: dict[str, str]) -> str:
-    # 0.5 still leads from "end_date", as the lease API has it, to "end"; and
-    # from "end" to that, whatever else is as long.
-    near = [one for one in known if one.startswith(f'{key.lower()}_')] or (
-        difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5))
+    # From "end_date", as the lease API has it, to "end"; and from "end" to
+    # that, whatever else is as long.
+    key = key.lower()
+    near = [one for one in known if one.startswith(f'{key}_') or (
+        key.startswith(f'{one}_'))] or (
+            difflib.get_close_matches(key, known, n=1, cutoff=0.5))
     return f' Did you mean "{near[0]}"?' if near else ''
 
 

@@ -50,6 +50,35 @@ OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'reservation_length_minutes', default=0, min=0,
         help='Minutes of that length.'),
+    cfg.StrOpt(
+        'default_reservation', default='off', choices=(
+            ('off', 'A server without the hint reserved has no lease.'),
+            ('announce', 'It has none, and when it is as old as a lease by '
+             'default would be long, the notification '
+             'lease.event.would_end says so, once.'),
+            ('on', 'It has a lease from now on, of the length of '
+             'reservation_length_days, _hours and _minutes; one with '
+             'reserved=False is refused.')),
+        help='What becomes of a boot that asks for no lease. Boots into a '
+             'reservation, by its flavor or by the hint reservation, are in '
+             'a lease already.'),
+    cfg.ListOpt(
+        'default_reservation_exempt_project_ids', default=[],
+        help='Projects whose boots are left alone by default_reservation.'),
+    cfg.ListOpt(
+        'default_reservation_exempt_roles', default=[],
+        help='Roles, one of which on the project is enough for that. Upper '
+             'and lower case are the same.'),
+    cfg.ListOpt(
+        'default_reservation_exempt_flavors', default=[],
+        help='Flavors, by id or name, whose servers are left alone by it.'),
+    cfg.ListOpt(
+        'default_reservation_exempt_images', default=[],
+        help='Images, by id or, where they are public, by name (everybody '
+             'may give that of a public one to his own), whose servers are '
+             'left alone by it. A server is of the image that Nova makes its '
+             'root disk of; one on a volume that was there before is of '
+             'none.'),
     cfg.IntOpt(
         'minutes_before_end_lease', default=60, min=0,
         help='How many minutes before the end of a lease the notification '
@@ -61,7 +90,8 @@ OPTS: list[cfg.Opt] = [
         help='What may become of the servers of a lease at its end, by the '
              'names of end policies that are installed; the first is done '
              'where the request says nothing. ``delete``; ``snapshot``: an '
-             'image is made before; ``shelve``; and ``stop``, ``suspend`` '
+             'image is made before, and may be made at events before the end '
+             'as well; ``shelve``; and ``stop``, ``suspend`` '
              'and ``release``, by which a server becomes an ordinary one on '
              'its host, if there is room for it for ever, and is shelved if '
              'not. With ``recycle``, servers on leased whole hosts may stay '
@@ -79,6 +109,15 @@ OPTS: list[cfg.Opt] = [
              'its end, where the request says nothing. Nobody else gets their '
              'room before. The notification lease.event.grace_period says '
              'that they have begun.'),
+    cfg.IntOpt(
+        'retries', default=12, min=1, max=10000,
+        help='How often a lease of the type ``retry`` is tried again where '
+             'there is no room for it, where the request does not say so. It '
+             'is tried besides whenever something has changed on a host.'),
+    cfg.IntOpt(
+        'retry_interval', default=300, min=10, max=2592000,
+        help='Seconds between two of these times, where the request does not '
+             'say so.'),
     cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,
         help='Minutes for which a leased whole host is nobody\'s when the '
@@ -138,7 +177,8 @@ OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'workers', default=8, min=1,
         help='How many due events one blazar-listener carries out side by '
-             'side.'),
+             'side. A quarter of them at most, and at least one, make images '
+             'before the end of leases.'),
     cfg.IntOpt(
         'claim_seconds', default=60, min=5,
         help='A blazar-listener that took an event and died is replaced by '

@@ -22,13 +22,14 @@ import typing as ty
 
 from blazar_core.common import errors
 
-__all__ = ['BEFORE', 'BEGUN', 'ENDING', 'EVENT', 'Event', 'EventType',
-           'LEASE', 'Lease', 'Machine', 'OPEN', 'RESERVATION', 'Reservation',
-           'TO_START']
+__all__ = ['Action', 'BEFORE', 'BEGUN', 'ENDING', 'EVENT', 'Event',
+           'EventType', 'HOLDING', 'LEASE', 'Lease', 'Machine', 'OPEN',
+           'RESERVATION', 'Reservation', 'TO_START']
 
 
 class Lease(enum.StrEnum):
-    """OFFERED: booked for some minutes, to be accepted. PENDING: booked, its
+    """OFFERED: booked for some minutes, to be accepted. WAITING: there is no
+    room yet, and nothing is booked; it is tried again. PENDING: booked, its
     time has not come. STARTING: what it is for is made ready (its servers are
     being built). ACTIVE: it can be used. TERMINATING: its time is over or it
     was ended, its servers are going. TERMINATED: they are gone and the
@@ -37,6 +38,7 @@ class Lease(enum.StrEnum):
     """
 
     OFFERED = 'OFFERED'
+    WAITING = 'WAITING'
     PENDING = 'PENDING'
     STARTING = 'STARTING'
     ACTIVE = 'ACTIVE'
@@ -103,6 +105,8 @@ class Machine:
 
 LEASE = Machine('lease', {
     Lease.OFFERED: [Lease.PENDING, Lease.TERMINATING, Lease.TERMINATED],
+    Lease.WAITING: [Lease.PENDING, Lease.TERMINATING, Lease.TERMINATED,
+                    Lease.ERROR],
     Lease.PENDING: [Lease.STARTING, Lease.TERMINATING, Lease.TERMINATED,
                     Lease.ERROR],
     Lease.STARTING: [Lease.ACTIVE, Lease.TERMINATING, Lease.TERMINATED,
@@ -117,6 +121,8 @@ LEASE = Machine('lease', {
 BEFORE = (Lease.OFFERED, Lease.PENDING)
 #: Of one of which something is to start.
 TO_START = (Lease.PENDING, Lease.STARTING)
+#: Of one whose servers may wait to be built.
+HOLDING = (Lease.WAITING, *TO_START)
 #: Of one that has begun and does not end yet.
 BEGUN = (Lease.STARTING, Lease.ACTIVE)
 #: Of one whose servers have to go.
@@ -131,9 +137,10 @@ RESERVATION = Machine('reservation', {
 })
 
 #: A start that was done is to be done again when Nova finds no host for a
-#: server; what was given up, when its lease gets other dates.
+#: server; what was given up, when its lease gets other dates. The images of
+#: an event are given up when its lease ends before they are there.
 EVENT = Machine('event', {
-    Event.UNDONE: [Event.IN_PROGRESS, Event.DONE],
+    Event.UNDONE: [Event.IN_PROGRESS, Event.DONE, Event.ERROR],
     Event.IN_PROGRESS: [Event.UNDONE, Event.DONE, Event.ERROR],
     Event.DONE: [Event.UNDONE],
     Event.ERROR: [Event.UNDONE, Event.DONE],
@@ -152,6 +159,7 @@ class EventType(enum.StrEnum):
 
     START = 'start_lease'
     EXPIRE = 'expire_offer'
+    RETRY = 'retry_lease'
     BEFORE_END = 'before_end_lease'
     END = 'end_lease'
     CHANGED = ':changed'
@@ -160,3 +168,19 @@ class EventType(enum.StrEnum):
     def is_users(cls, event_type: str) -> bool:
         """Whether a user has asked for it; a resource type's has a colon."""
         return ':' not in event_type and event_type not in list(cls)
+
+    @classmethod
+    def may_act(cls, event_type: str) -> bool:
+        """Whether a user may say what is done then (:class:`Action`)."""
+        return event_type == cls.BEFORE_END or cls.is_users(event_type)
+
+
+class Action(enum.StrEnum):
+    """What is done at an event that a user has a say in.
+
+    NOTIFY: it is told of. SNAPSHOT: an image of each server that runs is made
+    before that.
+    """
+
+    NOTIFY = 'notify'
+    SNAPSHOT = 'snapshot'

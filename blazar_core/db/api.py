@@ -198,7 +198,7 @@ def found(session: orm.Session, lease_id: str) -> models.Lease:
 
     :raises NotFound: when there is none of that id
     """
-    lease = session.get(models.Lease, lease_id, populate_existing=True)
+    lease = session.scalars(_FOUND, {'lease': lease_id}).one_or_none()
     if lease is None:
         raise errors.NotFound(f'Lease {lease_id} could not be found.')
     return lease
@@ -223,6 +223,9 @@ _LEASES = models.Lease.__table__
 _LOCK = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease')).values(
         generation=_LEASES.c.generation + 1)
+_FOUND = sa.select(models.Lease).where(
+    models.Lease.id == sa.bindparam('lease'),
+).execution_options(populate_existing=True)
 
 #: Amounts of resources and properties of hosts are few texts in many rows.
 #: Who reads one never changes it in place.

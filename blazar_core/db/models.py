@@ -27,7 +27,7 @@ from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
            'HeldBuild', 'Host', 'HostProperty', 'Lease', 'RequestKey',
-           'Reservation', 'Setting']
+           'Reservation', 'Setting', 'WouldEnd']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -79,6 +79,12 @@ class Lease(Stateful, Base):
     it (:func:`blazar_core.db.api.locked`). For ``grace_period`` seconds after
     its end its servers are left alone; ``cleaning_time`` seconds after they
     have gone what it had is free again.
+
+    ``lease_type`` is that of the request (None: made by a release that did
+    not know any). One that is WAITING is tried every ``retry_interval``
+    seconds, for the last time at ``retry_until``. From then on it lasts
+    ``lasts`` seconds (None: to its end). ``admitted_at`` is when it got its
+    room after that.
     """
 
     __tablename__ = 'leases'
@@ -89,6 +95,7 @@ class Lease(Stateful, Base):
         sa.Index('leases_start_idx', 'start_date', 'id'),
         sa.Index('leases_project_start_idx', 'project_id', 'start_date',
                  'id'),
+        sa.Index('leases_admitted_idx', 'project_id', 'admitted_at'),
     )
 
     id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
@@ -110,6 +117,11 @@ class Lease(Stateful, Base):
         sa.Integer, default=0, server_default='0')
     cleaning_time: orm.Mapped[int] = orm.mapped_column(
         sa.Integer, default=0, server_default='0')
+    lease_type: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
+    retry_interval: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
+    retry_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    lasts: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    admitted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')
@@ -187,7 +199,8 @@ class Event(Stateful, Base):
     ``due`` is when it wants attention next: its time, or later when it was
     put off: ``waits`` is how often, since something has happened to it.
     ``attempts`` is how often it failed. A worker owns it while ``claimed_by``
-    is its name and ``claimed_until`` is to come.
+    is its name and ``claimed_until`` is to come. ``action`` is what is done
+    beside telling of it; None: nothing.
     """
 
     __tablename__ = 'events'
@@ -212,6 +225,7 @@ class Event(Stateful, Base):
         sa.BigInteger, default=0)
     created_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     updated_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    action: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
 
     lease: orm.Mapped[Lease] = orm.relationship(back_populates='events')
 
@@ -426,3 +440,25 @@ class Setting(Base):
         sa.String(255), primary_key=True)
     value: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(sa.JSON)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class WouldEnd(Base):
+    """A server that would have a lease, if every boot were one
+    (:mod:`blazar_core.lifecycle.announcing`), and would be over with it at
+    ``end_date``.
+
+    :ivar claimed_until: until when somebody is about to tell it
+    :ivar told_at: None: nobody has told it
+    """
+
+    __tablename__ = 'would_end'
+    __table_args__ = (sa.Index('would_end_end_idx', 'end_date'),)
+
+    server_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    told_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)

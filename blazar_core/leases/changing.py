@@ -63,6 +63,7 @@ class Change:
     """What is to become of a lease; None leaves a thing as it is.
 
     :ivar events: all of the user's own that are still to come
+    :ivar before_end_action: what is done before the end
     :ivar reservations: by id, what they are to be
     :ivar granted: what the limits said of it; None: nothing limits it
     """
@@ -77,6 +78,7 @@ class Change:
     granted: limits.Granted | None = None
     on_end: str | None = None
     grace_period: int | None = None
+    before_end_action: states.Action | None = None
 
 
 class Changing:
@@ -218,6 +220,10 @@ class Changing:
         """
         now = self._clock.now()
         begun = lease.status in states.BEGUN
+        if lease.status == states.Lease.WAITING:
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease.id} waits for room: it can be changed when it '
+                f'has got it. Until then, delete it and ask for another one.')
         if lease.deleted_at is not None or not begun and (
                 lease.status not in states.BEFORE):
             raise errors.InvalidLeaseParams(
@@ -357,36 +363,66 @@ class Changing:
         session.flush()
         if change.name is not None:
             lease.name = change.name
-        own, parts = ty.cast('list[tuple[str, int]]', []), []
+        wanted = [(event.event_type, event.time, event.action)
+                  for event in change.events or ()]
+        waiting = [event for event in lease.events
+                   if event.status == states.Event.UNDONE]
+        before = [event for event in waiting
+                  if event.event_type == states.EventType.BEFORE_END]
         if change.before_end is not None:
             lease.before_end_date = change.before_end
-            parts = [states.EventType.BEFORE_END]
-            own.append((states.EventType.BEFORE_END, change.before_end))
-        for event_type, time in own + [
-                (event.event_type, event.time)
-                for event in change.events or ()]:
-            first = max(window.start, now)
+            wanted.insert(0, (states.EventType.BEFORE_END, change.before_end,
+                              _before_end_action(lease, change)))
+        elif change.before_end_action is not None:
+            _act_before_end(lease, before, change.before_end_action, window)
+        first = max(window.start, now)
+        for event_type, time, action in wanted:
             if not first <= time <= window.end:
                 raise errors.InvalidLeaseParams(
                     f'The {event_type} {clocks.minute(time)} is not within '
                     f'what is to come of the lease. Write a date from '
                     f'{clocks.minute(first)} to {clocks.minute(window.end)} '
                     f'UTC.')
+            events.check_action(event_type, action, time, window)
         for event in [
-                *(event for event in lease.events
-                  if event.status == states.Event.UNDONE and (
-                      event.event_type in parts or
-                      change.events is not None and
-                      states.EventType.is_users(event.event_type))),
+                *(before if change.before_end is not None else ()),
+                *(event for event in waiting if change.events is not None and
+                  states.EventType.is_users(event.event_type)),
                 *events.forgotten(lease)]:
             session.delete(event)
-        for event_type, time in own + [
-                (event.event_type, event.time)
-                for event in change.events or ()]:
-            row = events.row(lease.id, event_type, time, now)
+        for event_type, time, action in wanted:
+            row = events.row(lease.id, event_type, time, now, action=action)
             if lease.status == states.Lease.OFFERED:
                 row['due'] = model.FOREVER
             session.add(models.Event(**row))
+
+
+def _before_end_action(lease: models.Lease, change: Change) -> states.Action:
+    """What is done at another date before the end: the same, if nothing else
+    is wanted.
+    """
+    if change.before_end_action is not None:
+        return change.before_end_action
+    return next((states.Action(event.action or states.Action.NOTIFY)
+                 for event in reversed(lease.events)
+                 if event.event_type == states.EventType.BEFORE_END),
+                states.Action.NOTIFY)
+
+
+def _act_before_end(lease: models.Lease, before: ty.Sequence[models.Event],
+                    action: states.Action, window: model.Window) -> None:
+    """Have something else done before the end, when it was to be done.
+
+    :param before: what is announced of it, and is still to come
+    :raises InvalidLeaseParams: when nothing is
+    """
+    if not before:
+        raise errors.InvalidLeaseParams(
+            f'Nothing is to come before the end of lease {lease.id} at which '
+            f'something could be done. Say when: write before_end_date, too.')
+    for event in before:
+        events.check_action(event.event_type, action, event.time, window)
+        event.action = None if action == states.Action.NOTIFY else action
 
 
 def _check_change(lease: models.Lease, reservation: models.Reservation,

@@ -17,22 +17,39 @@ import typing as ty
 from oslo_utils import uuidutils
 from sqlalchemy import orm
 
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import requests
 from blazar_core import resources
 
-__all__ = ['changed', 'forgotten', 'redate', 'retime', 'row']
+__all__ = ['begin', 'changed', 'check_action', 'forgotten', 'redate',
+           'move_own', 'retime', 'row']
 
 
 def row(lease_id: str, event_type: str, time: int, now: int,
-        done: bool = False) -> dict[str, ty.Any]:
+        done: bool = False, action: str | None = None) -> dict[str, ty.Any]:
     return {'id': uuidutils.generate_uuid(), 'lease_id': lease_id,
+            'action': None if action == states.Action.NOTIFY else action,
             'event_type': event_type, 'time': time, 'due': time,
             'status': states.Event.DONE if done else states.Event.UNDONE,
             'attempts': 0, 'waits': 0, 'claimed_by': None, 'claimed_until': 0,
             'created_at': now, 'updated_at': now}
+
+
+def check_action(event_type: str, action: str, time: int,
+                 window: model.Window) -> None:
+    """Make sure that what is to be done at an event of a lease can be.
+
+    :raises InvalidLeaseParams: when the lease is over then
+    """
+    if action != states.Action.NOTIFY and time >= window.end:
+        raise errors.InvalidLeaseParams(
+            f'The {event_type} {clocks.minute(time)} is when the lease is '
+            f'over: nothing but "action": "{states.Action.NOTIFY}" is done '
+            f'then. Write an earlier date, or "on_end": "{action}".')
 
 
 def forgotten(lease: models.Lease) -> list[models.Event]:
@@ -67,6 +84,26 @@ def changed(session: orm.Session, lease: models.Lease,
     else:
         session.add(models.Event(**row(
             lease.id, states.EventType.CHANGED, now, now)))
+
+
+def begin(lease: models.Lease, over: states.EventType, now: int) -> None:
+    """What was put off until something is decided of a lease happens now.
+
+    :param over: the event that has waited for that, and does not any more
+    """
+    for event in lease.events:
+        if event.event_type == over:
+            event.enter(states.Event.DONE, now)
+        elif event.status in states.OPEN:
+            event.due = event.time
+
+
+def move_own(lease: models.Lease, seconds: int) -> None:
+    """Have the user's own events that are to come happen so much later."""
+    for event in lease.events:
+        if event.status in states.OPEN and (
+                states.EventType.is_users(event.event_type)):
+            event.time += seconds
 
 
 def retime(session: orm.Session, lease: models.Lease, types: resources.Types,
@@ -105,7 +142,7 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
         states.EventType.START: window.start - lease.start_date,
         states.EventType.BEFORE_END: window.end - lease.end_date,
         states.EventType.END: window.end - lease.end_date}
-    again = 0
+    again, action = 0, None
     for event in lease.events:
         if event.event_type not in moved:
             continue
@@ -118,14 +155,16 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
             event.enter(states.Event.UNDONE, now)
             event.claimed_by, event.claimed_until, event.waits = None, 0, 0
         elif event.event_type == states.EventType.BEFORE_END and time > now:
-            again = max(again, time)
+            again, action = max((again, action), (time, event.action),
+                                key=lambda one: one[0])
     if again and not any(
             event.status == states.Event.UNDONE and
             event.event_type == states.EventType.BEFORE_END
             for event in lease.events):
         # It was told of an end that is none any more.
         lease.events.append(models.Event(**row(
-            lease.id, states.EventType.BEFORE_END, again, now)))
+            lease.id, states.EventType.BEFORE_END, again, now,
+            action=action)))
     if lease.before_end_date is not None:
         lease.before_end_date = max(
             lease.before_end_date + window.end - lease.end_date, window.start)

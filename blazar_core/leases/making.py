@@ -38,7 +38,8 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core import resources
 
-__all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE', 'total']
+__all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE', 'behind',
+           'total', 'waiting_for']
 
 LOG = logging.getLogger(__name__)
 
@@ -94,6 +95,18 @@ class NewLease:
             self.request.grace_period + self.cleaning_time))
 
     @property
+    def span(self) -> model.Window:
+        """Within what time it may take room, also if it waits for that.
+
+        So long it counts for the limits of its project.
+        """
+        request, booked = self.request, self.booked
+        if request.retry is None or request.lasts is None:
+            return booked
+        return model.Window(booked.start, booked.end + (
+            request.retry.interval * request.retry.times))
+
+    @property
     def demands(self) -> list[model.Demand]:
         return [one.demand for one in self.reservations]
 
@@ -133,7 +146,10 @@ class Making:
             demand, window, duration + demand.cleaning_time, most)
 
     def create(self, new: NewLease, sealed: str | None) -> dict[str, ty.Any]:
-        """Admit a lease: all of its servers, or nothing is written.
+        """Admit a lease: all of its servers, or none.
+
+        Where there is no room for one with retries, and it is known how to
+        start it later, it waits for room.
 
         :param sealed: the call to be sent at its start; None when the caller
             sends it now, and the lease starts with that, or when it does not
@@ -145,10 +161,21 @@ class Making:
         :raises Conflict: when one was made with its key meanwhile
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
-        lease = self._admission.admit(
-            new.demands, new.booked,
-            lambda connection, picked: self._create(
-                connection, new, sealed, picked))
+        why = self.why_wait(new)
+        may_wait = new.request.retry is not None and (
+            sealed is not None or not new.server_ids)
+        try:
+            lease = self._admission.admit(
+                new.demands, new.booked,
+                lambda connection, picked: self._create(
+                    connection, new, sealed, picked),
+            ) if not (why and may_wait) else self._database.retried(
+                self._wait, new, sealed, why)
+        except errors.Refused as exc:
+            if not may_wait:
+                raise
+            lease = self._database.retried(
+                self._wait, new, sealed, str(exc))
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
                  lease['id'], lease['name'], new.project_id, lease['status'],
                  clocks.iso(lease['start_date']),
@@ -161,6 +188,45 @@ class Making:
                 ) -> dict[str, ty.Any]:
         rows = _rows(new, picked, self._clock.now(), sealed is None and bool(
             new.server_ids), self._types)
+        self._keep_secrets(rows, new, sealed)
+        return self._book(connection, rows, new, picked)
+
+    def why_wait(self, new: NewLease) -> str:
+        """Why a lease with retries is not tried yet; empty: it is."""
+        if new.request.retry is None:
+            return ''
+        with self._database.reader() as session:
+            return behind(session.connection(), new.project_id)
+
+    def _wait(self, new: NewLease, sealed: str | None,
+              why: str) -> dict[str, ty.Any]:
+        """Write a lease that waits for room."""
+        retry = new.request.retry
+        assert retry is not None
+        now, request = self._clock.now(), new.request
+        until = now + retry.interval * retry.times
+        nowhere: list[list[int | None]] = [
+            [None] * demand.count for demand in new.demands]
+        rows = _rows(new, nowhere, now, False, self._types)
+        rows.lease |= {
+            'status': states.Lease.WAITING,
+            'status_reason': waiting_for(why),
+            'retry_interval': retry.interval,
+            'retry_until': until if request.lasts is not None
+            else min(until, request.window.end),
+            'lasts': request.lasts}
+        self._keep_secrets(rows, new, sealed)
+        # Nothing of it happens before there is room.
+        for event in rows.events:
+            event['due'] = model.FOREVER
+        rows.events.append(events.row(
+            rows.lease['id'], states.EventType.RETRY, now + retry.interval,
+            now))
+        with self._database.begin() as connection:
+            return self._book(connection, rows, new, nowhere)
+
+    def _keep_secrets(self, rows: '_Rows', new: NewLease,
+                      sealed: str | None) -> None:
         if sealed is not None:
             rows.held = [{
                 'lease_id': rows.lease['id'], 'sealed': sealed,
@@ -169,11 +235,13 @@ class Making:
             rows.credentials = [{
                 'lease_id': rows.lease['id'], 'sealed': new.credential,
                 'created_at': rows.lease['created_at']}]
-        return self._book(connection, rows, new, picked)
 
     def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
-              picked: picking.Picked) -> dict[str, ty.Any]:
+              picked: ty.Sequence[ty.Sequence[int | None]],
+              ) -> dict[str, ty.Any]:
         """Write a lease and its bookings.
+
+        :param picked: for each demand the hosts; None: it has none yet
 
         :raises Conflict: when one was made with its key meanwhile
         :raises LimitExceeded: when others have what it needs
@@ -188,7 +256,8 @@ class Making:
         sent_at = rows.lease['created_at'] if (
             rows.lease['status'] == states.Lease.STARTING) else None
         edits: ty.Sequence[ledger.Edit] = [ledger.Edit(None, ledger.NewBooking(
-            row['id'], host_id, server_id, new.booked,
+            row['id'], host_id, server_id, new.booked if rows.lease[
+                'status'] != states.Lease.WAITING else new.span,
             one.demand.resources, sent_at=sent_at,
             among=one.demand.among))
             for row, one, host_ids in zip(
@@ -248,11 +317,7 @@ class Making:
                     f'expired. Ask for another one.')
             now = self._clock.now()
             lease.enter(states.Lease.PENDING, now)
-            for event in lease.events:
-                if event.event_type == states.EventType.EXPIRE:
-                    event.enter(states.Event.DONE, now)
-                else:
-                    event.due = event.time
+            events.begin(lease, states.EventType.EXPIRE, now)
             session.flush()
             return views.describe(lease)
 
@@ -279,6 +344,30 @@ class Making:
                 session.delete(row)
             session.flush()
             session.delete(lease)
+
+
+def waiting_for(why: str) -> str:
+    """What is said of a lease that waits for room.
+
+    :param why: there was none when it was tried last
+    """
+    return f'It waits for room, and is tried again: {why}'
+
+
+def behind(connection: sa.Connection, project_id: str,
+           lease_id: str | None = None) -> str:
+    """Which lease of a project comes before a new one or one that waits.
+
+    :returns: a sentence; empty: none does
+    """
+    first = connection.execute(
+        sa.select(models.Lease.id, models.Lease.name).where(
+            models.Lease.project_id == project_id,
+            models.Lease.status == states.Lease.WAITING)
+        .order_by(models.Lease.created_at, models.Lease.id)).first()
+    return '' if first is None or first.id == lease_id else (
+        f'Lease {first.name} ({first.id}) of the project waits for room too, '
+        f'and comes first.')
 
 
 def total(demands: ty.Iterable[model.Demand]) -> dict[str, int]:
@@ -327,8 +416,8 @@ class _Rows:
                 for reservation in self.reservations]))
 
 
-def _rows(new: NewLease, picked: picking.Picked, now: int, started: bool,
-          types: resources.Types) -> _Rows:
+def _rows(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
+          now: int, started: bool, types: resources.Types) -> _Rows:
     """What is to be written of a lease."""
     request = new.request
     lease_id = uuidutils.generate_uuid()
@@ -343,7 +432,9 @@ def _rows(new: NewLease, picked: picking.Picked, now: int, started: bool,
         'grace_period': request.grace_period,
         'cleaning_time': new.cleaning_time,
         'status': states.Lease.STARTING if started else states.Lease.PENDING,
-        'status_reason': '',
+        'status_reason': '', 'lease_type': request.lease_type,
+        'retry_interval': None, 'retry_until': None, 'lasts': None,
+        'admitted_at': None,
         'created_at': now, 'updated_at': now, 'deleted_at': None,
     }, [{
         'id': reservation_id, 'lease_id': lease_id,
@@ -355,19 +446,24 @@ def _rows(new: NewLease, picked: picking.Picked, now: int, started: bool,
         'moved_at': None, 'created_at': now, 'updated_at': now,
     } for reservation_id, one, host_ids in zip(
         ids, new.reservations, picked, strict=True)], [
-        events.row(lease_id, event_type, time, now,
+        events.row(lease_id, event_type, time, now, action=action,
                    done=started and event_type == states.EventType.START)
-        for event_type, time in _events(new, types)])
+        for event_type, time, action in _events(new, types)])
 
 
-def _events(new: NewLease, types: resources.Types) -> list[tuple[str, int]]:
+def _events(new: NewLease, types: resources.Types,
+            ) -> list[tuple[str, int, str | None]]:
+    """Their types, when they happen, and what is done then."""
     request = new.request
-    events: list[tuple[str, int]] = [
-        (states.EventType.START, request.window.start),
-        (states.EventType.END, request.window.end)]
+    events: list[tuple[str, int, str | None]] = [
+        (states.EventType.START, request.window.start, None),
+        (states.EventType.END, request.window.end, None)]
     if request.before_end is not None:
-        events.append((states.EventType.BEFORE_END, request.before_end))
-    events += [(event.event_type, event.time) for event in request.events]
+        events.append((states.EventType.BEFORE_END, request.before_end,
+                       request.before_end_action))
+    events += [(event.event_type, event.time, event.action)
+               for event in request.events]
     own = types.events([(one.resource_type, one.params is None)
                         for one in new.reservations], request.window)
-    return [*events, *own.items()]
+    return [*events, *(
+        (event_type, time, None) for event_type, time in own.items())]

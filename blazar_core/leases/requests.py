@@ -13,10 +13,13 @@
 """What is asked of leases, when it has been understood."""
 
 import dataclasses
+import enum
 
 from blazar_core.common import model
+from blazar_core.common import states
 
-__all__ = ['EventRequest', 'LeaseRequest', 'MAX_AMOUNT', 'MAX_EVENTS']
+__all__ = ['EventRequest', 'LeaseRequest', 'LeaseType', 'MAX_AMOUNT',
+           'MAX_EVENTS', 'Retry']
 
 #: No lease is for more servers in all of its reservations together.
 MAX_AMOUNT = 1000
@@ -26,10 +29,35 @@ MAX_EVENTS = 10
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EventRequest:
-    """An event of the user's own: notify ``event_type`` at ``time``."""
+    """An event of the user's own: notify ``event_type`` at ``time``, after
+    its ``action``.
+    """
 
     event_type: str
     time: int
+    action: states.Action = states.Action.NOTIFY
+
+
+class LeaseType(enum.StrEnum):
+    """IMMEDIATE: now, or not at all. SCHEDULED: for later, or not at all.
+    RETRY: where there is no room, it is tried again.
+    """
+
+    IMMEDIATE = 'immediate'
+    SCHEDULED = 'scheduled'
+    RETRY = 'retry'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Retry:
+    """Try again where there is no room.
+
+    :ivar interval: seconds between two times
+    :ivar times: how often, at most
+    """
+
+    interval: int
+    times: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +66,9 @@ class LeaseRequest:
 
     ``before_end`` is None when no such event is wanted; ``starts_now`` says
     that the window begins at the instant of the request; servers are left
-    alone for ``grace_period`` seconds after the end.
+    alone for ``grace_period`` seconds after the end. ``retry``: None is not
+    at all. ``lasts`` is how many seconds it lasts whenever it starts; None: it
+    ends when its window does.
     """
 
     name: str | None
@@ -48,3 +78,20 @@ class LeaseRequest:
     on_end: str
     starts_now: bool
     grace_period: int = 0
+    before_end_action: states.Action = states.Action.NOTIFY
+    retry: Retry | None = None
+    lasts: int | None = None
+
+    @property
+    def actions(self) -> set[str]:
+        """What is done at its events."""
+        return {event.action for event in self.events} | (
+            set() if self.before_end is None else {self.before_end_action})
+
+    @property
+    def lease_type(self) -> LeaseType:
+        """What is not said is decided by the start."""
+        if self.retry is not None:
+            return LeaseType.RETRY
+        return (LeaseType.IMMEDIATE if self.starts_now
+                else LeaseType.SCHEDULED)

@@ -25,6 +25,11 @@ from blazar_core.leases import within
 
 __all__ = ['Servers']
 
+_BOOKED = sa.select(
+    models.Reservation.lease_id, models.Booking.host_id,
+).join(models.Reservation.bookings).where(
+    models.Booking.server_id == sa.bindparam('server'))
+
 
 class Servers:
     """Looks servers up in the books."""
@@ -67,11 +72,8 @@ class Servers:
 
         :returns: None when it belongs to no lease that is not over
         """
-        with self._database.reader() as session:
-            row = session.execute(
-                sa.select(models.Reservation.lease_id, models.Booking.host_id)
-                .join(models.Reservation.bookings)
-                .where(models.Booking.server_id == server_id)).first()
+        with self._database.connection() as connection:
+            row = connection.execute(_BOOKED, {'server': server_id}).first()
         return None if row is None else (row.lease_id, row.host_id)
 
     def place_of(self, server_id: str) -> dict[str, str] | None:

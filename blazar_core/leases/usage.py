@@ -70,7 +70,7 @@ def books_of(project_id: str, lease_id: str | None,
                        models.Lease.status.not_in(states.LEASE.final()))
     each = (
         (models.Lease.id == lease_id).label('own'),
-        sa.and_(models.Lease.status.in_(states.TO_START),
+        sa.and_(models.Lease.status.in_(states.HOLDING),
                 models.Booking.server_id.is_not(None),
                 models.Booking.sent_at.is_(None)).label('held'),
         # As text: PostgreSQL does not compare JSON.

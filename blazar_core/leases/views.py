@@ -25,6 +25,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import requests
 
 __all__ = ['DELETING', 'Query', 'describe', 'get', 'listed',
            'owner_of_deleted', 'page', 'status']
@@ -207,7 +208,7 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
         elif part.kind == 'e':
             events[part.owner].append(types.SimpleNamespace(
                 id=part.id, lease_id=part.owner, event_type=part.name,
-                status=part.status, time=part.number,
+                status=part.status, time=part.number, action=part.action,
                 created_at=part.created_at, updated_at=part.updated_at))
     return [describe(types.SimpleNamespace(
         **row._mapping, reservations=reservations[row.id],
@@ -225,27 +226,30 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
 
     def part(kind: str, *columns: ty.Any) -> sa.Select[ty.Any]:
         names = ('id', 'owner', 'name', 'status', 'number', 'created_at',
-                 'updated_at', 'resources', 'params', 'spec', 'moved_at')
+                 'updated_at', 'resources', 'params', 'spec', 'moved_at',
+                 'action')
         return sa.select(sa.literal_column(f"'{kind}'").label('kind'), *(
             column.label(name)
             for name, column in zip(names, columns, strict=True)))
 
     # The first of the three says what the columns are.
     text, times = [sa.null()] * 4, [sa.null()] * 2
+    none = sa.cast(sa.null(), sa.String(16))
     return session.execute(sa.union_all(
         part('r', reservation.id, reservation.lease_id,
              reservation.resource_type, reservation.status,
              sa.cast(reservation.amount, sa.BigInteger),
              reservation.created_at, reservation.updated_at,
              reservation.resources, reservation.params, reservation.spec,
-             reservation.moved_at)
+             reservation.moved_at, none)
         .where(reservation.lease_id.in_(lease_ids)),
         part('e', event.id, event.lease_id, event.event_type, event.status,
-             event.time, event.created_at, event.updated_at, *text)
+             event.time, event.created_at, event.updated_at, *text,
+             event.action)
         .where(event.lease_id.in_(lease_ids)),
         part('b', sa.cast(booking.id, sa.String(36)), booking.reservation_id,
              booking.server_id, sa.literal_column("''"), booking.host_id,
-             *times, *text)
+             *times, *text, none)
         .join(booking.reservation).where(
             reservation.lease_id.in_(lease_ids),
             sa.or_(booking.server_id.is_not(None),
@@ -276,7 +280,9 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
     some reservation has ``missing_resources`` (a booking without a host) or
     ``resources_changed`` (it has other hosts than when it was made).
     """
-    reservations = [_describe_reservation(one) for one in lease.reservations]
+    reservations = [_describe_reservation(
+        one, lease.status == states.Lease.WAITING)
+        for one in lease.reservations]
     return {
         'id': lease.id, 'name': lease.name, 'status': status(lease),
         'status_reason': lease.status_reason,
@@ -286,22 +292,39 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
         **{name: getattr(lease, name) for name in (
             'start_date', 'end_date', 'before_end_date', 'on_end',
             'grace_period', 'cleaning_time', 'created_at', 'updated_at')},
+        'lease_type': lease.lease_type or (
+            requests.LeaseType.IMMEDIATE
+            if lease.start_date <= lease.created_at
+            else requests.LeaseType.SCHEDULED),
+        'retry_until': lease.retry_until,
         'reservations': reservations,
         'events': [{name: getattr(event, name) for name in (
             'id', 'lease_id', 'event_type', 'time', 'status', 'created_at',
-            'updated_at')} for event in lease.events
+            'updated_at')} | {'action': _action(event)}
+            for event in lease.events
             if event.event_type != states.EventType.CHANGED],
     }
 
 
-def _describe_reservation(reservation: ty.Any) -> dict[str, ty.Any]:
+def _action(event: ty.Any) -> str | None:
+    """What is done at an event; None: a user has no say in that."""
+    if states.EventType.may_act(event.event_type):
+        return event.action or states.Action.NOTIFY
+    return None
+
+
+def _describe_reservation(reservation: ty.Any, waits: bool,
+                          ) -> dict[str, ty.Any]:
+    """
+    :param waits: whether it had no host yet
+    """
     return {
         **{name: getattr(reservation, name) for name in (
             'id', 'lease_id', 'resource_type', 'status', 'amount', 'params',
             'created_at', 'updated_at')},
         'resources': dict(reservation.resources),
-        'missing_resources': any(booking.host_id is None
-                                 for booking in reservation.bookings),
+        'missing_resources': not waits and any(
+            booking.host_id is None for booking in reservation.bookings),
         'resources_changed': reservation.moved_at is not None,
         'servers': [booking.server_id for booking in reservation.bookings
                     if booking.server_id is not None],

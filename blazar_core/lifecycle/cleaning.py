@@ -64,7 +64,7 @@ class Cleaning:
         self._clock = clock
 
     def clean(self, kind: resources.Kind, reserved: resources.Reserved,
-              ) -> facts.Outcome:
+              ) -> facts.Later | None:
         """Have the hosts of a reservation cleaned whose lease ends, and on
         which nobody is any more; safe to repeat.
 

@@ -36,6 +36,11 @@ LOG = logging.getLogger(__name__)
 
 #: When to try again what has failed.
 _FAILED = facts.Later(facts.AWAY, facts.NOT_CLOSED, facts.LONGEST_PAUSE)
+#: The leases that are over, or never were, and have a credential yet.
+_OVER = sa.select(models.Credential.lease_id).outerjoin(
+    models.Lease, models.Lease.id == models.Credential.lease_id).where(sa.or_(
+        models.Lease.id.is_(None),
+        models.Lease.status == states.Lease.TERMINATED))
 
 
 class Closed(ty.NamedTuple):
@@ -193,14 +198,8 @@ class Closing:
 
     def revoke_over(self) -> None:
         """Give back what is left of leases that are over."""
-        with self._database.reader() as session:
-            over = list(session.scalars(
-                sa.select(models.Credential.lease_id).outerjoin(
-                    models.Lease,
-                    models.Lease.id == models.Credential.lease_id)
-                .where(sa.or_(
-                    models.Lease.id.is_(None),
-                    models.Lease.status == states.Lease.TERMINATED))))
+        with self._database.connection() as connection:
+            over = list(connection.scalars(_OVER))
         for lease_id in over:
             with facts.apart(lease_id):
                 self.revoke_of(lease_id)

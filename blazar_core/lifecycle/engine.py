@@ -17,7 +17,8 @@ An event is a row with a due time. A worker claims one (:mod:`the queue
 action runs; the claims of a worker that died run out and fall to the
 others. Actions may therefore run again after a crash, and are written for
 that. Due events run side by side in a bounded pool: one slow lease delays
-no other. Between them the engine sleeps until the next due time.
+no other, and what takes its time has a part of the workers only. Between
+them the engine sleeps until the next due time.
 
 The pauses of what is put off grow, until something happens to it.
 """
@@ -56,6 +57,9 @@ _STEPS: dict[str, tuple[steps.Step, steps.Step]] = {
 #: Seconds until the database is asked again after it did not answer.
 _AFTER_FAILURE = 5
 
+#: Of so many workers one may be at an event that takes its time.
+_PER_SLOW = 4
+
 
 class Engine:
     """Carries out due events.
@@ -70,6 +74,7 @@ class Engine:
         self._clock = clock
         self._lifecycle = lifecycle
         self._workers: int = conf.blazar.workers
+        self._most_slow: int = max(1, self._workers // _PER_SLOW)
         self._longest_sleep: int = conf.blazar.longest_sleep
         seconds: int = conf.blazar.claim_seconds
         self._queue = queues.Queue(database, clock, name, seconds)
@@ -166,7 +171,13 @@ class Engine:
         with self._lock:
             busy = collections.Counter(
                 claim.project_id for claim in self._running.values())
-        return self._queue.claim_due(most, busy)
+        return self._queue.claim_due(most, busy, self._free_for_slow())
+
+    def _free_for_slow(self) -> int:
+        """How many workers may take an event now that takes its time."""
+        with self._lock:
+            return self._most_slow - sum(
+                claim.slow for claim in self._running.values())
 
     def _extend(self) -> None:
         """Tell the others that the actions under way have not died."""
@@ -189,7 +200,7 @@ class Engine:
             latest = min(latest, now + self._beat)
         if running >= self._workers:
             return latest
-        due = self._queue.next_due()
+        due = self._queue.next_due(self._free_for_slow() > 0)
         return latest if due is None else min(latest, due)
 
     # -- actions -----------------------------------------------------------
@@ -240,15 +251,24 @@ class Engine:
                 ending.end, claim.lease_id, when_due=True)
         if claim.event_type == states.EventType.EXPIRE:
             return functools.partial(ending.expire, claim.lease_id)
+        if claim.event_type == states.EventType.RETRY:
+            return functools.partial(
+                self._lifecycle.retrying.due, claim.lease_id)
         telling = self._lifecycle.telling
         if claim.event_type == states.EventType.CHANGED:
             return functools.partial(telling.changed, claim.lease_id)
         return functools.partial(
-            telling.announce, claim.lease_id, claim.event_type)
+            telling.happen, claim.lease_id, claim.event_type,
+            claim.event_id)
 
     def _settled(self, claim: queues.Claim, outcome: facts.Outcome) -> None:
         if outcome is None:
             self._queue.write(claim, status=states.Event.DONE)
+            return
+        if isinstance(outcome, facts.GivenUp):
+            LOG.warning('Lease %s: %s is given up: %s', claim.lease_id,
+                        claim.event_type, outcome.why)
+            self._queue.write(claim, status=states.Event.ERROR)
             return
         seconds, now = outcome.after(claim.waits), self._clock.now()
         LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
@@ -264,12 +284,13 @@ class Engine:
         """Again after a pause that doubles, or not at all any more.
 
         The end of a lease or an offer is never given up: its capacity would
-        be lost; nor is a change: it would be used where it is not.
+        be lost; nor is a change: it would be used where it is not; nor are
+        the retries of a lease, which would wait for ever.
         """
         attempts = claim.attempts + 1
         if attempts > self._max_retries and claim.event_type not in (
                 states.EventType.END, states.EventType.EXPIRE,
-                states.EventType.CHANGED):
+                states.EventType.RETRY, states.EventType.CHANGED):
             self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
                     self._queue.update, claim, status=states.Event.ERROR,

@@ -28,9 +28,9 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'LEFT', 'LONGEST_PAUSE',
-           'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED', 'NOT_FREE',
-           'Outcome', 'REFUSED', 'apart',
+__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'GivenUp', 'LEFT',
+           'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED',
+           'NOT_FREE', 'Outcome', 'REFUSED', 'SNAPSHOTS', 'apart',
            'booking_of', 'bookings', 'comes_first', 'failures',
            'is_building', 'is_unsettled', 'lasting', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
@@ -63,6 +63,8 @@ GRACE = 'Its servers come to their end when its grace period is over.'
 CLEANING = 'Its hosts are being cleaned.'
 #: How begins what one says whose servers have not come to their end.
 REFUSED = 'Its end is tried again: '
+#: How begins what one says of which images are to be made, and are not.
+SNAPSHOTS = 'Its snapshots are tried again: '
 #: What one says whose servers may stay as long as they like.
 LEFT = 'Its hosts are given back when the servers there have gone.'
 
@@ -88,7 +90,17 @@ class Later:
             self.most, self.seconds << min(waits, 16)))
 
 
-Outcome: ty.TypeAlias = Later | None
+@dataclasses.dataclass(frozen=True, slots=True)
+class GivenUp:
+    """An action is not finished, and is not done again."""
+
+    why: str
+
+
+Outcome: ty.TypeAlias = Later | GivenUp | None
+
+_OF_SERVER = sa.select(models.Booking).where(
+    models.Booking.server_id == sa.bindparam('server'))
 
 
 def bookings(lease: models.Lease) -> list[models.Booking]:
@@ -122,7 +134,8 @@ def is_building(lease: models.Lease) -> bool:
 
 def lasting(reason: str) -> str:
     """What is still said of a lease when it waits for nothing any more."""
-    reason = reason.partition(REFUSED)[0].strip()
+    for begin in (REFUSED, SNAPSHOTS):
+        reason = reason.partition(begin)[0].strip()
     for passing in (NOT_FREE, NOT_CLOSED, GRACE, LEFT, CLEANING):
         reason = reason.removesuffix(passing).strip()
     return reason
@@ -168,8 +181,7 @@ def servers(lease: models.Lease) -> list[str]:
 def booking_of(session: orm.Session, server_id: str,
                ) -> models.Booking | None:
     """The booking of a server, if it has one."""
-    return session.scalars(sa.select(models.Booking).where(
-        models.Booking.server_id == server_id)).one_or_none()
+    return session.scalars(_OF_SERVER, {'server': server_id}).one_or_none()
 
 
 @contextlib.contextmanager

@@ -22,15 +22,18 @@ lease's row first, and every one may be done again without harm.
 
 import typing as ty
 
+from blazar_core.books import admission as admissions
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.db import api
 from blazar_core.lifecycle import closing
+from blazar_core.lifecycle import copying
 from blazar_core.lifecycle import ending
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lost
 from blazar_core.lifecycle import observing
+from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import starting
 from blazar_core.lifecycle import telling
@@ -52,7 +55,8 @@ class Lifecycle:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: clouds.Cloud, opens: ty.Callable[[str], str],
+                 admission: admissions.Admission, cloud: clouds.Cloud,
+                 opens: ty.Callable[[str], str],
                  notify: ty.Callable[[str, facts.Lease], None],
                  patience: int, lost_after: int, types: resources.Types,
                  policies: ends.Policies, end_limit: int = 0) -> None:
@@ -70,5 +74,8 @@ class Lifecycle:
         self.ending = ending.Ending(
             database, clock, cloud, notify, self.observing, self.closing,
             policies, patience, end_limit)
+        self.retrying = retrying.Retrying(
+            database, clock, admission, opens, types, notify)
         self.telling = telling.Telling(
-            database, clock, notify, self.closing, types)
+            database, clock, notify, self.closing, copying.Copying(
+                database, cloud, self.closing, types), types)

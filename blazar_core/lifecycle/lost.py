@@ -30,6 +30,12 @@ __all__ = ['Lost']
 
 LOG = logging.getLogger(__name__)
 
+_SENT = sa.select(
+    models.Lease.id, models.Booking.server_id, models.Booking.sent_at,
+).join(models.Booking.reservation).join(models.Reservation.lease).where(
+    models.Lease.status.in_((*states.BEGUN, states.Lease.ERROR)),
+    models.Booking.server_id.is_not(None), models.Booking.running.is_(False))
+
 
 class Lost:
     """Sees to builds that got lost.
@@ -94,16 +100,8 @@ class Lost:
         have failed: who made them so may not have come to the end of it.
         """
         sent: dict[str, dict[str, int | None]] = {}
-        with self._database.reader() as session:
-            for row in session.execute(
-                    sa.select(models.Lease.id, models.Booking.server_id,
-                              models.Booking.sent_at)
-                    .join(models.Booking.reservation)
-                    .join(models.Reservation.lease)
-                    .where(models.Lease.status.in_(
-                           (*states.BEGUN, states.Lease.ERROR)),
-                           models.Booking.server_id.is_not(None),
-                           models.Booking.running.is_(False))):
+        with self._database.connection() as connection:
+            for row in connection.execute(_SENT):
                 sent.setdefault(row.id, {})[row.server_id] = row.sent_at
         return sent
 

@@ -46,7 +46,18 @@ _BY_BOOT = sa.select(models.Lease.id).where(sa.exists().where(
     models.Reservation.lease_id == models.Lease.id,
     models.Reservation.params.is_(None)))
 #: Those that go on by what becomes of their servers.
-_GOING_ON = (*states.TO_START, states.Lease.ACTIVE, states.Lease.ERROR)
+_GOING_ON = (*states.HOLDING, states.Lease.ACTIVE, states.Lease.ERROR)
+#: Those of which a process may have left something to be done.
+_LEFT = _BY_BOOT.where(sa.or_(
+    models.Lease.status == states.Lease.STARTING,
+    sa.and_(models.Lease.status.in_(_GOING_ON), ~_HAS_BOOKINGS)))
+_UNFINISHED = sa.select(
+    models.Booking.server_id, models.Booking.running, models.Host.uuid,
+).outerjoin(models.Host, models.Host.id == models.Booking.host_id).where(
+    models.Booking.server_id.is_not(None)).order_by(models.Booking.id)
+_LEASE_OF = sa.select(models.Reservation.lease_id).join(
+    models.Reservation.bookings).where(
+        models.Booking.server_id == sa.bindparam('server'))
 
 
 class Observing:
@@ -113,11 +124,8 @@ class Observing:
 
     def _lease_of(self, server_id: str) -> str | None:
         """The lease in which a server has its booking."""
-        with self._database.reader() as session:
-            return session.scalar(
-                sa.select(models.Reservation.lease_id)
-                .join(models.Reservation.bookings)
-                .where(models.Booking.server_id == server_id))
+        with self._database.connection() as connection:
+            return connection.scalar(_LEASE_OF, {'server': server_id})
 
     def _was_never_sent(self, server_id: str) -> bool:
         """Whether nobody has begun to build a server of a lease.
@@ -270,11 +278,8 @@ class Observing:
 
         They are in it already, unless a process died over one of them.
         """
-        with self._database.reader() as session:
-            left = list(session.scalars(_BY_BOOT.where(sa.or_(
-                models.Lease.status == states.Lease.STARTING,
-                sa.and_(models.Lease.status.in_(_GOING_ON),
-                        ~_HAS_BOOKINGS)))))
+        with self._database.connection() as connection:
+            left = list(connection.scalars(_LEFT))
         for lease_id in left:
             with facts.apart(lease_id), contextlib.suppress(errors.NotFound):
                 self._database.retried(self._settle_again, lease_id)
@@ -290,17 +295,11 @@ class Observing:
 
         Those that do not run yet are HELD or being built; this says HELD.
         """
-        with self._database.reader() as session:
+        with self._database.connection() as connection:
             return {row.server_id: clouds.Seen(
                 clouds.ServerState.RUNNING, row.uuid) if row.running else
                 clouds.Seen(clouds.ServerState.HELD)
-                for row in session.execute(
-                    sa.select(models.Booking.server_id,
-                              models.Booking.running, models.Host.uuid)
-                    .outerjoin(models.Host,
-                               models.Host.id == models.Booking.host_id)
-                    .where(models.Booking.server_id.is_not(None))
-                    .order_by(models.Booking.id))}
+                for row in connection.execute(_UNFINISHED)}
 
     def check(self, server_id: str) -> tuple[clouds.Seen, list[str]]:
         """Look at a server and make the books true for it.

@@ -16,7 +16,8 @@ A worker takes an event by compare-and-swap, writing its name and until when
 the claim holds. Who has much that is due delays nobody else: a free worker
 goes to the project for which the fewest are at work. What starts and ends
 leases goes before what only tells of them, and what is tried for the first
-time before what was put off.
+time before what was put off. What takes its time, because it does more than
+to tell, is taken by as few workers as the engine says.
 """
 
 import collections
@@ -38,19 +39,55 @@ _BATCH = 50
 
 #: What moves leases; all else only tells of them.
 _URGENT = (states.EventType.START, states.EventType.END,
-           states.EventType.EXPIRE, states.EventType.CHANGED)
+           states.EventType.EXPIRE, states.EventType.RETRY,
+           states.EventType.CHANGED)
 
 #: Due events as they are read, and whose they are.
 _READ = sa.select(
     models.Event.id, models.Event.lease_id, models.Event.event_type,
     models.Event.attempts, models.Event.waits, models.Event.due,
+    models.Event.action,
     models.Lease.project_id,
-).join(models.Event.lease)
+).join(models.Event.lease).where(models.Lease.project_id.not_in(
+    sa.bindparam('projects', expanding=True)))
+#: To tell of it is all that there is to do, or it moves a lease.
+_IS_QUICK = models.Event.action.is_(None)
+_NOW = sa.bindparam('now', type_=sa.BigInteger)
+_WAITING = sa.and_(
+    models.Event.status == states.Event.UNDONE, models.Event.due <= _NOW)
+_ABANDONED = sa.and_(
+    models.Event.status == states.Event.IN_PROGRESS,
+    models.Event.claimed_until <= _NOW)
+_OLDEST = (models.Event.due, models.Event.id)
+#: Asked again and again, and so made once. Mostly there is nothing, and that
+#: is one question.
+_ANY = sa.select(sa.or_(
+    sa.exists().where(_ABANDONED), sa.exists().where(_WAITING)))
+_READ_ABANDONED = _READ.where(_ABANDONED, _IS_QUICK).order_by(
+    *_OLDEST).limit(_BATCH)
+_READ_URGENT = _READ.where(
+    _WAITING, models.Event.event_type == sa.bindparam('urgent'),
+).order_by(models.Event.waits > 0, *_OLDEST).limit(_BATCH)
+_READ_WAITING = _READ.where(_WAITING, _IS_QUICK).order_by(
+    *_OLDEST).limit(_BATCH)
+_READ_SLOW = _READ.where(
+    sa.or_(_WAITING, _ABANDONED), ~_IS_QUICK).order_by(*_OLDEST).limit(_BATCH)
+#: Of one that is due, and nobody's; or whose worker has died.
+_CLAIM = sa.update(models.Event).where(
+    models.Event.id == sa.bindparam('event'), sa.or_(_WAITING, _ABANDONED),
+).values(status=states.Event.IN_PROGRESS, claimed_by=sa.bindparam('worker'),
+         claimed_until=sa.bindparam('until'))
+_NEXT = sa.select(sa.func.min(models.Event.due)).where(
+    models.Event.status == states.Event.UNDONE)
+_NEXT_QUICK = _NEXT.where(_IS_QUICK)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-    """An event that this worker owns."""
+    """An event that this worker owns.
+
+    :ivar slow: whether it takes its time
+    """
 
     event_id: str
     lease_id: str
@@ -58,6 +95,7 @@ class Claim:
     attempts: int
     waits: int
     project_id: str
+    slow: bool = False
 
 
 class Queue:
@@ -74,39 +112,43 @@ class Queue:
         self._name = name
         self._seconds = seconds
 
-    def claim_due(self, most: int, busy: collections.Counter[str],
+    def claim_due(self, most: int, busy: collections.Counter[str], slow: int,
                   ) -> list[Claim]:
         """Up to ``most`` due events that are now this worker's.
 
         :param busy: how many are at work, by project; counted on
+        :param slow: how many of them may be of those that take their time
         """
         claims: list[Claim] = []
         if most <= 0:
             return claims
         now = self._clock.now()
-        for event in _in_turn(self._due(now, most, busy), busy):
+        for event in _in_turn(self._due(now, most, busy, slow > 0), busy):
+            is_slow = event.action is not None
+            if is_slow and slow <= 0:
+                continue
             if self._database.retried(self.claim, event.id, now):
                 claims.append(Claim(
                     event.id, event.lease_id, event.event_type,
-                    event.attempts, event.waits, event.project_id))
+                    event.attempts, event.waits, event.project_id, is_slow))
                 busy[event.project_id] += 1
+                slow -= is_slow
             if len(claims) == most:
                 break
         return claims
 
     def _due(self, now: int, most: int, busy: ty.Mapping[str, int],
-             ) -> list[ty.Any]:
+             slow: bool) -> list[ty.Any]:
         """Due events, so that each of ``most`` workers could have one, and
         could have it of a project for which nobody works.
+
+        :param slow: also of those that take their time
         """
-        def read(kind: sa.ColumnElement[bool],
-                 *order: sa.ColumnElement[ty.Any]) -> None:
+        def read(kind: sa.Select[ty.Any], **of: str) -> None:
             projects: set[str] = set()
             while True:
-                rows = session.execute(
-                    _READ.where(kind, models.Lease.project_id.not_in(projects))
-                    .order_by(*order, models.Event.due, models.Event.id)
-                    .limit(_BATCH)).all()
+                rows = connection.execute(kind, {
+                    'now': now, 'projects': list(projects), **of}).all()
                 found.update((row.id, row) for row in rows)
                 projects.update(row.project_id for row in rows)
                 # Behind many of one project there may be others.
@@ -114,32 +156,25 @@ class Queue:
                     break
 
         found: dict[str, ty.Any] = {}
-        with self._database.reader() as session:
-            # Mostly there is nothing, and that is one question.
-            if not session.scalar(sa.select(sa.or_(
-                    sa.exists().where(_is_abandoned(now)),
-                    sa.exists().where(_is_waiting(now))))):
+        with self._database.connection() as connection:
+            if not connection.scalar(_ANY, {'now': now}):
                 return []
-            read(_is_abandoned(now))
+            read(_READ_ABANDONED)
             # Each kind by itself: there may be many of one before the others.
             for urgent in _URGENT:
-                read(sa.and_(_is_waiting(now),
-                             models.Event.event_type == urgent),
-                     models.Event.waits > 0)
+                read(_READ_URGENT, urgent=urgent)
             if len(found) < most:
-                read(_is_waiting(now))
+                read(_READ_WAITING)
+            if len(found) < most and slow:
+                read(_READ_SLOW)
         return list(found.values())
 
     def claim(self, event_id: str, now: int) -> bool:
         """Take an event; says whether it is this worker's now."""
-        with self._database.writer() as session:
-            claimed = session.execute(
-                sa.update(models.Event)
-                .where(models.Event.id == event_id, _is_free(now))
-                .values(status=states.Event.IN_PROGRESS, claimed_by=self._name,
-                        claimed_until=now + self._seconds))
-            return ty.cast(
-                'sa.CursorResult[ty.Any]', claimed).rowcount == 1
+        with self._database.begin() as connection:
+            return connection.execute(_CLAIM, {
+                'event': event_id, 'now': now, 'worker': self._name,
+                'until': now + self._seconds}).rowcount == 1
 
     def extend(self, event_ids: ty.Collection[str]) -> None:
         """Tell the others that the actions of events have not died."""
@@ -151,12 +186,13 @@ class Queue:
                 .values(claimed_until=self._clock.now() +
                         self._seconds))
 
-    def next_due(self) -> int | None:
-        """When the next event is due that waits; None: there is none."""
-        with self._database.reader() as session:
-            return session.scalar(
-                sa.select(sa.func.min(models.Event.due))
-                .where(models.Event.status == states.Event.UNDONE))
+    def next_due(self, slow: bool) -> int | None:
+        """When the next event is due that waits; None: there is none.
+
+        :param slow: also of those that take their time
+        """
+        with self._database.connection() as connection:
+            return connection.scalar(_NEXT if slow else _NEXT_QUICK)
 
     def expedite(self, lease_id: str, host_id: int | None) -> None:
         """Make due what was put off, of a lease and of others on a host."""
@@ -196,21 +232,6 @@ class Queue:
             .values(claimed_by=None, claimed_until=0,
                     updated_at=self._clock.now(), **values))
         return ty.cast('sa.CursorResult[ty.Any]', settled).rowcount == 1
-
-
-def _is_free(now: int) -> sa.ColumnElement[bool]:
-    """Due, and nobody's; or its worker has died."""
-    return sa.or_(_is_waiting(now), _is_abandoned(now))
-
-
-def _is_waiting(now: int) -> sa.ColumnElement[bool]:
-    return sa.and_(models.Event.status == states.Event.UNDONE,
-                   models.Event.due <= now)
-
-
-def _is_abandoned(now: int) -> sa.ColumnElement[bool]:
-    return sa.and_(models.Event.status == states.Event.IN_PROGRESS,
-                   models.Event.claimed_until <= now)
 
 
 def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],

@@ -30,14 +30,12 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding as bindings
+from blazar_core.lifecycle import demands
 from blazar_core import resources
 
-__all__ = ['AGAIN', 'Notify', 'Rebinding', 'age']
+__all__ = ['Notify', 'Rebinding', 'age']
 
 LOG = logging.getLogger(__name__)
-
-#: Seconds for which the cloud is not asked again about hosts.
-AGAIN = 30
 
 Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 
@@ -72,19 +70,12 @@ class Rebinding:
         self._clock = clock
         self._admission = admission
         self._binding = binding
-        self._opens = opens
-        self._types = types
+        self._demands = demands.Demands(clock, opens, types)
         self._notify = notify
-        #: By reservation, what the cloud said of it, and when.
-        self._asked: dict[tuple[str, int], tuple[
-            model.Demand | refusals.Refusal | errors.CloudUnavailable,
-            int]] = {}
 
     def forget(self) -> None:
         """What the cloud said too long ago does not stay in memory."""
-        now = self._clock.now()
-        self._asked = {one: (said, when) for one, (said, when)
-                       in self._asked.items() if now - when < AGAIN}
+        self._demands.forget()
 
     def bind_all(self, found: ty.Iterable[ty.Any]) -> bool:
         """Oldest lease first; none keeps another one from its room.
@@ -123,7 +114,8 @@ class Rebinding:
         if case is None or not case.rows:
             # Its build was sent meanwhile, say.
             return True
-        demand = self._asked_of(case)
+        demand = self._demands.of(
+            case.reservation, case.reserved, case.sealed)
         rows, staying = case.rows, case.staying
         if isinstance(demand, refusals.Refusal) or (
                 demand.affinity is not model.Affinity.SAME):
@@ -164,35 +156,6 @@ class Rebinding:
                 None if held is None else held.sealed,
                 rows, [row for row in reservation.bookings
                        if row not in rows])
-
-    def _asked_of(self, case: _Case) -> model.Demand | refusals.Refusal:
-        """What the cloud says of a reservation; not asked in every round.
-
-        :raises CloudUnavailable: when it did not answer a while ago
-        """
-        now, one = self._clock.now(), case.reservation
-        # It has another key when it was changed meanwhile.
-        key = one.id, one.updated_at
-        said, when = self._asked.get(key, (None, 0))
-        if said is None or now - when >= AGAIN:
-            said = self._ask(case)
-            self._asked[key] = said, now
-        if isinstance(said, errors.CloudUnavailable):
-            raise said
-        return said
-
-    def _ask(self, case: _Case,
-             ) -> model.Demand | refusals.Refusal | errors.CloudUnavailable:
-        try:
-            return self._types.of_row(case.reservation).demand(
-                dataclasses.replace(
-                    case.reserved, call=None if case.sealed is None else
-                    self._opens(case.sealed)))
-        except errors.Refused as exc:
-            return exc.refusal
-        except errors.CloudUnavailable as exc:
-            # Each of many would wait for it in every look.
-            return exc
 
     def _beside(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
                 staying: ty.Iterable[models.Booking]) -> model.Demand:

@@ -39,6 +39,9 @@ class Step(enum.Enum):
     # Beside that, where servers come when it has started.
     OPEN_HELD = 'open: the hosts are its own'
     OPEN_OPENED = 'open: it can be used, and that is not written down yet'
+    # While it waits for room.
+    RETRY_TRIED = 'retry: it was tried, and it is not written down why not'
+    RETRY_ADMITTED = 'retry: it has got its room'
     # Its end.
     END_CLAIMED = 'end: the event is claimed'
     END_BEGUN = 'end: nothing of it can start any more'

@@ -18,8 +18,10 @@ from blazar_core.books import holding
 from blazar_core.common import clock as clocks
 from blazar_core.common import states
 from blazar_core.db import api
+from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import closing
+from blazar_core.lifecycle import copying
 from blazar_core.lifecycle import facts
 from blazar_core import resources
 
@@ -37,12 +39,28 @@ class Telling:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, facts.Lease], None],
-                 closing: closing.Closing, types: resources.Types) -> None:
+                 closing: closing.Closing, copying: copying.Copying,
+                 types: resources.Types) -> None:
         self._database = database
         self._clock = clock
         self._notify = notify
         self._closing = closing
+        self._copying = copying
         self._types = types
+
+    def happen(self, lease_id: str, event_type: str, event_id: str,
+               ) -> facts.Outcome:
+        """An event of a lease has come that neither starts nor ends it: do
+        what is done then, and when that is done tell of it.
+        """
+        with self._database.reader() as session:
+            event = session.get(models.Event, event_id)
+            action = None if event is None else event.action
+        if action == states.Action.SNAPSHOT:
+            outcome = self._copying.copy(lease_id, event_id)
+            if outcome is not None:
+                return outcome
+        return self.announce(lease_id, event_type)
 
     def announce(self, lease_id: str, event_type: str) -> facts.Outcome:
         """An event of a lease has come that neither starts nor ends it.

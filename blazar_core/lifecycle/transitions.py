@@ -69,11 +69,22 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     for reservation in lease.reservations:
         reservation.enter(states.Reservation.DELETED, now)
     for event in lease.events:
-        event.enter(states.Event.DONE, now)
+        event.enter(_last_state(event, min(now, lease.end_date)), now)
     session.execute(sa.delete(models.HeldBuild).where(
         models.HeldBuild.lease_id == lease.id))
     session.flush()
     return views.describe(lease)
+
+
+def _last_state(event: models.Event, end: int) -> states.Event:
+    """The state of an event whose lease is over: what was to be done before
+    its end, and could not be, was given up.
+    """
+    if event.action is not None and (
+            event.status == states.Event.ERROR or
+            event.status in states.OPEN and event.time <= end):
+        return states.Event.ERROR
+    return states.Event.DONE
 
 
 def give_room_back(session: orm.Session,
@@ -100,7 +111,8 @@ def _give_hosts_back(session: orm.Session,
 def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
                  ) -> None:
     """What was not sent yet is not sent any more."""
-    if lease.status == states.Lease.PENDING or facts.comes_first(lease):
+    if lease.status in (states.Lease.WAITING, states.Lease.PENDING) or (
+            facts.comes_first(lease)):
         lease.enter(states.Lease.ERROR, now)
         for reservation in lease.reservations:
             reservation.enter(states.Reservation.ERROR, now)

@@ -40,6 +40,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding as bindings
+from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import rebinding
 from blazar_core import resources
 
@@ -51,7 +52,7 @@ LOG = logging.getLogger(__name__)
 PAUSE = 3
 #: Seconds after which all is tried again though nothing has changed in the
 #: books: the cloud is asked again about hosts by then.
-AGAIN = rebinding.AGAIN
+AGAIN = demands.AGAIN
 
 
 class Watch:
@@ -151,8 +152,8 @@ class Watch:
 
         What had no host may have gone, or a scheduler has found one for it.
         """
-        with self._database.reader() as session:
-            rows = session.execute(_RELIEVED).all()
+        with self._database.connection() as connection:
+            rows = connection.execute(_RELIEVED).all()
         for row in rows:
             with contextlib.suppress(errors.NotFound):
                 lease = self._database.retried(
@@ -214,8 +215,8 @@ class Watch:
 
     def _unbound(self, now: int) -> list[ty.Any]:
         """The bookings that have no host, and could have one."""
-        with self._database.reader() as session:
-            rows = session.execute(_UNBOUND, {'now': now}).all()
+        with self._database.connection() as connection:
+            rows = connection.execute(_UNBOUND, {'now': now}).all()
         return [row for row in rows
                 if bindings.may_move(row, row.later, row.held, row)]
 

@@ -24,6 +24,7 @@ import typing as ty
 
 from oslo_log import log as logging
 
+from blazar_nova.api import defaulting
 from blazar_nova.api import held
 from blazar_nova.api import lease_params
 from blazar_nova.api import middleware
@@ -51,6 +52,9 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     parts = wiring.shared()
     lease_params.check_defaults(
         lease_params.defaults(service.CONF), parts.clock.now())
+    defaulting.check(service.CONF)
+    for doubt in defaulting.doubts(service.CONF):
+        LOG.warning('%s', doubt)
     admit = held.Admission(parts)
     with hold.intercepting(admit):
         app = router.build(global_config, **local_config)

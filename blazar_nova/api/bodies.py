@@ -23,11 +23,13 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.leases import changing
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import dates
 from blazar_nova.api import lease_params
+from blazar_nova.api import own_events
 from blazar_nova.parts import answers
 
 __all__ = ['ChangeRequest', 'CreateRequest', 'MAX_LIMIT', 'MAX_RESERVATIONS',
@@ -44,15 +46,23 @@ _CREATE_KEYS = {
     'start_date': '"2026-12-01 16:07" or "now"',
     'end_date': '"2026-12-02 16:07"',
     'before_end_date': '"2026-12-02 15:07"',
+    'before_end_action': '"snapshot"',
     'reservations': '[{"resource_type": "virtual:instance", ...}]',
-    'events': '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]',
+    'events': own_events.EXAMPLE,
     'offer_seconds': '600',
     'on_end': '"delete"',
     'grace_period': '1800',
+    'lease_type': '"retry"',
+    'retries': '12',
+    'retry_interval': '300',
 }
 _CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
-    'name', 'start_date', 'end_date', 'before_end_date', 'reservations',
-    'events', 'on_end', 'grace_period')}
+    'name', 'start_date', 'end_date', 'before_end_date', 'before_end_action',
+    'reservations', 'events', 'on_end', 'grace_period')} | {
+        'end': _CREATE_KEYS['end_date'], 'duration': '"2d"'}
+#: By each of which a change may say when a lease ends: in the words of the
+#: API, and in those of lease_params.
+_ENDS = ('end_date', 'end', 'duration')
 
 #: What a list may be sorted by.
 _SORT_KEYS = ('start_date', 'end_date', 'created_at', 'updated_at', 'name',
@@ -116,19 +126,26 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
     end = dates.parse_date(_text(values, 'end_date'), now)
     window = lease_params.window_of(start, end, now)
     offer = values.get('offer_seconds')
+    retry = lease_params.retry_of(values, window, now, defaults)
+    if retry is not None and offer is not None:
+        raise errors.InvalidLeaseParams(
+            'An offer is made now, or not at all. Leave "offer_seconds" out, '
+            'or "lease_type".')
+    before_end, action = _before_end(values, window, now, defaults)
     return CreateRequest(
         requests.LeaseRequest(
             name=lease_params.name_of(_text(values, 'name'))
             if 'name' in values else None,
             window=window,
-            before_end=_before_end(values, window, now, defaults),
-            events=lease_params.events_of(
-                values.get('events', []), window, now),
+            before_end=before_end,
+            events=own_events.read(
+                values.get('events', []), window, now, defaults.actions),
             on_end=lease_params.on_end_of(
                 values.get('on_end', defaults.ends[0]), defaults),
             starts_now=start == now,
             grace_period=lease_params.grace_of(values.get(
-                'grace_period', defaults.grace_period))),
+                'grace_period', defaults.grace_period)), retry=retry,
+            before_end_action=action),
         _reservations(values),
         None if offer is None else inputs.integer(
             offer, 'offer_seconds', *OFFER))
@@ -147,7 +164,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     values = inputs.json_object(body, 'The body of the request')
     inputs.check_keys(values, _CHANGE_KEYS, 'a change of a lease')
     start = _new_date(values, 'start_date', lease, now)
-    end = _new_date(values, 'end_date', lease, now)
+    end = _new_end(values, start, lease, now)
     before_end = _new_date(values, 'before_end_date', lease, now)
     if before_end is None and end is not None and 'before_end_date' in values:
         # What is not said moves with the end; this is to stay.
@@ -159,13 +176,18 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
             name=lease_params.name_of(_text(values, 'name'))
             if 'name' in values else None,
             before_end=before_end,
-            events=lease_params.events_of(values['events'], window, now)
+            events=own_events.read(
+                values['events'], window, now, defaults.actions)
             if 'events' in values else None,
             on_end=lease_params.on_end_of(values['on_end'], defaults)
             if _joined(values.get('on_end', lease['on_end'])) != (
                 lease['on_end']) else None,
             grace_period=lease_params.grace_of(values['grace_period'])
-            if 'grace_period' in values else None),
+            if 'grace_period' in values else None,
+            before_end_action=own_events.action_of(
+                values['before_end_action'], 'before_end_action',
+                defaults.actions)
+            if 'before_end_action' in values else None),
         _reservations(values))
 
 
@@ -215,23 +237,55 @@ def _sort(text: str) -> tuple[tuple[str, bool], ...]:
     return tuple(dict(keys).items())
 
 
+def _new_end(values: _Object, start: int | None,
+             lease: ty.Mapping[str, ty.Any], now: int) -> int | None:
+    """When a lease is to end; None: when it does anyway.
+
+    :param start: when it is to start; None: when it does anyway
+    """
+    said = [key for key in _ENDS if key in values]
+    if len(said) > 1:
+        raise errors.InvalidLeaseParams(
+            f'A change of a lease has both "{said[0]}" and "{said[1]}". Write '
+            f'only one of them.')
+    if said != ['duration']:
+        return _new_date(values, 'end' if 'end' in said else 'end_date',
+                         lease, now)
+    start = lease['start_date'] if start is None else start
+    end = start + dates.parse_duration(_text(values, 'duration'))
+    if end >= dates.LATEST:
+        # As every date is that is written.
+        lease_params.window_of(start, end, start)
+    return None if end == lease['end_date'] else end
+
+
 def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
               now: int) -> int | None:
+    """A date as it is to be; None: as it is.
+
+    :param key: that of the lease, or the first word of it
+    """
     if key not in values:
         return None
     text = _text(values, key)
-    time, old = dates.parse_date(text, now), lease[key]
+    time, old = dates.parse_date(text, now), lease[
+        f'{key.removesuffix("_date")}_date']
     unit = 60 if dates.is_whole_minute(text) else 1
     return None if old is not None and old // unit == time // unit else time
 
 
 def _before_end(values: _Object, window: model.Window, now: int,
-                defaults: lease_params.Defaults) -> int | None:
+                defaults: lease_params.Defaults,
+                ) -> tuple[int | None, states.Action]:
+    """When it is told of the end, and what is done then."""
     if 'before_end_date' in values:
-        return lease_params.inside(
+        time: int | None = own_events.inside(
             dates.parse_date(_text(values, 'before_end_date'), now),
             window, 'before_end_date')
-    return lease_params.default_before_end(window, defaults)
+    else:
+        time = lease_params.default_before_end(window, defaults)
+    return time, own_events.before_end_action(
+        values, time, window, defaults.actions, 'before_end_date')
 
 
 def _text(values: _Object, key: str, default: str | None = None) -> str:
@@ -241,9 +295,10 @@ def _text(values: _Object, key: str, default: str | None = None) -> str:
             f'Missing parameter {key}. Write for example "{key}": '
             f'{_CREATE_KEYS[key]}.')
     if not isinstance(value, str):
+        known = _CREATE_KEYS | _CHANGE_KEYS
         raise errors.InvalidLeaseParams(
             f'"{key}" is {inputs.kind_of(value)}. Write a string, such as '
-            f'"{key}": {_CREATE_KEYS[key]}.')
+            f'"{key}": {known[key]}.')
     return value
 
 

@@ -29,10 +29,16 @@ __all__ = ['Boot', 'current', 'underway']
 
 @dataclasses.dataclass
 class Boot:
-    """A boot that asks for a lease, and the refusal if it got one."""
+    """A boot, and what becomes of it.
 
-    request: requests.LeaseRequest
+    :ivar request: the lease that it asks for; None: it asks for none
+    :ivar refused: why there was no room for one
+    :ivar lease: the lease that it got
+    """
+
+    request: requests.LeaseRequest | None
     refused: errors.Refused | None = None
+    lease: dict[str, ty.Any] | None = None
 
 
 _current: contextvars.ContextVar[Boot | None] = contextvars.ContextVar(
@@ -40,7 +46,7 @@ _current: contextvars.ContextVar[Boot | None] = contextvars.ContextVar(
 
 
 def current() -> Boot | None:
-    """The boot that this thread is at work on, if it asks for a lease."""
+    """The boot that this thread is at work on, if it may get a lease."""
     return _current.get()
 
 

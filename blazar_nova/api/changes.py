@@ -81,8 +81,11 @@ class Changes:
         grace = lease['grace_period'] if change.grace_period is None else (
             change.grace_period)
         later = end + grace > lease['end_date'] + lease['grace_period']
-        takes_one = trusts.needs_one(change.on_end or lease['on_end'])
-        if not (later or change.on_end is not None and takes_one) or (
+        before, after = _actions(lease, None), _actions(lease, change)
+        takes_one = trusts.needs_one(change.on_end or lease['on_end'], after)
+        if not (later or takes_one and (
+                change.on_end is not None or not trusts.needs_one(
+                    lease['on_end'], before))) or (
                 not self._parts.trusts.is_configured()):
             return self._parts.leases.changing.update(lease['id'], change)
         if not takes_one and not self._parts.leases.servers.keeps_build(
@@ -92,7 +95,8 @@ class Changes:
                 trusts.entrust(self._parts, context, changed)
             return changed
         trust = self._trust_until(
-            context, lease, end + grace, change.on_end or lease['on_end'])
+            context, lease, end + grace, change.on_end or lease['on_end'],
+            takes_one)
         try:
             changed = self._parts.leases.changing.update(lease['id'], change)
         except Exception:
@@ -102,17 +106,16 @@ class Changes:
         return changed
 
     def _trust_until(self, context: ty.Any, lease: dict[str, ty.Any],
-                     end: int, on_end: str) -> str:
+                     end: int, on_end: str, takes_one: bool) -> str:
         if not is_owner(context, lease):
             raise errors.Forbidden(
                 f'What is to be done to the servers of lease {lease["id"]} '
                 f'is done in the name of the user who made it, by a trust '
-                f'until its end. Only that user can let it end later, or in '
-                f'another way.')
+                f'until its end. Only that user can let it end later, or have '
+                f'something else done at its end or before.')
+        give = trusts.needed if takes_one else trusts.given
         try:
-            return ty.cast(str, self._parts.trusts.delegate(
-                context, end) if not trusts.needs_one(on_end) else (
-                trusts.needed(self._parts, context, on_end, end)))
+            return ty.cast(str, give(self._parts, context, on_end, end))
         except errors.NotDelegated as exc:
             raise errors.Forbidden(str(exc)) from exc
 
@@ -195,6 +198,25 @@ def asking(parts: wiring.Parts, context: ty.Any) -> types.Asking:
     return types.Asking(context, functools.partial(
         enrolment.public, parts.database,
         parts.conf.blazar.public_properties), parts.types)
+
+
+def _actions(lease: dict[str, ty.Any], change: changing.Change | None,
+             ) -> set[str]:
+    """What is still to be done at the events of a lease.
+
+    :param change: what is to become of it; None: nothing
+    """
+    own = {event['action'] for event in lease['events'] if (
+        event['status'] in states.OPEN and
+        states.EventType.is_users(event['event_type']))}
+    # What was done before its end is done again, if that is put off.
+    before = {event['action'] for event in lease['events']
+              if event['event_type'] == states.EventType.BEFORE_END}
+    if change is not None and change.events is not None:
+        own = {event.action for event in change.events}
+    if change is not None and change.before_end_action is not None:
+        before = {change.before_end_action}
+    return own | before
 
 
 def _is_near_end(lease: dict[str, ty.Any]) -> bool:

@@ -144,7 +144,7 @@ class Leases:
                 asked.offer_seconds is None) else (
                 self._parts.leases.making.offer(new, asked.offer_seconds))
         if asked.offer_seconds is None and new.credential is None:
-            trusts.entrust(self._parts, context, lease)
+            trusts.entrust(self._parts, context, lease, new.span.end)
         self._parts.notify('lease.create', lease)
         return self._answer(201, lease)
 

@@ -24,6 +24,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import within
 from blazar_core.lifecycle import steps
 from blazar_nova.api import boot as boot_
+from blazar_nova.api import defaulting
 from blazar_nova.api import faults
 from blazar_nova.api import trusts
 from blazar_nova.compat import calls
@@ -44,26 +45,30 @@ class Admission:
         self._parts = parts
         self._leases = parts.leases
         self._vault = parts.vault
-        self._trusts = parts.trusts
         self._limits = parts.limits
+        self._defaulting = defaulting.Defaulting(parts)
 
     def __call__(self, call: calls.BuildCall,
                  send: ty.Callable[[], None]) -> None:
-        boot = boot_.current()
+        boot, default = boot_.current(), None
+        asked = None if boot is None else boot.request
         reservation_id = flavors.reservation_of(call.request_spec[0].flavor)
         hosts_of = call.hint('reservation')
-        if boot is None and reservation_id is None and hosts_of is None:
-            send()
-            return
         try:
             if hosts_of is not None:
-                self._go_within(hosts_of, boot, call)
-            if hosts_of is not None and boot is None:
+                self._go_within(hosts_of, asked, call)
+            elif asked is None and reservation_id is None:
+                asked = default = self._defaulting.request(call)
+            if hosts_of is not None and asked is None:
                 send()
             elif reservation_id is not None:
-                self._take_places(reservation_id, boot, call, send)
-            elif boot is not None:
-                self._admit(boot.request, call, send)
+                self._take_places(reservation_id, asked, call, send)
+            elif asked is not None:
+                if default is not None:
+                    call.ask_for_lease()
+                lease = self._admit(asked, call, send)
+                if boot is not None:
+                    boot.lease = lease
         except Exception as exc:
             if boot is not None and isinstance(exc, errors.Refused):
                 boot.refused = exc
@@ -71,26 +76,30 @@ class Admission:
             code, _name = faults.code_of(exc)
             if code == 500:
                 raise
-            raise router.error(code, str(exc)) from exc
+            raise router.error(code, str(exc) if default is None else (
+                defaulting.explained(exc, default))) from exc
+        if asked is None and reservation_id is None and hosts_of is None:
+            send()
 
-    def _go_within(self, reservation_id: str, boot: boot_.Boot | None,
+    def _go_within(self, reservation_id: str,
+                   asked: requests.LeaseRequest | None,
                    call: calls.BuildCall) -> None:
         """The servers go to the hosts of a reservation, and stay there.
 
         What the hint says was looked at before; that was long ago.
         """
         why = self._leases.servers.why_not_within(
-            reservation_id, call.context.project_id,
-            None if boot is None else boot.request)
+            reservation_id, call.context.project_id, asked)
         if why is not None:
             raise errors.InvalidLeaseParams(why)
         hosted.bind(call, reservation_id)
 
-    def _take_places(self, reservation_id: str, boot: boot_.Boot | None,
+    def _take_places(self, reservation_id: str,
+                     asked: requests.LeaseRequest | None,
                      call: calls.BuildCall, send: ty.Callable[[], None],
                      ) -> None:
         """The servers are part of a lease that has begun."""
-        if boot is not None:
+        if asked is not None:
             raise errors.InvalidLeaseParams(
                 f'The flavor is that of reservation {reservation_id}: its '
                 f'servers are in a lease already. Leave the hint reserved '
@@ -110,7 +119,8 @@ class Admission:
                 self._leases.places.vacate(call.server_ids)
 
     def _admit(self, request: requests.LeaseRequest, call: calls.BuildCall,
-               send: ty.Callable[[], None]) -> None:
+               send: ty.Callable[[], None]) -> dict[str, ty.Any]:
+        """Make a lease of a boot; returns it."""
         demand = self._demand(call)
         new = making.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,
@@ -118,14 +128,18 @@ class Admission:
                 demand, call.server_ids, spec=within.spec(
                     hosted.reservation_of(call.request_spec[0].flavor))),))
         new = dataclasses.replace(new, granted=self._limits.check(
-            wiring.asked_of(new, not request.starts_now, self._parts.types)))
-        if request.starts_now:
-            self._start(new, call, send)
-        else:
-            self._hold(new, call)
+            wiring.asked_of(new, not request.starts_now or
+                            request.retry is not None, self._parts.types)))
+        if request.starts_now and not self._leases.making.why_wait(new):
+            try:
+                return self._start(new, call, send)
+            except errors.Refused:
+                if request.retry is None:
+                    raise
+        return self._hold(new, call)
 
     def _start(self, new: making.NewLease, call: calls.BuildCall,
-               send: ty.Callable[[], None]) -> None:
+               send: ty.Callable[[], None]) -> dict[str, ty.Any]:
         """The lease starts now: the build goes straight on.
 
         It does not wait for keystone, which is only needed for the end,
@@ -142,9 +156,11 @@ class Admission:
             trusts.entrust(self._parts, call.context, lease)
         self._parts.notify('lease.create', lease)
         self._parts.notify('lease.event.start_lease', lease)
+        return lease
 
-    def _hold(self, new: making.NewLease, call: calls.BuildCall) -> None:
-        """The lease starts later: the build is kept until then.
+    def _hold(self, new: making.NewLease, call: calls.BuildCall,
+              ) -> dict[str, ty.Any]:
+        """The lease starts later, or waits for room: the build is kept.
 
         The servers are marked first: those of a process that dies on the way
         are found by that. Once the lease is in the books they may be started
@@ -153,10 +169,12 @@ class Admission:
         servers = ', '.join(call.server_ids)
         call.mark_reserved()
         steps.reached(steps.Step.CREATE_MARKED, servers)
-        # Keystone is not asked for what will not be.
-        self._leases.making.check(new)
+        if new.request.retry is None:
+            # Keystone is not asked for what will not be.
+            self._leases.making.check(new)
         sealed = self._vault.seal(call.dump())
-        trust = self._trusts.delegate(call.context, new.booked.end)
+        trust = trusts.given(
+            self._parts, call.context, new.request.on_end, new.span.end)
         steps.reached(steps.Step.CREATE_DELEGATED, servers)
         try:
             lease = self._leases.making.create(new if trust is None else (
@@ -167,6 +185,7 @@ class Admission:
                 trusts.take_back(self._parts, trust)
         steps.reached(steps.Step.CREATE_BOOKED, servers)
         self._parts.notify('lease.create', lease)
+        return lease
 
     def _demand(self, call: calls.BuildCall) -> model.Demand:
         with demands.refused(

@@ -18,9 +18,10 @@ says what that means, or which sentence answers it. What was decided:
 * ``reserved`` alone asks for a lease of the default start and length.
   ``reserved=False`` is an ordinary boot: ``lease_params`` is not even read.
 * ``lease_params`` is a string that holds a JSON object. Its keys are
-  ``name``, ``start``, ``end`` or ``duration``, ``before_end``, ``events``,
-  ``on_end`` and ``grace_period``; none may be null, one that is not wanted is
-  left out.
+  ``name``, ``start``, ``end`` or ``duration``, ``before_end``,
+  ``before_end_action``, ``events``, ``on_end``, ``grace_period``,
+  ``lease_type``, ``retries`` and ``retry_interval``; none may be null, one
+  that is not wanted is left out.
 * Hints whose names begin with "blazar" are marks that the service makes.
 * Blanks around a name are cut, as Nova does for servers.
 * Dates and durations are what :mod:`blazar_nova.api.dates` says.
@@ -29,7 +30,6 @@ says what that means, or which sentence answers it. What was decided:
 import collections.abc
 import dataclasses
 import json
-import re
 import typing as ty
 import unicodedata
 
@@ -39,14 +39,16 @@ from blazar_core.common import clock
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.leases import requests
 from blazar_core.lifecycle import ends
 from blazar_nova.api import dates
+from blazar_nova.api import own_events
 from blazar_nova.parts import ends as policies
 
-__all__ = ['Defaults', 'LEASE_PARAMS', 'check_defaults',
-           'default_before_end', 'defaults', 'events_of', 'grace_of',
-           'inside', 'lease_request', 'name_of', 'on_end_of', 'window_of']
+__all__ = ['Defaults', 'LEASE_PARAMS', 'RESERVED', 'check_defaults',
+           'default_before_end', 'defaults', 'grace_of', 'lease_request',
+           'name_of', 'on_end_of', 'retry_of', 'window_of']
 
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
@@ -56,6 +58,8 @@ MAX_BYTES = 16 * 1024
 MAX_NAME = 255
 #: Seconds; 30 days.
 MAX_GRACE = 2592000
+#: Seconds; for so long, in all, room is waited for.
+MAX_WAIT = 2592000
 
 
 _EXAMPLE = '{"start": "now", "duration": "2h"}'
@@ -67,23 +71,14 @@ _KEYS = {
     'end': '"2026-12-01 16:07"',
     'duration': '"2h"',
     'before_end': '"2026-12-01 15:07"',
-    'events': '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]',
+    'before_end_action': '"snapshot"',
+    'events': own_events.EXAMPLE,
     'on_end': '"delete"',
     'grace_period': '"30m"',
+    'lease_type': '"retry"',
+    'retries': '12',
+    'retry_interval': '"5m"',
 }
-_EVENT_KEYS = {
-    'event_type': '"remind"',
-    'event_date': '"2026-12-01 12:00"',
-}
-#: Events that every lease has by itself, and what sets their time.
-_OWN_EVENTS = {
-    'start_lease': 'the start of the lease',
-    'end_lease': 'its end or duration',
-    'before_end_lease': 'its before_end',
-    'expire_offer': 'the seconds of the offer',
-}
-
-_EVENT_TYPE = re.compile(r'[A-Za-z0-9_.-]{1,64}')
 
 _Object: ty.TypeAlias = dict[str, object]
 
@@ -103,6 +98,15 @@ class Defaults:
     ends: tuple[str, ...] = (ends.DELETE,)
     #: Seconds.
     grace_period: int = 0
+    retries: int = 12
+    #: Seconds.
+    retry_interval: int = 300
+
+    @property
+    def actions(self) -> tuple[states.Action, ...]:
+        """What there is for ``action``: images at the end, images before."""
+        return tuple(one for one in states.Action if one in (
+            states.Action.NOTIFY, *self.ends))
 
 
 def defaults(conf: ty.Any) -> Defaults:
@@ -114,7 +118,8 @@ def defaults(conf: ty.Any) -> Defaults:
             group.reservation_length_hours +
             24 * group.reservation_length_days)),
         minutes_before_end=group.minutes_before_end_lease,
-        ends=tuple(group.on_end), grace_period=group.grace_period)
+        ends=tuple(group.on_end), grace_period=group.grace_period,
+        retries=group.retries, retry_interval=group.retry_interval)
 
 
 def check_defaults(made: Defaults, now: int) -> None:
@@ -190,8 +195,7 @@ def _is_reserved(hints: collections.abc.Mapping[str, object]) -> bool:
     if LEASE_PARAMS in hints:
         raise errors.InvalidLeaseParams(
             'The hint lease_params is given without the hint reserved. Add '
-            '--hint reserved=True, or leave lease_params out for a server '
-            'without a lease.')
+            '--hint reserved=True, or leave lease_params out.')
     return False
 
 
@@ -276,15 +280,7 @@ def _constant(name: str) -> ty.NoReturn:
 
 def _text(params: _Object, key: str, default: str) -> str:
     """The string at a key of lease_params."""
-    return _string(params.get(key, default), key, _KEYS)
-
-
-def _string(value: object, key: str, known: dict[str, str]) -> str:
-    if not isinstance(value, str):
-        raise errors.InvalidLeaseParams(
-            f'"{key}" is {inputs.kind_of(value)}. Write a string, such as '
-            f'"{key}": {known[key]}.')
-    return value
+    return own_events.string(params.get(key, default), key, _KEYS)
 
 
 # The lease
@@ -292,15 +288,20 @@ def _string(value: object, key: str, known: dict[str, str]) -> str:
 def _request(params: _Object, start: int, end: int, now: int,
              defaults: Defaults) -> requests.LeaseRequest:
     window = window_of(start, end, now)
+    retry = retry_of(params, window, now, defaults)
+    before_end, action = _before_end(params, window, now, defaults)
     return requests.LeaseRequest(
         name=_name(params),
         window=window,
-        before_end=_before_end(params, window, now, defaults),
-        events=events_of(params.get('events', []), window, now),
+        before_end=before_end,
+        events=own_events.read(
+            params.get('events', []), window, now, defaults.actions),
         on_end=on_end_of(params.get('on_end', defaults.ends[0]), defaults),
         starts_now=start == now,
+        before_end_action=action,
         grace_period=grace_of(params.get(
-            'grace_period', defaults.grace_period)))
+            'grace_period', defaults.grace_period)), retry=retry,
+        lasts=None if retry is None or 'end' in params else end - start)
 
 
 def _end(params: _Object, start: int, now: int) -> int:
@@ -362,11 +363,15 @@ def name_of(text: str) -> str:
 
 
 def _before_end(params: _Object, window: model.Window, now: int,
-                defaults: Defaults) -> int | None:
+                defaults: Defaults) -> tuple[int | None, states.Action]:
+    """When it is told of the end, and what is done then."""
     if 'before_end' in params:
-        time = dates.parse_date(_text(params, 'before_end', ''), now)
-        return inside(time, window, 'before_end')
-    return default_before_end(window, defaults)
+        time: int | None = own_events.inside(dates.parse_date(
+            _text(params, 'before_end', ''), now), window, 'before_end')
+    else:
+        time = default_before_end(window, defaults)
+    return time, own_events.before_end_action(
+        params, time, window, defaults.actions, 'before_end')
 
 
 def default_before_end(window: model.Window, defaults: Defaults,
@@ -375,63 +380,6 @@ def default_before_end(window: model.Window, defaults: Defaults,
     if defaults.minutes_before_end <= 0:
         return None
     return max(window.start, window.end - 60 * defaults.minutes_before_end)
-
-
-def inside(time: int, window: model.Window, key: str) -> int:
-    """The time, if it is in the window or at its very end."""
-    if not window.start <= time <= window.end:
-        raise errors.InvalidLeaseParams(
-            f'The {key} {clock.minute(time)} is not within the lease. Write a '
-            f'date from {clock.minute(window.start)} to '
-            f'{clock.minute(window.end)} UTC.')
-    return time
-
-
-def events_of(events: object, window: model.Window, now: int,
-              ) -> tuple[requests.EventRequest, ...]:
-    """Events of the user's own, from JSON.
-
-    :raises InvalidLeaseParams: when they are none, or not within the window
-    """
-    if not isinstance(events, list):
-        raise errors.InvalidLeaseParams(
-            f'"events" is {inputs.kind_of(events)}. Write a list of objects, '
-            f'such as "events": {_KEYS["events"]}.')
-    if len(events) > requests.MAX_EVENTS:
-        raise errors.InvalidLeaseParams(
-            f'"events" has {len(events)} entries. Write at most '
-            f'{requests.MAX_EVENTS}.')
-    return tuple(_event(event, window, now) for event in events)
-
-
-def _event(event: object, window: model.Window, now: int,
-           ) -> requests.EventRequest:
-    if not isinstance(event, dict):
-        raise errors.InvalidLeaseParams(
-            f'An entry of "events" is {inputs.kind_of(event)}. Write an '
-            f'object, as in "events": {_KEYS["events"]}.')
-    inputs.check_keys(event, _EVENT_KEYS, 'an entry of "events"')
-    for key, example in _EVENT_KEYS.items():
-        if key not in event:
-            raise errors.InvalidLeaseParams(
-                f'An entry of "events" has no "{key}". Add it, such as '
-                f'"{key}": {example}.')
-    date = _string(event['event_date'], 'event_date', _EVENT_KEYS)
-    return requests.EventRequest(
-        _event_type(_string(event['event_type'], 'event_type', _EVENT_KEYS)),
-        inside(dates.parse_date(date, now), window, 'event_date'))
-
-
-def _event_type(text: str) -> str:
-    if text.lower() in _OWN_EVENTS:
-        raise errors.InvalidLeaseParams(
-            f'The event "{text}" belongs to every lease. Set its time with '
-            f'{_OWN_EVENTS[text.lower()]} instead.')
-    if not _EVENT_TYPE.fullmatch(text):
-        raise errors.InvalidLeaseParams(
-            f'The event_type "{inputs.shown(text)}" is not a name. Write 1 to '
-            '64 letters (A to Z), digits, "_", "." and "-", such as "remind".')
-    return text
 
 
 def on_end_of(value: object, defaults: Defaults) -> str:
@@ -464,6 +412,59 @@ def grace_of(value: object) -> int:
     :param value: seconds, or a duration
     :raises InvalidLeaseParams: when it is neither, or too long
     """
+    return _seconds(value, 'grace_period', 0, MAX_GRACE)
+
+
+def _seconds(value: object, key: str, least: int, most: int) -> int:
     if isinstance(value, str) and not value.strip().isdigit():
         value = dates.parse_duration(value)
-    return inputs.integer(value, 'grace_period', 0, MAX_GRACE)
+    return inputs.integer(value, key, least, most)
+
+
+def retry_of(values: _Object, window: model.Window, now: int,
+             defaults: Defaults) -> requests.Retry | None:
+    """How often a lease is tried again where there is no room; None: not.
+
+    :param values: may have ``lease_type``, ``retries``, ``retry_interval``
+    :raises InvalidLeaseParams: when they do not go together, or with the start
+    """
+    asked = values.get('lease_type')
+    known = ', '.join(f'"{one}"' for one in requests.LeaseType)
+    if asked is not None and asked not in list(requests.LeaseType):
+        given = (f'"{inputs.shown(asked)}"' if isinstance(asked, str)
+                 else inputs.kind_of(asked))
+        raise errors.InvalidLeaseParams(
+            f'"lease_type" is {given}. Write one of {known}, or leave it '
+            f'out.')
+    if asked == requests.LeaseType.RETRY:
+        return _retry(values, window, defaults)
+    for key in ('retries', 'retry_interval'):
+        if key in values:
+            raise errors.InvalidLeaseParams(
+                f'"{key}" is only for a lease that is tried again. Write '
+                f'"lease_type": "retry" with it, or leave it out.')
+    if asked == requests.LeaseType.IMMEDIATE and window.start != now:
+        raise errors.InvalidLeaseParams(
+            'An immediate lease starts now. Leave its start out, or write '
+            '"lease_type": "scheduled".')
+    if asked == requests.LeaseType.SCHEDULED and window.start == now:
+        raise errors.InvalidLeaseParams(
+            'A scheduled lease starts later. Write a start, or "lease_type": '
+            '"immediate".')
+    return None
+
+
+def _retry(values: _Object, window: model.Window, defaults: Defaults,
+           ) -> requests.Retry:
+    interval = _seconds(values.get('retry_interval', defaults.retry_interval),
+                        'retry_interval', 10, MAX_WAIT)
+    times = inputs.integer(values.get('retries', defaults.retries),
+                           'retries', 1, 10000)
+    if interval * times > MAX_WAIT or (
+            window.end + interval * times >= dates.LATEST):
+        raise errors.InvalidLeaseParams(
+            f'{times} retries, {interval} seconds apart, are '
+            f'{interval * times} seconds. Write fewer "retries" or a shorter '
+            f'"retry_interval": room is waited for {MAX_WAIT} seconds at '
+            f'most.')
+    return requests.Retry(interval, times)

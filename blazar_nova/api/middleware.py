@@ -12,9 +12,10 @@
 
 """Around Nova's API application: hints in, refusals out, held servers kept.
 
-Only three kinds of requests are looked at: a boot (its hints), an action on
-a server (a held one cannot have it), and the deletion of a server (Nova says
-nothing when a held one goes). Everything else passes through untouched.
+Only three kinds of requests are looked at: a boot (its hints, and the lease
+that it got), an action on a server (a held one cannot have it), and the
+deletion of a server (Nova says nothing when a held one goes). Everything else
+passes through untouched.
 """
 
 import collections.abc
@@ -26,9 +27,11 @@ from oslo_serialization import jsonutils
 from oslo_utils import strutils
 import webob
 
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.leases import requests
 from blazar_nova.api import boot as boots
+from blazar_nova.api import defaulting
 from blazar_nova.api import faults
 from blazar_nova.api import lease_params
 from blazar_nova.compat import hosted
@@ -46,6 +49,9 @@ _SERVER = re.compile(
     r'(?:/[^/]+)?/(?:servers|os-volumes_boot)/'
     r'([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(/.*)?')
 
+#: Headers of the answer to a boot with a lease.
+LEASE_ID, LEASE_END = 'OpenStack-Lease-Id', 'OpenStack-Lease-End'
+
 #: Where hints may stand in the body of a boot. Nova reads the first it finds.
 _HINT_KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 
@@ -57,6 +63,7 @@ class LeaseMiddleware:
         self._app = app
         self._parts = parts
         self._defaults = lease_params.defaults(parts.conf)
+        self._defaulting = defaulting.Defaulting(parts)
 
     def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
         answer = self._handler(environ)
@@ -84,8 +91,9 @@ class LeaseMiddleware:
     # -- booting -----------------------------------------------------------
 
     def _boot(self, environ: Environ) -> ty.Any:
-        hints = _hints(environ)
-        if not hints:
+        hints = _hints(environ) or {}
+        every = self._defaulting.is_on()
+        if not hints and not every:
             return self._app
         try:
             asked = lease_params.lease_request(
@@ -94,12 +102,16 @@ class LeaseMiddleware:
         except errors.BlazarError as exc:
             code, _name = faults.code_of(exc)
             return router.fault(environ, code, str(exc)) or self._app
-        if asked is None:
+        if asked is None and not every:
             return self._app
         with boots.underway(boots.Boot(asked)) as boot:
             response = webob.Request(environ).get_response(self._app)
         if boot.refused is not None:
             _add_refusal(response, boot.refused)
+        if boot.lease is not None and response.status_int == 202:
+            response.headers.update({
+                LEASE_ID: boot.lease['id'],
+                LEASE_END: clocks.iso(boot.lease['end_date'])})
         return response
 
     def _check_reservation(self, environ: Environ,

@@ -13,9 +13,9 @@
 """Trusts of the owners of leases: made, kept, taken back.
 
 A lease whose servers are held is built in the name of its owner, and is not
-made without his trust; nor is one at whose end something is done that takes
-it. Any other only ends in his name, and does so without where his token may
-make none.
+made without his trust; nor is one at whose end, or before, something is done
+that takes it. Any other only ends in his name, and does so without where his
+token may make none.
 """
 
 import contextlib
@@ -32,7 +32,8 @@ from blazar_core.lifecycle import ends
 from blazar_nova.parts import ends as policies
 from blazar_nova.parts import wiring
 
-__all__ = ['entrust', 'for_end', 'keep', 'needed', 'needs_one', 'take_back']
+__all__ = ['entrust', 'for_end', 'given', 'keep', 'needed', 'needs_one',
+           'take_back']
 
 LOG = logging.getLogger(__name__)
 
@@ -42,15 +43,17 @@ _SOON = 600
 
 
 def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
-            ) -> None:
+            until: int | None = None) -> None:
     """Let a lease end in the name of its owner, if that can be.
 
     :param context: of a request of his
     :param lease: as it was made; it is in the books
+    :param until: when it ends at the latest; None: at its end
     """
+    if until is None:
+        until = lease['end_date'] + lease['grace_period']
     try:
-        trust = parts.trusts.delegate(
-            context, lease['end_date'] + lease['grace_period'])
+        trust = given(parts, context, lease['on_end'], until)
     except (errors.NotDelegated, errors.CloudUnavailable) as exc:
         LOG.info('Lease %s: its servers will not be deleted in the name of '
                  'its owner: %s', lease['id'], exc.__cause__ or exc)
@@ -59,43 +62,59 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
         keep(parts, lease, trust)
 
 
-def needs_one(on_end: str) -> bool:
-    """Whether what is done at an end takes a trust."""
-    return ends.needs_owner(on_end, policies.available())
+def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
+    """Whether what is done at an end, or at events, takes a trust."""
+    return states.Action.SNAPSHOT in actions or ends.needs_owner(
+        on_end, policies.available())
+
+
+def given(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
+          ) -> str | None:
+    """A trust until the end of a lease, and as long as that may take.
+
+    :returns: None where there is no keystone
+    :raises NotDelegated: when the token may make none
+    :raises CloudUnavailable: when keystone does not answer
+    """
+    limit = parts.conf.blazar.end_limit if needs_one(on_end) else 0
+    return parts.trusts.delegate(context, until + limit)
 
 
 def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
            ) -> str | None:
-    """The trust that the end of a lease takes, as long as that may take.
+    """The same for what takes it: says so where there can be none.
 
-    :returns: None where there is no keystone
     :raises NotDelegated: when the token may make none; says what to do
     :raises CloudUnavailable: when keystone does not answer
     """
     try:
-        return parts.trusts.delegate(
-            context, until + parts.conf.blazar.end_limit)
+        return given(parts, context, on_end, until)
     except errors.NotDelegated as exc:
-        raise errors.NotDelegated(
+        what, instead = (
             f'"on_end": "{on_end}" is done in your name when the lease is '
-            f'over, which takes a trust that your token may not make '
+            f'over', f'"on_end", such as "{ends.DELETE}"',
+        ) if needs_one(on_end) else (
+            f'"{states.Action.SNAPSHOT}" is done in your name at an event of '
+            f'the lease', f'action, such as "{states.Action.NOTIFY}"')
+        raise errors.NotDelegated(
+            f'{what}, which takes a trust that your token may not make '
             f'({exc.__cause__ or exc}). Ask again with a token that you got '
-            f'by your password, or write another "on_end", such as '
-            f'"{ends.DELETE}".') from exc
+            f'by your password, or write another {instead}.') from exc
 
 
 @contextlib.contextmanager
 def for_end(parts: wiring.Parts, context: ty.Any, new: making.NewLease,
             ) -> ty.Iterator[making.NewLease]:
-    """A lease that is about to be made, with the trust that its end takes.
+    """A lease that is about to be made, with the trust that its end takes, or
+    what is done before.
 
     It is taken back when the lease is not made.
 
     :raises NotDelegated: see :func:`needed`
     :raises CloudUnavailable: see :func:`needed`
     """
-    trust = needed(parts, context, new.request.on_end, new.booked.end) if (
-        needs_one(new.request.on_end)) else None
+    trust = needed(parts, context, new.request.on_end, new.span.end) if (
+        needs_one(new.request.on_end, new.request.actions)) else None
     try:
         yield new if trust is None else dataclasses.replace(
             new, credential=parts.vault.seal(trust))

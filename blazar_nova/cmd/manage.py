@@ -29,6 +29,7 @@ from blazar_core.db import migration
 from blazar_core.db import vault
 from blazar_core.leases import credentials
 from blazar_core.leases import views
+from blazar_core.lifecycle import announcing
 
 if ty.TYPE_CHECKING:
     from blazar_nova.cmd import importing
@@ -77,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
           _key_rotate)
     lease = _noun(nouns, 'lease', 'the leases of all projects')
     _verb(lease, 'list', 'print a table of them', _lease_list)
+    _verb(lease, 'announced', 'print a table of the servers that would be '
+          'over by now, if every boot were a lease, as it was announced in '
+          'the last 30 days', _lease_announced)
     _add_hosts(nouns)
     _add_verify(nouns)
     _add_import(nouns)
@@ -187,6 +191,17 @@ def _lease_list(conf: cfg.ConfigOpts) -> None:
             '\n'.join(server for reservation in lease['reservations']
                       for server in reservation['servers']),
             lease['status_reason']])
+    print(table)
+
+
+def _lease_announced(conf: cfg.ConfigOpts) -> None:
+    table = prettytable.PrettyTable(
+        ['Server', 'Project', 'User', 'Booted (UTC)', 'Would end (UTC)'],
+        align='l')
+    for row in announcing.told(api.Database(conf)):
+        table.add_row([row.server_id, row.project_id, row.user_id,
+                       clocks.iso(row.created_at)[:19],
+                       clocks.iso(row.end_date)[:19]])
     print(table)
 
 

@@ -34,6 +34,7 @@ from blazar_core.db import api
 from blazar_core.db import settings
 from blazar_core.db import vault
 from blazar_core.lifecycle import audit
+from blazar_nova.api import defaulting
 from blazar_nova.cmd import verify
 from blazar_nova.compat import checks
 from blazar_nova.compat import pool
@@ -103,6 +104,12 @@ class Checks(upgradecheck.UpgradeCommands):
         return _checked(lambda: lease_params.check_defaults(
             lease_params.defaults(CONF), clocks.SystemClock().now()))
 
+    def _default_reservation(self) -> Result:
+        """Every boot can be a lease, and who need not be one can be told."""
+        result = _checked(lambda: defaulting.check(CONF))
+        return result if result.code != Code.SUCCESS else _result(
+            defaulting.doubts(CONF), Code.WARNING)
+
     def _lost_builds(self) -> Result:
         return _checked(lambda: wiring.lost_after(CONF))
 
@@ -167,6 +174,7 @@ class Checks(upgradecheck.UpgradeCommands):
         ('Database', _database),
         ('Encryption keys', _keys),
         ('Defaults of a lease', _defaults),
+        ('Default reservation', _default_reservation),
         ('Lost builds', _lost_builds),
         ('Filter and weigher', _scheduler),
         ('Order of filters', _filter_order),

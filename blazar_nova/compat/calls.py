@@ -65,6 +65,37 @@ class BuildCall:
         return ty.cast('str | None', value[0] if isinstance(value, list) and (
             value) else value)
 
+    @property
+    def flavor_names(self) -> set[str]:
+        """The id and the name of its flavor."""
+        flavor = self.request_spec[0].flavor
+        return {flavor.flavorid, flavor.name}
+
+    @property
+    def image_names(self) -> set[str]:
+        """The id of its image, and its name if it is public: any other may
+        have been given the name of any.
+
+        None where the root disk is a volume that was there before. What such
+        a volume says of its image, its owner may have written.
+        """
+        image, root = self.image or {}, self.block_device_mapping.root_bdm()
+        if root is not None and (root.source_type, root.image_id) != (
+                'image', image.get('id')):
+            # Nova is told of an image, and makes the root disk of another.
+            return set()
+        names = {image.get('id'), image.get('is_public') and image.get('name')}
+        return {name for name in names if name}
+
+    def ask_for_lease(self) -> None:
+        """Have its servers be some that were booted with a lease, as their
+        hints say it to users and to whoever compares the books with Nova.
+        """
+        for spec in self.request_spec:
+            spec.scheduler_hints = {
+                **(spec.scheduler_hints or {}), 'reserved': ['True']}
+            spec.save()
+
     def send(self, task_api: ty.Any) -> None:
         """Cast it to the conductor."""
         task_api.schedule_and_build_instances(

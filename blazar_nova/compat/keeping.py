@@ -10,7 +10,9 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""What is kept of servers whose lease is over: themselves, or an image."""
+"""What is kept of servers whose lease is over, or nears its end: themselves,
+or an image.
+"""
 
 import typing as ty
 
@@ -38,8 +40,11 @@ RESTS = {
     vm_states.SHELVED: clouds.Rest.STOPPED,
     vm_states.SHELVED_OFFLOADED: clouds.Rest.SHELVED,
 }
-#: What an image says of the lease at whose end it was made, and of the server.
+#: What an image says of the lease for which it was made, and of the server.
 _LEASE, _SERVER = 'blazar_lease', 'blazar_server'
+#: And of which event it is. A server that was booted from such an image hands
+#: on what that says, so that those of an end have to say so, too.
+_EVENT, _END = 'blazar_event', 'end_lease'
 #: No image has a longer name.
 _LONGEST_NAME = 255
 #: Seconds after which nobody makes an image that was only asked for.
@@ -64,17 +69,19 @@ def bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
 
 
 def copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
-         lease_name: str) -> None:
+         lease_name: str, event: str = '', label: str = '') -> None:
     """Ask Nova for an image of a server; nothing while it does something to
     it, or there is one.
 
     :param context: in the name of who is to have the image
+    :param event: the one at which it is made; empty: the end of the lease
+    :param label: stands last in its name
     :raises CloudUnavailable: when Nova makes none of such a server
     """
     if instance.task_state is not None:
         _give_up(instance)
         return
-    for image in _images(api, context, instance.uuid, lease_id):
+    for image in _images(api, context, instance.uuid, lease_id, event):
         if image['status'] == 'active':
             return
         # Nobody is at it any more: who was has died, or failed.
@@ -82,22 +89,28 @@ def copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
     work = (api.snapshot_volume_backed
             if compute_utils.is_volume_backed_instance(context, instance)
             else api.snapshot)
-    name = f'{lease_name}-{instance.display_name}'[:_LONGEST_NAME]
+    last = label and f'-{label}'
+    name = f'{lease_name}-{instance.display_name}'[
+        :_LONGEST_NAME - len(last)] + last
     LOG.info('Server %s: making the image %s of it', instance.uuid, name)
     _ask(work, context, instance, name, extra_properties={
-        _LEASE: lease_id, _SERVER: instance.uuid})
+        _LEASE: lease_id, _SERVER: instance.uuid, _EVENT: event or _END})
 
 
 def is_copied(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
-              ) -> bool:
-    """Whether there is an image of a server that was made for a lease."""
+              event: str = '') -> bool:
+    """Whether there is an image of a server that was made for a lease.
+
+    :param event: the one at which it was made; empty: the end
+    """
     return any(image['status'] == 'active' for image in _images(
-        api, context, server_id, lease_id))
+        api, context, server_id, lease_id, event))
 
 
 def _images(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
-            ) -> list[dict[str, ty.Any]]:
-    """The images of a server that were asked for at the end of a lease.
+            event: str) -> list[dict[str, ty.Any]]:
+    """The images of a server that were asked for at an event of a lease, or
+    at its end. Those of the release before do not say which.
 
     Those of others may say so, too.
     """
@@ -105,6 +118,7 @@ def _images(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
     return [image for image in _ask(
         api.image_api.get_all, context, filters=dict(mine))
         if mine.items() <= image['properties'].items() and
+        image['properties'].get(_EVENT, _END) == (event or _END) and
         image.get('owner', context.project_id) == context.project_id]
 
 

@@ -271,7 +271,8 @@ class NovaCloud:
                 context, server_id), rest)
 
     def copy(self, server_id: str, lease_id: str, name: str,
-             credential: str | None) -> None:
+             credential: str | None, event: str = '', label: str = '',
+             ) -> None:
         """Ask Nova for an image of a server, in the name of the owner.
 
         :raises CloudUnavailable: see :meth:`bring`
@@ -279,31 +280,33 @@ class NovaCloud:
         :raises Forbidden: see :meth:`bring`
         """
         self._within(
-            _GLANCE, self._copy, server_id, lease_id, name, credential)
+            _GLANCE, self._copy, server_id, lease_id, name, credential,
+            event, label)
 
     def _copy(self, server_id: str, lease_id: str, name: str,
-              credential: str | None) -> None:
+              credential: str | None, event: str, label: str) -> None:
         with contextlib.suppress(exception.InstanceNotFound):
             context = self._in_its_name(server_id, credential)
             keeping.copy(self._compute_api, context, self._compute_api.get(
-                context, server_id), lease_id, name)
+                context, server_id), lease_id, name, event, label)
 
     def is_copied(self, server_id: str, lease_id: str,
-                  credential: str | None) -> bool:
+                  credential: str | None, event: str = '') -> bool:
         """Whether an image of a server was made for a lease.
 
         :raises CloudUnavailable: see :meth:`bring`
         :raises NotDelegated: see :meth:`bring`
         """
         return self._within(
-            _GLANCE, self._is_copied, server_id, lease_id, credential)
+            _GLANCE, self._is_copied, server_id, lease_id, credential,
+            event)
 
     def _is_copied(self, server_id: str, lease_id: str,
-                   credential: str | None) -> bool:
+                   credential: str | None, event: str) -> bool:
         try:
             return keeping.is_copied(
                 self._compute_api, self._in_its_name(server_id, credential),
-                server_id, lease_id)
+                server_id, lease_id, event)
         except (exception.InstanceNotFound, errors.Forbidden):
             return False
 

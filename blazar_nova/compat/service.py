@@ -105,8 +105,8 @@ class Outbox:
             self._waiting.append((event_type, payload))
             if len(self._waiting) > self._most:
                 dropped, of = self._waiting.popleft()
-                LOG.error('Lease %s: %s is not published, because %s newer '
-                          'events wait for the message bus', of['lease_id'],
+                LOG.error('%s: %s is not published, because %s newer '
+                          'events wait for the message bus', _named(of),
                           dropped, self._most)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -137,8 +137,15 @@ class Outbox:
             try:
                 self._send(event_type, payload)
             except Exception:
-                LOG.exception('Lease %s: %s could not be published',
-                              payload['lease_id'], event_type)
+                LOG.exception('%s: %s could not be published',
+                              _named(payload), event_type)
+
+
+def _named(payload: ty.Mapping[str, ty.Any]) -> str:
+    """Of what an event tells, for the log."""
+    if 'lease_id' in payload:
+        return f'Lease {payload["lease_id"]}'
+    return f'Servers {", ".join(payload["server_ids"])}'
 
 
 def _publish(event_type: str, payload: dict[str, ty.Any]) -> None:

@@ -15,7 +15,8 @@
 Side by side, the notifications of Nova become hints for the :mod:`mirror
 <blazar_nova.listener.mirror>`, the :mod:`engine
 <blazar_core.lifecycle.engine>` carries out due events, the :mod:`watch
-<blazar_core.lifecycle.watch>` looks after what is promised, hosts are looked
+<blazar_core.lifecycle.watch>` looks after what is promised, leases that
+wait for room get it (:mod:`~blazar_core.lifecycle.retrying`), hosts are looked
 at again on which something was under way, and from time to time the books are
 compared with Nova in full. Any number of listeners may run.
 """
@@ -93,6 +94,7 @@ class Listener:
                                  ('comparison', self._compare),
                                  ('recheck', self._recheck),
                                  ('watch', self._watch),
+                                 ('retrying', self._retry),
                                  ('leaving', self._let_leave),
                                  ('engine', self.engine.run))]
 
@@ -159,7 +161,8 @@ class Listener:
             pause = self._interval
             self.mirror.missed.clear()
             for part in (self.mirror.compare_all, life.observing.settle_left,
-                         life.lost.send, life.closing.revoke_over):
+                         life.lost.send, life.closing.revoke_over,
+                         self.announce):
                 try:
                     part()
                 except errors.BooksUnavailable:
@@ -175,6 +178,14 @@ class Listener:
             # What was told while the database was away is not told again.
             clock.wait(self.mirror.missed, until)
 
+    def announce(self) -> None:
+        """Tell what would be over by now, where every boot that is none is
+        only told of.
+        """
+        if self.parts.conf.blazar.default_reservation == 'announce':
+            self.parts.announcing.tell()
+        self.parts.announcing.trim()
+
     def _let_leave(self) -> None:
         clock = self.parts.clock
         while not self._stopping.is_set():
@@ -189,6 +200,9 @@ class Listener:
 
     def _watch(self) -> None:
         self.watch.run(self._stopping)
+
+    def _retry(self) -> None:
+        self.parts.lifecycle.retrying.run(self._stopping)
 
 
 def _name() -> str:

@@ -23,6 +23,7 @@ from osc_lib.command import command
 from osc_lib import exceptions
 
 from blazar_nova.osc import plugin
+from blazar_nova.osc import progress as progresses
 
 #: The keys of --reservation, and what is sent for those that are not given.
 #: They are those of blazarclient's ``lease create``, so that a quote is for
@@ -49,8 +50,11 @@ Json: ty.TypeAlias = dict[str, ty.Any]
 Shown: ty.TypeAlias = tuple[tuple[str, ...], tuple[ty.Any, ...]]
 
 #: The way of a lease. ERROR is beside it: from there, too, its end comes.
-STAGES = ['OFFERED', 'PENDING', 'STARTING', 'ACTIVE', 'TERMINATING',
+STAGES = ['OFFERED', 'WAITING', 'PENDING', 'STARTING', 'ACTIVE', 'TERMINATING',
           'TERMINATED']
+
+#: What a lease may be.
+LEASE_TYPES = ['immediate', 'scheduled', 'retry']
 
 #: Seconds between two looks at a lease.
 PAUSE = 5
@@ -169,44 +173,6 @@ def shown(body: Json) -> Shown:
         for value in body.values())
 
 
-class Progress:
-    """Tells on stderr how far a lease is, so that stdout has the result only.
-
-    A terminal sees one line that changes, a file a line for each status.
-    """
-
-    def __init__(self, stream: ty.TextIO, quiet: bool) -> None:
-        self.stream = stream
-        self.quiet = quiet
-        self.last = ''
-
-    def tell(self, lease: Json, elapsed: float) -> None:
-        status = lease['status']
-        line = f'{lease["name"]}: {status}'
-        if status in ('OFFERED', 'PENDING'):
-            line += f', starts {when(lease["start_date"])}'
-        elif status == 'ACTIVE':
-            line += f', ends {when(lease["end_date"])}'
-        if self.quiet:
-            return
-        if self.stream.isatty():
-            # To the end of the line, what stood there goes.
-            self.stream.write(f'\r{line} ({elapsed:.0f} s)\x1b[K')
-        elif status != self.last:
-            self.stream.write(f'{line}\n')
-        self.stream.flush()
-        self.last = status
-
-    def end(self) -> None:
-        if self.last and self.stream.isatty():
-            self.stream.write('\n')
-
-
-def when(date: str) -> str:
-    """A date of the API, without its fraction of a second."""
-    return date.partition('.')[0].replace('T', ' ')
-
-
 class LeaseCommand(command.ShowOne):
     """A command that shows a lease, perhaps after it has waited."""
 
@@ -215,8 +181,8 @@ class LeaseCommand(command.ShowOne):
 
         :raises CommandError: when it cannot come any more, or not in time
         """
-        progress = Progress(self.app.stderr,
-                            self.app.options.verbose_level == 0)
+        progress = progresses.Progress(
+            self.app.stderr, self.app.options.verbose_level == 0)
         began = time.monotonic()
         try:
             while True:
@@ -311,7 +277,7 @@ class Availability(command.Lister):
         if answer.get('truncated') and rows:
             self.log.warning(
                 'There is more: ask again with --start-date %s',
-                when(rows[-1]['start_date']))
+                progresses.when(rows[-1]['start_date']))
         columns = ['start_date', 'fits']
         if parsed_args.amount is not None:
             columns.append('enough')
@@ -389,6 +355,43 @@ class Offer(LeaseCommand):
             'POST', '/leases', json=body)['lease'])
 
 
+class Request(LeaseCommand):
+    """Ask for a lease, which may wait for room."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('name', metavar='<name>',
+                            help='Name of the lease')
+        add_demand(parser)
+        parser.add_argument(
+            '--lease-type', metavar='<type>', choices=LEASE_TYPES,
+            help=f'One of {", ".join(LEASE_TYPES)}; with "retry" it waits '
+                 f'for room where there is none (default: by the start)')
+        parser.add_argument(
+            '--retries', metavar='<number>', type=int,
+            help='How often it is tried again (default: what the operator '
+                 'chose)')
+        parser.add_argument(
+            '--retry-interval', metavar='<duration>', type=seconds,
+            help='How long to wait between two times, such as 5m (default: '
+                 'what the operator chose)')
+        parser.add_argument(
+            '--wait', action='store_true',
+            help='Wait until the lease is ACTIVE, and show progress')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        more = {key: getattr(parsed_args, key) for key in (
+            'lease_type', 'retries', 'retry_interval')}
+        lease = client_of(self.app).ask('POST', '/leases', json={
+            **demand(parsed_args, parsed_args.name),
+            **{key: value for key, value in more.items()
+               if value is not None}})['lease']
+        if parsed_args.wait:
+            lease = self.wait(lease['id'], 'ACTIVE', None)
+        return shown(lease)
+
+
 class Accept(LeaseCommand):
     """Accept an offer, which makes it a lease."""
 
@@ -447,8 +450,8 @@ class Wait(LeaseCommand):
         add_lease(parser, 'The lease')
         parser.add_argument(
             '--status', metavar='<status>', type=str.upper, default='ACTIVE',
-            choices=STAGES[1:],
-            help=f'One of {", ".join(STAGES[1:])} (default: ACTIVE)')
+            choices=STAGES[2:],
+            help=f'One of {", ".join(STAGES[2:])} (default: ACTIVE)')
         parser.add_argument(
             '--timeout', metavar='<seconds>', type=int,
             help='Give up after so long (default: never)')

@@ -31,7 +31,8 @@ LOG = logging.getLogger(__name__)
 #: What is said of a lease.
 FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
           'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
-          'on_end', 'grace_period', 'created_at', 'updated_at',
+          'on_end', 'grace_period', 'lease_type', 'retry_until',
+          'created_at', 'updated_at',
           'reservations', 'events')
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
@@ -63,7 +64,7 @@ class Answers:
         """
         told = self.lease(described)
         del told['trust_id']
-        return {'version': '1.1', 'lease_id': told['id'], **told, 'events': [
+        return {'version': '1.2', 'lease_id': told['id'], **told, 'events': [
             {**event, 'event_date': event['time']}
             for event in told['events']]}
 
@@ -88,5 +89,5 @@ class Answers:
 def _in_words(described: _Lease) -> _Object:
     """With its times as text."""
     return {name: clocks.iso(value) if value is not None and (
-        name.endswith(('_date', '_at')) or name == 'time') else value
+        name.endswith(('_date', '_at', '_until')) or name == 'time') else value
         for name, value in described.items()}

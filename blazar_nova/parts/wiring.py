@@ -31,6 +31,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import servers
+from blazar_core.lifecycle import announcing
 from blazar_core.lifecycle import lifecycle
 from blazar_core import resources
 from blazar_nova.compat import demand
@@ -76,6 +77,7 @@ class Parts:
     cloud: nova_servers.NovaCloud
     lifecycle: lifecycle.Lifecycle
     limits: limits.Limits
+    announcing: announcing.Announcing
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
@@ -103,12 +105,13 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     return Parts(
         conf, books, clock, secrets, trusts, search, types, words,
         notify, leases.Leases(books, clock, search, types), cloud,
-        lifecycle.Lifecycle(books, clock, cloud, secrets.open,
+        lifecycle.Lifecycle(books, clock, search, cloud, secrets.open,
                             notify, conf.blazar.start_patience,
                             lost_after(conf), types, ends.available(),
                             conf.blazar.end_limit),
         limits.Limits(conf, books, clock, quota.NovaQuota(),
-                      [outside.check], types.serverless))
+                      [outside.check], types.serverless),
+        announcing.Announcing(books, clock, cloud, service.notify))
 
 
 def asked_of(new: making.NewLease, held: bool, available: resources.Types,
@@ -116,11 +119,12 @@ def asked_of(new: making.NewLease, held: bool, available: resources.Types,
     """What a new lease takes of the limits."""
     request = new.request
     return limits.Asked(
-        new.project_id, new.user_id, new.booked,
+        new.project_id, new.user_id, new.span,
         sum(one.demand.count for one in new.reservations if available.of(
             one.resource_type, one.params is None).for_servers),
         making.total(new.demands),
-        held=held, cleaning_time=new.cleaning_time,
+        held=held, cleaning_time=new.span.end - (
+            request.window.end + request.grace_period),
         server_ids=tuple(new.server_ids), described={
             'name': request.name, 'project_id': new.project_id,
             'user_id': new.user_id,

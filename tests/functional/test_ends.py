@@ -13,13 +13,20 @@
 
 """What becomes of servers at the end of their lease, on the real Nova."""
 
+import threading
+from unittest import mock
+
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client as nova_client
 from nova.volume import cinder
+from oslo_utils.fixture import uuidsentinel as uuids
 
+from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_nova.cmd import verify
 from tests.functional import test_api
+from tests.functional import test_deletion
 
 HOUR = 3600
 
@@ -43,8 +50,8 @@ class EndsTestCase(test_api.ApiTestCase):
             self.clock.advance(self.over + seconds - self.clock.now())
             self.listener.engine.run_due()
             self.over += 10
-            return ('TERMINATED', 'mine') in self.books(
-                'SELECT status, name FROM leases')
+            return {('TERMINATED',)} == {*self.books(
+                "SELECT status FROM leases WHERE name = 'mine'")}
 
         self.wait_for(is_over, what='the end of the lease')
         self.fill_books()
@@ -119,29 +126,23 @@ class TestEnds(EndsTestCase):
         self.end()
         self.assertIn('mine-vm1', self.images())
 
-    def test_a_server_is_stopped_and_is_an_ordinary_one(self):
-        server = self.leased(on_end='stop')
-        self.end()
-        self.wait_for_status(server['id'], 'SHUTOFF')
-        self.assert_ordinary(server)
-        self.act(server, {'os-start': None})
-        self.wait_for_status(server['id'], 'ACTIVE')
-        self.act(server, {'migrate': None}, self.admin)
-        self.wait_for_status(server['id'], 'VERIFY_RESIZE')
-
-    def test_a_server_is_suspended(self):
-        server = self.leased(on_end=['suspend', 'snapshot'])
-        self.end()
-        self.wait_until_gone(server['id'])
-        self.assertEqual(['mine-vm1'], [*self.images()])
-
-    def test_a_server_is_shelved_and_can_be_unshelved(self):
-        server = self.leased(on_end='shelve')
-        self.end()
-        self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
-        self.assert_ordinary(server)
-        self.act(server, {'unshelve': None})
-        self.wait_for_status(server['id'], 'ACTIVE')
+    def test_a_server_is_kept_and_is_an_ordinary_one(self):
+        for on_end, status, back in (
+                ('stop', 'SHUTOFF', {'os-start': None}),
+                ('suspend', 'SUSPENDED', {'resume': None}),
+                ('shelve', 'SHELVED_OFFLOADED', {'unshelve': None})):
+            server = self.leased(on_end=on_end)
+            self.end()
+            self.wait_for_status(server['id'], status)
+            self.assert_ordinary(server)
+            self.act(server, back)
+            self.wait_for_status(server['id'], 'ACTIVE')
+            self.act(server, {'migrate': None}, self.admin)
+            self.wait_for_status(server['id'], 'VERIFY_RESIZE')
+            self.act(server, {'confirmResize': None}, self.admin)
+            self.wait_for_status(server['id'], 'ACTIVE')
+            self.alice.delete_server(server['id'])
+            self.wait_until_gone(server['id'])
 
     def test_one_for_which_there_is_no_room_is_shelved(self):
         server = self.leased(on_end='release')
@@ -193,3 +194,319 @@ class TestEnds(EndsTestCase):
             self.assertEqual(400, error.response.status_code)
             self.assertIn(part, error.response.text.replace('\\"', '"'))
             self.assertIn(part, str(self.make(code=400, on_end=on_end)))
+
+
+class TestImagesBefore(EndsTestCase):
+    """At an event of a lease whose servers go on running."""
+
+    def event(self, seconds, name='remind', action='snapshot'):
+        return {'event_type': name, 'event_date': self.at(seconds),
+                'action': action}
+
+    def run_at(self, seconds):
+        self.clock.advance(self.began + seconds - self.clock.now())
+        self.listener.engine.run_due()
+
+    def done(self, event_type='remind'):
+        """Carry out what is due until an event is done; its action."""
+        def is_done():
+            self.clock.advance(2)
+            self.listener.engine.run_due()
+            event, = (one for one in self.lease('mine')['events']
+                      if one['event_type'] == event_type)
+            return event['status'] == 'DONE' and event
+
+        return self.wait_for(is_done, what=f'{event_type} is done')['action']
+
+    def test_each_event_makes_one_and_the_end_another(self):
+        server = self.leased(
+            on_end='snapshot', events=[self.event(600)],
+            before_end=self.at(1800), before_end_action='snapshot')
+        self.run_at(600)
+        self.assertEqual('snapshot', self.done())
+        self.assertEqual('ACTIVE', self.alice.get_server(
+            server['id'])['status'])
+        self.listener.engine.run_due()
+        (name, image), = self.images().items()
+        self.assertRegex(name, '^mine-vm1-remind-2[0-9-]+T[0-9]{2}:[0-9]{2}$')
+        self.assertEqual(('active', server['id']), (
+            image['status'], image['properties']['blazar_server']))
+        self.run_at(1800)
+        self.done('before_end_lease')
+        self.end()
+        self.wait_until_gone(server['id'])
+        self.assertEqual(
+            ['mine-vm1', 'mine-vm1-before_end_lease', 'mine-vm1-remind'],
+            sorted(name[:-17] if name[-6] == 'T' else name
+                   for name in self.images()))
+
+    def test_it_is_done_again_and_makes_no_second_one(self):
+        self.leased(events=[self.event(600)])
+        self.run_at(600)
+        self.done()
+        (event_id, lease_id), = self.books(
+            "SELECT id, lease_id FROM events WHERE event_type = 'remind'")
+        for _time in range(2):
+            self.assertIsNone(self.listener.parts.lifecycle.telling.happen(
+                lease_id, 'remind', event_id))
+        self.assertEqual(1, len(self.images()))
+
+    def test_what_was_booted_from_one_has_one_of_its_own(self):
+        """Nova hands on what an image says to those of its servers."""
+        self.leased(events=[self.event(600)])
+        self.run_at(600)
+        self.done()
+        image, = self.images().values()
+        self.over = self.clock.now() + HOUR
+        second = self.boot_active('vm2', imageRef=image['id'],
+                                  hints=self.lease_hints(
+                                      'second', length=HOUR,
+                                      on_end='snapshot'))
+        self.fill_books()
+        self.clock.advance(2 * HOUR)
+
+        def is_gone():
+            self.clock.advance(300)
+            self.listener.engine.run_due()
+            return not self.exists(second['id'])
+
+        self.wait_for(is_gone, what='the end of the second')
+        self.assertEqual(
+            [('end_lease', second['id'])],
+            [(one['properties']['blazar_event'],
+              one['properties']['blazar_server'])
+             for name, one in self.images().items() if name == 'second-vm2'])
+
+    def test_what_is_shelved_is_left_out(self):
+        lease = self.make_active(name='mine', events=[self.event(600)],
+                                 reservations=[self.reservation(amount=2)])
+        for name in ('here', 'shelved'):
+            server = self.boot_active(
+                name, flavor=lease['reservations'][0]['id'])
+        self.act(server, {'shelve': None})
+        self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
+        before = {*self.glance.images}
+        self.clock.advance(600)
+        self.done()
+        self.assertEqual(['mine-here-remind'], [
+            self.glance.images[one]['name'][:-17]
+            for one in {*self.glance.images} - before])
+
+    def test_what_nova_refuses_is_said_until_it_does_not(self):
+        server = self.leased(events=[self.event(600)])
+        self.act(server, {'rescue': {}})
+        self.wait_for_status(server['id'], 'RESCUE')
+        self.run_at(600)
+        self.assertIn('Its snapshots are tried again: remind: server',
+                      self.lease('mine')['status_reason'])
+        self.act(server, {'unrescue': None})
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.done()
+        self.assertEqual((1, ''), (
+            len(self.images()), self.lease('mine')['status_reason']))
+
+    def test_they_may_be_changed(self):
+        lease = self.make(HOUR, before_end_date=self.at(HOUR + 600))
+        path = f'/leases/{lease["id"]}'
+        self.assertEqual({
+            'start_lease': None, 'end_lease': None,
+            'before_end_lease': 'notify'}, self.actions(lease))
+        self.ask('PUT', path, {'before_end_action': 'snapshot', 'events': [
+            self.event(HOUR + 60), self.event(HOUR + 90, 'other', 'notify')]},
+            code=200)
+        self.assertEqual({
+            'start_lease': None, 'end_lease': None, 'remind': 'snapshot',
+            'other': 'notify', 'before_end_lease': 'snapshot',
+        }, self.actions(lease))
+
+    def actions(self, lease):
+        return {one['event_type']: one['action']
+                for one in self.get(lease)['events']}
+
+    def test_what_cannot_be_is_told_what_to_write(self):
+        def at(**wrong):
+            return {'events': [{**self.event(600), **wrong}]}
+
+        lease = self.make(events=[], length=2 * HOUR)
+        for wrong, part in (
+                (at(action='delete'), '"delete" is not available'),
+                (at(action=['snapshot']), '"action" is a list'),
+                (at(event_date=self.at(2 * HOUR)), 'Write an earlier date'),
+                (at(do='snapshot'), '"do" is not known'),
+                ({'before_end_action': 'stop'}, '"stop" is not available'),
+                ({'before_end_action': 5}, 'is a number')):
+            self.assertIn(part, self.boot_refused(wrong))
+            self.assertIn(part, str(self.make(
+                code=400, length=2 * HOUR, **wrong)))
+            self.assertIn(part, str(self.ask(
+                'PUT', f'/leases/{lease["id"]}', wrong, code=400)))
+
+    def boot_refused(self, params):
+        error = self.assertRaises(
+            nova_client.OpenStackApiException, self.boot, 'no',
+            hints=self.lease_hints('no', length=2 * HOUR, **params))
+        self.assertEqual(400, error.response.status_code)
+        return error.response.text.replace('\\"', '"')
+
+
+class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
+    """What is done at the end takes a trust, when the lease is made."""
+
+    def until(self):
+        """Until how long after the beginning there are trusts."""
+        return [until - self.began for _user, until in self.trusts.values()]
+
+    def test_it_is_there_for_as_long_as_the_end_may_take(self):
+        limit = self.listener.parts.conf.blazar.end_limit
+        self.leased(on_end='delete')
+        self.assertEqual([HOUR], self.until())
+        self.leased('vm2', on_end='stop')
+        self.assertEqual(HOUR + limit, self.until()[-1])
+        self.boot('vm3', hints=self.lease_hints(
+            start_in=HOUR, on_end='snapshot'))
+        self.assertEqual(2 * HOUR + limit, self.until()[-1])
+        lease = self.make(HOUR)
+        path = f'/leases/{lease["id"]}'
+        self.assertEqual(2 * HOUR, self.until()[-1])
+        self.ask('PUT', path, {'on_end': ['shelve', 'snapshot']}, code=200)
+        self.assertEqual(2 * HOUR + limit, self.until()[-1])
+        made = len(self.trusts)
+        # What it is already, as a list.
+        self.ask('PUT', path, {'on_end': ['snapshot', 'shelve']}, code=200)
+        self.assertEqual(made, len(self.trusts))
+        self.ask('PUT', path, {'end_date': self.at(3 * HOUR)}, code=200)
+        self.assertEqual(3 * HOUR + limit, self.until()[-1])
+        self.ask('PUT', path, {'end_date': self.at(4 * HOUR)}, self.admin, 403)
+        offer = self.make(HOUR, offer_seconds=600, on_end='shelve')
+        self.ask('POST', f'/leases/{offer["id"]}/accept', code=200)
+        self.assertEqual([2 * HOUR + limit] * 2, self.until()[-2:])
+
+    def test_who_cannot_give_one_is_told_what_to_write(self):
+        lease = self.make(HOUR)
+        before = self.books('SELECT id, on_end FROM leases')
+        self.delegate = mock.Mock(
+            side_effect=errors.NotDelegated('restricted'))
+        for on_end in ('snapshot', 'shelve', 'stop', 'suspend', 'release'):
+            for said in (
+                    self.refused(403, self.boot, 'no', hints=self.lease_hints(
+                        length=HOUR, on_end=on_end)),
+                    str(self.make(code=403, on_end=on_end)),
+                    str(self.ask('PUT', f'/leases/{lease["id"]}',
+                                 {'on_end': on_end}, code=403))):
+                self.assertIn('is done in your name when the lease is over',
+                              said)
+                self.assertIn('(restricted)', said)
+        self.assertEqual(before, self.books('SELECT id, on_end FROM leases'))
+        self.make(on_end='delete')
+
+    def event(self, action='snapshot'):
+        return {'event_type': 'remind', 'event_date': self.at(HOUR + 60),
+                'action': action}
+
+    def test_it_is_there_for_what_is_done_before_the_end(self):
+        path = f'/leases/{self.make(HOUR)["id"]}'
+        before = len(self.trusts)
+        for wanted in ({'events': [self.event()]},
+                       {'events': [self.event()]},
+                       {'name': 'other', 'before_end_date': self.at(
+                           HOUR + 90), 'before_end_action': 'snapshot'}):
+            self.ask('PUT', path, wanted, code=200)
+            # The first takes it, and the others have it.
+            self.assertEqual(before + 1, len(self.trusts))
+        self.assertEqual(2 * HOUR, self.until()[-1])
+        self.ask('PUT', path, {'name': 'third'}, self.admin, 200)
+        self.ask('PUT', path, {'end_date': self.at(4 * HOUR)}, self.admin, 403)
+
+    def test_who_cannot_give_one_has_nothing_done_before_the_end(self):
+        lease = self.make(HOUR)
+        path = f'/leases/{lease["id"]}'
+        self.ask('PUT', path, {'events': [self.event()]}, self.admin, 403)
+        self.delegate = mock.Mock(
+            side_effect=errors.NotDelegated('restricted'))
+        before = self.books('SELECT * FROM events ORDER BY id')
+        first = {'events': [{**self.event(), 'event_date': self.at(60)}]}
+        second = {'before_end_action': 'snapshot'}
+        for wanted in (first, {**second, 'before_end': self.at(60)}):
+            self.assertIn(
+                'write another action', self.refused(
+                    403, self.boot, 'no', hints=self.lease_hints(
+                        length=HOUR, **wanted)))
+        for wanted in ({'events': [self.event()]}, {
+                **second, 'before_end_date': self.at(HOUR + 60)}):
+            for said in (
+                    str(self.make(HOUR, code=403, **wanted)),
+                    str(self.ask('PUT', path, wanted, code=403))):
+                self.assertIn('done in your name at an event', said)
+                self.assertIn('(restricted)', said)
+        self.assertEqual(
+            before, self.books('SELECT * FROM events ORDER BY id'))
+        self.make(HOUR, events=[self.event('notify')])
+
+    def test_an_image_before_the_end_is_made_with_it(self):
+        server = self.leased(events=[{
+            **self.event(), 'event_date': self.at(600)}])
+        self.no_token = errors.NotDelegated('the user was disabled')
+        self.clock.advance(600)
+        self.listener.engine.run_due()
+        self.assertIn('the user was disabled',
+                      self.lease('mine')['status_reason'])
+        self.no_token = None
+        self.over = self.clock.now()
+
+        def is_there():
+            self.clock.advance(10)
+            self.listener.engine.run_due()
+            return self.lease('mine')['status_reason'] == '' and self.images()
+
+        image, = self.wait_for(is_there, what='the image').values()
+        self.assertIn('remind', image['name'])
+        self.assertTrue(self.exists(server['id']))
+
+    def test_an_image_is_made_with_it(self):
+        server = self.leased(on_end='snapshot')
+        self.no_token = errors.NotDelegated('the user was disabled')
+        self.clock.advance(self.over + 10 - self.clock.now())
+        self.listener.engine.run_due()
+        self.assertIn('the user was disabled',
+                      self.lease('mine')['status_reason'])
+        self.assertTrue(self.exists(server['id']))
+        self.no_token = None
+        self.over = self.clock.now() + 60
+        self.end()
+        self.wait_until_gone(server['id'])
+        self.assertEqual(['mine-vm1'], [*self.images()])
+
+    def test_nothing_is_made_of_what_is_another_projects(self):
+        other = self.boot_active('other', client=self.api(
+            project=uuids.other, user='bob'))['id']
+        cloud = self.listener.parts.cloud
+        self.assertRaises(errors.Forbidden, cloud.copy, other, 'lease',
+                          'name', 'trust')
+        self.assertRaises(errors.Forbidden, cloud.bring, other,
+                          clouds.Rest.SHELVED, 'trust')
+        self.assertFalse(cloud.is_copied(other, 'lease', 'trust'))
+        self.assertEqual('ACTIVE', self.admin.get_server(other)['status'])
+
+
+class TestGlanceIsSilent(EndsTestCase):
+
+    def test_others_of_the_cell_end(self):
+        server = self.leased(on_end='snapshot')
+        other = self.leased('vm2', on_end='delete')
+        woken = threading.Event()
+        self.addCleanup(woken.set)
+        self.stub_out('blazar_nova.compat.bounded.LIMIT', 1)
+        self.stub_out('nova.image.glance.API.get_all',
+                      lambda *_args, **_kwargs: woken.wait(60) and [])
+
+        def is_gone():
+            self.clock.advance(self.over + 10 - self.clock.now())
+            self.listener.engine.run_due()
+            self.over += 10
+            return not self.exists(other['id']) and (
+                'Glance' in ''.join(reason for reason, in self.books(
+                    'SELECT status_reason FROM leases')))
+
+        self.wait_for(is_gone, what='the end of the other one')
+        self.assertTrue(self.exists(server['id']))
+        self.listener.parts.cloud.look(server['id'])

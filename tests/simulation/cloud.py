@@ -94,6 +94,8 @@ class Server:
     :ivar busy: whether a compute does something to it, beside deleting it
     :ivar rest: in what it is kept
     :ivar copies: the leases at whose ends there is an image of it
+    :ivar images: how many there are of it of each event
+    :ivar ran_at: since when it has run
     :ivar released: whether nothing binds it to a lease any more
     :ivar casts: how often a conductor was asked to build it
     :ivar tried: how often it was found that there is no host for it
@@ -117,6 +119,9 @@ class Server:
     busy: bool = False
     rest: clouds.Rest | None = None
     copies: set[str] = dataclasses.field(default_factory=set)
+    images: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter)
+    ran_at: float | None = None
     released: bool = False
     casts: int = 0
     tried: int = 0
@@ -300,6 +305,7 @@ class Cloud:
         if self.faults.happens('build elsewhere'):
             host = self._elsewhere(server, host)
         server.state, server.launched = State.RUNNING, True
+        server.ran_at = self.baton.now
         self.baton.tell(f'{server_id} runs on {host.name}')
         self.notify(server_id, host.uuid)
 
@@ -385,9 +391,12 @@ class Cloud:
 
         self._do(server, rest.value, work)
 
-    def copy(self, server: Server, lease_id: str) -> None:
-        """A lease wants an image of a server."""
-        self._do(server, 'copied', lambda: server.copies.add(lease_id))
+    def copy(self, server: Server, lease_id: str, event: str) -> None:
+        """A lease wants an image of a server, at an event or at its end."""
+        if event in server.images:
+            return
+        self._do(server, 'copied', lambda: server.images.update([event])
+                 if event else server.copies.add(lease_id))
 
     def _do(self, server: Server, what: str, work: ty.Callable[[], None],
             ) -> None:
@@ -567,15 +576,18 @@ class Port:
         self.answer('brought')
 
     def copy(self, server_id: str, lease_id: str, name: str,
-             credential: str | None) -> None:
+             credential: str | None, event: str = '', label: str = '',
+             ) -> None:
         self.call('copy')
-        self._cloud.copy(self._cloud.servers[server_id], lease_id)
+        self._cloud.copy(self._cloud.servers[server_id], lease_id, event)
         self.answer('copied')
 
     def is_copied(self, server_id: str, lease_id: str,
-                  credential: str | None) -> bool:
+                  credential: str | None, event: str = '') -> bool:
         self.call('is copied')
-        return lease_id in self._cloud.servers[server_id].copies
+        server = self._cloud.servers[server_id]
+        return event in server.images if event else (
+            lease_id in server.copies)
 
     def release(self, server_id: str) -> None:
         self.call('release')

@@ -95,8 +95,38 @@ class Books:
 
         databases.compile_once(engine)
         databases.keep_connections(engine)
+        _spare_events(engine)
         process.wills.append(lambda: [one.abandon() for one in opened])
         return database
+
+
+class Plain(sa.Connection):
+    """One that tells what happens to who listens to its engine, and has no
+    listeners of its own: to join the two anew for each transaction took a
+    tenth of a run.
+    """
+
+    def __init__(self, engine: sa.Engine, connection: ty.Any = None,
+                 _has_events: bool | None = None, **more: ty.Any) -> None:
+        super().__init__(engine, connection, True, **more)
+
+    @property
+    def dispatch(self) -> ty.Any:
+        return self.engine.dispatch
+
+
+def _spare_events(engine: sa.Engine) -> None:
+    """Let transactions begin as oslo.db has them begin, but by a statement
+    that need not be made and compiled anew each time.
+    """
+    engine._connection_cls = Plain
+    engine.dispatch.begin.clear()
+
+    @sa.event.listens_for(engine, 'begin')
+    def _begin(connection: sa.Connection) -> None:
+        if 'in_transaction' not in connection.info:
+            connection.exec_driver_sql('BEGIN')
+            connection.info['in_transaction'] = True
 
 
 class Connection(sqlite3.Connection):

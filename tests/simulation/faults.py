@@ -120,7 +120,8 @@ class Faults:
                 [400, 900] if at_gate else [5, 90, 400])
             self._baton.tell(f'{process.name} stands still for {seconds} s '
                              f'at {what}')
-            process.frozen = self._baton.now + seconds
+            # What it has locked is locked for as long.
+            process.frozen = self.last = self._baton.now + seconds
         if self.clocks and self.happens('clock'):
             process.offset = self.offset()
             self._baton.tell(

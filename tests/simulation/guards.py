@@ -103,6 +103,8 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
              lambda self, session, booking: True),
     'image': ('blazar_core.lifecycle.ends.Snapshot.is_over',
               lambda self, cloud, ended, seen: True),
+    'copied': ('blazar_core.lifecycle.copying.Copying._bring',
+               lambda self, event, server_id: None),
     'undo': ('blazar_core.books.claims.Claims._undo',
              lambda self, work, *args: lambda: None),
 }

@@ -21,6 +21,8 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.books import admission
+from blazar_core import cloud as ports
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
@@ -63,6 +65,7 @@ class Always:
         world.taken_back = self.what_is_refused_counts_no_more
         world.checks.append(self)
         world.hearing.append(self.leases_start_at_their_time)
+        world.hearing.append(self.each_server_has_one_image)
 
     def __call__(self) -> None:
         try:
@@ -94,6 +97,34 @@ class Always:
             self._fail(Broken(
                 f'lease {lease["id"][:8]} started {late:.0f} s after its '
                 f'time'))
+
+    def each_server_has_one_image(self, event_type: str,
+                                  lease: dict[str, ty.Any]) -> None:
+        """When it is told of an event at which images are made, there is one
+        of each server of the lease that was running at its time and still is.
+        """
+        own = {one['id'] for one in lease['reservations']}
+        booked = {id for one in lease['reservations'] for id in one['servers']}
+        for event in lease['events']:
+            if event['action'] != states.Action.SNAPSHOT or event_type != (
+                    f'lease.event.{event["event_type"]}') or (
+                    event['status'] != states.Event.IN_PROGRESS):
+                continue
+            key = f'{event["id"]}@{event["time"]}'
+            for server in self._world.cloud.servers.values():
+                is_guest = server.host is not None and (
+                    server.within in own & server.host.opened)
+                if (server.id in booked or is_guest) and (
+                        server.state is clouds.State.RUNNING and
+                        server.rest is not ports.Rest.SHELVED and
+                        server.ran_at is not None and
+                        server.ran_at < event['time'] - self._ahead):
+                    self._world.copied += 1
+                    if server.images[key] != 1:
+                        self._fail(Broken(
+                            f'{server.id} has {server.images[key]} images of '
+                            f'{event["event_type"]} of lease '
+                            f'{lease["id"][:8]}'))
 
     def nothing_ends_before_its_time(self, server_id: str) -> None:
         """Nobody deletes the servers of a lease before its end and its grace

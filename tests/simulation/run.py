@@ -152,7 +152,8 @@ class Run:
         count = {name: number for name, number in world.faults.count.items()
                  if number}
         return (f'{world.baton.points} points, '
-                f'{len(world.cloud.servers)} servers, {count}')
+                f'{len(world.cloud.servers)} servers, '
+                f'{world.copied} images before an end, {count}')
 
 
 def simulate(seed: int, args: argparse.Namespace, last: float,

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import changing
 from blazar_core.leases import making
@@ -111,9 +112,19 @@ class Users:
     def _request(self, window: model.Window, now: bool, **more: ty.Any,
                  ) -> requests.LeaseRequest:
         return requests.LeaseRequest(**{
-            'name': 'lease', 'window': window, 'before_end': None,
-            'events': (), 'on_end': self._dice.choice(ENDS),
-            'starts_now': now, **more})
+            'name': 'lease', 'window': window, 'on_end': self._dice.choice(
+                ENDS), 'starts_now': now, **self._events(window), **more})
+
+    def _events(self, window: model.Window) -> dict[str, ty.Any]:
+        """Of some leases images are made before their end, too."""
+        image, times = states.Action.SNAPSHOT, [
+            self._dice.randrange(window.start, window.end)
+            for _which in range(3)]
+        return {'events': tuple(
+            requests.EventRequest(f'mine{number}', time, image)
+            for number, time in enumerate(times[:2])
+            if self._dice.random() < 0.2), 'before_end_action': image,
+            'before_end': times[2] if self._dice.random() < 0.2 else None}
 
     def _amounts(self) -> Amounts:
         return {'VCPU': self._dice.choice([1, 1, 2, 4])}

@@ -135,7 +135,7 @@ class Core:
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, world.types)
         self.lifecycle = lifecycle.Lifecycle(
-            self.database, self.clock, world.port, str,
+            self.database, self.clock, self.admission, world.port, str,
             world.notified, PATIENCE, LOST_AFTER, world.types,
             {ends.DELETE: ends.Delete(), ends.RECYCLE: ends.Recycle(),
              ends.SHELVE: ends.Shelve(), 'snapshot': ends.Snapshot(),
@@ -220,6 +220,8 @@ class World:
             lambda *_of: None)
         #: Whether all is mended by now that had gone wrong.
         self.settled = False
+        #: How many images there were that were to be made before an end.
+        self.copied = 0
         #: Called after each commit, and of each event of a lease.
         self.checks: list[ty.Callable[[], None]] = []
         self.hearing: list[ty.Callable[[str, dict[str, ty.Any]], None]] = []

@@ -108,6 +108,8 @@ class FakeCloud:
     :ivar slow: servers of which neither that nor an image is there at once
     :ivar copies: the servers of which an image was asked for, each with the
         name of its lease
+    :ivar copied_at: the images that were asked for at events: of which server
+        and event, each with its label and credential
     :ivar released: servers that were made ordinary ones
     :ivar broken: raised instead of what is asked for
     """
@@ -129,6 +131,7 @@ class FakeCloud:
         self.rests: list[tuple[str, clouds.Rest]] = []
         self.slow: set[str] = set()
         self.copies: dict[str, str] = {}
+        self.copied_at: dict[tuple[str, str], tuple[str, str | None]] = {}
         self.released: list[str] = []
         self.broken: dict[str, Exception] = {}
 
@@ -194,14 +197,20 @@ class FakeCloud:
                 rest=rest)
 
     def copy(self, server_id: str, _lease_id: str, name: str,
-             _credential: str | None) -> None:
+             credential: str | None, event: str = '', label: str = '',
+             ) -> None:
         self._break('copy')
         self._break(server_id)
-        self.copies[server_id] = name
+        if event:
+            self.copied_at[server_id, event] = label, credential
+        else:
+            self.copies[server_id] = name
 
     def is_copied(self, server_id: str, _lease_id: str,
-                  _credential: str | None) -> bool:
-        return server_id in self.copies and server_id not in self.slow
+                  _credential: str | None, event: str = '') -> bool:
+        there = (server_id, event) in self.copied_at if event else (
+            server_id in self.copies)
+        return there and server_id not in self.slow
 
     def release(self, server_id: str) -> None:
         self._break('release')
@@ -367,7 +376,8 @@ class LeaseTestCase(DatabaseTestCase):
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, self.types)
         self.lifecycle = lifecycle.Lifecycle(
-            self.database, self.clock, self.cloud, self.vault.open,
+            self.database, self.clock, self.admission, self.cloud,
+            self.vault.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.patience, LOST_AFTER, self.types, self.policies(),
             self.end_limit)

@@ -92,7 +92,7 @@ class Remains:
                 event.enter(states.Event.DONE, self._clock.now())
 
     def _unlike(self) -> ty.Iterator[Difference]:
-        """Bookings are over the window of their lease."""
+        """Bookings that take room are over the window of their lease."""
         with self._database.reader() as session:
             found = session.execute(
                 sa.select(models.Booking.id, models.Booking.server_id,
@@ -103,11 +103,15 @@ class Remains:
                           models.Lease.end_date.label('end'))
                 .join(models.Booking.reservation)
                 .join(models.Reservation.lease)
-                .where(models.Lease.status != states.Lease.TERMINATED, sa.or_(
-                    models.Booking.start_date != models.Lease.start_date,
-                    models.Booking.end_date != (
-                        models.Lease.end_date + models.Lease.grace_period +
-                        models.Lease.cleaning_time)))).all()
+                .where(
+                    models.Lease.status != states.Lease.TERMINATED,
+                    models.Booking.host_id.is_not(None),
+                    sa.or_(
+                        models.Booking.start_date != models.Lease.start_date,
+                        models.Booking.end_date != (
+                            models.Lease.end_date +
+                            models.Lease.grace_period +
+                            models.Lease.cleaning_time)))).all()
         for row in found:
             yield Difference(
                 ('unlike', row.id, row.start_date, row.end_date),

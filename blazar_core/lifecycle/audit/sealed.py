@@ -81,7 +81,7 @@ class Sealed:
                 table.lease_id).limit(_BATCH)
         if table is models.HeldBuild:
             query = query.where(models.Lease.status.in_(
-                states.TO_START))
+                states.HOLDING))
         last = ''
         while True:
             with self._database.reader() as session:

@@ -150,6 +150,7 @@ class Unfinished:
     def _without_event(self, lease: _Lease) -> ty.Iterator[Difference]:
         """What moves a lease on is an event that will still come."""
         wanted = {states.Lease.OFFERED: [states.EventType.EXPIRE],
+                  states.Lease.WAITING: [states.EventType.RETRY],
                   states.Lease.PENDING: [
                       states.EventType.START, states.EventType.END],
                   }.get(lease.row.status, [states.EventType.END])
@@ -179,13 +180,16 @@ class Unfinished:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.TERMINATED or (
                     event_type == states.EventType.START and
-                    lease.status not in states.TO_START) or any(
+                    lease.status not in states.TO_START) or (
+                    event_type == states.EventType.RETRY and
+                    lease.status != states.Lease.WAITING) or any(
                         event.event_type == event_type and
                         event.status in states.OPEN
                         for event in lease.events):
                 return
-            time = (lease.start_date if event_type == states.EventType.START
-                    else lease.end_date)
+            time = {states.EventType.START: lease.start_date,
+                    states.EventType.END: lease.end_date,
+                    }.get(states.EventType(event_type), self._clock.now())
             session.add(models.Event(
                 id=uuidutils.generate_uuid(), lease_id=lease_id,
                 event_type=event_type, time=time, due=time,

@@ -54,7 +54,7 @@ class Trusts:
         for trust_id, (lease_id, name, status) in known.items():
             # Any other ends without it, if need be.
             if trust_id not in held and lease_id in builds and (
-                    status in states.TO_START):
+                    status in states.HOLDING):
                 yield Difference(
                     ('no trust', lease_id),
                     f'{audit.named(lease_id, name)} is {status}, and '

@@ -95,7 +95,7 @@ def take_unguarded(connection: sa.Connection, now: int,
             for change in changes.get(host.id, ())]
     # Others may do anything between the reading and the writing; with a
     # database that is as fast as here they seldom get the time for it.
-    threading.Event().wait(0.005)
+    threading.Event().wait(0.05)
     if rows:
         connection.execute(sa.insert(models.Change), rows)
 
@@ -239,7 +239,8 @@ class Racer:
         self.database = api.Database(self.conf)
         databases.compile_once(self.database.engine)
         self.clock = clocks.ManualClock(task['now'])
-        search = admission.Admission(self.database, self.clock)
+        self.admission = search = admission.Admission(
+            self.database, self.clock)
         self.types = FileType.types(task.get('path', os.devnull))
         self.leases = leases.Leases(
             self.database, self.clock, search, self.types)
@@ -370,6 +371,11 @@ class Racer:
             self.task['lease_id'], self.task['server_id'], True)
         return [{'stays': True} if stays else {'has no room': True}]
 
+    def look(self) -> list[Answer]:
+        """Try the leases that wait for room."""
+        self._lifecycle().retrying.look()
+        return [{'looked': True}]
+
     def clean(self) -> None:
         cleaning.Cleaning(self.database, self.clock).clean(
             HostType(self.task['path']), resources.Reserved(
@@ -384,7 +390,8 @@ class Racer:
     def _lifecycle(self) -> lifecycle.Lifecycle:
         cloud = FileCloud(self.task['path'])
         return lifecycle.Lifecycle(
-            self.database, self.clock, cloud, lambda sealed: sealed,
+            self.database, self.clock, self.admission, cloud,
+            lambda sealed: sealed,
             lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0,
             120, self.types, {ends.DELETE: ends.Delete()})
 

@@ -61,7 +61,7 @@ class Actions:
     def expire(self, lease_id):
         return self._act('expire', lease_id)
 
-    def announce(self, lease_id, event_type):
+    def happen(self, lease_id, event_type, event_id):
         return self._act(event_type, lease_id)
 
     def changed(self, lease_id):
@@ -743,7 +743,7 @@ class TestRun(EngineTestCase):
         worker = self.started(longest_sleep=10)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
         failures = []
-        reader = worker._database.reader
+        connection = worker._database.connection
 
         @contextlib.contextmanager
         def broken():
@@ -751,10 +751,10 @@ class TestRun(EngineTestCase):
             raise RuntimeError('the database is gone')
             yield
 
-        worker._database.reader = broken
+        worker._database.connection = broken
         worker.wake()
         self.wait_for(lambda: failures, 'the failure')
-        worker._database.reader = reader
+        worker._database.connection = connection
         self.event('a')
         self.wait_for(lambda: self.clock.advance(1) and self.done(),
                       'an event after the failure')

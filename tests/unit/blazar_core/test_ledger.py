@@ -824,9 +824,9 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         server_id, = base.servers_of(lease)
         amend, moved = ledger.decide, []
         elsewhere = lifecycle.Lifecycle(
-            self.books.connect(), self.clock, self.cloud, self.vault.open,
-            lambda event, lease: None, 0, base.LOST_AFTER, self.types,
-            self.policies())
+            self.books.connect(), self.clock, self.admission, self.cloud,
+            self.vault.open, lambda event, lease: None, 0, base.LOST_AFTER,
+            self.types, self.policies())
 
         def late(session, now, edits, *args):
             if not moved:

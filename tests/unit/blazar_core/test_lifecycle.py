@@ -952,7 +952,8 @@ class TestLostBuilds(LifecycleTestCase):
 
         self.cloud.send = send
         other = lifecycle.Lifecycle(
-            self.books.connect(), self.clock, self.cloud, self.vault.open,
+            self.books.connect(), self.clock, self.admission, self.cloud,
+            self.vault.open,
             lambda *args: None, 0, base.LOST_AFTER, self.types,
             self.policies())
         other.lost.send()
@@ -1851,7 +1852,8 @@ class TestStepsThatMeet(LifecycleTestCase):
     def other_lifecycle(self):
         """That of another process."""
         return lifecycle.Lifecycle(
-            self.books.connect(), self.clock, self.cloud, self.vault.open,
+            self.books.connect(), self.clock, self.admission, self.cloud,
+            self.vault.open,
             lambda event, lease: None, self.patience, base.LOST_AFTER,
             self.types, self.policies())
 

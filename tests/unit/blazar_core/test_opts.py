@@ -37,9 +37,15 @@ class TestOpts(base.BaseTestCase):
         self.assertEqual(
             {'reservation_start_date': 'now', 'reservation_length_days': 30,
              'reservation_length_hours': 0, 'reservation_length_minutes': 0,
+             'default_reservation': 'off',
+             'default_reservation_exempt_project_ids': [],
+             'default_reservation_exempt_roles': [],
+             'default_reservation_exempt_flavors': [],
+             'default_reservation_exempt_images': [],
              'minutes_before_end_lease': 60, 'on_end': [
                  'delete', 'snapshot', 'shelve', 'stop', 'suspend',
                  'release'], 'end_limit': 3600,
+             'retries': 12, 'retry_interval': 300,
              'grace_period': 0, 'cleaning_time': 0, 'cleaning_command': '',
              'cleaning_timeout': 10, 'encryption_keys': [],
              'public_properties': ['hypervisor_type', 'vcpus'],

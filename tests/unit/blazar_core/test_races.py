@@ -37,6 +37,7 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.leases import leases
 from blazar_core.leases import making
+from blazar_core.leases import requests
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import oracle
@@ -376,6 +377,66 @@ class TestStayingWithoutTheGuard(TestStaying):
         """More do if nobody minds who has decided meanwhile."""
         for _round in range(ROUNDS):
             if self.meet(without=['generation'])[1]:
+                return
+        self.fail('Without the guard nothing was promised twice.')
+
+
+class TestWaiting(RaceTestCase):
+    """Several see at the same time that there is room for leases that wait,
+    and others want it too.
+    """
+
+    #: The writers of SQLite wait for each other, guard or not.
+    scenarios = databases.SERVERS
+    ROOM = 2
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'told')
+        self.uuid = self.host('one', VCPU=self.ROOM)
+
+    def meet(self, **options):
+        """How often it was told of leases, how many have got room, and what
+        has too many.
+        """
+        first = self.reserve(0, 100, self.places(self.ROOM))
+        waiting = [self.reserve(project=project, request=self.request(
+            retry=requests.Retry(60, 10))) for project in ('a', 'b', 'c')]
+        self.lifecycle.ending.delete(first['id'])
+        task = {'url': self.books.url, 'now': NOW, 'options': {},
+                'path': self.path, **options}
+        made = outcomes(racers().race([
+            *({**task, 'do': 'look'} for _number in range(4)),
+            {**task, 'do': 'create', 'leases': [self.wanted(0, 100)]}]))
+        with open(self.path, 'a+') as file:
+            file.seek(0)
+            told = file.read().split()
+        os.remove(self.path)
+        held = sum(self.status(one) == 'PENDING' for one in waiting)
+        overbooked = self.overbooked()
+        self.clear()
+        return told.count('lease.update'), held, made['admitted'], overbooked
+
+    def test_each_gets_its_room_once(self):
+        for _round in range(5):
+            told, held, admitted, overbooked = self.meet()
+            self.assertEqual([], overbooked)
+            self.assertEqual(held, told)
+            self.assertEqual(self.ROOM, held + admitted)
+
+
+class TestWaitingWithoutTheGuard(TestWaiting):
+
+    #: On the others it comes to that too seldom.
+    scenarios = databases.SERVERS[:1]
+    #: Two at the same moment are too many.
+    ROOM = 1
+
+    def test_each_gets_its_room_once(self):
+        """Too many get some if nobody minds who has decided meanwhile."""
+        for _round in range(ROUNDS):
+            if self.meet(without=['comparison'])[3]:
                 return
         self.fail('Without the guard nothing was promised twice.')
 

@@ -18,6 +18,7 @@ import fixtures
 import sqlalchemy as sa
 
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import making
 from blazar_core.leases import requests
@@ -283,7 +284,8 @@ class TestDescribe(ViewsTestCase):
     def test_a_lease_by_the_api_is_described_in_full(self):
         lease = self.reserve(50, 100, self.places(2, 3), request=self.request(
             50, 100, before_end=NOW + 90, events=(
-                requests.EventRequest('remind', NOW + 60),)))
+                requests.EventRequest(
+                    'remind', NOW + 60, states.Action.SNAPSHOT),)))
         self.clock.advance(5)
         self.assert_same_everywhere(lease)
         reservation, = lease['reservations']
@@ -304,7 +306,7 @@ class TestDescribe(ViewsTestCase):
         self.assertEqual({
             'id': lease['events'][0]['id'], 'lease_id': lease['id'],
             'event_type': 'start_lease', 'status': 'UNDONE',
-            'time': NOW + 50, **times,
+            'time': NOW + 50, 'action': None, **times,
         }, lease['events'][0])
         self.assertEqual(NOW + 90, lease['before_end_date'])
 

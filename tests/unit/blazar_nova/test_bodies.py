@@ -175,6 +175,22 @@ class TestCreate(base.RefusalTestCase):
                 ([event] * 101, 'has 101 entries')):
             self.assert_create_refused(part, events=events)
 
+    def test_what_is_done_at_events(self):
+        defaults = dataclasses.replace(DEFAULTS, ends=('delete', 'snapshot'))
+        event = {'event_type': 'remind', 'event_date': '2027-01-15 09:30',
+                 'action': 'snapshot'}
+        lease = self.create(
+            defaults, events=[event], before_end_action='snapshot',
+            before_end_date='2027-01-15 09:45').lease
+        self.assertEqual(('snapshot', 'snapshot'), (
+            lease.before_end_action, lease.events[0].action))
+        self.assertEqual('notify', self.create(
+            defaults, before_end_action=None).lease.before_end_action)
+        self.assert_create_refused('Add "before_end_date": ',
+                                   before_end_action='notify')
+        self.assert_create_refused('"snapshot" is not available.',
+                                   events=[event])
+
     def test_reservations_stay_as_they_were_written_but_for_nulls(self):
         one, two = {'resource_type': 'a', 'amount': '2', 'b': None}, {'c': [5]}
         self.assertEqual(
@@ -269,6 +285,13 @@ class TestChange(base.RefusalTestCase):
         self.assert_refused('"on_end": "keep" is not available.',
                             lambda: self.change(on_end='keep'))
 
+    def test_what_is_done_before_the_end_may_be_changed(self):
+        self.assertIsNone(self.change().change.before_end_action)
+        self.assertEqual('notify', self.change(
+            before_end_action='notify').change.before_end_action)
+        self.assert_refused('"snapshot" is not available.', lambda:
+                            self.change(before_end_action='snapshot'))
+
     def test_no_events_are_other_than_none_said(self):
         self.assertEqual((), self.change(events=[]).change.events)
         self.assertIsNone(self.change().change.events)
@@ -280,6 +303,31 @@ class TestChange(base.RefusalTestCase):
             self.assertIsNone(self.change(end_date=date).change.end, date)
         self.assertIsNone(
             self.change(start_date='2027-01-15 09:00').change.start)
+
+    def test_the_end_may_be_said_in_the_words_of_the_hint(self):
+        start = self.lease['start_date']
+        for values, end in (
+                ({'duration': '2d'}, start + 48 * HOUR),
+                ({'duration': '1d12h'}, start + 36 * HOUR),
+                ({'duration': ' 90m '}, start + 5400),
+                ({'end': '2027-01-15 11:00'}, start + 2 * HOUR),
+                ({'end': 'now'}, NOW),
+                ({'duration': '2h', 'start_date': '2027-01-15 10:00'},
+                 start + 3 * HOUR)):
+            self.assertEqual(end, self.change(**values).change.end, values)
+        for same in ({'duration': '60m30s'}, {'end': '2027-01-15 10:00'},
+                     {'duration': None}):
+            self.assertIsNone(self.change(**same).change.end)
+        for values, part in (
+                ({'duration': '2h', 'end': '2027-01-15 11:00'},
+                 'both "end" and "duration"'),
+                ({'end_date': 'now', 'duration': '2h'},
+                 'both "end_date" and "duration"'),
+                ({'duration': '2'}, 'invalid duration'),
+                ({'duration': 2}, '"duration": "2d"'),
+                ({'end': 2}, 'Write a string'), ({'end': '2d'}, 'date'),
+                ({'duration': '9999999999w'}, 'would not end before')):
+            self.assert_refused(part, lambda: self.change(**values))
 
     def test_a_date_with_seconds_is_meant(self):
         for date, seconds in (('2027-01-15 10:00:00', 0),

@@ -201,7 +201,7 @@ class TestJson(ParamsTestCase):
             self.assert_refused(
                 {key: 'x'}, f'"{key}" is not known',
                 f'Did you mean "{nearest}"?',
-                'name, start, end, duration, before_end, events, on_end')
+                'before_end, before_end_action, events, on_end')
 
     def test_an_unknown_key_that_is_near_none_is_shown_short(self):
         self.assert_refused({'': 1}, 'The key "" is not known', 'Known keys')
@@ -501,6 +501,43 @@ class TestEvents(ParamsTestCase):
                 {'event_type': 'b.2', 'event_date': '2026-12-01 12:00'},
                 {'event_type': 'a-1', 'event_date': '2026-12-01 10:00'}]))
         self.assertEqual((), self.events([]))
+
+    def test_something_may_be_done_at_them(self):
+        ends = dataclasses.replace(DEFAULTS, ends=('delete', 'snapshot'))
+        lease = self.ask({
+            **self.LEASE, 'before_end_action': 'snapshot', 'events': [
+                {'event_type': 'a', 'event_date': '2026-12-01 11:00',
+                 'action': 'snapshot'},
+                {'event_type': 'b', 'event_date': '2026-12-01 12:00',
+                 'action': 'notify'}]}, defaults=ends)
+        self.assertEqual(('snapshot', 'snapshot', 'notify'), (
+            lease.before_end_action, *(one.action for one in lease.events)))
+        self.assertEqual({'snapshot', 'notify'}, lease.actions)
+        for params, part in (
+                ({'before_end': '2026-12-01 12:00'}, 'earlier date, or "on_e'),
+                ({'before_end_action': 'delete'}, '"delete" is not available'),
+                ({'before_end_action': 5}, '"before_end_action" is a number'),
+                *(({'events': [{'event_type': 'a', 'event_date': date,
+                                'action': action}]}, part)
+                  for date, action, part in (
+                      ('2026-12-01 12:00', 'snapshot', 'Write an earlier'),
+                      ('2026-12-01 11:00', 'Snapshot', 'notify, snapshot.'),
+                      ('2026-12-01 11:00', None, '"action" is null'),
+                      ('2026-12-01 11:00', [], '"action" is a list')))):
+            self.assert_sentence([part], self.ask, {
+                **self.LEASE, 'before_end_action': 'snapshot', **params},
+                defaults=ends)
+        self.assert_sentence(
+            ['nothing says when', 'Add "before_end":'], self.ask,
+            {**self.LEASE, 'before_end_action': 'snapshot'},
+            defaults=dataclasses.replace(ends, minutes_before_end=0))
+
+    def test_what_the_operator_does_not_offer_is_refused(self):
+        for params in ({'before_end_action': 'snapshot'}, {'events': [
+                {'event_type': 'a', 'event_date': '2026-12-01 11:00',
+                 'action': 'snapshot'}]}):
+            self.assert_refused({**self.LEASE, **params},
+                                '"snapshot" is not available.')
 
     def test_more_than_ten_are_refused(self):
         one = {'event_type': 'x', 'event_date': '2026-12-01 11:00'}

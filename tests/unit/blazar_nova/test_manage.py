@@ -20,6 +20,7 @@ from cryptography import fernet
 import fixtures
 
 from blazar_core.books import admission
+from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.db import api
@@ -28,6 +29,7 @@ from blazar_core.db import models
 from blazar_core.db import vault
 from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.lifecycle import announcing
 from blazar_core import resources
 from blazar_nova.cmd import manage
 
@@ -127,6 +129,25 @@ class ManageTest(base.TestCase):
         self.assertEqual(0, code)
         for words in (lease['id'], 'lease1', 'project', 'PENDING',
                       'server-1', clocks.iso(lease['start_date'])[:19]):
+            self.assertIn(words, text)
+
+    def test_what_was_announced_is_listed(self):
+        self.manage('db', 'sync')
+        database, clock = self.database(), clocks.ManualClock(NOW)
+        cloud = base.FakeCloud()
+        cloud.servers['server-1'] = clouds.Seen(clouds.ServerState.RUNNING)
+        one = announcing.Announcing(
+            database, clock, cloud, lambda *_said: None)
+        one.note('project', 'user', ['server-1'], model.Window(NOW, NOW + 60))
+        code, text = self.manage('lease', 'announced')
+        self.assertEqual(0, code)
+        self.assertNotIn('server-1', text)
+        clock.advance(60)
+        one.tell()
+        code, text = self.manage('lease', 'announced')
+        self.assertEqual(0, code)
+        for words in ('server-1', 'project', 'user', clocks.iso(NOW)[:19],
+                      clocks.iso(NOW + 60)[:19]):
             self.assertIn(words, text)
 
     def test_what_is_wrong_is_a_sentence_and_a_code(self):

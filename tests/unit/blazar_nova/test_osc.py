@@ -201,7 +201,8 @@ class OscTestCase(base.BaseTestCase):
 class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
-    OURS = ['accept', 'availability', 'offer', 'quote', 'share', 'wait']
+    OURS = ['accept', 'availability', 'offer', 'quote', 'request', 'share',
+            'wait']
 
     def listed(self):
         code, out, error = self.openstack(

@@ -105,7 +105,7 @@ class StatusTest(base.TestCase):
         self.assertEqual(1, code)
         self.assertIn('No service user is configured', details)
         self.assertEqual({(0, None)}, set(results.values()), results)
-        self.assertEqual(13, len(results))
+        self.assertEqual(14, len(results))
 
     def test_where_nothing_is_there(self):
         self.url = ''
@@ -123,7 +123,7 @@ class StatusTest(base.TestCase):
             self.assertEqual(2, code)
             self.assertIn(words, details)
         self.assertEqual({'Nova': 0, 'Defaults of a lease': 0,
-                          'Lost builds': 0,
+                          'Default reservation': 0, 'Lost builds': 0,
                           'Order of filters': 0, 'Keystone': 1,
                           'Volumes at the end': 1, 'blazar-listener': 1,
                           'Prefilters': 1, 'Enrolled hosts': 1},
@@ -134,6 +134,18 @@ class StatusTest(base.TestCase):
         # To be copied, in one piece.
         self.assertIn('| weight_classes = nova.scheduler.weights.all_weighers,'
                       'blazar_nova.scheduler.weights.BlazarWeigher ', text)
+
+    def test_who_is_exempt_is_somebody(self):
+        self.make_books()
+        for lines, code, words in (
+                ('default_reservation_exempt_project_ids = service', 1,
+                 'no id of a project'),
+                ('default_reservation = on\nreservation_length_days = 366', 2,
+                 'every boot would be refused')):
+            self.write(f'{RIGHT}{lines}\n')
+            found, details = self.results()['Default reservation']
+            self.assertEqual(code, found)
+            self.assertIn(words, details)
 
     def test_books_that_cannot_be_opened(self):
         """Services start then; who asks for it is told why."""

@@ -1,0 +1,189 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Images of servers that are made at an event of their lease."""
+
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.lifecycle import closing
+from blazar_core.lifecycle import facts
+from blazar_core import resources
+
+__all__ = ['Copying']
+
+LOG = logging.getLogger(__name__)
+
+
+class _Event(ty.NamedTuple):
+    """An event at which images are made.
+
+    :ivar credential: what lets us act for the owner of its lease
+    """
+
+    id: str
+    event_type: str
+    time: int
+    lease_id: str
+    lease_name: str
+    credential: str | None
+
+    @property
+    def key(self) -> str:
+        """What its images are found by; others, if it has moved meanwhile."""
+        return f'{self.id}@{self.time}'
+
+    @property
+    def label(self) -> str:
+        """What tells its images from those of other events."""
+        return f'{self.event_type}-{clocks.iso(self.time)[:16]}'
+
+
+class Copying:
+    """Has images made of servers that go on running.
+
+    Of those that run, or can be started where they are. Those that wait for
+    their build, could not be built, are shelved or have gone are left out.
+    """
+
+    def __init__(self, database: api.Database, cloud: clouds.Cloud,
+                 closing: closing.Closing, types: resources.Types) -> None:
+        self._database = database
+        self._cloud = cloud
+        self._closing = closing
+        self._types = types
+
+    def copy(self, lease_id: str, event_id: str) -> facts.Outcome:
+        """Have one image of each server of a lease made for an event; safe to
+        repeat. Done when they can be used.
+
+        :raises NotFound: when there is no such event any more
+        """
+        credential = self._closing.credential(lease_id)
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            row = session.get(models.Event, event_id)
+            if row is None:
+                raise errors.NotFound(f'Event {event_id} is not wanted any '
+                                      f'more.')
+            event = _Event(event_id, row.event_type, row.time, lease_id,
+                           lease.name, credential)
+            if event.time >= lease.end_date:
+                # It was shortened: there is nothing to be done any more.
+                return None
+            servers = facts.servers(lease)
+            parts = self._types.reserved(session, lease)
+        try:
+            for kind, reserved in parts:
+                servers += kind.guests(reserved)
+        except errors.CloudUnavailable as exc:
+            return self._again(event, [str(exc)])
+        waiting = []
+        for server_id in dict.fromkeys(servers):
+            if self._is_over(lease_id):
+                return facts.GivenUp('the lease has ended before')
+            why = self._bring(event, server_id)
+            if why is not None:
+                waiting.append(why)
+        if self._is_over(lease_id):
+            return facts.GivenUp('the lease has ended before')
+        return self._again(event, waiting)
+
+    def _again(self, event: _Event, waiting: list[str]) -> facts.Outcome:
+        """Whether it is to be looked at again, as the lease says then.
+
+        :param waiting: of each server that has no image yet why, if that is
+            known
+        """
+        why = next(filter(None, waiting), '')
+        said = f'{facts.SNAPSHOTS}{event.event_type}: '
+        self._database.retried(self._explain, event.lease_id, said, why)
+        if not waiting:
+            return None
+        return facts.Later(
+            facts.AGAIN, f'{len(waiting)} images are not there yet. {why}',
+            facts.LONGEST_PAUSE)
+
+    def _is_over(self, lease_id: str) -> bool:
+        """Whether its servers are brought to their end by now."""
+        with self._database.reader() as session:
+            return _is_ending(api.found(session, lease_id))
+
+    def _bring(self, event: _Event, server_id: str) -> str | None:
+        """Bring a server nearer to its image.
+
+        One of which there comes none keeps no other of its lease.
+
+        :returns: why there is none, as far as that is known; None: there is
+            one, or there is to be none
+        """
+        try:
+            return self._ask(event, server_id)
+        except errors.BooksUnavailable:
+            raise
+        except errors.Forbidden as exc:
+            LOG.info('Lease %s: no image is made of server %s: %s',
+                     event.lease_id, server_id, exc)
+            return None
+        except (errors.CloudUnavailable, errors.NotDelegated) as exc:
+            LOG.warning('Lease %s: there is no image of server %s yet: %s',
+                        event.lease_id, server_id, exc)
+            return f'server {server_id}: {exc}'
+        except Exception:
+            LOG.exception('Lease %s: the image of server %s could not be '
+                          'made', event.lease_id, server_id)
+            return f'server {server_id} failed; the log says why.'
+
+    def _ask(self, event: _Event, server_id: str) -> str | None:
+        seen = self._cloud.look(server_id)
+        if seen.state is clouds.ServerState.BUILDING:
+            return ''
+        if seen.state is not clouds.ServerState.RUNNING or (
+                seen.rest is clouds.Rest.SHELVED and seen.host is None):
+            return None
+        if self._cloud.is_copied(server_id, event.lease_id, event.credential,
+                                 event.key):
+            return None
+        # Also of one that is busy: what does it may have died.
+        self._cloud.copy(server_id, event.lease_id, event.lease_name,
+                         event.credential, event.key, event.label)
+        return ''
+
+    def _explain(self, lease_id: str, said: str, why: str) -> None:
+        """Say in a lease why there is no image yet, or no more of it.
+
+        :param said: how that begins; another event may have said something
+        """
+        def is_said(lease: models.Lease) -> bool:
+            reason = lease.status_reason
+            return reason.endswith(said + why) if why else said not in reason
+
+        with self._database.reader() as session:
+            if is_said(api.found(session, lease_id)):
+                return
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if not is_said(lease) and not _is_ending(lease):
+                lease.status_reason = (
+                    f'{facts.lasting(lease.status_reason)} '
+                    f'{said + why if why else ""}').strip()
+
+
+def _is_ending(lease: models.Lease) -> bool:
+    return lease.status in states.ENDING or lease.deleted_at is not None

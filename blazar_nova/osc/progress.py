@@ -1,0 +1,57 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How far a lease is, for who waits for it."""
+
+import typing as ty
+
+__all__ = ['Progress', 'when']
+
+
+class Progress:
+    """Tells on stderr how far a lease is, so that stdout has the result only.
+
+    A terminal sees one line that changes, a file a line for each status.
+    """
+
+    def __init__(self, stream: ty.TextIO, quiet: bool) -> None:
+        self.stream = stream
+        self.quiet = quiet
+        self.last = ''
+
+    def tell(self, lease: dict[str, ty.Any], elapsed: float) -> None:
+        status = lease['status']
+        line = f'{lease["name"]}: {status}'
+        if status in ('OFFERED', 'PENDING'):
+            line += f', starts {when(lease["start_date"])}'
+        elif status == 'WAITING' and lease.get('retry_until'):
+            line += f', until {when(lease["retry_until"])}'
+        elif status == 'ACTIVE':
+            line += f', ends {when(lease["end_date"])}'
+        if self.quiet:
+            return
+        if self.stream.isatty():
+            # To the end of the line, what stood there goes.
+            self.stream.write(f'\r{line} ({elapsed:.0f} s)\x1b[K')
+        elif status != self.last:
+            self.stream.write(f'{line}\n')
+        self.stream.flush()
+        self.last = status
+
+    def end(self) -> None:
+        if self.last and self.stream.isatty():
+            self.stream.write('\n')
+
+
+def when(date: str) -> str:
+    """A date of the API, without its fraction of a second."""
+    return date.partition('.')[0].replace('T', ' ')

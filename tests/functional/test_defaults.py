@@ -1,0 +1,445 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Every boot is a lease, or what that would end is announced."""
+
+import os
+
+from nova.tests import fixtures as nova_fixtures
+from nova.tests.functional.api import client as nova_client
+from nova.volume import cinder
+
+from blazar_core.common import clock as clocks
+from blazar_core.lifecycle import announcing
+from blazar_nova.cmd import verify
+from tests.functional import base
+from tests.functional import nova_box
+from tests.functional import test_api
+
+HOUR, DAY = 3600, 86400
+LENGTH = 30 * DAY
+
+
+class DefaultTestCase(test_api.ApiTestCase):
+
+    mode = 'on'
+
+    def setUp(self):
+        super().setUp()
+        self.set(reservation=self.mode)
+
+    def set(self, **values):
+        self.flags(group='blazar', **{
+            f'default_{name}' if name == 'reservation' else
+            f'default_reservation_{name}': value
+            for name, value in values.items()})
+
+    def post(self, hints=None, client=None, url='/servers', key=None,
+             **server):
+        """The answer to a boot, with its headers."""
+        body = {'server': {'name': 'vm', 'imageRef': base.IMAGE,
+                           'flavorRef': '1', 'networks': 'none', **server}}
+        if hints is not None:
+            body['os:scheduler_hints'] = hints
+        return (client or self.alice).api_post(url, body, strip_version=False)
+
+    def only(self):
+        """The one lease that there is."""
+        lease, = self.leases()
+        return lease
+
+    def assert_no_lease(self):
+        self.assertEqual({0}, set(self.book_rows().values()))
+
+
+class TestOn(DefaultTestCase):
+
+    def test_a_boot_is_a_lease_from_now_on(self):
+        before = clocks.SystemClock().now()
+        answer = self.post()
+        after = clocks.SystemClock().now()
+        server = answer.body['server']
+        lease = self.only()
+        self.assertEqual((lease['id'], lease['end_date']), (
+            answer.headers['OpenStack-Lease-Id'],
+            answer.headers['OpenStack-Lease-End']))
+        self.assertIn(lease['end_date'], [
+            clocks.iso(when + LENGTH) for when in range(before, after + 1)])
+        self.assertEqual([server['id']], lease['reservations'][0]['servers'])
+        self.assertNotIn('lease', str(answer.body).lower())
+        shown = self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual({'reserved': ['True']}, shown['scheduler_hints'])
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.only()['status'])
+        # As one that was asked for.
+        asked = self.post({'reserved': 'True'})
+        self.assertEqual(
+            {'OpenStack-Lease-Id', 'OpenStack-Lease-End'},
+            {name for name in asked.headers if 'Lease' in name})
+        other, = (one for one in self.leases() if one['id'] != lease['id'])
+        self.assertEqual(asked.headers['OpenStack-Lease-Id'], other['id'])
+        self.wait_for_status(asked.body['server']['id'], 'ACTIVE')
+
+    def test_it_reclaims_itself(self):
+        server = self.boot_active('vm')
+        self.fill_books()
+        self.clock.advance(LENGTH + HOUR)
+        self.listener.engine.run_due()
+        self.wait_until_gone(server['id'])
+        self.clock.advance(60)
+        self.listener.engine.run_due()
+        self.assertEqual('TERMINATED', self.only()['status'])
+
+    def test_it_is_prolonged_in_the_words_of_the_hint(self):
+        self.boot_active('vm')
+        lease = self.only()
+        path, start = f'/leases/{lease["id"]}', self.books(
+            'SELECT start_date FROM leases')[0][0]
+        for body, end in (
+                ({'duration': '40d'}, start + 40 * DAY),
+                ({'duration': '41d12h'}, start + 41 * DAY + 12 * HOUR),
+                ({'end': self.at(50 * DAY)}, self.began + 50 * DAY),
+                ({'end_date': self.at(51 * DAY)}, self.began + 51 * DAY)):
+            changed = self.ask('PUT', path, body, code=200)['lease']
+            self.assertEqual(clocks.iso(end), changed['end_date'])
+        self.ask('PUT', path, {'duration': '2d', 'end': self.at(DAY)},
+                 code=400)
+        bob = self.api(project='b' * 32, user='bob')
+        self.ask('PUT', path, {'duration': '60d'}, bob, 404)
+
+    def test_one_that_is_to_have_none_is_refused(self):
+        for value in ('False', False, 'no', 0):
+            for client in (self.alice, self.admin):
+                message = self.refused(403, self.boot, 'vm', client=client,
+                                       hints={'reserved': value})
+                self.assertIn('Every server of this cloud has a lease',
+                              message)
+                self.assertIn('lease_params', message)
+        self.assertEqual({0}, set(self.boot_rows().values()))
+        self.assert_no_lease()
+        self.set(exempt_roles=['MEMBER'])
+        self.boot_active('vm', hints={'reserved': 'False'})
+        self.assert_no_lease()
+
+    def test_lease_params_need_reserved_as_ever(self):
+        message = self.refused(400, self.boot, 'vm', hints={
+            'lease_params': '{"duration": "2h"}'})
+        self.assertIn('reserved=True', message)
+
+    def test_who_is_exempt_is_left_alone(self):
+        for name, mine, others in (
+                ('exempt_project_ids', nova_box.PROJECT_ID, 'b' * 32),
+                ('exempt_roles', 'Reader', 'auditor'),
+                ('exempt_flavors', '1', '2'),
+                ('exempt_flavors', 'm1.tiny', 'm1.small'),
+                ('exempt_images', base.IMAGE, 'other')):
+            self.set(**{name: [others, mine]})
+            answer = self.post()
+            self.wait_for_status(answer.body['server']['id'], 'ACTIVE')
+            self.assertEqual([], [
+                one for one in answer.headers if 'Lease' in one])
+            self.assert_no_lease()
+            self.alice.delete_server(answer.body['server']['id'])
+            self.wait_until_gone(answer.body['server']['id'])
+            self.set(**{name: [others]})
+            server = self.boot_active('leased')
+            self.assertEqual(1, len(self.leases()))
+            self.alice.delete_server(server['id'])
+            self.wait_until_gone(server['id'])
+            self.fill_books()
+            self.assertEqual('TERMINATED', self.only()['status'])
+            self.forget_leases()
+            self.set(**{name: []})
+
+    def forget_leases(self):
+        with self.listener.parts.database.writer() as session:
+            for table in ('events', 'reservations', 'leases'):
+                session.connection().exec_driver_sql(f'DELETE FROM {table}')
+
+    def test_only_public_images_are_exempt_by_name(self):
+        """Everybody may call his own as he likes."""
+        image = self.glance.images[base.IMAGE]
+        self.set(exempt_images=[image['name']])
+        image['is_public'] = True
+        self.boot_active('theirs')
+        self.assert_no_lease()
+        image['is_public'] = False
+        self.boot_active('mine')
+        self.assertEqual(1, len(self.leases()))
+
+    def test_one_on_a_volume_is_of_no_image(self):
+        """What a volume says of its image, its owner may have written."""
+        volume_id = nova_fixtures.CinderFixture.IMAGE_BACKED_VOL
+        real = cinder.API.get
+
+        def volume(_self, *args, **kwargs):
+            return {**real(*args, **kwargs), 'volume_image_metadata': {
+                'image_id': base.IMAGE, 'image_name': 'fakeimage123456',
+                'id': base.IMAGE, 'name': 'fakeimage123456',
+                'is_public': True}}
+
+        self.stub_out('nova.volume.cinder.API.get', volume)
+        self.set(exempt_images=[base.IMAGE, 'fakeimage123456'])
+        device = {'boot_index': 0, 'uuid': volume_id,
+                  'source_type': 'volume', 'destination_type': 'volume'}
+        server = self.boot_active(
+            'vm1', imageRef='', block_device_mapping_v2=[device])
+        self.assertEqual([server['id']],
+                         self.only()['reservations'][0]['servers'])
+        # Nor does it help to name an image beside it.
+        self.boot('vm3', block_device_mapping_v2=[device])
+        self.assertEqual(2, len(self.leases()))
+        # Nova makes this one's volume of the image.
+        self.boot_active('vm2', imageRef='', block_device_mapping_v2=[{
+            'boot_index': 0, 'uuid': base.IMAGE, 'source_type': 'image',
+            'destination_type': 'volume', 'volume_size': 1}])
+        self.assertEqual(2, len(self.leases()))
+
+    def test_several_are_one_lease(self):
+        self.boot('vm', count=2)
+        lease = self.only()
+        self.assertEqual(2, len(lease['reservations'][0]['servers']))
+        for server_id in lease['reservations'][0]['servers']:
+            shown = self.wait_for_status(server_id, 'ACTIVE')
+            self.assertEqual({'reserved': ['True']}, shown['scheduler_hints'])
+
+    def test_one_in_a_lease_already_has_none_of_its_own(self):
+        lease = self.make_active()
+        self.boot_active('vm', flavor=lease['reservations'][0]['id'])
+        self.boot_active('other', hints={'color': 'blue'})
+        self.assertEqual(2, len(self.leases()))
+        self.refused(400, self.boot, 'vm', hints={'reservation': 'x' * 36})
+        self.assertEqual(2, len(self.leases()))
+
+    def test_one_on_a_host_that_an_admin_names(self):
+        for server in ({'availability_zone': 'nova:host2'},
+                       {'host': 'host1'}):
+            answer = self.post(client=self.admin, **server)
+            shown = self.wait_for_status(answer.body['server']['id'],
+                                         'ACTIVE')
+            self.assertIn(shown['OS-EXT-SRV-ATTR:host'],
+                          str(server.values()))
+        self.assertEqual(2, len(self.leases()))
+
+    def test_what_nova_refuses_it_refuses_as_ever(self):
+        self.set(reservation='off')
+
+        def answers():
+            found = []
+            for body in ({}, {'server': {}}, [], 'x', {'server': {
+                    'name': 'vm', 'imageRef': base.IMAGE, 'flavorRef': '1',
+                    'networks': 'none'}, 'os:scheduler_hints': 5}, {'server': {
+                        'name': 'vm', 'imageRef': 'no', 'flavorRef': '99',
+                        'networks': 'none'}}, {'server': {
+                            'name': 'vm', 'imageRef': base.IMAGE,
+                            'flavorRef': '1', 'networks': 'none',
+                            'host': 'host1'}}):
+                error = self.assertRaises(
+                    nova_client.OpenStackApiException, self.alice.api_post,
+                    '/servers', body)
+                found.append((error.response.status_code,
+                              error.response.text))
+            return found
+
+        off = answers()
+        self.set(reservation='on')
+        self.assertEqual(off, answers())
+
+    def test_a_limit_is_told(self):
+        self.flags(group='enforcement', max_leases_per_project=1)
+        self.boot('one')
+        message = self.refused(403, self.boot, 'two')
+        self.assertIn('max_leases_per_project', message)
+        self.assertIn('No lease was asked for', message)
+
+    def test_where_there_is_no_room_it_is_said_from_when_on(self):
+        self.make(start_in=HOUR, reservations=[
+            self.reservation(amount=2, vcpus=4)])
+        error = self.assertRaises(
+            nova_client.OpenStackApiException, self.boot, 'vm')
+        fault = error.response.json()['conflictingRequest']
+        self.assertEqual((409, 0), (fault['code'], fault['fits_now']))
+        self.assertEqual(self.at(2 * HOUR)[:16].replace(' ', 'T'),
+                         fault['next_start'][:16])
+        self.assertIn('No lease was asked for', fault['message'])
+        self.boot_active('short', hints=self.lease_hints(length=HOUR - 120))
+
+    def test_the_books_are_compared_with_what_it_was_booted_with(self):
+        self.boot_active('vm')
+        self.fill_books()
+        verifier = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None, 0)
+        self.assertEqual([], verifier.run(False).left)
+        with self.listener.parts.database.writer() as session:
+            session.connection().exec_driver_sql('DELETE FROM bookings')
+        self.assertIn('was booted with a lease', str([
+            one.text for one in verifier.run(False).left]))
+
+    def test_one_whose_books_are_away_is_refused(self):
+        path = os.path.join(self.folder, 'blazar.sqlite')
+        os.rename(path, path + '.away')
+        os.mkdir(path)
+        try:
+            self.refused(503, self.boot, 'vm')
+            self.set(exempt_flavors=['2'])
+            self.boot_active('exempt', flavor='2')
+        finally:
+            os.rmdir(path)
+            os.rename(path + '.away', path)
+
+
+class TestQuota(DefaultTestCase):
+
+    more_conf = ('[quota]\ndriver = nova.quota.DbQuotaDriver\n'
+                 'instances = 1\n')
+
+    def test_it_comes_first(self):
+        self.boot_active('one')
+        message = self.refused(403, self.boot, 'two')
+        self.assertIn('Quota exceeded for instances', message)
+        self.assertNotIn('lease', message)
+
+
+class TestOff(DefaultTestCase):
+
+    mode = 'off'
+
+    def test_a_boot_is_no_lease(self):
+        answer = self.post({'reserved': 'False'})
+        self.wait_for_status(answer.body['server']['id'], 'ACTIVE')
+        self.assertEqual([], [one for one in answer.headers if 'Lease' in one])
+        self.assert_no_lease()
+        self.assertEqual([], self.books('SELECT * FROM would_end'))
+
+
+class TestAnnounce(DefaultTestCase):
+
+    mode = 'announce'
+
+    def setUp(self):
+        super().setUp()
+        self.recorder = self.record()
+
+    def told(self):
+        """The servers that were told of, in the order of it."""
+        return [payload['server_ids'] for payload in
+                self.recorder.told(announcing.EVENT)]
+
+    def announce_after(self, seconds):
+        self.clock.advance(seconds)
+        self.listener.announce()
+
+    def test_it_is_told_once_and_nothing_is_done(self):
+        answer = self.post()
+        server = answer.body['server']
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual([], [one for one in answer.headers if 'Lease' in one])
+        self.assertEqual({}, self.admin.get_server(
+            server['id'])['scheduler_hints'])
+        self.assert_no_lease()
+        gone = self.boot_active('gone')
+        self.alice.delete_server(gone['id'])
+        self.wait_until_gone(gone['id'])
+        self.announce_after(LENGTH - 60)
+        self.assertEqual([], announcing.told(self.listener.parts.database))
+        self.announce_after(120)
+        payload, = self.recorder.wait(announcing.EVENT)
+        self.assertEqual(
+            ([server['id']], nova_box.PROJECT_ID, 'alice', '1.0'),
+            tuple(payload[key] for key in (
+                'server_ids', 'project_id', 'user_id', 'version')))
+        for _again in range(3):
+            self.announce_after(HOUR)
+            self.new_listener(self.clock).announce()
+            self.listener.engine.run_due()
+            self.fill_books()
+        # What was told later has come, so what was told before has, too.
+        last = self.boot_active('last')
+        self.announce_after(LENGTH + HOUR)
+        self.recorder.wait(announcing.EVENT, 2)
+        self.assertEqual([[server['id']], [last['id']]], self.told())
+        for one in (server, last):
+            self.assertEqual('ACTIVE', self.admin.get_server(
+                one['id'])['status'])
+        self.assert_no_lease()
+
+    def test_several_are_told_of_together(self):
+        self.boot('vm', count=2)
+        self.announce_after(LENGTH + 60)
+        payload, = self.recorder.wait(announcing.EVENT)
+        self.assertEqual(2, len(payload['server_ids']))
+
+    def test_it_is_told_after_a_crash(self):
+        server = self.boot_active('vm')
+        self.clock.advance(LENGTH + 60)
+        parts = self.listener.parts
+        tell = parts.announcing
+
+        class Died(BaseException):
+            """Nothing is done after it."""
+
+        def die(*_args):
+            raise Died
+
+        for name in ('_claim', '_notify'):
+            real = getattr(tell, name)
+            setattr(tell, name, die)
+            self.assertRaises(Died, self.listener.announce)
+            setattr(tell, name, real)
+        self.new_listener(self.clock).announce()
+        self.assertEqual([], self.told())
+        self.announce_after(61)
+        self.announce_after(61)
+        payload, = self.recorder.wait(announcing.EVENT)
+        self.assertEqual([server['id']], payload['server_ids'])
+
+    def test_who_is_exempt_or_has_a_lease_is_not_told_of(self):
+        self.boot('leased', hints=self.lease_hints())
+        for name, value in (
+                ('exempt_project_ids', nova_box.PROJECT_ID),
+                ('exempt_roles', 'member'), ('exempt_flavors', 'm1.tiny'),
+                ('exempt_images', base.IMAGE)):
+            self.set(**{name: [value]})
+            self.boot('vm')
+            self.set(**{name: []})
+        self.assertEqual([], self.books('SELECT * FROM would_end'))
+
+    def test_nothing_of_leases_is_in_the_way(self):
+        """Neither limits nor promises: Nova alone places it."""
+        self.flags(group='enforcement', max_leases_per_project=0,
+                   max_lease_duration=1, max_reserved_vcpus_per_project=0)
+        self.boot_active('vm', hints={'reserved': 'False'})
+        self.assertEqual(1, len(self.books('SELECT * FROM would_end')))
+
+    def test_books_that_are_away_are_not_in_the_way(self):
+        path = os.path.join(self.folder, 'blazar.sqlite')
+        os.rename(path, path + '.away')
+        os.mkdir(path)
+        try:
+            self.boot_active('vm')
+        finally:
+            os.rmdir(path)
+            os.rename(path + '.away', path)
+        self.assertEqual([], self.books('SELECT * FROM would_end'))
+
+    def test_it_is_said_no_more_when_it_is_turned_off(self):
+        server = self.boot_active('vm')
+        self.set(reservation='off')
+        self.announce_after(LENGTH + 60)
+        self.assertEqual([], announcing.told(self.listener.parts.database))
+        self.set(reservation='announce')
+        self.announce_after(60)
+        self.recorder.wait(announcing.EVENT)
+        self.assertEqual([[server['id']]], self.told())
+        self.announce_after(announcing.KEEP + 60)
+        self.assertEqual([], self.books('SELECT * FROM would_end'))

@@ -1,0 +1,208 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases that wait for room, on the real Nova."""
+
+from unittest import mock
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_nova.cmd import verify
+from tests.functional import test_api
+from tests.functional import test_deletion
+from tests.functional import test_whole_hosts
+
+HOUR = 3600
+
+
+class RetryingTestCase(test_api.ApiTestCase):
+    """A lease has all but one CPU of two hosts."""
+
+    retry = {'lease_type': 'retry', 'retries': 10, 'retry_interval': '5m'}
+
+    def setUp(self):
+        super().setUp()
+        self.full = self.make_active(reservations=[self.reservation(
+            amount=2, vcpus=3, disk_gb=0, memory_mb=64)])
+
+    def give_back(self):
+        self.delete(self.full)
+
+    def delete(self, lease):
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.run_until(clocks.SystemClock().now())
+
+    def look(self):
+        self.listener.parts.lifecycle.retrying.look()
+        self.run_until(clocks.SystemClock().now())
+
+    def assert_right(self):
+        report = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(False)
+        self.assertEqual([], [one.text for one in report.left] +
+                         report.failures)
+
+
+class TestRetrying(RetryingTestCase):
+
+    def test_a_boot_waits_for_room_and_is_built(self):
+        server = self.boot('vm1', flavor='3', hints=self.lease_hints(
+            'mine', duration='1h', **self.retry))
+        self.assertEqual('RESERVED', self.alice.get_server(
+            server['id'])['status'])
+        lease = self.lease('mine')
+        self.assertEqual(('WAITING', 'retry'), (
+            lease['status'], lease['lease_type']))
+        self.assertIn('There is no room', lease['status_reason'])
+        self.look()
+        self.assertEqual('WAITING', self.lease('mine')['status'])
+        self.assert_right()
+        self.give_back()
+        self.look()
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        lease = self.lease('mine')
+        self.assertEqual('ACTIVE', lease['status'])
+        start, end = (clocks.parse_iso(lease[key])
+                      for key in ('start_date', 'end_date'))
+        self.assertEqual(HOUR, end - start)
+        self.assertGreaterEqual(start, self.began)
+        self.assert_right()
+
+    def test_where_there_is_room_it_starts_at_once(self):
+        server = self.boot_active('vm1', hints=self.lease_hints(
+            'mine', **self.retry))
+        self.fill_books()
+        lease = self.lease('mine')
+        self.assertEqual(('ACTIVE', 'retry', [server['id']]), (
+            lease['status'], lease['lease_type'],
+            lease['reservations'][0]['servers']))
+
+    def test_an_immediate_one_is_refused_at_once(self):
+        message = self.refused(
+            409, self.boot, 'vm1', flavor='3', hints=self.lease_hints(
+                'mine', lease_type='immediate'))
+        self.assertIn('There is no room', message)
+        self.assertEqual(1, len(self.leases()))
+
+    def test_after_the_last_try_it_is_in_error(self):
+        server = self.boot('vm1', flavor='3', hints=self.lease_hints(
+            'mine', duration='1h', lease_type='retry', retries=1,
+            retry_interval=10))
+        self.clock.advance(20)
+        self.listener.engine.run_due()
+        lease = self.lease('mine')
+        self.assertEqual('ERROR', lease['status'])
+        self.assertIn('It got no room until', lease['status_reason'])
+        self.assert_right()
+        self.alice.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        self.fill_books()
+        self.assertEqual('TERMINATED', self.lease('mine')['status'])
+
+    def test_who_waits_is_deleted_by_its_lease_or_its_server(self):
+        one, two = (self.boot(name, flavor='3', hints=self.lease_hints(
+            name, **self.retry)) for name in ('one', 'two'))
+        self.alice.delete_server(one['id'])
+        self.wait_until_gone(one['id'])
+        self.fill_books()
+        self.delete(self.lease('two'))
+        self.wait_until_gone(two['id'])
+        self.fill_books()
+        self.assertEqual({'TERMINATED'}, {
+            self.lease(name)['status'] for name in ('one', 'two')})
+        self.assert_right()
+
+    def test_what_is_asked_for_by_the_lease_api_waits_too(self):
+        lease = self.make(**self.retry, reservations=[
+            self.reservation(amount=2)])
+        self.assertEqual(('WAITING', False), (
+            lease['status'], lease['degraded']))
+        self.assertEqual('WAITING', self.get(lease)['status'])
+        listed, = self.ask('GET', '/leases', code=200,
+                           status='WAITING')['leases']
+        self.assertEqual(lease['id'], listed['id'])
+        error = str(self.ask('PUT', f'/leases/{lease["id"]}',
+                             {'name': 'other'}, code=400))
+        self.assertIn('waits for room', error)
+        self.give_back()
+        self.look()
+        self.look()
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+        self.boot_active('vm1', flavor=lease['reservations'][0]['id'])
+
+    def test_what_does_not_go_together_is_refused(self):
+        for said, part in (
+                ({'lease_type': 'hunt'},
+                 'Write one of "immediate", "scheduled", "retry"'),
+                ({'lease_type': 3}, '"lease_type" is a number'),
+                ({'retries': 3}, 'only for a lease that is tried again'),
+                ({'lease_type': 'scheduled'}, 'A scheduled lease starts'),
+                ({**self.retry, 'retries': 0}, '"retries"'),
+                ({**self.retry, 'retries': 10000}, 'Write fewer "retries"'),
+                ({**self.retry, 'retry_interval': '1s'}, 'retry_interval'),
+                ({**self.retry, 'retry_interval': []}, 'retry_interval')):
+            self.assertIn(part, self.refused(
+                400, self.boot, 'no', hints=self.lease_hints(
+                    'no', **said)).replace('\\"', '"'))
+            self.assertIn(part, self.make(code=400, **said)[
+                'error_message'])
+        self.assertIn('An immediate lease starts now', self.refused(
+            400, self.boot, 'no', hints=self.lease_hints(
+                'no', HOUR, lease_type='immediate')))
+        self.assertIn('An offer is made now', self.make(
+            code=400, offer_seconds=600, **self.retry)['error_message'])
+        self.assertEqual(1, len(self.leases()))
+
+
+class TestTrusts(test_deletion.DeletionTestCase, RetryingTestCase):
+
+    def test_it_lasts_for_as_long_as_the_lease_may(self):
+        self.boot('vm1', flavor='3', hints=self.lease_hints(
+            'mine', duration='1h', **self.retry))
+        (_user, until), = self.trusts.values()
+        self.assertIn(until - self.began - HOUR - 3000, range(60))
+        self.make(**self.retry, on_end='shelve')
+        limit = self.listener.parts.conf.blazar.end_limit
+        _user, until = [*self.trusts.values()][-1]
+        self.assertEqual(HOUR + limit, until - self.began)
+
+    def test_without_one_nothing_waits(self):
+        self.delegate = mock.Mock(
+            side_effect=errors.NotDelegated('restricted'))
+        self.refused(403, self.boot, 'vm1', flavor='3',
+                     hints=self.lease_hints('mine', **self.retry))
+        self.assertEqual(1, len(self.leases()))
+
+
+class TestWholeHosts(test_whole_hosts.HostsTestCase):
+
+    def test_hosts_are_waited_for(self):
+        """As many as there are then, from ``min`` to ``max``."""
+        self.enrol('host1', 'host2')
+        first, _reservation_id = self.lease_hosts(2, 2)
+        lease = self.make(
+            reservations=[self.hosts_wanted(1, 3)], lease_type='retry')
+        self.assertEqual('WAITING', lease['status'])
+        self.delete(first['id'])
+        self.look()
+        self.listener.parts.lifecycle.retrying.look()
+        self.run_until(self.clock.now())
+        lease = self.get(lease)
+        self.assertEqual('ACTIVE', lease['status'])
+        self.assertEqual(2, lease['reservations'][0]['amount'])
+        reservation_id = lease['reservations'][0]['id']
+        self.assertEqual(['host1', 'host2'],
+                         self.aggregates()[reservation_id])
+        self.wait_for_status(
+            self.within('vm1', reservation_id)['id'], 'ACTIVE')

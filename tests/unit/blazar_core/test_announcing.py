@@ -1,0 +1,193 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers without a lease are told of when one would be over."""
+
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.lifecycle import announcing
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+State = clouds.ServerState
+HOUR = 3600
+
+
+class TestAnnouncing(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.said = []
+        self.one = self.another()
+
+    def another(self, notify=None):
+        """One of those who tell."""
+        return announcing.Announcing(
+            self.database, self.clock, self.cloud,
+            notify or (lambda *said: self.said.append(said)))
+
+    def note(self, *server_ids, length=HOUR, user='user', runs=True):
+        now = self.clock.now()
+        self.one.note('project', user, server_ids,
+                      model.Window(now, now + length))
+        for one in server_ids:
+            if runs:
+                self.cloud.servers[one] = clouds.Seen(State.RUNNING, 'host')
+
+    def told(self):
+        """Of which servers was told, a list for each time."""
+        return [payload['server_ids'] for _event, payload in self.said]
+
+    def ids(self):
+        return sorted(self.scalars(models.WouldEnd.server_id))
+
+    def test_they_are_told_of_when_it_is_time(self):
+        self.note('b', 'a')
+        self.note('c', user='other')
+        self.clock.advance(HOUR - 1)
+        self.one.tell()
+        self.assertEqual([], self.said)
+        self.clock.advance(1)
+        self.one.tell()
+        event, payload = self.said[1]
+        self.assertEqual(('lease.event.would_end', {
+            'version': '1.0', 'server_ids': ['a', 'b'],
+            'project_id': 'project', 'user_id': 'user',
+            'created_at': '2027-01-15T08:00:00.000000',
+            'end_date': '2027-01-15T09:00:00.000000'}), (event, payload))
+        self.assertEqual([['c'], ['a', 'b']], self.told())
+        self.assertEqual(['a', 'b', 'c'], [
+            row.server_id for row in announcing.told(self.database)])
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_they_are_told_of_once(self):
+        self.note('a')
+        self.clock.advance(HOUR)
+        for _time in range(3):
+            self.one.tell()
+            self.another().tell()
+            self.clock.advance(HOUR)
+        self.assertEqual([['a']], self.told())
+
+    def test_of_two_at_a_time_one_tells(self):
+        def tell(*said):
+            self.said.append(said)
+            self.another().tell()
+
+        self.note('a', 'b')
+        self.clock.advance(HOUR)
+        self.another(tell).tell()
+        self.assertEqual([['a', 'b']], self.told())
+
+    def test_of_two_that_have_found_the_same_one_tells(self):
+        self.note('a', 'b')
+        self.clock.advance(HOUR)
+        look, first = self.cloud.look, []
+
+        def look_while_another_tells(server_id):
+            if not first:
+                first.append(True)
+                self.another().tell()
+            return look(server_id)
+
+        self.cloud.look = look_while_another_tells
+        self.one.tell()
+        self.assertEqual([['a', 'b']], self.told())
+
+    def test_another_tells_what_one_has_died_over(self):
+        class Died(BaseException):
+            """Nothing is done after it."""
+
+        def die(*_said):
+            raise Died
+
+        self.note('a')
+        self.clock.advance(HOUR)
+        self.assertRaises(Died, self.another(die).tell)
+        self.one.tell()
+        self.assertEqual([], self.said)
+        self.clock.advance(60)
+        self.one.tell()
+        self.one.tell()
+        self.assertEqual([['a']], self.told())
+
+    def test_those_that_are_gone_or_have_a_lease_are_forgotten(self):
+        self.host('host', VCPU=4)
+        self.note('gone', runs=False)
+        lease = self.running_lease(0, 2 * HOUR)
+        leased, = lease['reservations'][0]['servers']
+        self.note(leased, runs=False)
+        self.note('stays')
+        self.clock.advance(HOUR)
+        self.one.tell()
+        self.assertEqual([['stays']], self.told())
+        self.assertEqual(['stays'], self.ids())
+
+    def test_one_that_is_going_is_waited_for(self):
+        self.note('a')
+        self.cloud.servers['a'] = clouds.Seen(State.LEAVING)
+        self.clock.advance(HOUR)
+        self.one.tell()
+        self.assertEqual(['a'], self.ids())
+        del self.cloud.servers['a']
+        self.one.tell()
+        self.assertEqual(([], []), (self.said, self.ids()))
+
+    def test_one_that_cannot_be_looked_at_keeps_no_other(self):
+        self.note('a', 'b')
+        self.clock.advance(HOUR)
+        look, broken = self.cloud.look, ['a']
+
+        def fail(server_id):
+            if server_id in broken:
+                raise errors.CloudUnavailable('the cell is away')
+            return look(server_id)
+
+        self.cloud.look = fail
+        self.one.tell()
+        self.assertEqual([['b']], self.told())
+        broken.clear()
+        # So many may be like that that others would have no turn.
+        self.one.tell()
+        self.assertEqual([['b']], self.told())
+        self.clock.advance(600)
+        self.one.tell()
+        self.assertEqual([['b'], ['a']], self.told())
+
+    def test_what_cannot_be_noted_is_no_reason_to_fail(self):
+        self.note('a')
+        self.note('b', 'a')
+        self.assertEqual(['a'], self.ids())
+
+    def test_it_is_not_remembered_for_ever(self):
+        self.note('told')
+        self.clock.advance(HOUR)
+        self.one.tell()
+        self.note('not yet', length=2 * announcing.KEEP)
+        self.note('never', length=1)
+        self.clock.advance(announcing.KEEP)
+        self.one.trim()
+        self.assertEqual(['never', 'not yet', 'told'], self.ids())
+        self.clock.advance(2)
+        self.one.trim()
+        self.assertEqual(['not yet'], self.ids())
+
+    def test_the_time_is_looked_up_by_an_index(self):
+        self.assertIn(('end_date',), [
+            tuple(index['column_names']) for index in
+            sa.inspect(self.database.engine).get_indexes('would_end')])

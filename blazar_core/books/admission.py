@@ -23,9 +23,9 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import follower
-from blazar_core.books import ledger
 from blazar_core.books import picking
 from blazar_core.books import starts
 from blazar_core.books import strategies
@@ -34,6 +34,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
+from blazar_core.db import models
 
 __all__ = ['Admission', 'CROWDED', 'LAG']
 
@@ -195,7 +196,7 @@ class Admission:
                 LOG.isEnabledFor(logging.INFO)):
             return
         with self._database.reader() as session:
-            leases = ledger.in_the_way(session, window)
+            leases = _in_the_way(session, window)
         LOG.info('Refused %s servers from %s to %s: %s fit. In the way: '
                  'leases %s', refusal.wanted, clocks.minute(window.start),
                  clocks.minute(window.end), refusal.fits_now,
@@ -225,3 +226,23 @@ def _dealt(found: picking.Picked, alike: ty.Sequence[ty.Sequence[int]],
         for number in numbers:
             picked[number] = [*itertools.islice(rest, demands[number].count)]
     return picked
+
+
+def _in_the_way(session: orm.Session, window: model.Window, most: int = 10,
+                ) -> list[str]:
+    """The leases of the bookings in a window that end first.
+
+    Goes through the bookings in the order of their ends, and looks at ten
+    times ``most`` of them at most: a lease may have many.
+    """
+    first = sa.select(models.Booking.reservation_id, models.Booking.end_date,
+                      ).where(
+        models.Booking.host_id.is_not(None),
+        models.Booking.end_date > window.start,
+        models.Booking.start_date < window.end,
+    ).order_by(models.Booking.end_date).limit(10 * most).subquery()
+    leases = session.scalars(
+        sa.select(models.Reservation.lease_id).join(
+            first, first.c.reservation_id == models.Reservation.id)
+        .order_by(first.c.end_date))
+    return list(dict.fromkeys(leases))[:most]

@@ -105,10 +105,8 @@ class Judge:
             if reservation_id is not None and (
                     mine is None or mine.reservation_id != reservation_id):
                 return Fits(None, {}, 0)
-            window = model.Window(now, model.FOREVER)
-            if mine is not None:
-                window = model.Window(
-                    now, max(mine.end_date, now + ledger.OVERDUE))
+            window = model.Window(now, model.FOREVER if mine is None else max(
+                mine.end_date, now + ledger.OVERDUE))
             affinity = mine and (mine.params or {}).get('affinity')
             siblings = [] if affinity is None else _siblings(connection, mine)
             with self._index.without(own):

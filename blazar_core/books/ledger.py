@@ -50,7 +50,7 @@ from blazar_core.db import models
 __all__ = ['Edit', 'Full', 'NewBooking', 'OVERDUE', 'RESERVABLE', 'SEEN',
            'SHARED', 'Seen', 'TAKES',
            'add', 'advance', 'amend', 'decide', 'fits', 'follow',
-           'in_the_way', 'new_of', 'occupied', 'trim']
+           'new_of', 'occupied']
 
 #: Seconds that a server which should be gone by now is expected to need yet.
 OVERDUE = 60
@@ -432,40 +432,3 @@ def _values(booking: NewBooking) -> dict[str, ty.Any]:
             'end_date': booking.window.end,
             'resources': dict(booking.resources), 'running': booking.running,
             'sent_at': booking.sent_at, 'placed_at': booking.placed_at}
-
-
-def in_the_way(session: orm.Session, window: model.Window, most: int = 10,
-               ) -> list[str]:
-    """The leases of the bookings in a window that end first.
-
-    Goes through the bookings in the order of their ends, and looks at ten
-    times ``most`` of them at most: a lease may have many.
-    """
-    first = sa.select(models.Booking.reservation_id, models.Booking.end_date,
-                      ).where(
-        models.Booking.host_id.is_not(None),
-        models.Booking.end_date > window.start,
-        models.Booking.start_date < window.end,
-    ).order_by(models.Booking.end_date).limit(10 * most).subquery()
-    leases = session.scalars(
-        sa.select(models.Reservation.lease_id).join(
-            first, first.c.reservation_id == models.Reservation.id)
-        .order_by(first.c.end_date))
-    return list(dict.fromkeys(leases))[:most]
-
-
-def trim(session: orm.Session, before: int) -> int:
-    """Forget changes from before an instant, but the newest of them.
-
-    The newest one tells those who know it already that the database is the
-    one that they have followed. Each change bears the time of who made it:
-    where clocks differ, more or fewer are kept, and who misses one that he
-    needs reads everything again.
-
-    :returns: how many were forgotten
-    """
-    old = _CHANGES.c.created_at < before
-    newest = session.scalar(sa.select(sa.func.max(_CHANGES.c.id)).where(old))
-    deleted = session.execute(sa.delete(models.Change).where(
-        old, _CHANGES.c.id < (newest or 0)))
-    return ty.cast('sa.CursorResult[ty.Any]', deleted).rowcount

@@ -16,13 +16,15 @@ import collections
 import typing as ty
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import inventory
 from blazar_core.books import snapshot
 from blazar_core.common import model
 from blazar_core.db import models
 
-__all__ = ['COMPARE', 'Known', 'NEWEST', 'News', 'Step', 'Torn', 'overdue']
+__all__ = ['COMPARE', 'Known', 'NEWEST', 'News', 'Step', 'Torn', 'overdue',
+           'trim']
 
 #: Seconds between two comparisons of the generations of all hosts.
 COMPARE = 30
@@ -215,3 +217,20 @@ def _step(known: model.Host | None, anew: model.Host | None,
 def overdue(connection: sa.Connection, now: int) -> list[ty.Any]:
     """The bookings of servers that overstay."""
     return list(connection.execute(_OVERDUE, {'now': now}).all())
+
+
+def trim(session: orm.Session, before: int) -> int:
+    """Forget changes from before an instant, but the newest of them.
+
+    The newest one tells those who know it already that the database is the
+    one that they have followed. Each change bears the time of who made it:
+    where clocks differ, more or fewer are kept, and who misses one that he
+    needs reads everything again.
+
+    :returns: how many were forgotten
+    """
+    old = _CHANGE.created_at < before
+    newest = session.scalar(sa.select(sa.func.max(_CHANGE.id)).where(old))
+    deleted = session.execute(sa.delete(models.Change).where(
+        old, _CHANGE.id < (newest or 0)))
+    return ty.cast('sa.CursorResult[ty.Any]', deleted).rowcount

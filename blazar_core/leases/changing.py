@@ -33,6 +33,7 @@ from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.leases import resizing
 from blazar_core.leases import views
 from blazar_core.leases import within
 from blazar_core import resources
@@ -153,7 +154,7 @@ class Changing:
         on: dict[frozenset[tuple[str, int]], collections.Counter[int]] = (
             collections.defaultdict(collections.Counter))
         for one in lease.reservations:
-            for row in _kept(one, change.reservations.get(one.id)):
+            for row in resizing.kept(one, change.reservations.get(one.id)):
                 if row.host_id is not None:
                     on[frozenset(row.resources.items())][row.host_id] += 1
         return [picking.Kept(dict(resources), hosts)
@@ -169,7 +170,7 @@ class Changing:
         for one in lease.reservations:
             wanted = change.reservations.get(one.id)
             if lease.status in states.BEGUN:
-                if wanted is not None and _is_more(one, wanted):
+                if wanted is not None and resizing.is_more(one, wanted):
                     demands[one.id] = self._added(
                         session, one, wanted.demand)
             elif wanted is not None:
@@ -279,8 +280,10 @@ class Changing:
             ledger.amend(session, now, [
                 edit for each in edits.values() for edit in each])
             for one, each in edits.items():
-                _resize(one, change, now, sum(
-                    edit.new is not None for edit in each))
+                wanted = change.reservations.get(one.id)
+                if wanted is not None:
+                    resizing.resize(one, wanted, now, sum(
+                        edit.new is not None for edit in each))
             events.changed(session, lease, self._types, [
                 one for one, each in edits.items() if any(
                     edit.row is None or edit.new is None
@@ -307,14 +310,15 @@ class Changing:
         begun = lease.status in states.BEGUN
         if wanted is not None:
             others = self._is_another(reservation, wanted)
-            _check_change(lease, reservation, wanted, others)
+            resizing.check(lease, reservation, wanted, others)
             if others and picked is None:
                 # Such servers may not be allowed where these are.
                 raise _Unpicked
-        rows, kept = reservation.bookings, _kept(reservation, wanted)
+        rows = reservation.bookings
+        kept = resizing.kept(reservation, wanted)
         count, least = len(rows), len(rows)
         if wanted is not None and (
-                not begun or _is_more(reservation, wanted) or
+                not begun or resizing.is_more(reservation, wanted) or
                 wanted.demand.least is None):
             count, least = wanted.demand.count, wanted.demand.fewest().count
         if picked is None:
@@ -423,69 +427,3 @@ def _act_before_end(lease: models.Lease, before: ty.Sequence[models.Event],
     for event in before:
         events.check_action(event.event_type, action, event.time, window)
         event.action = None if action == states.Action.NOTIFY else action
-
-
-def _check_change(lease: models.Lease, reservation: models.Reservation,
-                  wanted: making.NewReservation, others: bool) -> None:
-    """Make sure that a reservation can become what is wanted.
-
-    :param others: whether that is something else than it was
-    :raises InvalidLeaseParams: when it cannot; says why
-    """
-    rows, count = reservation.bookings, wanted.demand.count
-    used = sum(row.server_id is not None for row in rows)
-    begun = lease.status in states.BEGUN
-    if reservation.booted:
-        raise errors.InvalidLeaseParams(
-            f'Reservation {reservation.id} was made by a boot: its servers '
-            f'are what they are. Leave it out.')
-    if count < used:
-        raise errors.InvalidLeaseParams(
-            f'{used} servers of reservation {reservation.id} are there: '
-            f'delete some of them first, or write an amount of at least '
-            f'{used}.')
-    if begun and others:
-        raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} has started: of its reservations only the '
-            f'amount can be changed, and with whom hosts are shared.')
-    if begun and reservation.whole and count < len(rows):
-        raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} has started: reservation {reservation.id} has '
-            f'{len(rows)} hosts, and cannot give some of them back before '
-            f'all. Write a number of at least {len(rows)}.')
-
-
-def _is_more(reservation: models.Reservation, wanted: making.NewReservation,
-             ) -> bool:
-    """Whether there are to be more than there are.
-
-    Who is content with fewer has not asked for more by asking for something
-    else.
-    """
-    numbers = [{name: (params or {}).get(name) for name in ('min', 'max')}
-               for params in (reservation.params, wanted.params)]
-    return wanted.demand.count > len(reservation.bookings) and (
-        wanted.demand.least is None or numbers[0] != numbers[1])
-
-
-def _kept(reservation: models.Reservation,
-          wanted: making.NewReservation | None) -> list[models.Booking]:
-    """The bookings that stay; those with a server are the last to go."""
-    rows = sorted(reservation.bookings,
-                  key=lambda row: (row.server_id is None, row.id))
-    return rows if wanted is None else rows[:wanted.demand.count]
-
-
-def _resize(reservation: models.Reservation, change: Change, now: int,
-            amount: int) -> None:
-    """Write what a reservation is from now on.
-
-    :param amount: how many bookings it has
-    """
-    wanted = change.reservations.get(reservation.id)
-    if wanted is not None:
-        reservation.resources = dict(wanted.demand.resources)
-        reservation.amount = amount
-        reservation.params = dict(wanted.params or {})
-        reservation.spec = dict(wanted.spec or {})
-        reservation.updated_at = now

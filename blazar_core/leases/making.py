@@ -161,21 +161,22 @@ class Making:
         :raises Conflict: when one was made with its key meanwhile
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
-        why = self.why_wait(new)
         may_wait = new.request.retry is not None and (
             sealed is not None or not new.server_ids)
-        try:
-            lease = self._admission.admit(
-                new.demands, new.booked,
-                lambda connection, picked: self._create(
-                    connection, new, sealed, picked),
-            ) if not (why and may_wait) else self._database.retried(
-                self._wait, new, sealed, why)
-        except errors.Refused as exc:
-            if not may_wait:
-                raise
-            lease = self._database.retried(
-                self._wait, new, sealed, str(exc))
+        why = self.why_wait(new) if may_wait else ''
+        lease = None
+        if not why:
+            try:
+                lease = self._admission.admit(
+                    new.demands, new.booked,
+                    lambda connection, picked: self._create(
+                        connection, new, sealed, picked))
+            except errors.Refused as exc:
+                if not may_wait:
+                    raise
+                why = str(exc)
+        if lease is None:
+            lease = self._database.retried(self._wait, new, sealed, why)
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
                  lease['id'], lease['name'], new.project_id, lease['status'],
                  clocks.iso(lease['start_date']),

@@ -23,7 +23,6 @@ Any number of processes may do this at the same time.
 
 import dataclasses
 import itertools
-import threading
 import typing as ty
 
 from oslo_log import log as logging
@@ -82,18 +81,6 @@ class Retrying:
         self._news = -1
         self._tried: set[str] = set()
         self._done = True
-
-    def run(self, stopping: threading.Event) -> None:
-        """Look again and again."""
-        while not stopping.is_set():
-            try:
-                self.look()
-            except errors.BooksUnavailable:
-                LOG.debug('The database of the leases is away')
-            except Exception:
-                LOG.exception('Leases that wait for room could not be seen '
-                              'to; again in %s s', PAUSE)
-            self._clock.wait(stopping, self._clock.now() + PAUSE)
 
     def look(self) -> None:
         """Try those who wait, if something has changed since the last time.
@@ -163,7 +150,8 @@ class Retrying:
         left = (lease.retry_until or 0) - self._clock.now()
         try:
             # The last time everybody is tried.
-            why = left > 0 and self._behind(lease) or self._try(lease_id)
+            why = (self._behind(lease) if left > 0 else '') or (
+                self._try(lease_id))
         except (errors.CloudUnavailable, errors.BooksBusy) as exc:
             # However long it takes: it is not the lease that fails.
             return facts.Later(facts.AWAY, str(exc), facts.LONGEST_WAIT)

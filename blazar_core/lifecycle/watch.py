@@ -24,7 +24,6 @@ Any number of processes may do this at the same time.
 import collections
 import contextlib
 import itertools
-import threading
 import typing as ty
 
 from oslo_log import log as logging
@@ -84,18 +83,6 @@ class Watch:
         self._since = 0
         #: The last lease for which hosts were looked for, if not for all.
         self._tried: tuple[int, str] | None = None
-
-    def run(self, stopping: threading.Event) -> None:
-        """Look again and again."""
-        while not stopping.is_set():
-            try:
-                self.look()
-            except errors.BooksUnavailable:
-                LOG.debug('The database of the leases is away')
-            except Exception:
-                LOG.exception('What does not fit any more could not be found '
-                              'out; again in %s s', PAUSE)
-            self._clock.wait(stopping, self._clock.now() + PAUSE)
 
     def look(self) -> None:
         """Find what does not fit, and bind it elsewhere or say so.

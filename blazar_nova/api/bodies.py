@@ -29,6 +29,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import dates
 from blazar_nova.api import lease_params
+from blazar_nova.api import lease_types
 from blazar_nova.api import own_events
 from blazar_nova.parts import answers
 
@@ -126,7 +127,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
     end = dates.parse_date(_text(values, 'end_date'), now)
     window = lease_params.window_of(start, end, now)
     offer = values.get('offer_seconds')
-    retry = lease_params.retry_of(values, window, now, defaults)
+    retry = lease_types.retry_of(values, window, now, defaults.retry)
     if retry is not None and offer is not None:
         raise errors.InvalidLeaseParams(
             'An offer is made now, or not at all. Leave "offer_seconds" out, '

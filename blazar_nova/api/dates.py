@@ -27,8 +27,8 @@ import re
 from blazar_core.common import errors
 from blazar_core.common import inputs
 
-__all__ = ['LATEST', 'is_whole_minute', 'parse_date', 'parse_duration',
-           'start_of']
+__all__ = ['LATEST', 'is_whole_minute', 'length', 'parse_date',
+           'parse_duration', 'start_of']
 
 #: Every lease ends before this: 9999-01-01 00:00 UTC. The year that is left
 #: lets others add to a date without leaving what a datetime can hold.
@@ -105,6 +105,17 @@ def parse_duration(text: str) -> int:
             f'The duration "{inputs.shown(text)}" is zero. Write one that is '
             'longer, such as "2h".')
     return seconds
+
+
+def length(value: object, key: str, least: int, most: int) -> int:
+    """The seconds of a value that is a number of them or a duration.
+
+    :param key: where it stands, for the sentence
+    :raises InvalidLeaseParams: when it is neither, or out of bounds
+    """
+    if isinstance(value, str) and not value.strip().isdigit():
+        value = parse_duration(value)
+    return inputs.integer(value, key, least, most)
 
 
 def _seconds(date: re.Match[str]) -> int | None:

@@ -43,12 +43,13 @@ from blazar_core.common import states
 from blazar_core.leases import requests
 from blazar_core.lifecycle import ends
 from blazar_nova.api import dates
+from blazar_nova.api import lease_types
 from blazar_nova.api import own_events
 from blazar_nova.parts import ends as policies
 
 __all__ = ['Defaults', 'LEASE_PARAMS', 'RESERVED', 'check_defaults',
            'default_before_end', 'defaults', 'grace_of', 'lease_request',
-           'name_of', 'on_end_of', 'retry_of', 'window_of']
+           'name_of', 'on_end_of', 'window_of']
 
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
@@ -58,8 +59,6 @@ MAX_BYTES = 16 * 1024
 MAX_NAME = 255
 #: Seconds; 30 days.
 MAX_GRACE = 2592000
-#: Seconds; for so long, in all, room is waited for.
-MAX_WAIT = 2592000
 
 
 _EXAMPLE = '{"start": "now", "duration": "2h"}'
@@ -98,9 +97,7 @@ class Defaults:
     ends: tuple[str, ...] = (ends.DELETE,)
     #: Seconds.
     grace_period: int = 0
-    retries: int = 12
-    #: Seconds.
-    retry_interval: int = 300
+    retry: requests.Retry = requests.Retry(300, 12)
 
     @property
     def actions(self) -> tuple[states.Action, ...]:
@@ -119,7 +116,7 @@ def defaults(conf: ty.Any) -> Defaults:
             24 * group.reservation_length_days)),
         minutes_before_end=group.minutes_before_end_lease,
         ends=tuple(group.on_end), grace_period=group.grace_period,
-        retries=group.retries, retry_interval=group.retry_interval)
+        retry=requests.Retry(group.retry_interval, group.retries))
 
 
 def check_defaults(made: Defaults, now: int) -> None:
@@ -288,7 +285,7 @@ def _text(params: _Object, key: str, default: str) -> str:
 def _request(params: _Object, start: int, end: int, now: int,
              defaults: Defaults) -> requests.LeaseRequest:
     window = window_of(start, end, now)
-    retry = retry_of(params, window, now, defaults)
+    retry = lease_types.retry_of(params, window, now, defaults.retry)
     before_end, action = _before_end(params, window, now, defaults)
     return requests.LeaseRequest(
         name=_name(params),
@@ -412,59 +409,4 @@ def grace_of(value: object) -> int:
     :param value: seconds, or a duration
     :raises InvalidLeaseParams: when it is neither, or too long
     """
-    return _seconds(value, 'grace_period', 0, MAX_GRACE)
-
-
-def _seconds(value: object, key: str, least: int, most: int) -> int:
-    if isinstance(value, str) and not value.strip().isdigit():
-        value = dates.parse_duration(value)
-    return inputs.integer(value, key, least, most)
-
-
-def retry_of(values: _Object, window: model.Window, now: int,
-             defaults: Defaults) -> requests.Retry | None:
-    """How often a lease is tried again where there is no room; None: not.
-
-    :param values: may have ``lease_type``, ``retries``, ``retry_interval``
-    :raises InvalidLeaseParams: when they do not go together, or with the start
-    """
-    asked = values.get('lease_type')
-    known = ', '.join(f'"{one}"' for one in requests.LeaseType)
-    if asked is not None and asked not in list(requests.LeaseType):
-        given = (f'"{inputs.shown(asked)}"' if isinstance(asked, str)
-                 else inputs.kind_of(asked))
-        raise errors.InvalidLeaseParams(
-            f'"lease_type" is {given}. Write one of {known}, or leave it '
-            f'out.')
-    if asked == requests.LeaseType.RETRY:
-        return _retry(values, window, defaults)
-    for key in ('retries', 'retry_interval'):
-        if key in values:
-            raise errors.InvalidLeaseParams(
-                f'"{key}" is only for a lease that is tried again. Write '
-                f'"lease_type": "retry" with it, or leave it out.')
-    if asked == requests.LeaseType.IMMEDIATE and window.start != now:
-        raise errors.InvalidLeaseParams(
-            'An immediate lease starts now. Leave its start out, or write '
-            '"lease_type": "scheduled".')
-    if asked == requests.LeaseType.SCHEDULED and window.start == now:
-        raise errors.InvalidLeaseParams(
-            'A scheduled lease starts later. Write a start, or "lease_type": '
-            '"immediate".')
-    return None
-
-
-def _retry(values: _Object, window: model.Window, defaults: Defaults,
-           ) -> requests.Retry:
-    interval = _seconds(values.get('retry_interval', defaults.retry_interval),
-                        'retry_interval', 10, MAX_WAIT)
-    times = inputs.integer(values.get('retries', defaults.retries),
-                           'retries', 1, 10000)
-    if interval * times > MAX_WAIT or (
-            window.end + interval * times >= dates.LATEST):
-        raise errors.InvalidLeaseParams(
-            f'{times} retries, {interval} seconds apart, are '
-            f'{interval * times} seconds. Write fewer "retries" or a shorter '
-            f'"retry_interval": room is waited for {MAX_WAIT} seconds at '
-            f'most.')
-    return requests.Retry(interval, times)
+    return dates.length(value, 'grace_period', 0, MAX_GRACE)

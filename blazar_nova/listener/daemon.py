@@ -32,6 +32,7 @@ from oslo_utils import uuidutils
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import watch
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
@@ -55,8 +56,8 @@ _IGNORED = ('instance.update', 'instance.exists', 'instance.create.start',
 _MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
           'instance.resize', 'instance.shelve_offload', 'instance.unshelve')
 
-#: Seconds between two looks for hosts at which to look again, and after one
-#: that failed altogether.
+#: Seconds between two looks for hosts at which to look again, and after a
+#: comparison that failed altogether.
 _TICK = 1
 _PAUSE = 10
 
@@ -88,15 +89,27 @@ class Listener:
         self._messages = service.notification_listener(
             conf.blazar.notification_topic, self.handle)
         self._stopping = threading.Event()
+        life = self.parts.lifecycle
         self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for name, target in (('mirror', self.mirror.run),
-                                 ('comparison', self._compare),
-                                 ('recheck', self._recheck),
-                                 ('watch', self._watch),
-                                 ('retrying', self._retry),
-                                 ('leaving', self._let_leave),
-                                 ('engine', self.engine.run))]
+            self._thread('mirror', self.mirror.run),
+            self._thread('comparison', self._compare),
+            self._thread('engine', self.engine.run),
+            *(self._thread(name, clocks.repeat, self.parts.clock,
+                           self._stopping, seconds, what, look)
+              for name, seconds, what, look in (
+                  ('recheck', _TICK, 'Which hosts are to be looked at again',
+                   self.mirror.recheck),
+                  ('watch', watch.PAUSE, 'What does not fit any more',
+                   self.watch.look),
+                  ('retrying', retrying.PAUSE, 'For which leases there is '
+                   'room now', life.retrying.look),
+                  ('leaving', self._interval, 'Which hosts are to leave',
+                   self._enrolling.remove_left)))]
+
+    def _thread(self, name: str, target: ty.Callable[..., None],
+                *args: ty.Any) -> threading.Thread:
+        return threading.Thread(target=target, args=args, name=name,
+                                daemon=True)
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -141,20 +154,6 @@ class Listener:
                 self.mirror.hints.add_move(
                     data.get('host'), publisher_id.partition(':')[2])
 
-    def _recheck(self) -> None:
-        clock = self.parts.clock
-        while not self._stopping.is_set():
-            pause = _TICK
-            try:
-                self.mirror.recheck()
-            except errors.BooksUnavailable:
-                pause = _PAUSE
-            except Exception:
-                LOG.exception('Which hosts are to be looked at again could '
-                              'not be found out; again in %s s', _PAUSE)
-                pause = _PAUSE
-            clock.wait(self._stopping, clock.now() + pause)
-
     def _compare(self) -> None:
         clock, life = self.parts.clock, self.parts.lifecycle
         while not self._stopping.is_set():
@@ -185,24 +184,6 @@ class Listener:
         if self.parts.conf.blazar.default_reservation == 'announce':
             self.parts.announcing.tell()
         self.parts.announcing.trim()
-
-    def _let_leave(self) -> None:
-        clock = self.parts.clock
-        while not self._stopping.is_set():
-            try:
-                self._enrolling.remove_left()
-            except errors.BooksUnavailable:
-                LOG.debug('Which hosts are to leave cannot be read now')
-            except Exception:
-                LOG.exception('Which hosts are to leave could not be found '
-                              'out; again in %s s', self._interval)
-            clock.wait(self._stopping, clock.now() + self._interval)
-
-    def _watch(self) -> None:
-        self.watch.run(self._stopping)
-
-    def _retry(self) -> None:
-        self.parts.lifecycle.retrying.run(self._stopping)
 
 
 def _name() -> str:

@@ -27,7 +27,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.books import follower
-from blazar_core.books import ledger
+from blazar_core.books import news
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.db import models
@@ -179,7 +179,7 @@ class Mirror:
 
     def _trim(self) -> None:
         with self._parts.database.writer() as session:
-            ledger.trim(session, self._parts.clock.now() - follower.KEEP)
+            news.trim(session, self._parts.clock.now() - follower.KEEP)
             repeats.trim(session.connection(), self._parts.clock.now())
 
     def recheck(self) -> None:

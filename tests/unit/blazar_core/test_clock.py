@@ -51,6 +51,30 @@ class TestSystemClock(base.TestCase):
         self.assertLess(time.monotonic() - before, 10)
 
 
+class TestRepeating(base.TestCase):
+
+    def test_it_goes_on_after_a_failure_and_ends_when_it_is_told(self):
+        log = self.useFixture(fixtures.FakeLogger())
+        manual, looks = clock.ManualClock(0), []
+        stopping = threading.Event()
+
+        def look():
+            looks.append(manual.now())
+            if len(looks) == 1:
+                raise ValueError('so')
+            stopping.set()
+
+        thread = self.in_thread(lambda: clock.repeat(
+            manual, stopping, 30, 'What is short', look))
+        # It may be on its way to wait: the time goes on until it looks.
+        self.wait_for(lambda: manual.advance(1) and len(looks) == 2,
+                      'the second look')
+        thread.join(20)
+        self.assertFalse(thread.is_alive())
+        self.assertGreaterEqual(looks[1] - looks[0], 30)
+        self.assertIn('What is short could not be found out', log.output)
+
+
 class TestManualClock(base.TestCase):
 
     def test_it_moves_only_when_it_is_told_to(self):

@@ -1003,7 +1003,7 @@ class TestUpdateOfTimes(PlacesTestCase):
         for active in (False, True):
             lease = self.with_events(0, 100, 90, 60, active=active)
             with fixtures.MonkeyPatch(
-                    'blazar_core.leases.changing._resize', self.fall):
+                    'blazar_core.leases.resizing.resize', self.fall):
                 self.assert_refused(
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))

@@ -22,7 +22,6 @@ from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
-from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding
 from blazar_core.leases import making
@@ -578,22 +577,3 @@ class TestTogether(WatchTestCase):
         self.watch.look()
         self.assertEqual([['two'], ['three']],
                          [self.hosts_of(one) for one in (*taken, lease)])
-
-    def test_it_goes_on_after_a_failure_and_ends_when_it_is_told(self):
-        looks = []
-        stopping = threading.Event()
-
-        def look():
-            looks.append(self.clock.now())
-            if len(looks) == 1:
-                raise api.LostRace(0)
-            stopping.set()
-
-        self.watch.look = look
-        thread = self.in_thread(lambda: self.watch.run(stopping))
-        # It may be on its way to wait: the time goes on until it looks.
-        self.wait_for(lambda: self.clock.advance(1) and len(looks) == 2,
-                      'the second look')
-        thread.join(20)
-        self.assertGreaterEqual(looks[1] - looks[0], watch.PAUSE)
-        self.assertIn('could not be found out', self.log.output)

@@ -1,0 +1,76 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The types of leases: what ``lease_type`` says, how often one is tried."""
+
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.leases import requests
+from blazar_nova.api import dates
+
+__all__ = ['MAX_WAIT', 'retry_of']
+
+#: Seconds; for so long, in all, room is waited for.
+MAX_WAIT = 2592000
+
+
+def retry_of(values: ty.Mapping[str, object], window: model.Window, now: int,
+             default: requests.Retry) -> requests.Retry | None:
+    """How often a lease is tried again where there is no room; None: not.
+
+    :param default: of what is not said
+    :param values: may have ``lease_type``, ``retries``, ``retry_interval``
+    :raises InvalidLeaseParams: when they do not go together, or with the start
+    """
+    asked = values.get('lease_type')
+    known = ', '.join(f'"{one}"' for one in requests.LeaseType)
+    if asked is not None and asked not in list(requests.LeaseType):
+        given = (f'"{inputs.shown(asked)}"' if isinstance(asked, str)
+                 else inputs.kind_of(asked))
+        raise errors.InvalidLeaseParams(
+            f'"lease_type" is {given}. Write one of {known}, or leave it '
+            f'out.')
+    if asked == requests.LeaseType.RETRY:
+        return _retry(values, window, default)
+    for key in ('retries', 'retry_interval'):
+        if key in values:
+            raise errors.InvalidLeaseParams(
+                f'"{key}" is only for a lease that is tried again. Write '
+                f'"lease_type": "retry" with it, or leave it out.')
+    if asked == requests.LeaseType.IMMEDIATE and window.start != now:
+        raise errors.InvalidLeaseParams(
+            'An immediate lease starts now. Leave its start out, or write '
+            '"lease_type": "scheduled".')
+    if asked == requests.LeaseType.SCHEDULED and window.start == now:
+        raise errors.InvalidLeaseParams(
+            'A scheduled lease starts later. Write a start, or "lease_type": '
+            '"immediate".')
+    return None
+
+
+def _retry(values: ty.Mapping[str, object], window: model.Window,
+           default: requests.Retry) -> requests.Retry:
+    interval = dates.length(values.get('retry_interval', default.interval),
+                            'retry_interval', 10, MAX_WAIT)
+    times = inputs.integer(values.get('retries', default.times),
+                           'retries', 1, 10000)
+    if interval * times > MAX_WAIT or (
+            window.end + interval * times >= dates.LATEST):
+        raise errors.InvalidLeaseParams(
+            f'{times} retries, {interval} seconds apart, are '
+            f'{interval * times} seconds. Write fewer "retries" or a shorter '
+            f'"retry_interval": room is waited for {MAX_WAIT} seconds at '
+            f'most.')
+    return requests.Retry(interval, times)

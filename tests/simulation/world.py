@@ -35,7 +35,7 @@ from blazar_core.books import claims
 from blazar_core.books import follower
 from blazar_core.books import inventory
 from blazar_core.books import judge
-from blazar_core.books import ledger
+from blazar_core.books import news
 from blazar_core import cloud as ports
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -516,7 +516,7 @@ class World:
 
     def _trim(self, core: Core) -> None:
         with core.database.writer() as session:
-            ledger.trim(session, core.clock.now() - follower.KEEP)
+            news.trim(session, core.clock.now() - follower.KEEP)
             repeats.trim(session.connection(), core.clock.now())
 
     def compare_server(self, core: Core, working: engine.Engine,

@@ -24,6 +24,7 @@ from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import audit
+from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle.retrying import PAUSE
 from tests import databases
@@ -419,6 +420,45 @@ class TestTurns(RetryingTestCase):
         self.clock.advance(31)
         self.look()
         self.assertEqual(['a', 'b', 'c'], sorted(tried))
+
+    def test_who_could_not_be_tried_is_tried_again_without_news(self):
+        first = self.fill()
+        lease, answers = self.asked(), [errors.CloudUnavailable('silent')]
+
+        def demand_of(reserved):
+            if answers:
+                raise answers.pop()
+            return base._demand_of(reserved)
+
+        self.places_type.demand_of = demand_of
+        self.free(first)
+        self.look()
+        self.assertEqual(('WAITING', []), (self.status(lease), answers))
+        # It was silent, and is asked again a while later.
+        self.clock.advance(demands.AGAIN)
+        self.look()
+        self.assertEqual('PENDING', self.status(lease))
+
+    def test_a_server_that_goes_at_the_last_moment_gets_no_room(self):
+        first = self.fill()
+        lease = self.held(2, end=2000)
+        gone, left = base.servers_of(lease)
+        self.free(first)
+        enter, went = self.lifecycle.retrying._enter, []
+
+        def late(*args):
+            if not went:
+                went.append(gone)
+                self.lifecycle.observing.observe(
+                    gone, clouds.Seen(State.GONE))
+            return enter(*args)
+
+        self.lifecycle.retrying._enter = late
+        self.look()
+        self.assertEqual('PENDING', self.status(lease))
+        self.assertEqual([left], base.servers_of(
+            views.get(self.database, lease['id'])))
+        self.assertEqual(['one'], [self.host_of(left)])
 
     def test_two_processes_give_it_its_room_once(self):
         first = self.fill()

@@ -35,6 +35,7 @@ from blazar_core.leases import binding
 from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
+from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.leases import within
 from blazar_core.lifecycle import audit
@@ -1232,11 +1233,11 @@ class TestWithin(WholeHostsTestCase):
         self.outer = self.reserve_machines(100, 1000)
         self.reservation_id = self.outer['reservations'][0]['id']
 
-    def inner(self, start, end):
+    def inner(self, start, end, **wanted):
         with self.database.reader() as session:
             hosts = within.hosts(session, self.reservation_id)
         return self.leases.making.create(making.NewLease(
-            'project', 'user', self.request(start, end), (
+            'project', 'user', self.request(start, end, **wanted), (
                 making.NewReservation(
                     model.Demand({}, 1, among=None, hosts=hosts),
                     (uuidutils.generate_uuid(),),
@@ -1298,6 +1299,19 @@ class TestWithin(WholeHostsTestCase):
         self.assertRaises(
             errors.InvalidLeaseParams, self.leases.changing.update,
             lease['id'], changing.Change(end=NOW + 600))
+
+    def test_one_that_waits_stays_within_it_too(self):
+        retry = requests.Retry(60, 20)
+        first = self.reserve(0, 2000, self.places(1), request=self.request(
+            0, 2000, retry=retry))
+        lease = self.inner(200, 900, retry=retry, lasts=700)
+        self.assertIn('comes first', self.reason(lease))
+        self.clock.advance(400)
+        self.lifecycle.ending.delete(first['id'])
+        self.engine.run_due()
+        self.assertEqual('WAITING', self.status(lease))
+        self.assertIn('choose a start and an end within that',
+                      self.reason(lease))
 
     def test_it_starts_when_the_hosts_are_there(self):
         self.machines.start, start = lambda _: 1 / 0, self.machines.start

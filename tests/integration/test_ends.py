@@ -12,6 +12,9 @@
 
 """What becomes of servers at the end of their leases on a real OpenStack."""
 
+import time
+
+from tests.integration import base
 from tests.integration import test_tour
 
 #: Seconds for which a lease lasts.
@@ -37,6 +40,25 @@ class EndsTest(test_tour.TourTestCase):
         """openstack server start, and the like"""
         done = self.run_client('openstack', 'server', action, server_id)
         self.assertEqual(0, done.returncode, done.stderr)
+
+    def test_images_before_the_end_and_at_an_event(self) -> None:
+        now = time.time()
+        server_id = str(self.create('server', *self.lease_words(
+            'now', 600, name='kept', before_end=base.date(now + 40),
+            before_end_action='snapshot', events=[{
+                'event_type': 'halfway',
+                'event_date': base.date(now + 25),
+                'action': 'snapshot'}]))['id'])
+        lease_id = str(self.lease_of(server_id)['id'])
+        self.wait_for_server(server_id)
+        names = {'kept-halfway-server', 'kept-before_end_lease-server'}
+        self.wait_for(lambda: len(self.images(server_id)) == 2,
+                      'two images', 120)
+        self.assertEqual(names, set(self.images(server_id)))
+        self.assertEqual('ACTIVE', self.server(server_id)['status'])
+        self.assertEqual(('ACTIVE', ''), (
+            self.lease(lease_id)['status'],
+            self.lease(lease_id)['status_reason']))
 
     def test_each_end_a_user_may_ask_for(self) -> None:
         servers, leases = {}, []

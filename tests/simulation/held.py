@@ -120,13 +120,26 @@ class Held:
             for server_id in host.allocations:
                 server = self._world.cloud.servers[server_id]
                 if not (server.unasked or server.within or
-                        holder is None and server.pooled and server.leased):
+                        holder is None and (
+                            server.pooled and server.leased or
+                            server.released and self._is_ending(server_id))):
                     yield (f'{server_id} is on {host.name}, and has no right '
                            f'to be there')
         for server in self._there(host):
             if server.within not in (None, holder) and not server.unasked:
                 yield (f'{server.id} is on {host.name}, which its '
                        f'reservation does not have')
+
+    def _is_ending(self, server_id: str) -> bool:
+        """Whether a server is to be shelved, as it cannot stay: nothing binds
+        it to its host by then, but it has its place there until it has gone.
+        """
+        return bool(self._world.look(
+            f"SELECT 1 FROM bookings JOIN reservations "
+            f"ON reservations.id = bookings.reservation_id JOIN leases "
+            f"ON leases.id = reservations.lease_id "
+            f"WHERE bookings.server_id = '{server_id}' AND "
+            f"leases.status = 'TERMINATING'"))
 
     def _booked_once(self) -> ty.Iterator[str]:
         """At no instant two reservations of hosts have booked one."""

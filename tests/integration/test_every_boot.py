@@ -1,0 +1,69 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Every boot has a lease, on a real OpenStack."""
+
+import os
+import time
+
+from tests.integration import base
+from tests.integration import test_lease_api as lease_api
+from tests.integration import test_tour
+
+#: More of the configuration of nova-api.
+EVERY = '''
+[blazar]
+default_reservation = on
+reservation_length_minutes = 30
+reservation_length_days = 0
+default_reservation_exempt_flavors = m1.tiny
+'''
+APIS = ('nova-api-1', 'nova-api-2')
+
+
+class EveryBootTest(test_tour.TourTestCase):
+
+    def setUp(self) -> None:
+        super().setUp()
+        path = os.path.join(self.cloud.folder, 'etc', 'nova', 'nova.conf')
+        with open(path) as file:
+            before = file.read()
+        self.addCleanup(self.configure, path, before)
+        self.configure(path, before + EVERY)
+
+    def configure(self, path: str, text: str) -> None:
+        with open(path, 'w') as file:
+            file.write(text)
+        for name in APIS:
+            self.cloud.restart(name)
+
+    def test_it_is_shown_prolonged_and_reclaimed(self) -> None:
+        now = time.time()
+        answer = self.demo.request('POST', '/servers', self.boot_body())
+        self.assertEqual(202, answer.status_code, answer.text)
+        server_id = answer.json()['server']['id']
+        lease = self.lease_of(server_id)
+        self.assertEqual(lease['id'], answer.headers['OpenStack-Lease-Id'])
+        self.assertAlmostEqual(now + 1800, base.seconds(
+            answer.headers['OpenStack-Lease-End']), delta=60)
+        self.wait_for_server(server_id)
+        exempt = self.create('exempt', '--flavor', 'm1.tiny')['id']
+        self.assertNotIn(exempt, self.booked_hosts())
+        # To the minute, and not before this one is over.
+        for seconds in (3600, 80):
+            done = self.run_client(
+                'openstack', 'reservation', 'lease', 'set', '--end-date',
+                lease_api.minute(time.time() + seconds), lease['id'])
+            self.assertEqual(0, done.returncode, done.stderr)
+        self.wait_until_gone(server_id, 120)
+        self.wait_for_lease(lease['id'], 'TERMINATED')
+        self.wait_for_server(exempt)

@@ -1,0 +1,116 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases that wait for room on a real OpenStack, with the clients."""
+
+import time
+
+from tests.integration import test_hosts
+from tests.integration import test_lease_api as lease_api
+from tests.integration import test_tour
+
+#: Seconds until what has fallen free is given to who waits for it, and what
+#: is made ready for him then.
+SOON = 120
+
+
+class WaitingTestCase(test_tour.TourTestCase):
+    """Servers that have to be on the same host, of which two fill it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.group = self.openstack(
+            'server', 'group', 'create', '--policy', 'affinity', 'together',
+        )['id']
+        self.addCleanup(self.run_client, 'openstack', 'server', 'group',
+                        'delete', self.group)
+        # It is new each time; servers have to go before it.
+        self.addCleanup(self.remove_what_is_new)
+
+    def fill(self) -> list[str]:
+        """Held for later, they are in the way of who comes now."""
+        start = int(time.time()) + 600
+        self.create('first', '--min', '2', '--max', '2', '--flavor',
+                    'm1.large', '--hint', f'group={self.group}',
+                    *self.lease_words(start, 600))
+        return [one['ID'] for one in self.openstack('server', 'list')]
+
+    def wait_for_room(self, interval: str = '10s') -> tuple[str, str]:
+        """Boot another one; returns the ids of it and of its lease."""
+        server_id = self.create(
+            'later', '--flavor', 'm1.large', '--hint', f'group={self.group}',
+            *self.lease_words('now', 1200, lease_type='retry', retries=60,
+                              retry_interval=interval))['id']
+        return server_id, self.lease_of(server_id)['id']
+
+
+class RetryTest(WaitingTestCase):
+
+    def test_a_boot_waits_until_there_is_room(self) -> None:
+        first = self.fill()
+        server_id, lease_id = self.wait_for_room()
+        lease = self.lease(lease_id)
+        self.assertEqual('WAITING', lease['status'])
+        self.assertIn('There is no room', lease['status_reason'])
+        self.assertEqual('RESERVED', self.openstack(
+            'server', 'show', server_id)['status'])
+        self.assertIsNone(self.booked_hosts()[server_id])
+        self.delete(*first)
+        self.wait_for_lease(lease_id, 'ACTIVE', SOON)
+        self.wait_for_server(server_id)
+        self.assert_built_once(server_id)
+        self.assertEqual(self.booked_hosts()[server_id], self.server(
+            server_id)['OS-EXT-SRV-ATTR:host'])
+        done = self.verify()
+        self.assertEqual(0, done.returncode, done.stdout)
+
+    def test_who_waits_can_be_deleted(self) -> None:
+        self.fill()
+        server_id, lease_id = self.wait_for_room()
+        done = self.run_client('openstack', 'server', 'delete', server_id)
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.wait_for_lease(lease_id, 'TERMINATED')
+        self.assertFalse(self.exists(server_id))
+
+
+class HostsTest(test_hosts.HostsTestCase):
+    """openstack reservation request"""
+
+    def request(self, name: str, *words: str) -> dict[str, str]:
+        done = self.run_client(
+            'openstack', 'reservation', 'request', name, '--end-date',
+            lease_api.minute(time.time() + 1200), '--reservation',
+            'resource_type=physical:host,min=1,max=1', *words, '-f', 'shell',
+            '-c', 'id', '-c', 'status')
+        self.assertEqual(0, done.returncode, done.stderr)
+        return {key: value.strip('"') for key, _is, value in (
+            line.partition('=') for line in done.stdout.splitlines())}
+
+    def test_a_whole_host_is_waited_for(self) -> None:
+        mine = self.hosts()[0]
+        self.enrol(mine)
+        first = self.request('first', '--wait')
+        self.assertEqual('ACTIVE', first['status'])
+        second = self.request('second', '--lease-type', 'retry',
+                              '--retries', '60', '--retry-interval', '10s')
+        self.assertEqual('WAITING', second['status'])
+        for one in (first, second):
+            self.addCleanup(self.admin.request, 'DELETE',
+                            f'/leases/{one["id"]}', service='reservation')
+        done = self.run_client('openstack', 'reservation', 'lease', 'delete',
+                               first['id'])
+        self.assertEqual(0, done.returncode, done.stderr)
+        lease = self.wait_for_lease(second['id'], 'ACTIVE', SOON)
+        self.assertEqual('', lease['status_reason'])
+        self.assertIn([mine], [
+            hosts for name, hosts in self.aggregates().items()
+            if name not in ('freepool', 'blazar_pool')])

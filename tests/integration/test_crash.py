@@ -153,6 +153,35 @@ class ListenerTest(CrashTestCase):
         self.wait_for_status(leases, 'TERMINATED')
         self.assert_nothing_left()
 
+    def test_at_each_step_of_a_wait_for_room(self):
+        group = self.admin('POST', '/os-server-groups', {'server_group': {
+            'name': 'together', 'policy': 'affinity'}},
+            microversion=base.MICROVERSION)['server_group']['id']
+        self.addCleanup(self.admin.request, 'DELETE',
+                        f'/os-server-groups/{group}')
+        self.addCleanup(self.remove_what_is_new)
+        large = {'flavor': 'm1.large', 'client': self.admin}
+        # Two fill the host of their group.
+        first = self.boot({**self.lease_hints(time.time() + 600),
+                           'group': group}, min_count=2, max_count=2, **large)
+        first = self.servers_of(self.lease_of(first['server']['id'])['id'])
+        waits = self.boot({**self.lease_hints(
+            'now', 1200, lease_type='retry', retries=60,
+            retry_interval='10s'), 'group': group}, **large)['server']['id']
+        lease_id = self.lease_of(waits)['id']
+        self.assertEqual('WAITING', self.lease(lease_id)['status'])
+        self.without('blazar-listener-1', 'blazar-listener-2')
+        self.listener_dies_at(Step.RETRY_TRIED)
+        self.assertEqual('WAITING', self.lease(lease_id)['status'])
+        self.delete(*first)
+        self.listener_dies_at(Step.RETRY_ADMITTED)
+        self.new_listener()
+        self.wait_for_status([lease_id], 'ACTIVE')
+        self.assert_all_built_once([waits])
+        self.delete(waits)
+        self.wait_for_status([lease_id], 'TERMINATED')
+        self.assert_nothing_left()
+
     def test_two_that_are_about_to_send_the_same_build(self):
         """The second was sure that the first had died."""
         self.without('blazar-listener-1', 'blazar-listener-2')

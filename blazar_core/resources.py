@@ -93,6 +93,13 @@ class Kind(abc.ABC):
     #: The parameters that may be changed when it has begun.
     changeable: ty.ClassVar[ty.Collection[str]] = ('amount',)
 
+    @property
+    def is_for_boots(self) -> bool:
+        """Whether it is used by booting servers: else nobody is told when it
+        is used, and it is no no-show.
+        """
+        return self.for_servers or self.has_hosts
+
     @abc.abstractmethod
     def demand(self, reserved: Reserved) -> model.Demand:
         """What a reservation needs of hosts as of now, to be bound anew.

@@ -104,6 +104,17 @@ OPTS: list[cfg.Opt] = [
              'did not come to another end by then: their room is promised to '
              'others. 0: never. ``recycle`` has no limit.'),
     cfg.IntOpt(
+        'no_show_time', default=0, min=0,
+        help='Seconds after the start of a lease after which the notification '
+             'lease.event.no_show says that nobody has used it: no server was '
+             'booted with any of its reservations. Leases that come with a '
+             'boot are used. 0: nobody looks.'),
+    cfg.IntOpt(
+        'no_show_notice', default=3600, min=0,
+        help='Seconds from that notification until such a lease is ended, if '
+             'nobody has used it by then. Both come with the first comparison '
+             '(``comparison_interval``) after their time.'),
+    cfg.IntOpt(
         'grace_period', default=0, min=0, max=2592000,
         help='Seconds for which the servers of a lease are left alone after '
              'its end, where the request says nothing. Nobody else gets their '

@@ -84,7 +84,8 @@ class Lease(Stateful, Base):
     not know any). One that is WAITING is tried every ``retry_interval``
     seconds, for the last time at ``retry_until``. From then on it lasts
     ``lasts`` seconds (None: to its end). ``admitted_at`` is when it got its
-    room after that.
+    room after that. ``used_at`` is when servers were let in first; that nobody
+    uses it was told at ``no_show_at``.
     """
 
     __tablename__ = 'leases'
@@ -122,6 +123,8 @@ class Lease(Stateful, Base):
     retry_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     lasts: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     admitted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    used_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    no_show_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')

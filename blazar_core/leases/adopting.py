@@ -226,6 +226,8 @@ class Adopting:
                 states.Lease.PENDING),
             'status_reason': '', 'created_at': known.created_at,
             'updated_at': known.updated_at, 'deleted_at': None,
+            # It is not known whether one that has begun was.
+            'used_at': now if known.active else None,
         }]), (models.Reservation.__table__, [{
             'id': one.id, 'lease_id': known.id,
             'resource_type': one.resource_type, 'amount': len(one.host_ids),

@@ -435,7 +435,10 @@ def _rows(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'status': states.Lease.STARTING if started else states.Lease.PENDING,
         'status_reason': '', 'lease_type': request.lease_type,
         'retry_interval': None, 'retry_until': None, 'lasts': None,
-        'admitted_at': None,
+        'admitted_at': None, 'no_show_at': None,
+        'used_at': None if not new.server_ids and all(
+            types.of(one.resource_type, one.params is None).is_for_boots
+            for one in new.reservations) else now,
         'created_at': now, 'updated_at': now, 'deleted_at': None,
     }, [{
         'id': reservation_id, 'lease_id': lease_id,

@@ -22,6 +22,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import using
 from blazar_core.leases import views
 
 __all__ = ['Places']
@@ -70,7 +71,27 @@ class Places:
                     f'servers, and {len(rows) - len(free)} of them are there '
                     f'already: boot at most {len(free)} more, or raise the '
                     f'amount of lease {lease.id}.')
+            using.begin(lease, now)
             return _take(session, now, free, server_ids)
+
+    def use(self, reservation_id: str) -> bool:
+        """Servers are let in that take no place, on the hosts of a lease.
+
+        :returns: whether it is used from now on. Whether they may was looked
+            at before, and is to be looked at again then
+        """
+        with self._database.reader() as session:
+            lease_id = session.scalar(
+                sa.select(models.Lease.id).join(models.Lease.reservations)
+                .where(models.Reservation.id == reservation_id,
+                       models.Lease.used_at.is_(None)))
+        if lease_id is not None:
+            self._database.retried(self._use, lease_id)
+        return lease_id is not None
+
+    def _use(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            using.begin(api.locked(session, lease_id), self._clock.now())
 
     def _lease_of(self, reservation_id: str, project_id: str) -> str:
         """The lease of a project's reservation."""

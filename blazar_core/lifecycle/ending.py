@@ -18,12 +18,15 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.books import holding
+from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import events
 from blazar_core.leases import views
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import ends
@@ -144,6 +147,35 @@ class Ending:
             return views.describe(lease), bool(
                 facts.servers(lease)) or holding.holds(
                     session, lease.reservations)
+
+    def end_unused(self, lease_id: str) -> None:
+        """End a lease of which nobody has used anything, in time; nothing
+        where somebody has by now.
+        """
+        described = self._database.retried(self._end_unused, lease_id)
+        if described is not None:
+            LOG.info('Lease %s ends, as nobody has used it', lease_id)
+            self._notify('lease.update', described)
+
+    def _end_unused(self, lease_id: str) -> facts.Lease | None:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.ACTIVE or (
+                    lease.used_at is not None or lease.end_date <= now):
+                return None
+            lease.status_reason = (
+                f'It was ended at {clocks.minute(now)} UTC, as nobody had '
+                f'used it since its start.')
+            window = model.Window(
+                lease.start_date, max(lease.start_date + 1, now))
+            ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(
+                row, window=lease.booked(window))) for row in lease.bookings])
+            lease.enter(states.Lease.TERMINATING, now)
+            events.redate(lease, window, now)
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
 
     def end(self, lease_id: str, when_due: bool = False) -> facts.Outcome:
         """End a lease; done when its servers have come to their end.

@@ -33,6 +33,7 @@ from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lost
 from blazar_core.lifecycle import observing
+from blazar_core.lifecycle import noshows
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import starting
@@ -52,6 +53,8 @@ class Lifecycle:
         which nobody is at work on it any more
     :param end_limit: seconds after an end after which servers are deleted
         whatever was to become of them; 0: never
+    :param no_shows: of :class:`~blazar_core.lifecycle.noshows.NoShows`, after
+        what time, and with what notice
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -59,7 +62,8 @@ class Lifecycle:
                  opens: ty.Callable[[str], str],
                  notify: ty.Callable[[str, facts.Lease], None],
                  patience: int, lost_after: int, types: resources.Types,
-                 policies: ends.Policies, end_limit: int = 0) -> None:
+                 policies: ends.Policies, end_limit: int = 0,
+                 no_shows: tuple[int, int] = (0, 0)) -> None:
         self.closing = closing.Closing(
             database, clock, cloud, opens, notify, types)
         self.observing = observing.Observing(
@@ -74,6 +78,8 @@ class Lifecycle:
         self.ending = ending.Ending(
             database, clock, cloud, notify, self.observing, self.closing,
             policies, patience, end_limit)
+        self.no_shows = noshows.NoShows(
+            database, clock, notify, self.ending, *no_shows)
         self.retrying = retrying.Retrying(
             database, clock, admission, opens, types, notify)
         self.telling = telling.Telling(

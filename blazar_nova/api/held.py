@@ -88,8 +88,11 @@ class Admission:
 
         What the hint says was looked at before; that was long ago.
         """
-        why = self._leases.servers.why_not_within(
-            reservation_id, call.context.project_id, asked)
+        whose = reservation_id, call.context.project_id, asked
+        why = self._leases.servers.why_not_within(*whose)
+        if why is None and self._leases.places.use(reservation_id):
+            # It may have been ended meanwhile, as nobody used it.
+            why = self._leases.servers.why_not_within(*whose)
         if why is not None:
             raise errors.InvalidLeaseParams(why)
         hosted.bind(call, reservation_id)

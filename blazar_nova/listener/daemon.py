@@ -161,7 +161,7 @@ class Listener:
             self.mirror.missed.clear()
             for part in (self.mirror.compare_all, life.observing.settle_left,
                          life.lost.send, life.closing.revoke_over,
-                         self.announce):
+                         life.no_shows.look, self.announce):
                 try:
                     part()
                 except errors.BooksUnavailable:

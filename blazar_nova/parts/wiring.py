@@ -108,7 +108,9 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         lifecycle.Lifecycle(books, clock, search, cloud, secrets.open,
                             notify, conf.blazar.start_patience,
                             lost_after(conf), types, ends.available(),
-                            conf.blazar.end_limit),
+                            conf.blazar.end_limit,
+                            (conf.blazar.no_show_time,
+                             conf.blazar.no_show_notice)),
         limits.Limits(conf, books, clock, quota.NovaQuota(),
                       [outside.check], types.serverless),
         announcing.Announcing(books, clock, cloud, service.notify))

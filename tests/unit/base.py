@@ -362,6 +362,7 @@ class LeaseTestCase(DatabaseTestCase):
 
     patience = 300
     end_limit = 0
+    no_shows = (0, 0)
 
     def setUp(self) -> None:
         super().setUp()
@@ -380,7 +381,7 @@ class LeaseTestCase(DatabaseTestCase):
             self.vault.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.patience, LOST_AFTER, self.types, self.policies(),
-            self.end_limit)
+            self.end_limit, self.no_shows)
 
     def more_types(self) -> dict[str, resources.ResourceType]:
         """What else can be reserved."""

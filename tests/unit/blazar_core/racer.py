@@ -147,6 +147,7 @@ GUARDS = {
              lambda self, *_lease: []),
     'place': ('blazar_core.books.claims.Claims._place', place_unguarded),
     'lock': ('blazar_core.db.api.locked', late_lock),
+    'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),
     'claim': ('blazar_core.lifecycle.queue.Queue.claim', seize),
     'confirm': ('blazar_core.leases.limits.Granted.confirm',
                 lambda self, connection: None),
@@ -370,6 +371,11 @@ class Racer:
         stays = self._lifecycle().observing.let_go(
             self.task['lease_id'], self.task['server_id'], True)
         return [{'stays': True} if stays else {'has no room': True}]
+
+    def end_unused(self) -> list[Answer]:
+        """End a lease of which nobody has used anything."""
+        self._lifecycle().ending.end_unused(self.task['lease_id'])
+        return [{'looked': True}]
 
     def look(self) -> list[Answer]:
         """Try the leases that wait for room."""

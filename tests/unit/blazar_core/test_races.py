@@ -621,6 +621,50 @@ class TestPlacesWithoutTheGuard(TestPlaces):
         self.fail('No place was taken twice without the guard.')
 
 
+class TestNoShows(RaceTestCase):
+    """Nobody has used a lease; somebody comes just when it is ended."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'told')
+
+    def meet(self, **options):
+        """Whether the lease has ended, and how many were let in."""
+        lease = self.reserve(0, 100, self.places(4), active=True)
+        task = {'url': self.books.url, 'now': NOW + 50, 'path': self.path,
+                'lease_id': lease['id'], 'options': {}, **options}
+        answers = racers().race([
+            *({**task, 'do': 'end_unused'} for _number in range(4)),
+            *({**task, 'do': 'occupy',
+               'server_ids': [uuidutils.generate_uuid()],
+               'reservation_id': lease['reservations'][0]['id']}
+              for _number in range(4))])
+        ended = self.status(lease) != 'ACTIVE'
+        self.clear()
+        return ended, outcomes(answers)['taken']
+
+    def test_who_comes_first_decides(self):
+        for _round in range(10):
+            ended, taken = self.meet()
+            self.assertEqual(0 if ended else 4, taken)
+
+
+class TestNoShowsWithoutTheGuard(TestNoShows):
+
+    def test_who_comes_first_decides(self):
+        """Not if nobody writes down that he has come."""
+        for _round in range(ROUNDS):
+            ended, taken = self.meet(without=['used'])
+            if ended and taken:
+                return
+        self.fail('Nobody was let into what had ended.')
+
+
 class TestCleaning(RaceTestCase):
     """Eight who find that the hosts of a lease have to be cleaned."""
 

@@ -1,0 +1,39 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whether anybody has used what a lease holds.
+
+A lease is used from the first time on that servers are let into one
+of its reservations, and for ever: what has been used once is no no-show. One
+that comes with a boot is used when it is made.
+"""
+
+from blazar_core.common import clock as clocks
+from blazar_core.db import models
+
+__all__ = ['announced', 'begin']
+
+_UNUSED = 'Nobody has used it yet: it ends at'
+
+
+def announced(until: int) -> str:
+    """What a lease says that is to be ended, as nobody uses it."""
+    return (f'{_UNUSED} {clocks.minute(until)} UTC, unless a server is booted '
+            f'with one of its reservations before.')
+
+
+def begin(lease: models.Lease, now: int) -> None:
+    """Somebody uses a lease; it is locked."""
+    if lease.used_at is None:
+        lease.used_at = now
+        lease.status_reason = lease.status_reason.partition(
+            _UNUSED)[0].strip()

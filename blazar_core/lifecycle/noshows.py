@@ -1,0 +1,122 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""No-shows: leases that have begun, and of which nobody has used anything.
+
+They are announced, and ended some time after that. Whether one is used is
+written down under its lock when servers are let in
+(:mod:`blazar_core.leases.using`), and looked at under its lock when it is
+ended: who comes first decides.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import using
+from blazar_core.leases import views
+from blazar_core.lifecycle import ending
+from blazar_core.lifecycle import facts
+
+__all__ = ['EVENT', 'NoShows']
+
+LOG = logging.getLogger(__name__)
+
+EVENT = 'lease.event.no_show'
+
+#: How many are seen to in one comparison.
+_AT_ONCE = 500
+
+
+class NoShows:
+    """Announces leases that nobody uses, and ends them.
+
+    :param notify: told of an event type and a lease
+    :param after: seconds after its start after which a lease that nobody has
+        used is announced; 0: none is
+    :param notice: seconds from then until it is ended
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 notify: ty.Callable[[str, facts.Lease], None],
+                 ended: ending.Ending, after: int, notice: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._notify = notify
+        self._ending = ended
+        self._after = after
+        self._notice = notice
+
+    def look(self) -> None:
+        """See to those whose time has come. One statement where none is.
+
+        :raises BooksUnavailable: when the database does not answer
+        """
+        if not self._after:
+            return
+        now = self._clock.now()
+        with self._database.connection() as connection:
+            found = connection.execute(_UNUSED, {
+                'now': now, 'before': now - self._after,
+                'notice': now - self._notice}).all()
+        for lease_id, announced_at in found:
+            with facts.apart(lease_id):
+                if announced_at is None:
+                    self._announce(lease_id)
+                else:
+                    self._ending.end_unused(lease_id)
+
+    def _announce(self, lease_id: str) -> None:
+        """Tell of a lease, and then write down that it was told of: who dies
+        in between lets another one tell it again, and nothing ends untold.
+        """
+        with self._database.reader() as session:
+            described = views.describe(api.found(session, lease_id))
+        until = self._clock.now() + self._notice
+        described['status_reason'] = using.announced(until)
+        LOG.info('Lease %s: nobody has used it; it ends at %s', lease_id,
+                 clocks.iso(until))
+        self._notify(EVENT, described)
+        self._database.retried(self._write_down, lease_id, until)
+
+    def _write_down(self, lease_id: str, until: int) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.ACTIVE or (
+                    lease.used_at is not None):
+                return
+            if lease.no_show_at is None:
+                lease.no_show_at = until - self._notice
+                lease.status_reason = (
+                    f'{lease.status_reason} {using.announced(until)}').strip()
+
+
+_LEASE, _EVENT = models.Lease.__table__.c, models.Event.__table__.c
+#: Who has begun so long ago and was not told of, or that long enough ago.
+_UNUSED = sa.select(_LEASE.id, _LEASE.no_show_at).join(
+    models.Event.__table__, sa.and_(
+        _EVENT.lease_id == _LEASE.id,
+        _EVENT.event_type == states.EventType.START,
+        _EVENT.status == states.Event.DONE,
+        # It may have begun late.
+        _EVENT.updated_at <= sa.bindparam('before')),
+).where(
+    _LEASE.status == states.Lease.ACTIVE, _LEASE.used_at.is_(None),
+    _LEASE.end_date > sa.bindparam('now'),
+    sa.or_(_LEASE.no_show_at.is_(None),
+           _LEASE.no_show_at <= sa.bindparam('notice')),
+).order_by(_LEASE.start_date, _LEASE.id).limit(_AT_ONCE)

@@ -160,6 +160,7 @@ class EventType(enum.StrEnum):
     START = 'start_lease'
     EXPIRE = 'expire_offer'
     RETRY = 'retry_lease'
+    EXTEND = 'extend_lease'
     BEFORE_END = 'before_end_lease'
     END = 'end_lease'
     CHANGED = ':changed'

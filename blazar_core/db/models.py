@@ -84,8 +84,9 @@ class Lease(Stateful, Base):
     not know any). One that is WAITING is tried every ``retry_interval``
     seconds, for the last time at ``retry_until``. From then on it lasts
     ``lasts`` seconds (None: to its end). ``admitted_at`` is when it got its
-    room after that. ``used_at`` is when servers were let in first; that nobody
-    uses it was told at ``no_show_at``.
+    room after that. Before its end it is prolonged by ``auto_extend`` seconds.
+    ``used_at`` is when servers were let in first; that nobody uses it was told
+    at ``no_show_at``.
     """
 
     __tablename__ = 'leases'
@@ -123,6 +124,8 @@ class Lease(Stateful, Base):
     retry_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     lasts: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     admitted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    auto_extend: orm.Mapped[int] = orm.mapped_column(
+        sa.Integer, default=0, server_default='0')
     used_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     no_show_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 

@@ -220,7 +220,7 @@ class Adopting:
                 one.time for one in known.events
                 if one.event_type == states.EventType.BEFORE_END),
                 default=None),
-            'on_end': 'delete', 'grace_period': 0,
+            'on_end': 'delete', 'grace_period': 0, 'auto_extend': 0,
             'cleaning_time': known.cleaning_time,
             'status': states.Lease.ACTIVE if known.active else (
                 states.Lease.PENDING),

@@ -66,6 +66,8 @@ class Change:
     :ivar events: all of the user's own that are still to come
     :ivar before_end_action: what is done before the end
     :ivar reservations: by id, what they are to be
+    :ivar auto_extend: by how many seconds it is prolonged by itself; 0: not
+    :ivar was_end: the end that it has to have had until then
     :ivar granted: what the limits said of it; None: nothing limits it
     """
 
@@ -80,6 +82,8 @@ class Change:
     on_end: str | None = None
     grace_period: int | None = None
     before_end_action: states.Action | None = None
+    auto_extend: int | None = None
+    was_end: int | None = None
 
 
 class Changing:
@@ -218,6 +222,7 @@ class Changing:
         """The window that a lease would get.
 
         :raises InvalidLeaseParams: when it cannot get that
+        :raises Conflict: when it has another end than was thought
         """
         now = self._clock.now()
         begun = lease.status in states.BEGUN
@@ -234,6 +239,9 @@ class Changing:
             raise errors.InvalidLeaseParams(
                 f'Lease {lease.id} has started: only its end, its name, its '
                 f'events and amounts can be changed.')
+        if change.was_end not in (None, lease.end_date):
+            raise errors.Conflict(
+                f'The end of lease {lease.id} was moved by somebody else.')
         start = lease.start_date if change.start is None else change.start
         end = lease.end_date if change.end is None else change.end
         # What is left alone may be overdue; what runs may end this second.
@@ -291,6 +299,8 @@ class Changing:
             if window != model.Window(lease.start_date, lease.end_date):
                 events.retime(session, lease, self._types, window, now)
             events.redate(lease, window, now)
+            if change.auto_extend is not None:
+                events.reextend(session, lease, change.auto_extend, now)
             # Only what is written can be deleted again.
             session.flush()
             self._rename(session, lease, change, window)

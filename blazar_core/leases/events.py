@@ -25,8 +25,13 @@ from blazar_core.db import models
 from blazar_core.leases import requests
 from blazar_core import resources
 
-__all__ = ['begin', 'changed', 'check_action', 'forgotten', 'redate',
-           'move_own', 'retime', 'row']
+__all__ = ['EXTEND_BEFORE', 'begin', 'changed', 'check_action', 'extension',
+           'forgotten', 'move_own', 'redate', 'reextend', 'retime', 'row']
+
+#: Seconds before its end, at most, in which a lease is prolonged by itself:
+#: before it is told that it nears its end, if the operator has changed
+#: nothing there.
+EXTEND_BEFORE = 7200
 
 
 def row(lease_id: str, event_type: str, time: int, now: int,
@@ -52,6 +57,35 @@ def check_action(event_type: str, action: str, time: int,
             f'then. Write an earlier date, or "on_end": "{action}".')
 
 
+def extension(window: model.Window, period: int) -> int:
+    """When a lease is to be prolonged that is prolonged by itself.
+
+    As long before its end as it gets longer then, so that it never runs ahead
+    by more than once.
+
+    :param period: seconds by which it is prolonged
+    """
+    return max(window.start, window.end - min(period, EXTEND_BEFORE))
+
+
+def reextend(session: orm.Session, lease: models.Lease, period: int, now: int,
+             ) -> None:
+    """Have a lease prolonged by another period, or not any more.
+
+    :param period: seconds; 0: it is not
+    """
+    lease.auto_extend = period
+    for event in lease.events:
+        if event.event_type == states.EventType.EXTEND:
+            session.delete(event)
+    if period:
+        new = row(lease.id, states.EventType.EXTEND, extension(
+            model.Window(lease.start_date, lease.end_date), period), now)
+        if lease.status == states.Lease.OFFERED:
+            new['due'] = model.FOREVER
+        session.add(models.Event(**new))
+
+
 def forgotten(lease: models.Lease) -> list[models.Event]:
     """What has happened and is remembered no more: all but the newest, of
     which as many are kept as may be still to come.
@@ -59,7 +93,7 @@ def forgotten(lease: models.Lease) -> list[models.Event]:
     done = [event for event in lease.events
             if event.status not in states.OPEN and event.event_type not in (
                 states.EventType.START, states.EventType.END,
-                states.EventType.EXPIRE)]
+                states.EventType.EXPIRE, states.EventType.EXTEND)]
     done.sort(key=lambda event: (event.time, event.id))
     return done[:-requests.MAX_EVENTS]
 
@@ -141,6 +175,7 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
     moved: dict[str, int] = {
         states.EventType.START: window.start - lease.start_date,
         states.EventType.BEFORE_END: window.end - lease.end_date,
+        states.EventType.EXTEND: window.end - lease.end_date,
         states.EventType.END: window.end - lease.end_date}
     again, action = 0, None
     for event in lease.events:

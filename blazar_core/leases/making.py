@@ -436,6 +436,7 @@ def _rows(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'status_reason': '', 'lease_type': request.lease_type,
         'retry_interval': None, 'retry_until': None, 'lasts': None,
         'admitted_at': None, 'no_show_at': None,
+        'auto_extend': request.auto_extend,
         'used_at': None if not new.server_ids and all(
             types.of(one.resource_type, one.params is None).is_for_boots
             for one in new.reservations) else now,
@@ -459,15 +460,18 @@ def _events(new: NewLease, types: resources.Types,
             ) -> list[tuple[str, int, str | None]]:
     """Their types, when they happen, and what is done then."""
     request = new.request
-    events: list[tuple[str, int, str | None]] = [
+    found: list[tuple[str, int, str | None]] = [
         (states.EventType.START, request.window.start, None),
         (states.EventType.END, request.window.end, None)]
     if request.before_end is not None:
-        events.append((states.EventType.BEFORE_END, request.before_end,
-                       request.before_end_action))
-    events += [(event.event_type, event.time, event.action)
-               for event in request.events]
+        found.append((states.EventType.BEFORE_END, request.before_end,
+                      request.before_end_action))
+    if request.auto_extend:
+        found.append((states.EventType.EXTEND, events.extension(
+            request.window, request.auto_extend), None))
+    found += [(event.event_type, event.time, event.action)
+              for event in request.events]
     own = types.events([(one.resource_type, one.params is None)
                         for one in new.reservations], request.window)
-    return [*events, *(
+    return [*found, *(
         (event_type, time, None) for event_type, time in own.items())]

@@ -68,7 +68,8 @@ class LeaseRequest:
     that the window begins at the instant of the request; servers are left
     alone for ``grace_period`` seconds after the end. ``retry``: None is not
     at all. ``lasts`` is how many seconds it lasts whenever it starts; None: it
-    ends when its window does.
+    ends when its window does. Before its end it is prolonged by
+    ``auto_extend`` seconds; 0: it is not.
     """
 
     name: str | None
@@ -81,6 +82,7 @@ class LeaseRequest:
     before_end_action: states.Action = states.Action.NOTIFY
     retry: Retry | None = None
     lasts: int | None = None
+    auto_extend: int = 0
 
     @property
     def actions(self) -> set[str]:

@@ -291,7 +291,8 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
         'project_id': lease.project_id, 'user_id': lease.user_id,
         **{name: getattr(lease, name) for name in (
             'start_date', 'end_date', 'before_end_date', 'on_end',
-            'grace_period', 'cleaning_time', 'created_at', 'updated_at')},
+            'grace_period', 'auto_extend', 'cleaning_time', 'created_at',
+            'updated_at')},
         'lease_type': lease.lease_type or (
             requests.LeaseType.IMMEDIATE
             if lease.start_date <= lease.created_at

@@ -254,6 +254,9 @@ class Engine:
         if claim.event_type == states.EventType.RETRY:
             return functools.partial(
                 self._lifecycle.retrying.due, claim.lease_id)
+        if claim.event_type == states.EventType.EXTEND:
+            return functools.partial(
+                self._lifecycle.extending.extend, claim.lease_id)
         telling = self._lifecycle.telling
         if claim.event_type == states.EventType.CHANGED:
             return functools.partial(telling.changed, claim.lease_id)

@@ -30,8 +30,8 @@ from blazar_core.db import models
 
 __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'GivenUp', 'LEFT',
            'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED',
-           'NOT_FREE', 'Outcome', 'REFUSED', 'SNAPSHOTS', 'apart',
-           'booking_of', 'bookings', 'comes_first', 'failures',
+           'NOT_FREE', 'NOT_PROLONGED', 'Outcome', 'REFUSED', 'SNAPSHOTS',
+           'apart', 'booking_of', 'bookings', 'comes_first', 'failures',
            'is_building', 'is_unsettled', 'lasting', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
 
@@ -65,6 +65,8 @@ CLEANING = 'Its hosts are being cleaned.'
 REFUSED = 'Its end is tried again: '
 #: How begins what one says of which images are to be made, and are not.
 SNAPSHOTS = 'Its snapshots are tried again: '
+#: How begins what one says that could not be prolonged by itself.
+NOT_PROLONGED = 'It could not be prolonged, which is tried again: '
 #: What one says whose servers may stay as long as they like.
 LEFT = 'Its hosts are given back when the servers there have gone.'
 
@@ -134,7 +136,7 @@ def is_building(lease: models.Lease) -> bool:
 
 def lasting(reason: str) -> str:
     """What is still said of a lease when it waits for nothing any more."""
-    for begin in (REFUSED, SNAPSHOTS):
+    for begin in (REFUSED, SNAPSHOTS, NOT_PROLONGED):
         reason = reason.partition(begin)[0].strip()
     for passing in (NOT_FREE, NOT_CLOSED, GRACE, LEFT, CLEANING):
         reason = reason.removesuffix(passing).strip()

@@ -26,14 +26,16 @@ from blazar_core.books import admission as admissions
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.db import api
+from blazar_core.leases import changing
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import copying
 from blazar_core.lifecycle import ending
 from blazar_core.lifecycle import ends
+from blazar_core.lifecycle import extending
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lost
-from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import noshows
+from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import starting
@@ -55,6 +57,7 @@ class Lifecycle:
         whatever was to become of them; 0: never
     :param no_shows: of :class:`~blazar_core.lifecycle.noshows.NoShows`, after
         what time, and with what notice
+    :param granting: what the limits say of leases that are prolonged
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -63,7 +66,9 @@ class Lifecycle:
                  notify: ty.Callable[[str, facts.Lease], None],
                  patience: int, lost_after: int, types: resources.Types,
                  policies: ends.Policies, end_limit: int = 0,
-                 no_shows: tuple[int, int] = (0, 0)) -> None:
+                 no_shows: tuple[int, int] = (0, 0),
+                 granting: extending.Granting = lambda _lease, _change: None,
+                 ) -> None:
         self.closing = closing.Closing(
             database, clock, cloud, opens, notify, types)
         self.observing = observing.Observing(
@@ -78,6 +83,9 @@ class Lifecycle:
         self.ending = ending.Ending(
             database, clock, cloud, notify, self.observing, self.closing,
             policies, patience, end_limit)
+        self.extending = extending.Extending(
+            database, clock, changing.Changing(
+                database, clock, admission, types), granting, notify)
         self.no_shows = noshows.NoShows(
             database, clock, notify, self.ending, *no_shows)
         self.retrying = retrying.Retrying(

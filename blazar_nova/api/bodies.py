@@ -53,13 +53,14 @@ _CREATE_KEYS = {
     'offer_seconds': '600',
     'on_end': '"delete"',
     'grace_period': '1800',
+    'auto_extend': '"7d"',
     'lease_type': '"retry"',
     'retries': '12',
     'retry_interval': '300',
 }
 _CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'name', 'start_date', 'end_date', 'before_end_date', 'before_end_action',
-    'reservations', 'events', 'on_end', 'grace_period')} | {
+    'reservations', 'events', 'on_end', 'grace_period', 'auto_extend')} | {
         'end': _CREATE_KEYS['end_date'], 'duration': '"2d"'}
 #: By each of which a change may say when a lease ends: in the words of the
 #: API, and in those of lease_params.
@@ -133,21 +134,24 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
             'An offer is made now, or not at all. Leave "offer_seconds" out, '
             'or "lease_type".')
     before_end, action = _before_end(values, window, now, defaults)
+    request = requests.LeaseRequest(
+        name=lease_params.name_of(_text(values, 'name'))
+        if 'name' in values else None,
+        window=window,
+        before_end=before_end,
+        events=own_events.read(
+            values.get('events', []), window, now, defaults.actions),
+        on_end=lease_params.on_end_of(
+            values.get('on_end', defaults.ends[0]), defaults),
+        starts_now=start == now,
+        grace_period=lease_params.grace_of(values.get(
+            'grace_period', defaults.grace_period)), retry=retry,
+        before_end_action=action,
+        auto_extend=lease_params.extension_of(values.get('auto_extend', 0)))
+    lease_params.check_extension(
+        request.auto_extend, request.on_end, request.actions)
     return CreateRequest(
-        requests.LeaseRequest(
-            name=lease_params.name_of(_text(values, 'name'))
-            if 'name' in values else None,
-            window=window,
-            before_end=before_end,
-            events=own_events.read(
-                values.get('events', []), window, now, defaults.actions),
-            on_end=lease_params.on_end_of(
-                values.get('on_end', defaults.ends[0]), defaults),
-            starts_now=start == now,
-            grace_period=lease_params.grace_of(values.get(
-                'grace_period', defaults.grace_period)), retry=retry,
-            before_end_action=action),
-        _reservations(values),
+        request, _reservations(values),
         None if offer is None else inputs.integer(
             offer, 'offer_seconds', *OFFER))
 
@@ -185,6 +189,8 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
                 lease['on_end']) else None,
             grace_period=lease_params.grace_of(values['grace_period'])
             if 'grace_period' in values else None,
+            auto_extend=lease_params.extension_of(values['auto_extend'])
+            if 'auto_extend' in values else None,
             before_end_action=own_events.action_of(
                 values['before_end_action'], 'before_end_action',
                 defaults.actions)

@@ -19,18 +19,16 @@ import typing as ty
 from oslo_utils import excutils
 
 from blazar_core.books import enrolment
-from blazar_core.common import clock as clocks
 from blazar_core.common import errors
-from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
-from blazar_core.leases import requests
 from blazar_nova.api import bodies
 from blazar_nova.api import lease_params
 from blazar_nova.api import trusts
 from blazar_nova.api import web
+from blazar_nova.parts import granting
 from blazar_nova.parts import wiring
 from blazar_nova.resources import types
 
@@ -54,6 +52,10 @@ class Changes:
         asked = bodies.change(body, self._parts.clock.now(), lease,
                               lease_params.defaults(self._parts.conf))
         change = asked.change
+        lease_params.check_extension(
+            lease['auto_extend'] if change.auto_extend is None
+            else change.auto_extend, change.on_end or lease['on_end'],
+            _actions(lease, change))
         asks = asking(self._parts, web.for_project(
             context, lease['project_id']))
         reservations = self._changed(asks, lease, asked.reservations)
@@ -165,32 +167,13 @@ class Changes:
     def _check_change(self, lease: dict[str, ty.Any], change: changing.Change,
                       resized: bool) -> limits.Granted | None:
         """Ask the limits about a lease as it would be."""
-        start, end = (
-            getattr(change, key) or lease[f'{key}_date']
-            for key in ('start', 'end'))
-        if end <= start:
-            raise errors.InvalidLeaseParams(
-                f'End date must be later than start date: from '
-                f'{clocks.minute(start)} to {clocks.minute(end)} UTC.')
-        new = making.NewLease(
-            lease['project_id'], lease['user_id'], requests.LeaseRequest(
-                name=change.name or lease['name'],
-                window=model.Window(start, end), before_end=None, events=(),
-                on_end=lease['on_end'], starts_now=False,
-                grace_period=lease['grace_period']
-                if change.grace_period is None else change.grace_period),
-            tuple(change.reservations.get(one['id']) or making.NewReservation(
-                model.Demand(one['resources'], one['amount'],
-                             cleaning_time=lease['cleaning_time']),
-                resource_type=one['resource_type'], params=one['params'])
-                for one in lease['reservations']))
+        parts = self._parts
         bodies.check_total(
-            (demand.count for demand in new.demands),
+            (demand.count for demand in granting.as_changed(
+                lease, change).demands),
             sum(one['amount'] for one in lease['reservations']))
-        return self._parts.limits.check(dataclasses.replace(
-            wiring.asked_of(new, False, self._parts.types),
-            lease_id=lease['id'], resized=resized,
-            current=self._parts.answers.lease(lease)))
+        return granting.of_change(parts.limits, parts.types, parts.answers,
+                                  lease, change, resized)
 
 
 def asking(parts: wiring.Parts, context: ty.Any) -> types.Asking:

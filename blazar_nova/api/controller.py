@@ -33,6 +33,7 @@ from blazar_nova.api import lease_params
 from blazar_nova.api import policy
 from blazar_nova.api import trusts
 from blazar_nova.api import web
+from blazar_nova.parts import granting
 from blazar_nova.parts import wiring
 
 __all__ = ['Leases']
@@ -130,7 +131,7 @@ class Leases:
                     for one in asked.reservations), key=key)
             bodies.check_total(demand.count for demand in new.demands)
             new = dataclasses.replace(new, granted=self._parts.limits.check(
-                wiring.asked_of(new, False, self._parts.types)))
+                granting.asked_of(new, False, self._parts.types)))
             if dry:
                 return 200, {'quote': _quote(
                     new, self._parts.leases.making.quote(new))}

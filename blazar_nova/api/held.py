@@ -32,6 +32,7 @@ from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
 from blazar_nova.compat import router
+from blazar_nova.parts import granting
 from blazar_nova.parts import wiring
 from blazar_nova.resources import boots
 
@@ -131,8 +132,8 @@ class Admission:
                 demand, call.server_ids, spec=within.spec(
                     hosted.reservation_of(call.request_spec[0].flavor))),))
         new = dataclasses.replace(new, granted=self._limits.check(
-            wiring.asked_of(new, not request.starts_now or
-                            request.retry is not None, self._parts.types)))
+            granting.asked_of(new, not request.starts_now or
+                              request.retry is not None, self._parts.types)))
         if request.starts_now and not self._leases.making.why_wait(new):
             try:
                 return self._start(new, call, send)

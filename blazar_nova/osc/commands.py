@@ -143,6 +143,29 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
         '--grace-period', metavar='<duration>',
         help='How long servers are left alone after the end, such as 30m '
              '(default: what the operator chose)')
+    parser.add_argument(
+        '--auto-extend', metavar='<duration>',
+        help='By how long it is prolonged before its end, such as 7d, again '
+             'and again while there is room (default: it is not)')
+
+
+def add_named(parser: argparse.ArgumentParser) -> None:
+    """What offer and request have in common."""
+    parser.add_argument('name', metavar='<name>', help='Name of the lease')
+    add_demand(parser)
+
+
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--wait', action='store_true',
+        help='Wait until the lease is ACTIVE, and show progress')
+
+
+def given(parsed_args: argparse.Namespace, *names: str) -> Json:
+    """The arguments of these names that are given."""
+    values = {name: getattr(parsed_args, name) for name in names}
+    return {name: value for name, value in values.items()
+            if value is not None}
 
 
 def add_lease(parser: argparse.ArgumentParser, what: str) -> None:
@@ -151,15 +174,12 @@ def add_lease(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def demand(parsed_args: argparse.Namespace, name: str) -> Json:
-    more = {'on_end': parsed_args.on_end,
-            'grace_period': parsed_args.grace_period}
     return {'name': name,
             'start_date': parsed_args.start_date,
             'end_date': parsed_args.end_date,
             'reservations': parsed_args.reservations,
             'events': [],
-            **{key: value for key, value in more.items()
-               if value is not None}}
+            **given(parsed_args, 'on_end', 'grace_period', 'auto_extend')}
 
 
 # Output
@@ -175,6 +195,12 @@ def shown(body: Json) -> Shown:
 
 class LeaseCommand(command.ShowOne):
     """A command that shows a lease, perhaps after it has waited."""
+
+    def shown(self, parsed_args: argparse.Namespace, lease: Json) -> Shown:
+        """A lease; when it can be used, if that is waited for."""
+        if parsed_args.wait:
+            lease = self.wait(lease['id'], 'ACTIVE', None)
+        return shown(lease)
 
     def wait(self, lease_id: str, wanted: str, timeout: int | None) -> Json:
         """Wait for a status of a lease; returns it as it is then.
@@ -340,9 +366,7 @@ class Offer(LeaseCommand):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument('name', metavar='<name>',
-                            help='Name of the lease')
-        add_demand(parser)
+        add_named(parser)
         parser.add_argument(
             '--expires', metavar='<duration>', type=seconds, default='10m',
             help='How long to hold it, from 1m to 24h (default: 10m)')
@@ -360,9 +384,7 @@ class Request(LeaseCommand):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument('name', metavar='<name>',
-                            help='Name of the lease')
-        add_demand(parser)
+        add_named(parser)
         parser.add_argument(
             '--lease-type', metavar='<type>', choices=LEASE_TYPES,
             help=f'One of {", ".join(LEASE_TYPES)}; with "retry" it waits '
@@ -375,21 +397,15 @@ class Request(LeaseCommand):
             '--retry-interval', metavar='<duration>', type=seconds,
             help='How long to wait between two times, such as 5m (default: '
                  'what the operator chose)')
-        parser.add_argument(
-            '--wait', action='store_true',
-            help='Wait until the lease is ACTIVE, and show progress')
+        add_wait(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        more = {key: getattr(parsed_args, key) for key in (
-            'lease_type', 'retries', 'retry_interval')}
-        lease = client_of(self.app).ask('POST', '/leases', json={
-            **demand(parsed_args, parsed_args.name),
-            **{key: value for key, value in more.items()
-               if value is not None}})['lease']
-        if parsed_args.wait:
-            lease = self.wait(lease['id'], 'ACTIVE', None)
-        return shown(lease)
+        return self.shown(parsed_args, client_of(self.app).ask(
+            'POST', '/leases', json={
+                **demand(parsed_args, parsed_args.name),
+                **given(parsed_args, 'lease_type', 'retries',
+                        'retry_interval')})['lease'])
 
 
 class Accept(LeaseCommand):
@@ -398,18 +414,14 @@ class Accept(LeaseCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         add_lease(parser, 'The offer')
-        parser.add_argument(
-            '--wait', action='store_true',
-            help='Wait until the lease is ACTIVE, and show progress')
+        add_wait(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         client = client_of(self.app)
         lease_id = client.find(parsed_args.lease, status='OFFERED')
-        lease = client.ask('POST', f'/leases/{lease_id}/accept')['lease']
-        if parsed_args.wait:
-            lease = self.wait(lease_id, 'ACTIVE', None)
-        return shown(lease)
+        return self.shown(parsed_args, client.ask(
+            'POST', f'/leases/{lease_id}/accept')['lease'])
 
 
 class Share(command.ShowOne):

@@ -31,8 +31,8 @@ LOG = logging.getLogger(__name__)
 #: What is said of a lease.
 FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
           'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
-          'on_end', 'grace_period', 'lease_type', 'retry_until',
-          'created_at', 'updated_at',
+          'on_end', 'grace_period', 'auto_extend', 'lease_type',
+          'retry_until', 'created_at', 'updated_at',
           'reservations', 'events')
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
@@ -64,7 +64,7 @@ class Answers:
         """
         told = self.lease(described)
         del told['trust_id']
-        return {'version': '1.2', 'lease_id': told['id'], **told, 'events': [
+        return {'version': '1.3', 'lease_id': told['id'], **told, 'events': [
             {**event, 'event_date': event['time']}
             for event in told['events']]}
 

@@ -29,7 +29,6 @@ from blazar_core.db import settings
 from blazar_core.db import vault
 from blazar_core.leases import leases
 from blazar_core.leases import limits
-from blazar_core.leases import making
 from blazar_core.leases import servers
 from blazar_core.lifecycle import announcing
 from blazar_core.lifecycle import lifecycle
@@ -42,10 +41,11 @@ from blazar_nova.parts import answers
 from blazar_nova.parts import credentials
 from blazar_nova.parts import ends
 from blazar_nova.parts import external
+from blazar_nova.parts import granting
 from blazar_nova.resources import cleaning
 from blazar_nova.resources import types as resource_types
 
-__all__ = ['Parts', 'asked_of', 'assemble', 'compare_settings',
+__all__ = ['Parts', 'assemble', 'compare_settings',
            'database', 'lost_after', 'shared']
 
 LOG = logging.getLogger(__name__)
@@ -102,6 +102,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             outside.on_end(words.lease(lease))
 
     search = _admission(conf, books, clock)
+    allowed = limits.Limits(conf, books, clock, quota.NovaQuota(),
+                            [outside.check], types.serverless)
     return Parts(
         conf, books, clock, secrets, trusts, search, types, words,
         notify, leases.Leases(books, clock, search, types), cloud,
@@ -110,33 +112,11 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
                             lost_after(conf), types, ends.available(),
                             conf.blazar.end_limit,
                             (conf.blazar.no_show_time,
-                             conf.blazar.no_show_notice)),
-        limits.Limits(conf, books, clock, quota.NovaQuota(),
-                      [outside.check], types.serverless),
+                             conf.blazar.no_show_notice),
+                            functools.partial(
+                                granting.of_change, allowed, types, words)),
+        allowed,
         announcing.Announcing(books, clock, cloud, service.notify))
-
-
-def asked_of(new: making.NewLease, held: bool, available: resources.Types,
-             ) -> limits.Asked:
-    """What a new lease takes of the limits."""
-    request = new.request
-    return limits.Asked(
-        new.project_id, new.user_id, new.span,
-        sum(one.demand.count for one in new.reservations if available.of(
-            one.resource_type, one.params is None).for_servers),
-        making.total(new.demands),
-        held=held, cleaning_time=new.span.end - (
-            request.window.end + request.grace_period),
-        server_ids=tuple(new.server_ids), described={
-            'name': request.name, 'project_id': new.project_id,
-            'user_id': new.user_id,
-            'start_date': clocks.iso(request.window.start),
-            'end_date': clocks.iso(request.window.end),
-            'reservations': [
-                {'resource_type': one.resource_type,
-                 'amount': one.demand.count,
-                 'resources': dict(one.demand.resources),
-                 **(one.params or {})} for one in new.reservations]})
 
 
 @functools.cache

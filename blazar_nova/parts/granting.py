@@ -1,0 +1,92 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the limits are asked of leases, and of changes of leases."""
+
+import dataclasses
+import typing as ty
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import changing
+from blazar_core.leases import limits
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_core import resources
+from blazar_nova.parts import answers
+
+__all__ = ['asked_of', 'as_changed', 'of_change']
+
+
+def asked_of(new: making.NewLease, held: bool, available: resources.Types,
+             ) -> limits.Asked:
+    """What a new lease takes of the limits."""
+    request = new.request
+    return limits.Asked(
+        new.project_id, new.user_id, new.span,
+        sum(one.demand.count for one in new.reservations if available.of(
+            one.resource_type, one.params is None).for_servers),
+        making.total(new.demands),
+        held=held, cleaning_time=new.span.end - (
+            request.window.end + request.grace_period),
+        server_ids=tuple(new.server_ids), described={
+            'name': request.name, 'project_id': new.project_id,
+            'user_id': new.user_id,
+            'start_date': clocks.iso(request.window.start),
+            'end_date': clocks.iso(request.window.end),
+            'reservations': [
+                {'resource_type': one.resource_type,
+                 'amount': one.demand.count,
+                 'resources': dict(one.demand.resources),
+                 **(one.params or {})} for one in new.reservations]})
+
+
+def as_changed(lease: dict[str, ty.Any], change: changing.Change,
+               ) -> making.NewLease:
+    """A lease as it would be after a change.
+
+    :raises InvalidLeaseParams: when it would end before it starts
+    """
+    start, end = (getattr(change, key) or lease[f'{key}_date']
+                  for key in ('start', 'end'))
+    if end <= start:
+        raise errors.InvalidLeaseParams(
+            f'End date must be later than start date: from '
+            f'{clocks.minute(start)} to {clocks.minute(end)} UTC.')
+    return making.NewLease(
+        lease['project_id'], lease['user_id'], requests.LeaseRequest(
+            name=change.name or lease['name'],
+            window=model.Window(start, end), before_end=None, events=(),
+            on_end=lease['on_end'], starts_now=False,
+            grace_period=lease['grace_period']
+            if change.grace_period is None else change.grace_period),
+        tuple(change.reservations.get(one['id']) or making.NewReservation(
+            model.Demand(one['resources'], one['amount'],
+                         cleaning_time=lease['cleaning_time']),
+            resource_type=one['resource_type'], params=one['params'])
+            for one in lease['reservations']))
+
+
+def of_change(allowed: limits.Limits, types: resources.Types,
+              words: answers.Answers, lease: dict[str, ty.Any],
+              change: changing.Change, resized: bool = False,
+              ) -> limits.Granted | None:
+    """Ask the limits about a lease as it would be.
+
+    :param lease: as it is
+    :param resized: whether it would have other servers than before
+    :raises LimitExceeded: when it may not be so
+    """
+    return allowed.check(dataclasses.replace(
+        asked_of(as_changed(lease, change), False, types),
+        lease_id=lease['id'], resized=resized, current=words.lease(lease)))

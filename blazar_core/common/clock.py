@@ -21,16 +21,7 @@ import threading
 import time
 import typing as ty
 
-from oslo_log import log as logging
-
-from blazar_core.common import errors
-
-__all__ = ['Clock', 'SystemClock', 'ManualClock', 'iso', 'minute', 'repeat']
-
-LOG = logging.getLogger(__name__)
-
-#: Seconds at least until what failed is done again.
-_AFTER_FAILURE = 5
+__all__ = ['Clock', 'SystemClock', 'ManualClock', 'iso', 'minute']
 
 
 class Clock(ty.Protocol):
@@ -88,28 +79,6 @@ class ManualClock:
             while not event.is_set() and self._now < until:
                 # The event cannot wake a condition: look at it now and then.
                 self._moved.wait(0.02)
-
-
-def repeat(clock: Clock, stopping: threading.Event, seconds: int, what: str,
-           look: ty.Callable[[], object]) -> None:
-    """Look again and again, until it is stopped; a failure ends nothing.
-
-    :param seconds: between two looks
-    :param what: is looked for, for the log
-    """
-    while not stopping.is_set():
-        pause = seconds
-        try:
-            look()
-        except errors.BooksUnavailable:
-            pause = max(seconds, _AFTER_FAILURE)
-            LOG.debug('%s: the database of the leases is away; again in %s s',
-                      what, pause)
-        except Exception:
-            pause = max(seconds, _AFTER_FAILURE)
-            LOG.exception('%s could not be found out; again in %s s',
-                          what, pause)
-        clock.wait(stopping, clock.now() + pause)
 
 
 def iso(seconds: int) -> str:

@@ -31,6 +31,7 @@ from oslo_utils import uuidutils
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import loops
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import watch
@@ -94,7 +95,7 @@ class Listener:
             self._thread('mirror', self.mirror.run),
             self._thread('comparison', self._compare),
             self._thread('engine', self.engine.run),
-            *(self._thread(name, clocks.repeat, self.parts.clock,
+            *(self._thread(name, loops.repeat, self.parts.clock,
                            self._stopping, seconds, what, look)
               for name, seconds, what, look in (
                   ('recheck', _TICK, 'Which hosts are to be looked at again',

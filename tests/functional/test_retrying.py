@@ -27,12 +27,14 @@ HOUR = 3600
 class RetryingTestCase(test_api.ApiTestCase):
     """A lease has all but one CPU of two hosts."""
 
+    length = HOUR
     retry = {'lease_type': 'retry', 'retries': 10, 'retry_interval': '5m'}
 
     def setUp(self):
         super().setUp()
-        self.full = self.make_active(reservations=[self.reservation(
-            amount=2, vcpus=3, disk_gb=0, memory_mb=64)])
+        self.full = self.make_active(
+            length=self.length, reservations=[self.reservation(
+                amount=2, vcpus=3, disk_gb=0, memory_mb=64)])
 
     def give_back(self):
         self.delete(self.full)

@@ -16,6 +16,7 @@ import time
 import fixtures
 
 from blazar_core.common import clock
+from blazar_core.common import loops
 from tests.unit import base
 
 NOW = base.NOW
@@ -64,7 +65,7 @@ class TestRepeating(base.TestCase):
                 raise ValueError('so')
             stopping.set()
 
-        thread = self.in_thread(lambda: clock.repeat(
+        thread = self.in_thread(lambda: loops.repeat(
             manual, stopping, 30, 'What is short', look))
         # It may be on its way to wait: the time goes on until it looks.
         self.wait_for(lambda: manual.advance(1) and len(looks) == 2,

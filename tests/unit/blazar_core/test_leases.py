@@ -112,7 +112,7 @@ class TestCreate(base.LeaseTestCase):
              'start_date': NOW + 50, 'end_date': NOW + 100,
              'before_end_date': None, 'degraded': False,
              'on_end': 'delete', 'grace_period': 0, 'cleaning_time': 0,
-             'lease_type': 'scheduled', 'retry_until': None,
+             'auto_extend': 0, 'lease_type': 'scheduled', 'retry_until': None,
              'created_at': NOW, 'updated_at': NOW},
             {key: value for key, value in answer.items()
              if key not in ('id', 'reservations', 'events')})

@@ -45,6 +45,7 @@ class TestOpts(base.BaseTestCase):
              'minutes_before_end_lease': 60, 'on_end': [
                  'delete', 'snapshot', 'shelve', 'stop', 'suspend',
                  'release'], 'end_limit': 3600,
+             'no_show_time': 0, 'no_show_notice': 3600,
              'retries': 12, 'retry_interval': 300,
              'grace_period': 0, 'cleaning_time': 0, 'cleaning_command': '',
              'cleaning_timeout': 10, 'encryption_keys': [],

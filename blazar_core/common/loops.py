@@ -1,0 +1,50 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What threads do that look for something again and again."""
+
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+
+__all__ = ['repeat']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds at least until what failed is done again.
+_AFTER_FAILURE = 5
+
+
+def repeat(clock: clocks.Clock, stopping: threading.Event, seconds: int,
+           what: str, look: ty.Callable[[], object]) -> None:
+    """Look again and again, until it is stopped; a failure ends nothing.
+
+    :param seconds: between two looks
+    :param what: is looked for, for the log
+    """
+    while not stopping.is_set():
+        pause = seconds
+        try:
+            look()
+        except errors.BooksUnavailable:
+            pause = max(seconds, _AFTER_FAILURE)
+            LOG.debug('%s: the database of the leases is away; again in %s s',
+                      what, pause)
+        except Exception:
+            pause = max(seconds, _AFTER_FAILURE)
+            LOG.exception('%s could not be found out; again in %s s',
+                          what, pause)
+        clock.wait(stopping, clock.now() + pause)

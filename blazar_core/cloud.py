@@ -22,8 +22,8 @@ import typing as ty
 
 from blazar_core.common import clock as clocks
 
-__all__ = ['Cloud', 'Deadline', 'Gate', 'Rest', 'Seen', 'ServerState',
-           'Trace']
+__all__ = ['Absent', 'Cloud', 'Deadline', 'Gate', 'Identity', 'Rest', 'Seen',
+           'ServerState', 'Trace']
 
 
 class ServerState(enum.Enum):
@@ -216,5 +216,31 @@ class Cloud(ty.Protocol):
         """Remove what is left of a server that is gone.
 
         For one whose build was never sent; safe to repeat.
+        """
+        ...
+
+
+class Absent(ty.NamedTuple):
+    """Who does not exist any more. Of whom nothing could be said, it is not
+    said that he does.
+
+    :ivar unknown: the ids of these
+    """
+
+    projects: frozenset[str]
+    users: frozenset[str]
+    unknown: frozenset[str] = frozenset()
+
+
+class Identity(ty.Protocol):
+    """Who knows which projects and users there are."""
+
+    def absent(self, project_ids: ty.Collection[str],
+               user_ids: ty.Collection[str]) -> Absent:
+        """Which of these do not exist any more; who is disabled does.
+
+        Costs one request for each of them.
+
+        :raises CloudUnavailable: when nothing can be said of any; says why
         """
         ...

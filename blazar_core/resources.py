@@ -158,6 +158,23 @@ class Kind(abc.ABC):
         """Whether :meth:`changed` has something to do."""
         return type(self).changed is not Kind.changed
 
+    def belongs(self, reserved: Reserved) -> None:
+        """A reservation that has begun is its project's from now on, and not
+        that of another any more, whichever that was.
+        """
+
+    @property
+    def minds_owner(self) -> bool:
+        """Whether :meth:`belongs` has something to do."""
+        return type(self).belongs is not Kind.belongs
+
+    def servers_of(self, reserved: Reserved) -> ty.Collection[str]:
+        """Those of :meth:`guests`, and of others that will be back, that are
+        of the project of a reservation, and were let in by right of that
+        alone.
+        """
+        return ()
+
     def events(self, window: model.Window) -> ty.Mapping[str, int]:
         """Events of its own: by name (letters, digits, ``_.-``), when they
         happen. What is not within the window happens at its start or end.
@@ -244,6 +261,9 @@ class _Absent(Kind):
         raise errors.CloudUnavailable(self._why)
 
     def changed(self, reserved: Reserved) -> None:
+        raise errors.CloudUnavailable(self._why)
+
+    def belongs(self, reserved: Reserved) -> None:
         raise errors.CloudUnavailable(self._why)
 
 

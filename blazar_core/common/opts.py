@@ -103,6 +103,29 @@ OPTS: list[cfg.Opt] = [
              'after it was first tried, after which servers are deleted that '
              'did not come to another end by then: their room is promised to '
              'others. 0: never. ``recycle`` has no limit.'),
+    cfg.StrOpt(
+        'orphaned_leases', default='report', choices=(
+            ('report', 'It is told of: by the notification '
+             'lease.event.orphaned, in its status_reason and in the log.'),
+            ('end', 'The same; and where it is the project that is gone, it '
+             'is ended as if it was deleted, when orphan_grace is over and '
+             'the project is still gone.')),
+        help='What becomes of a lease whose project or user keystone does not '
+             'have any more. One whose user alone is gone is never ended by '
+             'this: it is the project that owns it. Nothing is done while '
+             'keystone cannot be asked: the service user of '
+             '[blazar_keystone] has to be allowed to see projects and '
+             'users.'),
+    cfg.IntOpt(
+        'orphan_grace', default=72, min=1,
+        help='Hours from when it was first seen that the project of a lease '
+             'is gone, after which it is ended by orphaned_leases=end.'),
+    cfg.IntOpt(
+        'orphan_interval', default=24, min=0,
+        help='Hours between two times that a blazar-listener asks keystone '
+             'for the projects and users of all leases: one request for each '
+             'of them. 0: never; blazar-nova-manage lease orphans does it, '
+             'too.'),
     cfg.IntOpt(
         'no_show_time', default=0, min=0,
         help='Seconds after the start of a lease after which the notification '

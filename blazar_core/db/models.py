@@ -26,8 +26,8 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'RequestKey',
-           'Reservation', 'Setting', 'WouldEnd']
+           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Orphan',
+           'RequestKey', 'Reservation', 'Setting', 'WouldEnd']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -466,5 +466,26 @@ class WouldEnd(Base):
     user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    told_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+
+
+class Orphan(Base):
+    """A lease whose project or user does not exist any more
+    (:mod:`blazar_core.lifecycle.orphans`).
+
+    :ivar missing: ``project`` or ``user``; of both, the project
+    :ivar seen_at: when that was seen first
+    :ivar claimed_until: until when somebody is about to tell it
+    :ivar told_at: None: nobody has told it
+    """
+
+    __tablename__ = 'orphans'
+
+    # No foreign key: the lease may be withdrawn first.
+    lease_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    missing: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     told_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)

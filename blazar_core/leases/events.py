@@ -107,6 +107,20 @@ def changed(session: orm.Session, lease: models.Lease,
     if lease.status not in states.BEGUN or not any(
             types.of_row(one).minds_changes for one in reservations):
         return
+    _change(session, lease, now)
+
+
+def handed_over(session: orm.Session, lease: models.Lease,
+                types: resources.Types, now: int) -> None:
+    """Have the types of reservations told whose they are from now on, if
+    their lease has begun.
+    """
+    if lease.status in states.BEGUN and any(
+            types.of_row(one).minds_owner for one in lease.reservations):
+        _change(session, lease, now)
+
+
+def _change(session: orm.Session, lease: models.Lease, now: int) -> None:
     told = {event.status: event for event in lease.events
             if event.event_type == states.EventType.CHANGED}
     if states.Event.DONE in told:

@@ -19,6 +19,7 @@ from blazar_core.leases import binding
 from blazar_core.leases import changing
 from blazar_core.leases import credentials
 from blazar_core.leases import making
+from blazar_core.leases import owning
 from blazar_core.leases import places
 from blazar_core.leases import servers
 from blazar_core import resources
@@ -35,6 +36,7 @@ class Leases:
         self.making = making.Making(database, clock, admission, types)
         self.changing = changing.Changing(database, clock, admission, types)
         self.binding = binding.Binding(database, clock, types)
+        self.owning = owning.Owning(database, clock, types)
         self.places = places.Places(database, clock)
         self.credentials = credentials.Credentials(database, clock)
         self.servers = servers.Servers(database)

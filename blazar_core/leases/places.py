@@ -54,6 +54,9 @@ class Places:
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            if lease.project_id != project_id:
+                # It was handed over at this moment.
+                raise _none(reservation_id)
             if lease.status != states.Lease.ACTIVE or lease.end_date <= now:
                 raise errors.Conflict(
                     f'Reservation {reservation_id} belongs to lease '
@@ -101,8 +104,7 @@ class Places:
                 .where(models.Reservation.id == reservation_id,
                        models.Lease.project_id == project_id))
         if lease_id is None:
-            raise errors.NotFound(
-                f'Reservation {reservation_id} could not be found.')
+            raise _none(reservation_id)
         return lease_id
 
     def vacate(self, server_ids: ty.Collection[str]) -> None:
@@ -115,6 +117,11 @@ class Places:
                 sa.update(models.Booking)
                 .where(models.Booking.server_id.in_(server_ids))
                 .values(server_id=None, sent_at=None, placed_at=None))
+
+
+def _none(reservation_id: str) -> errors.NotFound:
+    return errors.NotFound(
+        f'Reservation {reservation_id} could not be found.')
 
 
 def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],

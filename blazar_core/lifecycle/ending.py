@@ -16,6 +16,7 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import holding
 from blazar_core.books import ledger
@@ -41,6 +42,9 @@ LOG = logging.getLogger(__name__)
 
 #: Of the servers that an end waits for, so many are named.
 _SHOWN = 5
+#: Seconds for which an end is tried that takes an owner who is gone, where
+#: nothing else limits that.
+_IN_VAIN = 3600
 
 
 #: What is done to a server, one after the other.
@@ -101,16 +105,18 @@ class Ending:
         LOG.info('Lease %s: nobody accepted the offer', lease_id)
         self._notify('lease.event.expire_offer', described)
 
-    def delete(self, lease_id: str) -> None:
+    def delete(self, lease_id: str, project_id: str | None = None) -> None:
         """End a lease that its owner does not want any more.
 
         It is over at once if it has neither servers nor hosts; else it is
         brought to its end by whoever carries out events. Safe to call again
         at any time.
 
+        :param project_id: only if it is this one's; None: whosever it is
         :raises NotFound: when there is no such lease
         """
-        described, in_use = self._database.retried(self._delete, lease_id)
+        described, in_use = self._database.retried(
+            self._delete, lease_id, project_id)
         if described is None:
             return
         self._notify('lease.delete', described)
@@ -122,14 +128,16 @@ class Ending:
             LOG.exception('Lease %s is not over yet; its end is tried again '
                           'by whoever carries out events', lease_id)
 
-    def _delete(self, lease_id: str) -> tuple[facts.Lease | None, bool]:
+    def _delete(self, lease_id: str, project_id: str | None,
+                ) -> tuple[facts.Lease | None, bool]:
         """Returns the lease, if nobody has deleted it before, and whether
         somebody or something has to go first.
         """
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.deleted_at is not None:
+            if lease.deleted_at is not None or (
+                    project_id not in (None, lease.project_id)):
                 return None, False
             lease.deleted_at = lease.updated_at = now
             if lease.status != states.Lease.TERMINATED:
@@ -332,7 +340,8 @@ class Ending:
                         f'servers; they are deleted if no other process '
                         f'does until {self._patience} s after its end'))
                 name = ends.DELETE
-            if self._is_late(lease, now, ends.steps_of(name, self._policies)):
+            if self._is_late(session, lease, now,
+                             ends.steps_of(name, self._policies)):
                 name = ends.DELETE
             if lease.status != states.Lease.TERMINATING:
                 lease.enter(states.Lease.TERMINATING, self._clock.now())
@@ -352,19 +361,29 @@ class Ending:
                 lease.end_date + lease.grace_period - now
                 if when_due and lease.deleted_at is None else 0)
 
-    def _is_late(self, lease: models.Lease, now: int, its: _Steps) -> bool:
+    def _is_in_vain(self, session: orm.Session, lease: models.Lease) -> bool:
+        """Whether an end takes an owner who seems to be gone: then it would
+        be tried for ever.
+        """
+        return ends.needs_owner(lease.on_end, self._policies) and (
+            session.get(models.Orphan, lease.id) is not None)
+
+    def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
+                 its: _Steps) -> bool:
         """Whether it has taken too long to do something else than to delete
         the servers of a lease; the lease says so.
 
         Since somebody has begun with it: nobody may have been there before.
         """
-        if not self._limit or its[-1].for_guests or (
+        limit = self._limit or (
+            _IN_VAIN if self._is_in_vain(session, lease) else 0)
+        if not limit or its[-1].for_guests or (
                 lease.status != states.Lease.TERMINATING) or (
-                its == [self._policies[ends.DELETE]]) or now < self._limit + (
+                its == [self._policies[ends.DELETE]]) or now < limit + (
                 max(lease.end_date + lease.grace_period, lease.updated_at)):
             return False
         why = (f'Its servers are deleted: {lease.on_end} was not done within '
-               f'{self._limit} s.')
+               f'{limit} s.')
         if why not in lease.status_reason:
             LOG.warning('Lease %s: %s', lease.id, why)
             lease.status_reason = (

@@ -30,8 +30,9 @@ from blazar_core.db import models
 
 __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'GivenUp', 'LEFT',
            'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED',
-           'NOT_FREE', 'NOT_PROLONGED', 'Outcome', 'REFUSED', 'SNAPSHOTS',
-           'apart', 'booking_of', 'bookings', 'comes_first', 'failures',
+           'NOT_FREE', 'NOT_PROLONGED', 'ORPHANED', 'Outcome', 'REFUSED',
+           'SNAPSHOTS', 'apart', 'booking_of', 'bookings', 'comes_first',
+           'disowned', 'failures',
            'is_building', 'is_unsettled', 'lasting', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
 
@@ -67,6 +68,9 @@ REFUSED = 'Its end is tried again: '
 SNAPSHOTS = 'Its snapshots are tried again: '
 #: How begins what one says that could not be prolonged by itself.
 NOT_PROLONGED = 'It could not be prolonged, which is tried again: '
+#: What one says whose owner there is no more, by what is missing.
+ORPHANED = {'project': 'Its project does not exist any more.',
+            'user': 'Its user does not exist any more.'}
 #: What one says whose servers may stay as long as they like.
 LEFT = 'Its hosts are given back when the servers there have gone.'
 
@@ -134,8 +138,22 @@ def is_building(lease: models.Lease) -> bool:
                for booking in bookings(lease))
 
 
+def disowned(reason: str, missing: str | None) -> str:
+    """What a lease says, with what is to be said of its owner.
+
+    :param missing: see :data:`ORPHANED`; None: there is one
+    """
+    for said in ORPHANED.values():
+        reason = ' '.join(reason.replace(said, ' ').split())
+    return reason if missing is None else (
+        f'{reason} {ORPHANED[missing]}'.strip())
+
+
 def lasting(reason: str) -> str:
     """What is still said of a lease when it waits for nothing any more."""
+    for missing, said in ORPHANED.items():
+        if said in reason:
+            return disowned(lasting(disowned(reason, None)), missing)
     for begin in (REFUSED, SNAPSHOTS, NOT_PROLONGED):
         reason = reason.partition(begin)[0].strip()
     for passing in (NOT_FREE, NOT_CLOSED, GRACE, LEFT, CLEANING):

@@ -91,7 +91,9 @@ class Telling:
         return None
 
     def changed(self, lease_id: str) -> facts.Outcome:
-        """Something of a lease that has begun has other bookings."""
+        """Something of a lease that has begun has other bookings, or the
+        lease another owner.
+        """
         told = None
         for _round in range(_ROUNDS):
             with self._database.reader() as session:
@@ -101,9 +103,10 @@ class Telling:
                 parts = [
                     (kind, reserved) for kind, reserved in
                     self._types.reserved(session, lease)
-                    if kind.minds_changes]
+                    if kind.minds_changes or kind.minds_owner]
             # Whoever stood still meanwhile has told what is not so any more.
-            hosts = {reserved.id: reserved.hosts for _kind, reserved in parts}
+            hosts = {reserved.id: (reserved.project_id, reserved.hosts)
+                     for _kind, reserved in parts}
             if over or hosts == told:
                 break
             try:
@@ -112,6 +115,7 @@ class Telling:
             except holding.InUse as exc:
                 return facts.Later(facts.AGAIN, str(exc), facts.LONGEST_WAIT)
             for kind, reserved in parts:
+                kind.belongs(reserved)
                 kind.changed(reserved)
             told = hosts
         else:

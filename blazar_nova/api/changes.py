@@ -32,7 +32,7 @@ from blazar_nova.parts import granting
 from blazar_nova.parts import wiring
 from blazar_nova.resources import types
 
-__all__ = ['Changes', 'asking', 'is_owner']
+__all__ = ['Changes', 'actions_of', 'asking', 'is_owner']
 
 
 class Changes:
@@ -55,7 +55,7 @@ class Changes:
         lease_params.check_extension(
             lease['auto_extend'] if change.auto_extend is None
             else change.auto_extend, change.on_end or lease['on_end'],
-            _actions(lease, change))
+            actions_of(lease, change))
         asks = asking(self._parts, web.for_project(
             context, lease['project_id']))
         reservations = self._changed(asks, lease, asked.reservations)
@@ -83,7 +83,7 @@ class Changes:
         grace = lease['grace_period'] if change.grace_period is None else (
             change.grace_period)
         later = end + grace > lease['end_date'] + lease['grace_period']
-        before, after = _actions(lease, None), _actions(lease, change)
+        before, after = actions_of(lease), actions_of(lease, change)
         takes_one = trusts.needs_one(change.on_end or lease['on_end'], after)
         if not (later or takes_one and (
                 change.on_end is not None or not trusts.needs_one(
@@ -183,8 +183,8 @@ def asking(parts: wiring.Parts, context: ty.Any) -> types.Asking:
         parts.conf.blazar.public_properties), parts.types)
 
 
-def _actions(lease: dict[str, ty.Any], change: changing.Change | None,
-             ) -> set[str]:
+def actions_of(lease: dict[str, ty.Any],
+               change: changing.Change | None = None) -> set[str]:
     """What is still to be done at the events of a lease.
 
     :param change: what is to become of it; None: nothing

@@ -29,6 +29,7 @@ from blazar_nova.api import bodies
 from blazar_nova.api import changes
 from blazar_nova.api import dates
 from blazar_nova.api import faults
+from blazar_nova.api import handing
 from blazar_nova.api import lease_params
 from blazar_nova.api import policy
 from blazar_nova.api import trusts
@@ -51,6 +52,7 @@ class Leases:
         self._defaults = lease_params.defaults(parts.conf)
         self._policy = policy.Policy(parts.conf)
         self._changes = changes.Changes(parts)
+        self._handing = handing.Handing(parts)
 
     # -- looking -----------------------------------------------------------
 
@@ -161,8 +163,15 @@ class Leases:
 
     def update(self, request: webob.Request, lease_id: str) -> web.Answer:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
-        return self._answer(200, self._changes.make(
-            web.context(request), web.body(request), lease))
+        context, body = web.context(request), web.body(request)
+        if not handing.is_asked(body):
+            return self._answer(200, self._changes.make(context, body, lease))
+        if not self._policy.allows(context, 'blazar:leases:hand_over', {
+                'project_id': lease['project_id']}):
+            raise errors.Forbidden(
+                'Leases are handed over to another project or user by admins '
+                '(blazar:leases:hand_over). Leave project_id and user_id out.')
+        return self._answer(200, self._handing.make(context, body, lease_id))
 
     def delete(self, request: webob.Request, lease_id: str) -> web.Answer:
         try:

@@ -30,6 +30,7 @@ from blazar_core.db import vault
 from blazar_core.leases import credentials
 from blazar_core.leases import views
 from blazar_core.lifecycle import announcing
+from blazar_core.lifecycle import orphans
 
 if ty.TYPE_CHECKING:
     from blazar_nova.cmd import importing
@@ -48,7 +49,7 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
     :returns: the exit code; 1 when an error was printed
     """
     parsed = _parser().parse_args(argv)
-    if parsed.action in (_verify, _import):
+    if parsed.action in (_verify, _import, _lease_orphans):
         return int(parsed.action(parsed))
     try:
         if 'of_host' in parsed:
@@ -81,10 +82,24 @@ def _parser() -> argparse.ArgumentParser:
     _verb(lease, 'announced', 'print a table of the servers that would be '
           'over by now, if every boot were a lease, as it was announced in '
           'the last 30 days', _lease_announced)
+    _add_orphans(lease)
     _add_hosts(nouns)
     _add_verify(nouns)
     _add_import(nouns)
     return parser
+
+
+def _add_orphans(verbs: ty.Any) -> None:
+    text = ('ask keystone for the projects and users of all leases, and print '
+            'a table of those that have none any more')
+    found = verbs.add_parser('orphans', help=text, description=(
+        f'{text[0].upper()}{text[1:]}.'))
+    found.add_argument(
+        '--end', action='store_true',
+        help='end those whose project has been gone for [blazar] '
+             'orphan_grace, as if they were deleted, whatever [blazar] '
+             'orphaned_leases says')
+    found.set_defaults(action=_lease_orphans)
 
 
 def _add_hosts(nouns: ty.Any) -> None:
@@ -203,6 +218,31 @@ def _lease_announced(conf: cfg.ConfigOpts) -> None:
                        clocks.iso(row.created_at)[:19],
                        clocks.iso(row.end_date)[:19]])
     print(table)
+
+
+def _lease_orphans(parsed: argparse.Namespace) -> int:
+    try:
+        parts = _parts(parsed.config_file)
+        from blazar_nova.compat import service
+
+        ended = parts.orphans.find(parsed.end)
+        service.flush()
+        found = orphans.known(parts.database)
+    except errors.BlazarError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    table = prettytable.PrettyTable(
+        ['ID', 'Name', 'Project', 'User', 'Status', 'End (UTC)', 'Missing',
+         'Since (UTC)'], align='l')
+    for row in found:
+        table.add_row([
+            row.id, row.name, row.project_id, row.user_id, row.status,
+            clocks.iso(row.end_date)[:19], row.missing,
+            clocks.iso(row.seen_at)[:19]])
+    print(table)
+    if ended:
+        print(f'Ended: {", ".join(ended)}.')
+    return 0
 
 
 def _host_list(hosts: 'enrolling.Enrolling', _parsed: argparse.Namespace,

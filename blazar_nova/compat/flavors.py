@@ -36,8 +36,8 @@ from blazar_nova.compat import demand as demands
 from blazar_nova.compat import hosted
 
 __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
-           'facts_of', 'facts_like', 'open_reservation', 'reservation_of',
-           'release', 'reservations_open', 'take_over']
+           'facts_of', 'facts_like', 'give_reservation', 'open_reservation',
+           'reservation_of', 'release', 'reservations_open', 'take_over']
 
 #: The extra spec that makes a flavor one of a reservation.
 _MARK = 'blazar:reservation'
@@ -183,6 +183,32 @@ def _make_its_own(context: ty.Any, reserved: resources.Reserved,
                 flavor.add_access(reserved.project_id)
         flavor.extra_specs = facts['extra_specs']
         flavor.save()
+
+
+def give_reservation(reserved: resources.Reserved) -> None:
+    """Let the project of a reservation use its flavor and its server group,
+    and no other; nothing where there are none. Safe to repeat.
+
+    :raises CloudUnavailable: when that cannot be done now
+    """
+    bounded.of_api(_give, reserved)
+
+
+def _give(reserved: resources.Reserved) -> None:
+    context = nova_context.get_admin_context()
+    with contextlib.suppress(exception.FlavorNotFound):
+        flavor = objects.Flavor.get_by_flavor_id(context, reserved.id)
+        for project_id in {*flavor.projects} - {reserved.project_id}:
+            with contextlib.suppress(exception.FlavorAccessNotFound):
+                flavor.remove_access(project_id)
+        if reserved.project_id not in flavor.projects:
+            with contextlib.suppress(exception.FlavorAccessExists):
+                flavor.add_access(reserved.project_id)
+    with contextlib.suppress(exception.InstanceGroupNotFound):
+        group = objects.InstanceGroup.get_by_uuid(context, reserved.id)
+        group.project_id = reserved.project_id
+        group.user_id = reserved.user_id
+        group.save()
 
 
 def take_over(server_id: str, reservation_id: str) -> None:

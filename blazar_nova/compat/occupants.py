@@ -27,7 +27,7 @@ from blazar_nova.compat import bounded
 from blazar_nova.compat import pool
 from blazar_nova.compat import survey
 
-__all__ = ['Occupant', 'on', 'shelved']
+__all__ = ['Occupant', 'of', 'on', 'shelved']
 
 
 class Occupant(ty.NamedTuple):
@@ -59,6 +59,15 @@ def on(host: pool.Member) -> list[Occupant]:
     """
     there = sorted(pool.everybody(host))
     return bounded.of_api(_described, there) if there else []
+
+
+def of(server_ids: ty.Collection[str], project_id: str) -> list[str]:
+    """Those of some servers that are of a project.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    found = bounded.of_api(_described, [*server_ids]) if server_ids else []
+    return [one.id for one in found if one.project_id == project_id]
 
 
 def shelved(reservation_id: str, project_id: str) -> list[str]:

@@ -44,9 +44,9 @@ from blazar_nova.compat import hosts
 from blazar_nova.compat import service
 from blazar_nova.compat import traits
 
-__all__ = ['Member', 'close', 'everybody', 'guests', 'join', 'joined',
-           'leave', 'leave_after_lease', 'list_opts', 'members_of', 'open_to',
-           'opened', 'problems']
+__all__ = ['Member', 'close', 'everybody', 'give_to', 'guests', 'join',
+           'joined', 'leave', 'leave_after_lease', 'list_opts', 'members_of',
+           'open_to', 'opened', 'problems']
 
 LOG = logging.getLogger(__name__)
 
@@ -210,6 +210,22 @@ def _prepared(reservation_id: str, project_id: str,
     return (_isolated(context),
             _aggregate_of(context, reservation_id, project_id, members),
             _freepool(context))
+
+
+def give_to(reservation_id: str, project_id: str) -> None:
+    """Say of the hosts of a reservation which project has them now.
+
+    :raises CloudUnavailable: when that cannot be done now
+    """
+    bounded.of_api(_give_to, reservation_id, project_id)
+
+
+def _give_to(reservation_id: str, project_id: str) -> None:
+    context = nova_context.get_admin_context()
+    aggregate = _found(context, reservation_id)
+    if aggregate is not None:
+        aggregates.described(context, aggregate, {
+            service.CONF[_GROUP].blazar_owner: project_id})
 
 
 def close(reservation_id: str) -> None:

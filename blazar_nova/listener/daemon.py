@@ -105,7 +105,10 @@ class Listener:
                   ('retrying', retrying.PAUSE, 'For which leases there is '
                    'room now', life.retrying.look),
                   ('leaving', self._interval, 'Which hosts are to leave',
-                   self._enrolling.remove_left)))]
+                   self._enrolling.remove_left),
+                  ('orphans', 3600 * conf.blazar.orphan_interval,
+                   'Which leases have no owner any more', self.find_orphans))
+              if seconds)]
 
     def _thread(self, name: str, target: ty.Callable[..., None],
                 *args: ty.Any) -> threading.Thread:
@@ -185,6 +188,15 @@ class Listener:
         if self.parts.conf.blazar.default_reservation == 'announce':
             self.parts.announcing.tell()
         self.parts.announcing.trim()
+
+    def find_orphans(self) -> None:
+        """See to leases whose project or user there is no more."""
+        try:
+            if self.parts.orphans.find():
+                self.engine.wake()
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Whether the projects and users of leases exist is '
+                        'not known: %s', exc)
 
 
 def _name() -> str:

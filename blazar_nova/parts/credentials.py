@@ -237,3 +237,44 @@ class Credentials:
         now = datetime.datetime.now(datetime.timezone.utc).strftime(_DATE)
         return {trust['id'] for trust in answer.json()['trusts']
                 if trust['expires_at'] is None or trust['expires_at'] > now}
+
+    def own(self) -> dict[str, str | None]:
+        """The service user itself, and the project of its token, if any.
+
+        :raises CloudUnavailable: when it cannot be told
+        """
+        if not self.is_configured():
+            raise errors.CloudUnavailable(
+                'There is no keystone in the configuration.')
+        try:
+            return {'user': self._session.get_user_id(),
+                    'project': self._session.get_project_id()}
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone does not let the service user in: {exc}') from exc
+
+    def exists(self, path: str) -> bool | None:
+        """Whether keystone has something, asked as the service user.
+
+        :returns: None when it does not say
+        :raises CloudUnavailable: when it does not answer
+        """
+        try:
+            self._keystone(self._session).get(path)
+        except exceptions.NotFound as exc:
+            # Not what stands in front of it, or has its name.
+            return False if _is_keystones(exc.response) else None
+        except (exceptions.Forbidden, exceptions.Unauthorized):
+            return None
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone does not answer: {exc}') from exc
+        return True
+
+
+def _is_keystones(response: ty.Any) -> bool:
+    """Whether it is keystone that says there is no such thing."""
+    try:
+        return bool(response.json()['error']['code'] == 404)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False

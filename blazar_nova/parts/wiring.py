@@ -32,6 +32,7 @@ from blazar_core.leases import limits
 from blazar_core.leases import servers
 from blazar_core.lifecycle import announcing
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import orphans
 from blazar_core import resources
 from blazar_nova.compat import demand
 from blazar_nova.compat import quota
@@ -42,6 +43,7 @@ from blazar_nova.parts import credentials
 from blazar_nova.parts import ends
 from blazar_nova.parts import external
 from blazar_nova.parts import granting
+from blazar_nova.parts import identity
 from blazar_nova.resources import cleaning
 from blazar_nova.resources import types as resource_types
 
@@ -78,6 +80,8 @@ class Parts:
     lifecycle: lifecycle.Lifecycle
     limits: limits.Limits
     announcing: announcing.Announcing
+    identity: identity.Identity
+    orphans: orphans.Orphans
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
@@ -104,19 +108,21 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     search = _admission(conf, books, clock)
     allowed = limits.Limits(conf, books, clock, quota.NovaQuota(),
                             [outside.check], types.serverless)
+    life = lifecycle.Lifecycle(
+        books, clock, search, cloud, secrets.open, notify,
+        conf.blazar.start_patience, lost_after(conf), types, ends.available(),
+        conf.blazar.end_limit,
+        (conf.blazar.no_show_time, conf.blazar.no_show_notice),
+        functools.partial(granting.of_change, allowed, types, words))
+    known = identity.Identity(trusts)
     return Parts(
         conf, books, clock, secrets, trusts, search, types, words,
-        notify, leases.Leases(books, clock, search, types), cloud,
-        lifecycle.Lifecycle(books, clock, search, cloud, secrets.open,
-                            notify, conf.blazar.start_patience,
-                            lost_after(conf), types, ends.available(),
-                            conf.blazar.end_limit,
-                            (conf.blazar.no_show_time,
-                             conf.blazar.no_show_notice),
-                            functools.partial(
-                                granting.of_change, allowed, types, words)),
-        allowed,
-        announcing.Announcing(books, clock, cloud, service.notify))
+        notify, leases.Leases(books, clock, search, types), cloud, life,
+        allowed, announcing.Announcing(books, clock, cloud, service.notify),
+        known, orphans.Orphans(
+            books, clock, known, life.ending.delete, notify,
+            conf.blazar.orphaned_leases == 'end',
+            conf.blazar.orphan_grace * 3600))
 
 
 @functools.cache

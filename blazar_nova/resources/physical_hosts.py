@@ -114,6 +114,15 @@ class PhysicalHosts(resources.ResourceType):
         return pool.guests({
             *_members(reserved), *pool.members_of(reserved.id)}, reserved.id)
 
+    def servers_of(self, reserved: resources.Reserved) -> ty.Collection[str]:
+        if reserved.project_id in reserved.params.get('projects', ()):
+            return ()
+        return {*occupants.of(self.guests(reserved), reserved.project_id),
+                *occupants.shelved(reserved.id, reserved.project_id)}
+
+    def belongs(self, reserved: resources.Reserved) -> None:
+        pool.give_to(reserved.id, reserved.project_id)
+
     @property
     def cleaning_seconds(self) -> int:
         return cleaning.LAST + ty.cast(

@@ -56,6 +56,9 @@ class Places(resources.ResourceType):
     def start(self, reserved: resources.Reserved) -> None:
         flavors.open_reservation(reserved)
 
+    def belongs(self, reserved: resources.Reserved) -> None:
+        flavors.give_reservation(reserved)
+
     def end(self, reserved: resources.Reserved) -> None:
         flavors.close_reservation(reserved.id)
 

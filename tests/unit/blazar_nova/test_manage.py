@@ -15,6 +15,8 @@
 import contextlib
 import io
 import os
+import types
+from unittest import mock
 
 from cryptography import fernet
 import fixtures
@@ -22,6 +24,7 @@ import fixtures
 from blazar_core.books import admission
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import migration
@@ -30,6 +33,7 @@ from blazar_core.db import vault
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import announcing
+from blazar_core.lifecycle import orphans
 from blazar_core import resources
 from blazar_nova.cmd import manage
 
@@ -40,6 +44,8 @@ NOW = base.NOW
 
 
 class ManageTest(base.TestCase):
+
+    now = NOW
 
     def setUp(self):
         super().setUp()
@@ -149,6 +155,49 @@ class ManageTest(base.TestCase):
         for words in ('server-1', 'project', 'user', clocks.iso(NOW)[:19],
                       clocks.iso(NOW + 60)[:19]):
             self.assertIn(words, text)
+
+    def orphans(self, *words, gone=('project',)):
+        """Type the command, with a keystone that does not have these; None:
+        that does not answer.
+        """
+        def absent(projects, users):
+            if gone is None:
+                raise errors.CloudUnavailable('It is away.')
+            return clouds.Absent(frozenset(projects) & frozenset(gone),
+                                 frozenset(users) & frozenset(gone))
+
+        database, deleted = self.database(), []
+        found = orphans.Orphans(
+            database, clocks.ManualClock(self.now),
+            types.SimpleNamespace(absent=absent),
+            lambda lease, project: deleted.append((lease, project)),
+            lambda *_said: None, False, 60)
+        with mock.patch.object(
+                manage, '_parts', lambda _files: types.SimpleNamespace(
+                    orphans=found, database=database)):
+            return *self.manage('lease', 'orphans', *words), deleted
+
+    def test_leases_without_an_owner_are_listed_and_ended(self):
+        self.manage('db', 'sync')
+        lease = self.hold(self.database())
+        code, text, _deleted = self.orphans(gone=())
+        self.assertEqual((0, False), (code, lease['id'] in text))
+        code, text, deleted = self.orphans('--end')
+        self.assertEqual((0, []), (code, deleted))
+        for words in (lease['id'], 'lease1', 'PENDING', 'project', 'user',
+                      clocks.iso(NOW)[:19]):
+            self.assertIn(words, text)
+        self.now += 60
+        self.assertEqual([], self.orphans()[2])
+        code, text, deleted = self.orphans('--end')
+        self.assertEqual((0, [(lease['id'], 'project')]), (code, deleted))
+        self.assertIn(f'Ended: {lease["id"]}.', text)
+
+    def test_a_keystone_that_does_not_answer_is_a_sentence(self):
+        self.manage('db', 'sync')
+        self.hold(self.database())
+        code, text, _deleted = self.orphans(gone=None)
+        self.assertEqual((1, 'It is away.\n'), (code, text))
 
     def test_what_is_wrong_is_a_sentence_and_a_code(self):
         self.url = ''

@@ -201,8 +201,8 @@ class OscTestCase(base.BaseTestCase):
 class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
-    OURS = ['accept', 'availability', 'offer', 'quote', 'request', 'share',
-            'wait']
+    OURS = ['accept', 'availability', 'hand over', 'offer', 'quote',
+            'request', 'share', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(
@@ -565,6 +565,27 @@ class ShareTest(OscTestCase):
             reservations=[{'id': OTHER, 'resource_type': 'x'}])}))
         self.assertIn('has no whole hosts', self.fails(
             'share', ID, '--nobody'))
+
+
+class HandOverTest(OscTestCase):
+
+    def test_to_a_project_or_a_user_or_both(self):
+        for words, body in (
+                (['--project', 'one'], {'project_id': 'one'}),
+                (['--user', 'two'], {'user_id': 'two'}),
+                (['--project', 'one', '--user', 'two'],
+                 {'project_id': 'one', 'user_id': 'two'})):
+            self.cloud.sees(f'PUT /leases/{ID}', (200, {'lease': a_lease()}))
+            self.reservation('hand', 'over', ID, *words)
+            self.assertEqual(
+                ('PUT', f'/reservation/v1/leases/{ID}', body), (
+                    self.cloud.requests[-1].method,
+                    self.cloud.requests[-1].path,
+                    self.cloud.requests[-1].body))
+
+    def test_to_whom_has_to_be_said(self):
+        self.assertIn('Say to whom', self.fails('hand', 'over', ID))
+        self.assertEqual([], self.cloud.requests)
 
 
 class WaitTest(OscTestCase):

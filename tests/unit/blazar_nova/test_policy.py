@@ -40,6 +40,7 @@ LEAST = {
     'blazar:leases:post': 'member',
     'blazar:leases:offer': 'member',
     'blazar:leases:put': 'member',
+    'blazar:leases:hand_over': 'admin',
     'blazar:leases:delete': 'member',
     'blazar:availability:get': 'reader',
     'blazar:oshosts:get': 'admin',

@@ -1,0 +1,259 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Leases whose project or user does not exist any more.
+
+They are found, told of once, and ended where the operator wants that. It is
+the project that owns a lease: one whose user alone is gone is only told of.
+Nobody is gone of whom that could not be asked, and nothing is ended by one
+answer: it has to be the same when some time is over.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import facts
+
+__all__ = ['EVENT', 'Orphans', 'PROJECT', 'USER', 'known']
+
+LOG = logging.getLogger(__name__)
+
+EVENT = 'lease.event.orphaned'
+PROJECT = 'project'
+USER = 'user'
+
+#: Seconds after which who was about to tell something has died over it.
+_CLAIM = 60
+
+#: Of leases that are neither over nor on their way there.
+_LASTING = sa.and_(models.Lease.deleted_at.is_(None),
+                   models.Lease.status.in_([
+                       one for one in states.LEASE.steps
+                       if one not in states.ENDING]))
+
+
+class _Owned(ty.NamedTuple):
+    """A lease, and whose it was when that was asked about."""
+
+    id: str
+    project_id: str
+    user_id: str
+
+
+class _Noted(ty.NamedTuple):
+    """What is to follow from what was seen of a lease.
+
+    :ivar tell: the lease, if it is to be told of
+    :ivar due: whether what is missing was missing for long enough
+    """
+
+    tell: dict[str, ty.Any] | None
+    due: bool
+
+
+_NOTHING = _Noted(None, False)
+
+
+class Orphans:
+    """Finds leases without an owner.
+
+    :param delete: ends a lease as if it was deleted, if it is still one of
+        a project
+    :param notify: told of an event type and a lease
+    :param ends: whether leases are ended whose project is gone
+    :param grace: seconds for which it has to be gone
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 identity: clouds.Identity,
+                 delete: ty.Callable[[str, str], None],
+                 notify: ty.Callable[[str, dict[str, ty.Any]], None],
+                 ends: bool, grace: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._identity = identity
+        self._delete = delete
+        self._notify = notify
+        self._ends = ends
+        self._grace = grace
+
+    def find(self, ends: bool = False) -> list[str]:
+        """Look at all leases; any number of processes may, at any time.
+
+        :param ends: also if nothing else says so, have those ended whose
+            project is gone for long enough
+        :returns: the ids of those that are ended by this
+        :raises CloudUnavailable: when it cannot be said who is gone
+        :raises BooksUnavailable: when the database does not answer
+        """
+        with self._database.connection() as connection:
+            owners = connection.execute(sa.select(
+                models.Lease.project_id, models.Lease.user_id,
+            ).where(_LASTING).distinct()).all()
+        absent = self._identity.absent(
+            sorted({one.project_id for one in owners}),
+            sorted({one.user_id for one in owners})) if owners else (
+                clouds.Absent(frozenset(), frozenset()))
+        ended = []
+        for lease in self._concerned(absent):
+            with facts.apart(lease.id):
+                if self._see_to(lease, absent, ends or self._ends):
+                    ended.append(lease.id)
+        self._database.retried(self._trim)
+        return ended
+
+    def _concerned(self, absent: clouds.Absent) -> list[_Owned]:
+        """The leases whose owners are gone, or were before."""
+        columns = (models.Lease.id, models.Lease.project_id,
+                   models.Lease.user_id)
+        gone = absent.projects | absent.users
+        with self._database.connection() as connection:
+            # All of them, and chosen here: no statement takes any number of
+            # ids.
+            orphans = set(connection.scalars(sa.select(
+                models.Orphan.lease_id)))
+            return [_Owned(*row) for row in connection.execute(
+                sa.select(*columns).where(_LASTING).order_by(models.Lease.id)
+            ) if row.id in orphans or not gone.isdisjoint(
+                (row.project_id, row.user_id))]
+
+    def _see_to(self, lease: _Owned, absent: clouds.Absent, ends: bool,
+                ) -> bool:
+        """Write down and tell what is seen of a lease; whether it is ended.
+        """
+        if lease.project_id in absent.projects:
+            missing: str | None = PROJECT
+        elif lease.project_id in absent.unknown:
+            return False
+        elif lease.user_id in absent.users:
+            missing = USER
+        elif lease.user_id in absent.unknown:
+            return False
+        else:
+            missing = None
+        noted = self._database.retried(self._note, lease, missing)
+        if noted.tell is not None and missing is not None:
+            LOG.warning('Lease %s has no owner any more: its %s %s does not '
+                        'exist', lease.id, missing, lease.project_id
+                        if missing == PROJECT else lease.user_id)
+            self._notify(EVENT, noted.tell)
+            self._database.retried(self._write_down, lease.id, missing)
+        if not (ends and noted.due and missing == PROJECT):
+            return False
+        LOG.warning('Lease %s is ended: its project %s has not existed for '
+                    '%s s', lease.id, lease.project_id, self._grace)
+        self._delete(lease.id, lease.project_id)
+        return True
+
+    def _note(self, seen: _Owned, missing: str | None) -> _Noted:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = api.locked(session, seen.id)
+            if _is_over(lease) or (seen.project_id, seen.user_id) != (
+                    lease.project_id, lease.user_id):
+                # It was handed over meanwhile: what is known is of others.
+                return _NOTHING
+            row = _row(session, seen.id)
+            if missing is None:
+                _forget(session, lease, row, now)
+                return _NOTHING
+            reason = facts.disowned(lease.status_reason, missing)
+            if reason != lease.status_reason:
+                lease.status_reason, lease.updated_at = reason, now
+            if row is None:
+                row = models.Orphan(lease_id=seen.id, missing=missing,
+                                    seen_at=now, claimed_until=0)
+                session.add(row)
+            elif row.missing != missing:
+                # That his project is gone, too, is told besides.
+                row.told_at = None if missing == PROJECT else row.told_at
+                row.missing, row.seen_at, row.claimed_until = missing, now, 0
+            tells = row.told_at is None and row.claimed_until <= now
+            if tells:
+                row.claimed_until = now + _CLAIM
+            session.flush()
+            return _Noted(views.describe(lease) if tells else None,
+                          row.seen_at + self._grace <= now)
+
+    def forget(self, lease_id: str) -> None:
+        """A lease has another owner; it is looked at again who that is.
+
+        :raises NotFound: when there is no such lease
+        """
+        self._database.retried(self._forget, lease_id)
+
+    def _forget(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            _forget(session, lease, _row(session, lease_id),
+                    self._clock.now())
+
+    def _write_down(self, lease_id: str, missing: str) -> None:
+        """It was told."""
+        with self._database.begin() as connection:
+            connection.execute(sa.update(models.Orphan.__table__).where(
+                models.Orphan.lease_id == lease_id,
+                models.Orphan.missing == missing,
+            ).values(told_at=self._clock.now()))
+
+    def _trim(self) -> None:
+        """Forget those that are over."""
+        with self._database.begin() as connection:
+            there = sa.select(models.Lease.id).where(
+                models.Lease.id == models.Orphan.lease_id,
+                models.Lease.status != states.Lease.TERMINATED)
+            connection.execute(sa.delete(models.Orphan.__table__).where(
+                ~there.exists()))
+
+
+def _is_over(lease: models.Lease) -> bool:
+    return lease.deleted_at is not None or lease.status in states.ENDING
+
+
+def _row(session: orm.Session, lease_id: str) -> models.Orphan | None:
+    return session.scalars(sa.select(models.Orphan).where(
+        models.Orphan.lease_id == lease_id)).one_or_none()
+
+
+def _forget(session: orm.Session, lease: models.Lease,
+            row: models.Orphan | None, now: int) -> None:
+    """There is an owner."""
+    if row is not None:
+        session.delete(row)
+        lease.status_reason = facts.disowned(lease.status_reason, None)
+        lease.updated_at = now
+        LOG.info('Lease %s: its owner is there (again)', lease.id)
+
+
+def known(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
+    """The leases that were found so, the oldest first: ``id``, ``name``,
+    ``project_id``, ``user_id``, ``status``, ``end_date``, ``missing`` and
+    ``seen_at``.
+    """
+    lease, orphan = models.Lease, models.Orphan
+    with database.connection() as connection:
+        return connection.execute(sa.select(
+            lease.id, lease.name, lease.project_id, lease.user_id,
+            lease.status, lease.end_date, orphan.missing, orphan.seen_at,
+        ).join(orphan, orphan.lease_id == lease.id).where(
+            lease.status != states.Lease.TERMINATED).order_by(
+                orphan.seen_at, lease.id)).all()

@@ -1,0 +1,206 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Handing leases over to other projects and users."""
+
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import excutils
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import states
+from blazar_core.leases import changing
+from blazar_core.leases import limits
+from blazar_core.leases import owning
+from blazar_nova.api import changes
+from blazar_nova.api import trusts
+from blazar_nova.parts import granting
+from blazar_nova.parts import wiring
+
+__all__ = ['Handing', 'is_asked']
+
+LOG = logging.getLogger(__name__)
+
+_KEYS = {'project_id': 'the id of a project', 'user_id': 'the id of a user'}
+#: Characters that an id of keystone has at most.
+_LONGEST = 64
+
+
+def is_asked(body: object) -> bool:
+    """Whether a change of a lease says whose it is to be."""
+    return isinstance(body, dict) and any(
+        body.get(key) is not None for key in _KEYS)
+
+
+class Handing:
+    """Hands leases over; who asks has been found to be allowed to."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+
+    def make(self, context: ty.Any, body: object, lease_id: str,
+             ) -> dict[str, ty.Any]:
+        """Give a lease to whom the body of a request says; it is told.
+
+        :returns: the lease as it is then
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        :raises Conflict: when that cannot be done with it as it is
+        :raises LimitExceeded: when the new owner may not have that much
+        """
+        values = inputs.json_object(body, 'The body of the request')
+        others = sorted(values.keys() - _KEYS.keys())
+        if others:
+            raise errors.InvalidLeaseParams(
+                f'A lease that is handed over is not changed besides. Leave '
+                f'"{inputs.shown(others[0])}" out, and write it in another '
+                f'request.')
+        looked = self._parts.leases.owning.look(lease_id)
+        before = looked.owner
+        owner = dataclasses.replace(before, **{
+            key: inputs.text(value, key, _LONGEST)
+            for key, value in values.items()})
+        if owner == before:
+            return looked.described
+        self._check_exists(before, owner)
+        if owner.project_id != before.project_id:
+            self._check_hosts(looked)
+        # Servers that were asked for stay their user's, in whose name they
+        # are built.
+        keep = looked.build and owner.project_id == before.project_id
+        trust = None if keep else self._trust(context, looked, owner)
+        try:
+            granted = self._granted(looked, owner)
+            lease, sealed = self._parts.leases.owning.hand_over(
+                lease_id, looked.generation, owner, granted, keep)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                trusts.take_back(self._parts, trust)
+        if owner.project_id != before.project_id:
+            self._check_again(looked, before, trust)
+        self._after(lease, before, sealed, trust)
+        return lease
+
+    def _check_again(self, looked: owning.Looked, before: owning.Owner,
+                     trust: str | None) -> None:
+        """Give a lease back onto whose hosts somebody came at that moment:
+        no booking tells of him. From now on nobody of the project before is
+        let in.
+
+        :raises Conflict: when somebody has come
+        """
+        try:
+            self._check_hosts(looked)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s: who is on its hosts cannot be seen: %s',
+                        looked.described['id'], exc)
+        except errors.Conflict:
+            with excutils.save_and_reraise_exception():
+                own = self._parts.leases.owning
+                own.hand_over(
+                    looked.described['id'],
+                    own.look(looked.described['id']).generation, before, None,
+                    True, back=True)
+                trusts.take_back(self._parts, trust)
+
+    def _after(self, lease: dict[str, ty.Any], before: owning.Owner,
+               sealed: str | None, trust: str | None) -> None:
+        """A lease was handed over. What fails now does not change that."""
+        LOG.info('Lease %s was handed over by project %s, user %s, to project '
+                 '%s, user %s', lease['id'], before.project_id,
+                 before.user_id, lease['project_id'], lease['user_id'])
+        if sealed is not None:
+            try:
+                trusts.take_back(self._parts, self._parts.vault.open(sealed))
+            except errors.VaultError as exc:
+                LOG.warning('Lease %s: the trust of its owner before is not '
+                            'revoked: %s', lease['id'], exc)
+        if trust is not None:
+            trusts.keep(self._parts, lease, trust)
+        try:
+            self._parts.orphans.forget(lease['id'])
+        except errors.BlazarError as exc:
+            LOG.warning('Lease %s: whether its owner exists is looked at '
+                        'again later: %s', lease['id'], exc)
+        self._parts.notify('lease.update', lease)
+
+    def _check_exists(self, before: owning.Owner, owner: owning.Owner,
+                      ) -> None:
+        """Whether keystone has the new owner, if it can be asked."""
+        projects = {owner.project_id} - {before.project_id}
+        users = {owner.user_id} - {before.user_id}
+        try:
+            absent = self._parts.identity.absent(projects, users)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Whether project %s and user %s exist is not known: '
+                        '%s', owner.project_id, owner.user_id, exc)
+            return
+        for key, gone in (('project_id', absent.projects),
+                          ('user_id', absent.users)):
+            for one in gone:
+                raise errors.InvalidLeaseParams(
+                    f'There is no {key.removesuffix("_id")} '
+                    f'{inputs.shown(one)}. Write {_KEYS[key]} that exists, as '
+                    f'"{key}".')
+
+    def _check_hosts(self, looked: owning.Looked) -> None:
+        """Whether no servers are on the hosts of a lease that have no
+        bookings.
+        """
+        count = sum(len(kind.servers_of(reserved))
+                    for kind, reserved in looked.hosts)
+        if count:
+            raise errors.Conflict(owning.occupied(
+                looked.described['id'], count))
+
+    def _trust(self, context: ty.Any, looked: owning.Looked,
+               owner: owning.Owner) -> str | None:
+        """The trust that a lease needs then.
+
+        :returns: None when it needs none
+        :raises Conflict: when it needs one that cannot be had; says what to do
+        """
+        lease = looked.described
+        actions = changes.actions_of(lease)
+        if not trusts.needs_one(lease['on_end'], actions) or (
+                not self._parts.trusts.is_configured()):
+            return None
+        images = ', and images' if states.Action.SNAPSHOT in actions else ''
+        if not changes.is_owner(context, dataclasses.asdict(owner)):
+            raise errors.Conflict(
+                f'What is to be done at the end of lease {lease["id"]}, or at '
+                f'its events, is done in the name of its user '
+                f'("{lease["on_end"]}"{images}): nobody else can give the '
+                f'trust that takes. Change "on_end" to "delete", and '
+                f'every "snapshot" of its events to "notify", first; the new '
+                f'user may change that back.')
+        return trusts.needed(
+            self._parts, context, lease['on_end'],
+            lease['end_date'] + lease['grace_period'])
+
+    def _granted(self, looked: owning.Looked, owner: owning.Owner,
+                 ) -> limits.Granted | None:
+        """Ask the limits of whom it is to belong to.
+
+        For another project it is a new lease; for another user, a change.
+        """
+        lease, parts = looked.described, self._parts
+        stays = owner.project_id == looked.owner.project_id
+        new = granting.as_changed(
+            {**lease, **dataclasses.asdict(owner)}, changing.Change())
+        asked = granting.asked_of(new, False, parts.types)
+        return parts.limits.check(asked if not stays else dataclasses.replace(
+            asked, lease_id=lease['id'], resized=False,
+            current=parts.answers.lease(lease)))

@@ -1,0 +1,76 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Which projects and users keystone has."""
+
+import typing as ty
+import urllib.parse
+
+from oslo_log import log as logging
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_nova.parts import credentials
+
+__all__ = ['Identity']
+
+LOG = logging.getLogger(__name__)
+
+#: What is asked for them.
+_PATHS = {'project': '/projects', 'user': '/users'}
+
+
+class Identity:
+    """Asks keystone, as the service user of ``[blazar_keystone]``."""
+
+    def __init__(self, trusts: credentials.Credentials) -> None:
+        self._trusts = trusts
+
+    def absent(self, project_ids: ty.Collection[str],
+               user_ids: ty.Collection[str]) -> clouds.Absent:
+        """Which of these do not exist any more.
+
+        Whoever says so of us as well, who are there, is not believed: a proxy
+        in front of keystone, or a policy that hides others.
+
+        :raises CloudUnavailable: when nothing can be said of any; says why
+        """
+        own = self._trusts.own()
+        for kind, its_id in own.items():
+            if its_id is not None and self._exists(kind, its_id) is not True:
+                raise errors.CloudUnavailable(
+                    f'Keystone does not show the service user its own {kind} '
+                    f'{its_id}: what it says of others is not believed. Give '
+                    f'it a role that may see projects and users, such as '
+                    f'admin or, on the system, reader.')
+        unknown: set[str] = set()
+
+        def gone(kind: str, ids: ty.Iterable[str]) -> frozenset[str]:
+            answers = {one: self._exists(kind, one) for one in ids}
+            unknown.update(
+                one for one, there in answers.items() if there is None)
+            return frozenset(
+                one for one, there in answers.items() if there is False)
+
+        absent = clouds.Absent(
+            gone('project', project_ids), gone('user', user_ids))
+        if unknown:
+            LOG.warning('Keystone does not let the service user see %s '
+                        'projects or users that have leases; whether they '
+                        'exist is not known', len(unknown))
+        return absent._replace(unknown=frozenset(unknown))
+
+    def _exists(self, kind: str, its_id: str) -> bool | None:
+        """Whether there is one; None: keystone does not say."""
+        return self._trusts.exists(
+            f'{_PATHS[kind]}/{urllib.parse.quote(its_id, safe="")}')

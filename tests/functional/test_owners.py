@@ -1,0 +1,298 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Leases whose owner is gone, or changes."""
+
+from unittest import mock
+
+from blazar_core.lifecycle import orphans
+from blazar_nova.resources import physical_hosts
+from tests.functional import base
+from tests.functional import nova_box
+from tests.functional import test_api
+from tests.functional import test_deletion
+from tests.functional import test_whole_hosts
+
+HOUR = 3600
+
+
+class OwnersMixin:
+    """With a keystone that knows who is gone.
+
+    :ivar gone: the ids of these
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.gone = set()
+        for name, fake in (
+                ('own', lambda _self: {'user': 'nova', 'project': 'service'}),
+                ('exists', lambda _self, path: self.is_there(path))):
+            self.stub_out(
+                f'blazar_nova.parts.credentials.Credentials.{name}', fake)
+        self.recorder = self.record()
+
+    def is_there(self, path):
+        return path.rpartition('/')[2] not in self.gone
+
+
+class OwnersTestCase(OwnersMixin, test_api.ApiTestCase):
+    """The same, with nothing else."""
+
+
+class TestOrphans(OwnersTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.parts = self.listener.parts
+        object.__setattr__(self.parts, 'orphans', orphans.Orphans(
+            self.parts.database, self.parts.clock, self.parts.identity,
+            self.parts.lifecycle.ending.delete, self.parts.notify, True,
+            HOUR))
+
+    def test_the_lease_of_a_project_that_is_gone_ends_with_its_servers(self):
+        lease = self.make_active(length=48 * HOUR)
+        server = self.boot_active(
+            'vm', flavorRef=lease['reservations'][0]['id'])
+        self.gone.add(nova_box.PROJECT_ID)
+        self.listener.find_orphans()
+        payload, = self.recorder.wait(orphans.EVENT)
+        self.assertEqual((lease['id'], nova_box.PROJECT_ID),
+                         (payload['lease_id'], payload['project_id']))
+        there = self.get(lease, client=self.admin)
+        self.assertEqual(
+            ('ACTIVE', 'Its project does not exist any more.'),
+            (there['status'], there['status_reason']))
+        self.clock.advance(HOUR)
+        self.listener.find_orphans()
+        self.listener.find_orphans()
+        self.listener.engine.run_due()
+        self.wait_until_gone(server['id'])
+        self.run_until(self.clock.now() + 60)
+        self.ask('GET', f'/leases/{lease["id"]}', client=self.admin, code=404)
+        self.assertEqual(1, len(self.recorder.told(orphans.EVENT)))
+
+    def test_one_whose_owner_is_back_goes_on(self):
+        lease = self.make_active(length=48 * HOUR)
+        self.gone.add(nova_box.PROJECT_ID)
+        self.listener.find_orphans()
+        self.gone.clear()
+        self.clock.advance(HOUR)
+        self.listener.find_orphans()
+        there = self.get(lease)
+        self.assertEqual(('ACTIVE', ''),
+                         (there['status'], there['status_reason']))
+
+
+class HandingMixin(OwnersMixin):
+    """With a project to which leases are handed over."""
+
+    def setUp(self):
+        super().setUp()
+        self.bob = self.api(project='b0b', user='bob')
+
+    def hand(self, lease, code=200, client=None, **owner):
+        """Hand a lease over; returns the answer."""
+        return self.ask('PUT', f'/leases/{lease["id"]}', owner,
+                        client or self.admin, code)
+
+    def flavor_of(self, lease):
+        return self.flavor(lease['reservations'][0]['id'])
+
+
+class TestHandingOver(HandingMixin, test_api.ApiTestCase):
+
+    def test_one_that_has_not_begun(self):
+        lease = self.make(start_in=HOUR)
+        answer = self.hand(lease, project_id='b0b', user_id='bob')['lease']
+        self.assertEqual(('b0b', 'bob', 'PENDING'), tuple(
+            answer[key] for key in ('project_id', 'user_id', 'status')))
+        payload, = self.recorder.wait('lease.update')
+        self.assertEqual('b0b', payload['project_id'])
+        self.ask('GET', f'/leases/{lease["id"]}', code=404)
+        self.assertEqual([], self.ask('GET', '/leases')['leases'])
+        self.run_until(self.clock.now() + HOUR + 60)
+        there = self.get(lease, client=self.bob)
+        self.assertEqual('ACTIVE', there['status'])
+        self.assertEqual(['b0b'], self.flavor_of(lease).projects)
+
+    def test_the_flavor_and_the_group_of_one_that_has_begun(self):
+        lease = self.make_active(reservations=[
+            self.reservation(affinity=False)])
+        self.assertEqual([nova_box.PROJECT_ID],
+                         self.flavor_of(lease).projects)
+        self.hand(lease, project_id='b0b', user_id='bob')
+        # Nobody of the project before has a place there, whatever Nova says.
+        self.try_boot(self.alice, lease, 409)
+        self.run_until(self.clock.now() + 1)
+        self.assertEqual(['b0b'], self.flavor_of(lease).projects)
+        self.try_boot(self.alice, lease, 400)
+        group = self.bob.api_get(
+            f'/os-server-groups/{lease["reservations"][0]["id"]}').body
+        self.assertEqual('b0b', group['server_group']['project_id'])
+        self.try_boot(self.bob, lease, 202)
+        self.assertIn('1 servers', self.hand(
+            lease, 409, project_id=nova_box.PROJECT_ID)['error_message'])
+
+    def try_boot(self, client, lease, code):
+        """Boot into a lease; returns the answer."""
+        answer = client.api_post('/servers', {'server': {
+            'name': 'vm', 'imageRef': base.IMAGE, 'networks': 'none',
+            'flavorRef': lease['reservations'][0]['id']}},
+            check_response_status=[code])
+        return answer.body
+
+    def test_with_servers_only_the_user(self):
+        lease = self.make_active()
+        server = self.boot_active(
+            'vm', flavorRef=lease['reservations'][0]['id'])
+        said = self.hand(lease, 409, project_id='b0b')['error_message']
+        self.assertIn('1 servers of its project are in lease', said)
+        self.assertEqual('carol', self.hand(
+            lease, user_id='carol')['lease']['user_id'])
+        self.alice.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        self.fill_books()
+        self.hand(lease, project_id='b0b')
+
+    def test_one_that_came_with_a_boot_keeps_its_project(self):
+        self.hold()
+        lease, = self.ask('GET', '/leases')['leases']
+        said = self.hand(lease, 409, project_id='b0b')['error_message']
+        self.assertIn('was made by the boot of its servers: 1', said)
+        self.assertEqual('carol', self.hand(
+            lease, user_id='carol')['lease']['user_id'])
+
+    def test_members_may_not(self):
+        lease = self.make(start_in=HOUR)
+        for owner in ({'project_id': 'b0b'}, {'user_id': 'bob'},
+                      {'project_id': lease['project_id']}):
+            said = self.hand(lease, 403, self.alice, **owner)
+            self.assertIn('by admins', said['error_message'])
+        self.hand(lease, 404, self.bob, project_id='b0b')
+
+    def test_what_cannot_be_understood(self):
+        lease = self.make(start_in=HOUR)
+        for owner in ({'project_id': 1}, {'project_id': ''},
+                      {'user_id': 'x' * 65}, {'user_id': ['x']},
+                      {'project_id': 'b0b', 'name': 'other'},
+                      {'project_id': 'b0b', 'what': 'other'}):
+            self.hand(lease, 400, **owner)
+        self.assertEqual(lease['project_id'], self.get(lease)['project_id'])
+
+    def test_to_nobody(self):
+        lease = self.make(start_in=HOUR)
+        self.gone.update({'b0b', 'bob'})
+        self.assertIn('no project b0b', self.hand(
+            lease, 400, project_id='b0b')['error_message'])
+        self.assertIn('no user bob', self.hand(
+            lease, 400, user_id='bob')['error_message'])
+
+    def test_to_whom_it_belongs_already(self):
+        lease = self.make(start_in=HOUR)
+        self.hand(lease, project_id=lease['project_id'],
+                  user_id=lease['user_id'])
+        self.assertEqual([], self.recorder.told('lease.update'))
+
+    def test_the_limits_of_the_new_project_count(self):
+        self.flags(group='enforcement', max_leases_per_project=1)
+        lease = self.make(start_in=HOUR)
+        bobs = self.make(start_in=HOUR, client=self.bob)
+        self.assertIn('max_leases_per_project', self.hand(
+            lease, 403, project_id='b0b')['error_message'])
+        self.ask('DELETE', f'/leases/{bobs["id"]}', client=self.bob, code=204)
+        self.hand(lease, project_id='b0b')
+        self.make(start_in=HOUR, client=self.bob, code=403)
+        self.make(start_in=HOUR)
+
+    def test_one_without_an_owner_has_one_again(self):
+        lease = self.make(start_in=HOUR)
+        self.gone.add(nova_box.PROJECT_ID)
+        self.listener.find_orphans()
+        self.assertIn('Its project', self.get(
+            lease, client=self.admin)['status_reason'])
+        answer = self.hand(lease, project_id='b0b')['lease']
+        self.assertEqual('', self.get(
+            lease, client=self.bob)['status_reason'])
+        self.assertEqual('b0b', answer['project_id'])
+
+
+class TestTrusts(HandingMixin, test_deletion.DeletionTestCase,
+                 test_api.ApiTestCase):
+
+    def test_that_of_the_owner_before_is_revoked(self):
+        lease = self.make(start_in=HOUR)
+        self.assertEqual([('alice', mock.ANY)], [*self.trusts.values()])
+        self.hand(lease, user_id='bob', project_id='b0b')
+        self.assertEqual(['trust-0'], self.revoked)
+        self.assertEqual([], self.books('SELECT * FROM credentials'))
+
+    def test_an_end_that_takes_one_is_changed_first(self):
+        lease = self.make(start_in=HOUR, on_end='snapshot')
+        for owner in {'project_id': 'b0b'}, {'user_id': 'bob'}:
+            said = self.hand(lease, 409, **owner)['error_message']
+            self.assertIn('Change "on_end" to "delete"', said)
+        self.assertEqual([], self.revoked)
+        self.ask('PUT', f'/leases/{lease["id"]}', {'on_end': 'delete'},
+                 self.admin, 200)
+        self.hand(lease, user_id='bob', project_id='b0b')
+        self.assertEqual(['trust-0'], self.revoked)
+
+    def test_servers_that_wait_are_built_in_the_name_of_who_booted_them(self):
+        self.hold()
+        lease, = self.ask('GET', '/leases')['leases']
+        self.hand(lease, user_id='carol')
+        self.assertEqual([], self.revoked)
+        self.assertEqual(1, len(self.books('SELECT * FROM credentials')))
+
+
+class TestHosts(HandingMixin, test_whole_hosts.HostsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.bob = self.api(project='b0b', user='bob')
+
+    def test_who_has_the_hosts_may_use_them(self):
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts()
+        self.hand(lease, project_id='b0b', user_id='bob')
+        self.run_until(self.clock.now() + 1)
+        owner, = self.owners(reservation_id)
+        self.assertEqual('b0b', owner)
+
+    def test_who_is_on_the_hosts_is_in_the_way(self):
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts()
+        server = self.within('vm', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        said = self.hand(lease, 409, project_id='b0b')['error_message']
+        self.assertIn('1 servers of its project', said)
+        self.assertEqual(lease['project_id'], self.get(lease)['project_id'])
+
+    def test_who_comes_at_that_moment_keeps_it(self):
+        self.enrol('host1')
+        lease, _reservation_id = self.lease_hosts()
+        with mock.patch.object(
+                physical_hosts.PhysicalHosts, 'servers_of',
+                side_effect=[(), ('somebody',)]):
+            said = self.hand(lease, 409, project_id='b0b')['error_message']
+        self.assertIn('1 servers of its project', said)
+        there = self.get(lease)
+        self.assertEqual(lease['project_id'], there['project_id'])
+        self.assertEqual(lease['user_id'], there['user_id'])
+
+    def owners(self, reservation_id):
+        """What is said of the hosts of a reservation."""
+        return [one['metadata']['blazar:owner'] for one in self.admin.api_get(
+            '/os-aggregates').body['aggregates']
+            if one['name'] == reservation_id]

@@ -1,0 +1,293 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Leases without an owner are found, told of, and ended by policy."""
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.lifecycle import ends
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import orphans
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+State = clouds.ServerState
+HOUR = 3600
+GRACE = 2 * HOUR
+
+
+class FakeIdentity:
+    """A keystone that knows who is gone."""
+
+    def __init__(self):
+        self.gone, self.unknown, self.asked = set(), set(), []
+        self.broken = None
+
+    def absent(self, project_ids, user_ids):
+        self.asked.append((list(project_ids), list(user_ids)))
+        if self.broken:
+            raise self.broken
+        return clouds.Absent(
+            frozenset(self.gone & set(project_ids)),
+            frozenset(self.gone & set(user_ids)), frozenset(self.unknown))
+
+
+class TestOrphans(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('host', VCPU=64)
+        self.identity = FakeIdentity()
+
+    def another(self, ends=False, notify=None):
+        """One of those who look."""
+        return orphans.Orphans(
+            self.database, self.clock, self.identity,
+            self.lifecycle.ending.delete,
+            notify or (lambda *said: self.notified.append(
+                (said[0], said[1]['id']))), ends, GRACE)
+
+    def owned(self, **columns):
+        made = self.running_lease(0, 100 * HOUR)
+        with self.database.writer() as session:
+            row = session.get_one(models.Lease, made['id'])
+            for name, value in columns.items():
+                setattr(row, name, value)
+        return made['id']
+
+    def row(self, lease_id):
+        with self.database.reader() as session:
+            return session.get_one(models.Lease, lease_id)
+
+    def told(self):
+        return [lease for event, lease in self.notified
+                if event == orphans.EVENT]
+
+    def test_one_whose_project_is_gone_is_told_of_once(self):
+        lease, other = self.owned(), self.owned(project_id='other')
+        self.identity.gone = {'project'}
+        for _time in range(3):
+            self.assertEqual([], self.another().find())
+            self.clock.advance(GRACE)
+        self.assertEqual([lease], self.told())
+        self.assertEqual('Its project does not exist any more.',
+                         self.row(lease).status_reason)
+        self.assertEqual('', self.row(other).status_reason)
+        found, = orphans.known(self.database)
+        self.assertEqual((lease, 'project', base.NOW),
+                         (found.id, found.missing, found.seen_at))
+        self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
+
+    def test_each_project_and_user_is_asked_for_once(self):
+        for _time in range(3):
+            self.owned()
+        self.owned(user_id='other')
+        self.another().find()
+        self.assertEqual([(['project'], ['other', 'user'])],
+                         self.identity.asked)
+
+    def test_without_leases_nobody_is_asked(self):
+        self.another().find()
+        self.assertEqual([], self.identity.asked)
+
+    def test_it_is_ended_when_the_grace_is_over(self):
+        lease = self.owned()
+        server, = self.scalars(models.Booking.server_id)
+        self.cloud.servers[server] = clouds.Seen(State.RUNNING, 'host')
+        self.identity.gone = {'project'}
+        one = self.another(ends=True)
+        self.assertEqual([], one.find())
+        self.clock.advance(GRACE - 1)
+        self.assertEqual([], one.find())
+        self.clock.advance(1)
+        self.assertEqual([lease], one.find())
+        self.assertEqual([], one.find())
+        self.assertEqual(states.Lease.TERMINATING, self.row(lease).status)
+        self.lifecycle.ending.end(lease)
+        self.assertEqual([server], self.cloud.deleted)
+        self.assertEqual(states.Lease.TERMINATED, self.row(lease).status)
+        self.assertIn('Its project does not', self.row(lease).status_reason)
+        one.find()
+        self.assertEqual([], self.scalars(models.Orphan.lease_id))
+
+    def test_an_operator_may_have_it_ended_after_the_grace_only(self):
+        lease = self.owned()
+        self.identity.gone = {'project'}
+        self.assertEqual([], self.another().find(ends=True))
+        self.clock.advance(GRACE)
+        self.assertEqual([lease], self.another().find(ends=True))
+
+    def test_one_wrong_answer_ends_nothing(self):
+        lease, one = self.owned(), self.another(ends=True)
+        self.identity.gone = {'project'}
+        one.find()
+        self.clock.advance(GRACE // 2)
+        self.identity.gone = set()
+        one.find()
+        self.assertEqual('', self.row(lease).status_reason)
+        self.assertEqual([], self.scalars(models.Orphan.lease_id))
+        self.clock.advance(GRACE)
+        self.identity.gone = {'project'}
+        self.assertEqual([], one.find())
+
+    def test_it_is_not_ended_when_the_owner_is_back_at_that_time(self):
+        lease, one = self.owned(), self.another(ends=True)
+        self.identity.gone = {'project'}
+        one.find()
+        self.clock.advance(GRACE)
+        self.identity.gone = set()
+        self.assertEqual([], one.find())
+        self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
+
+    def test_who_cannot_be_asked_is_not_gone(self):
+        lease, one = self.owned(), self.another(ends=True)
+        self.identity.gone = {'project'}
+        one.find()
+        self.clock.advance(GRACE)
+        self.identity.broken = errors.CloudUnavailable('It is away.')
+        self.assertRaises(errors.CloudUnavailable, one.find)
+        self.identity.broken, self.identity.gone = None, set()
+        self.identity.unknown = {'project'}
+        self.assertEqual([], one.find())
+        self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
+        # Nor is he back.
+        self.assertEqual([lease], self.scalars(models.Orphan.lease_id))
+
+    def test_one_whose_user_alone_is_gone_is_only_told_of(self):
+        lease, one = self.owned(), self.another(ends=True)
+        self.identity.gone = {'user'}
+        for _time in range(3):
+            self.assertEqual([], one.find())
+            self.clock.advance(GRACE)
+        self.assertEqual([lease], self.told())
+        self.assertEqual('Its user does not exist any more.',
+                         self.row(lease).status_reason)
+
+    def test_that_his_project_goes_too_is_told_and_begins_the_grace(self):
+        lease, one = self.owned(), self.another(ends=True)
+        self.identity.gone = {'user'}
+        one.find()
+        self.clock.advance(GRACE)
+        self.identity.gone = {'user', 'project'}
+        self.assertEqual([], one.find())
+        self.assertEqual([lease, lease], self.told())
+        self.assertEqual('Its project does not exist any more.',
+                         self.row(lease).status_reason)
+        self.clock.advance(GRACE)
+        self.assertEqual([lease], one.find())
+
+    def test_one_that_is_handed_over_meanwhile_is_left_alone(self):
+        lease, one = self.owned(), self.another(ends=True)
+        self.identity.gone = {'project'}
+        one.find()
+        self.clock.advance(GRACE)
+        absent = self.identity.absent
+
+        def hand_over(*ids):
+            found = absent(*ids)
+            with self.database.writer() as session:
+                session.get_one(models.Lease, lease).project_id = 'new'
+            return found
+
+        self.identity.absent = hand_over
+        self.assertEqual([], one.find())
+        self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
+
+    def test_a_lease_of_another_project_is_not_deleted(self):
+        lease = self.owned()
+        self.lifecycle.ending.delete(lease, 'other')
+        self.assertIsNone(self.row(lease).deleted_at)
+        self.lifecycle.ending.delete(lease, 'project')
+        self.assertIsNotNone(self.row(lease).deleted_at)
+
+    def test_of_two_at_a_time_one_tells(self):
+        def tell(event, lease):
+            self.notified.append((event, lease['id']))
+            self.another().find()
+
+        lease = self.owned()
+        self.identity.gone = {'project'}
+        self.another(notify=tell).find()
+        self.assertEqual([lease], self.told())
+
+    def test_another_tells_what_one_has_died_over(self):
+        class Died(BaseException):
+            """Nothing is done after it."""
+
+        def die(*_said):
+            raise Died
+
+        lease = self.owned()
+        self.identity.gone = {'project'}
+        self.assertRaises(Died, self.another(notify=die).find)
+        self.another().find()
+        self.assertEqual([], self.told())
+        self.clock.advance(60)
+        self.another().find()
+        self.another().find()
+        self.assertEqual([lease], self.told())
+
+    def test_one_that_is_over_or_ending_is_left_alone(self):
+        lease = self.owned()
+        self.lifecycle.ending.delete(lease)
+        self.identity.gone = {'project'}
+        self.another().find()
+        self.assertEqual([], self.told())
+
+    def test_one_that_fails_keeps_no_other(self):
+        first, second = sorted((self.owned(), self.owned()))
+        self.identity.gone = {'project'}
+        said = []
+
+        def fail_once(event, lease):
+            said.append(lease['id'])
+            if len(said) == 1:
+                raise ValueError
+
+        self.another(notify=fail_once).find()
+        self.assertEqual([first, second], said)
+
+    def test_an_end_that_takes_an_owner_is_not_tried_for_ever(self):
+        lease = self.owned(on_end='snapshot,delete')
+        server, = self.scalars(models.Booking.server_id)
+        self.cloud.broken['copy'] = errors.NotDelegated('He is gone.')
+        self.identity.gone = {'project'}
+        self.another().find()
+        self.clock.advance(100 * HOUR)
+        self.lifecycle.ending.end(lease)
+        self.assertEqual([], self.cloud.deleted)
+        self.assertIn('He is gone.', self.row(lease).status_reason)
+        self.clock.advance(HOUR)
+        self.lifecycle.ending.end(lease)
+        self.assertEqual([server], self.cloud.deleted)
+
+    def policies(self):
+        return {one: kind() for one, kind in (
+            (ends.DELETE, ends.Delete), ('snapshot', ends.Snapshot))}
+
+
+class TestReason(base.TestCase):
+
+    def test_what_is_said_of_the_owner_stays_beside_the_rest(self):
+        said = facts.disowned('Could not be built: a.', 'project')
+        self.assertEqual(
+            'Could not be built: a. Its project does not exist any more.',
+            said)
+        self.assertEqual(said, facts.lasting(f'{said} {facts.NOT_FREE}'))
+        self.assertEqual(said, facts.disowned(said, 'project'))
+        self.assertEqual('Could not be built: a.',
+                         facts.disowned(said, None))

@@ -142,6 +142,9 @@ SPECIAL = {
         [[], ['CUSTOM_BLAZAR_POOL']]),
     '#/components/schemas/Projects': st.sampled_from([[], ['b' * 32]]),
     '#/components/schemas/Hosts': st.integers(1, 2),
+    # Most go with nothing that is done in somebody's name at the end.
+    '#/components/schemas/ExtensionAsked': st.sampled_from(
+        [0, '0', None, None, 3600, '7d', 599, 'soon']),
     '#/components/schemas/ReservationId': st.builds(
         Known, st.just('reservation'), st.integers(0, 9)),
     # Most of what schemas allow is larger than any host.

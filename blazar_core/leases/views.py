@@ -27,7 +27,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import requests
 
-__all__ = ['DELETING', 'Query', 'describe', 'get', 'listed',
+__all__ = ['DELETING', 'Query', 'describe', 'get', 'is_near_end', 'listed',
            'owner_of_deleted', 'page', 'status']
 
 #: What users see of a lease whose deletion is under way.
@@ -305,6 +305,13 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
             for event in lease.events
             if event.event_type != states.EventType.CHANGED],
     }
+
+
+def is_near_end(lease: dict[str, ty.Any]) -> bool:
+    """Whether it was told of a lease that its end is near, which it is."""
+    told = {event['status'] for event in lease['events']
+            if event['event_type'] == states.EventType.BEFORE_END}
+    return states.Event.DONE in told and states.Event.UNDONE not in told
 
 
 def _action(event: ty.Any) -> str | None:

@@ -74,7 +74,8 @@ class Extending:
         try:
             changed = self._leases.update(lease_id, dataclasses.replace(
                 change, granted=self._granting(lease, change)))
-        except (errors.CloudUnavailable, errors.Conflict) as exc:
+        except (errors.CloudUnavailable, errors.BooksBusy,
+                errors.Conflict) as exc:
             return facts.Later(min(facts.AWAY, left), str(exc), left)
         except (errors.Refused, errors.LimitExceeded,
                 errors.InvalidLeaseParams) as exc:
@@ -86,6 +87,8 @@ class Extending:
         if facts.NOT_PROLONGED in changed['status_reason']:
             self._database.retried(self._explain, lease_id, '')
         self._notify('lease.update', changed)
+        if views.is_near_end(lease) and not views.is_near_end(changed):
+            self._notify('lease.event.before_end_lease.stop', changed)
         return None
 
     def _explain(self, lease_id: str, why: str) -> None:

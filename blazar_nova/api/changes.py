@@ -24,6 +24,7 @@ from blazar_core.common import states
 from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
+from blazar_core.leases import views
 from blazar_nova.api import bodies
 from blazar_nova.api import lease_params
 from blazar_nova.api import trusts
@@ -67,7 +68,7 @@ class Changes:
             change, granted=self._check_change(lease, change, resized))
         changed = self._prolong(context, lease, change)
         self._parts.notify('lease.update', changed)
-        if _is_near_end(lease) and not _is_near_end(changed):
+        if views.is_near_end(lease) and not views.is_near_end(changed):
             self._parts.notify('lease.event.before_end_lease.stop', changed)
         return changed
 
@@ -200,13 +201,6 @@ def actions_of(lease: dict[str, ty.Any],
     if change is not None and change.before_end_action is not None:
         before = {change.before_end_action}
     return own | before
-
-
-def _is_near_end(lease: dict[str, ty.Any]) -> bool:
-    """Whether it was told of a lease that its end is near, which it is."""
-    told = {event['status'] for event in lease['events']
-            if event['event_type'] == states.EventType.BEFORE_END}
-    return states.Event.DONE in told and states.Event.UNDONE not in told
 
 
 def is_owner(context: ty.Any, lease: dict[str, ty.Any]) -> bool:

@@ -88,6 +88,18 @@ class TestExtending(ExtendingTestCase):
                           self.places(1))
         self.reserve(7 * HOUR, 8 * HOUR, self.places(1))
 
+    def test_what_was_told_of_its_end_is_taken_back(self):
+        lease = self.extended(before_end=NOW + 3 * HOUR - 600)
+        stop = ('lease.event.before_end_lease.stop', lease['id'])
+        self.run_at(3 * HOUR - 600)
+        self.assertEqual(('lease.event.before_end_lease', lease['id']),
+                         self.notified[-1])
+        self.run_at(3 * HOUR)
+        self.assertEqual([('lease.update', lease['id']), stop],
+                         self.notified[-2:])
+        self.assertEqual([3 * HOUR - 600, 4 * HOUR - 600],
+                         self.times(lease, 'before_end_lease'))
+
     def test_it_is_two_hours_before_the_end_at_most(self):
         self.assertEqual([22 * HOUR], self.times(self.extended(
             end=24 * HOUR, period=24 * HOUR)))

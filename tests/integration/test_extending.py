@@ -1,0 +1,80 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases that are prolonged by themselves or handed over, on a real
+OpenStack, with the clients.
+"""
+
+import time
+
+from tests.integration import base
+from tests.integration import test_lease_api as lease_api
+from tests.integration import test_tour
+
+
+class ExtendingTest(test_tour.TourTestCase):
+
+    def test_a_server_stays_longer(self) -> None:
+        """The least there is is ten minutes, which is how long before its end
+        it is prolonged, too.
+        """
+        server_id = self.create('longer', *self.lease_words(
+            'now', 630, auto_extend='10m'))['id']
+        lease = self.lease_of(server_id)
+        first = lease['end_date']
+        self.wait_for_server(server_id)
+        self.wait_for(
+            lambda: self.lease(lease['id'])['end_date'] == first + 600,
+            'it ends later', 120)
+        self.assertEqual(('ACTIVE', ''), (
+            self.lease(lease['id'])['status'],
+            self.lease(lease['id'])['status_reason']))
+        done = self.verify()
+        self.assertEqual(0, done.returncode, done.stdout)
+
+
+class HandingOverTest(lease_api.LeaseApiTestCase):
+
+    def test_what_is_reserved_is_used_by_another_project(self) -> None:
+        other = self.client('other')
+        lease = self.make(time.time())
+        flavor_id = lease['reservations'][0]['flavor_id']
+        self.wait_for_lease(lease['id'], 'ACTIVE')
+        words = ('openstack', 'reservation', 'hand', 'over', lease['id'],
+                 '--project', other.project_id, '--user', other.user_id)
+        refused = self.run_client(*words)
+        self.assertNotEqual(0, refused.returncode)
+        self.assertIn('handed over to another project or user by admins',
+                      refused.stderr)
+        done = self.run_client(*words, user='admin')
+        self.assertEqual(0, done.returncode, done.stderr)
+        # Its flavor follows within seconds.
+        boot = {'server': {
+            'name': 'theirs', 'imageRef': self.image_id,
+            'flavorRef': flavor_id, 'networks': 'none'}}
+
+        def booted() -> base.Json | None:
+            answer = other.request('POST', '/servers', boot,
+                                   microversion=base.MICROVERSION)
+            return answer.json()['server'] if answer.ok else None
+
+        server_id = self.wait_for(booted, 'the flavor is theirs')['id']
+        self.wait_for_server(server_id)
+        self.assertIn('could not be found', self.refusal(
+            400, self.demo, 'POST', '/servers', boot,
+            microversion=base.MICROVERSION)['message'])
+        self.delete(server_id)
+        self.wait_until_gone(server_id)
+        self.admin('DELETE', f'/leases/{lease["id"]}', service='reservation')
+        self.wait_for_lease(lease['id'], 'TERMINATED')
+        done = self.verify()
+        self.assertEqual(0, done.returncode, done.stdout)

@@ -54,6 +54,41 @@ class CredentialsTest(base.IntegrationTestCase):
         user('DELETE', f'/servers/{server_id}')
         self.assert_over(lease_id)
 
+    def test_project_that_is_deleted_meanwhile(self) -> None:
+        """It is found, and its lease goes on."""
+        project_id = self.keystone('POST', '/projects', {'project': {
+            'name': self.getUniqueString('project'), 'domain_id': 'default',
+        }})['project']['id']
+        path = f'/projects/{project_id}'
+        self.addCleanup(self.admin.request, 'DELETE', path,
+                        service='keystone')
+        role = self.grant(self.demo.user_id, 'member').rpartition('/')[2]
+        self.keystone('PUT', f'{path}/users/{self.demo.user_id}/roles/{role}')
+        auth = base.password(self.cloud, 'demo')
+        auth['scope']['project'] = {'id': project_id}
+        server_id = self.boot(self.lease_hints(), client=self.client(
+            auth=auth))['server']['id']
+        lease_id = self.lease_of(server_id)['id']
+        self.wait_for_lease(lease_id, 'ACTIVE')
+        self.assertNotIn(lease_id, self.orphans())
+        self.keystone('DELETE', path)
+        self.assertIn(lease_id, self.orphans())
+        lease = self.lease(lease_id)
+        self.assertEqual(
+            ('ACTIVE', 'Its project does not exist any more.'),
+            (lease['status'], lease['status_reason']))
+        self.admin('DELETE', f'/leases/{lease_id}', service='reservation')
+        self.wait_until_gone(server_id)
+        self.wait_for_lease(lease_id, 'TERMINATED')
+        self.assertNotIn(lease_id, self.orphans())
+
+    def orphans(self) -> str:
+        done = self.run_client(
+            'blazar-nova-manage', '--config-file',
+            f'{self.cloud.folder}/etc/nova/nova.conf', 'lease', 'orphans')
+        self.assertEqual(0, done.returncode, done.stderr)
+        return done.stdout
+
     def assert_not_built(self, server_id: str, lease_id: str) -> None:
         """The lease says why, and gives back what it held."""
         self.assertIsNotNone(self.booked_hosts()[server_id])

@@ -10,113 +10,172 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Leases that are prolonged by themselves, and those that nobody uses."""
+"""A resource type and an end policy of another package, in a whole Nova.
+
+Those that the contributor guide shows, asked for as users do.
+"""
+
+import fixtures
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import model
+from blazar_nova.cmd import verify
+from blazar_nova.parts import ends
+from blazar_nova.resources import types
 from tests.functional import test_api
-from tests.functional import test_retrying
+from tests.unit.blazar_core import test_ends
+from tests.unit.blazar_core import test_resources
 
 HOUR = 3600
 
 
 class TestExtending(test_api.ApiTestCase):
 
-    def change(self, lease, code=200, **body):
-        return self.ask('PUT', f'/leases/{lease["id"]}', body, code=code)
-
-    def run_before_its_end(self, lease, seconds):
-        """Carry out what is due so long before the end that it has now."""
-        self.run_until(
-            clocks.parse_iso(self.get(lease)['end_date']) - seconds)
-
-    def test_a_server_with_its_boot(self):
-        server = self.boot_active('vm1', hints=self.lease_hints(
-            'mine', duration='1d', auto_extend='2h'))
-        self.fill_books()
-        before = self.lease('mine')
-        self.assertEqual(('ACTIVE', 7200), (
-            before['status'], before['auto_extend']))
-        end = clocks.parse_iso(before['end_date'])
-        for number in range(3):
-            self.run_until(end + 7200 * (number - 1))
-            self.assertEqual(end + 7200 * (number + 1), clocks.parse_iso(
-                self.lease('mine')['end_date']))
-        self.change(before, auto_extend=0)
-        self.run_until(end + 7200 * 3)
-        self.wait_until_gone(server['id'])
-
-    def test_what_is_reserved_until_a_limit_is_reached(self):
-        lease = self.make_active(
-            length=3 * HOUR, auto_extend='1h',
-            reservations=[self.reservation(amount=2)])
-        self.run_before_its_end(lease, HOUR)
-        prolonged = self.get(lease)
-        self.assertEqual(
-            clocks.parse_iso(lease['end_date']) + HOUR,
-            clocks.parse_iso(prolonged['end_date']))
-        self.flags(group='enforcement', max_lease_duration=4 * HOUR)
-        self.run_before_its_end(lease, HOUR)
-        kept = self.get(lease)
-        self.assertEqual(prolonged['end_date'], kept['end_date'])
-        self.assertIn('A lease may last 14400 seconds at most',
-                      kept['status_reason'])
-        self.flags(group='enforcement', max_lease_duration=-1)
-        self.run_before_its_end(lease, HOUR // 2)
-        self.assertEqual('', self.get(lease)['status_reason'])
-        self.assertNotEqual(kept['end_date'], self.get(lease)['end_date'])
-
-    def test_what_is_done_in_the_name_of_the_owner_does_not_go_with_it(self):
-        lease = self.make(length=HOUR)
-        for body in ({'auto_extend': '1h', 'on_end': 'snapshot'},
-                     {'auto_extend': '1h', 'before_end_action': 'snapshot'}):
-            answer = self.change(lease, 400, **body)
-            self.assertIn('Write "on_end": "delete"', str(answer))
-        for value in (599, -1, 'soon', [], 31536001):
-            self.change(lease, 400, auto_extend=value)
-        for value in ('10m', 600, '0', 0):
-            self.change(lease, auto_extend=value)
-        message = self.refused(400, self.boot, 'vm1', hints=self.lease_hints(
-            'mine', auto_extend='1h', on_end='stop'))
-        self.assertIn('prolong the lease yourself', message)
-        self.assertEqual(1, len(self.leases()))
-
-
-class TestNoShows(test_retrying.RetryingTestCase):
-
-    length = 6 * HOUR
+    more_conf = ('[quota]\n'
+                 'driver = nova.quota.DbQuotaDriver\n'
+                 'instances = 5\n'
+                 '[blazar]\n'
+                 'on_end = delete,keep\n')
 
     def setUp(self):
+        self.lots = test_resources.ParkingLots()
+        self.lots.garages = [self.garage('garage', 10)]
+        self.useFixture(fixtures.MockPatchObject(
+            types, 'available', lambda known={
+                **types.available(), 'parking:lot': self.lots}: known))
+        self.useFixture(fixtures.MockPatchObject(
+            ends, 'available', lambda known={
+                **ends.available(), 'keep': test_ends.Keep()}: known))
         super().setUp()
-        self.no_shows = self.listener.parts.lifecycle.no_shows
-        self.no_shows._after, self.no_shows._notice = HOUR, HOUR
 
-    def look(self, after):
-        self.clock.advance(after)
-        self.no_shows.look()
-        self.run_until(self.clock.now())
+    def garage(self, name, width):
+        return model.HostFacts(
+            f'uuid-of-{name}', name, '', {'CUSTOM_LOT_WIDTH': width})
 
-    def test_it_is_announced_and_its_room_is_given_back(self):
-        self.look(HOUR)
-        self.assertIn('Nobody has used it yet',
-                      self.get(self.full)['status_reason'])
-        flavor_id = self.full['reservations'][0]['flavor_id']
-        self.look(HOUR)
-        ended = self.get(self.full)
-        self.assertEqual('TERMINATED', ended['status'])
-        self.assertIn('nobody had used it', ended['status_reason'])
-        self.refused(400, self.boot, 'late', flavor=flavor_id)
-        self.assert_right()
+    def lots_of(self, amount=2, width=3, **more):
+        return {'resource_type': 'parking:lot', 'amount': amount,
+                'width': width, **more}
 
-    def test_who_boots_in_time_keeps_it(self):
-        self.delete(self.full)
-        lease = self.make_active(length=self.length)
-        self.look(HOUR)
-        self.assertIn('Nobody has used it', self.get(lease)['status_reason'])
-        server = self.boot(
-            'vm1', flavor=lease['reservations'][0]['flavor_id'])
-        self.wait_for_status(server['id'], 'ACTIVE')
+    def verify(self):
+        report = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(False)
+        return [one.text for one in report.left] + report.failures
+
+    def ends(self, lease):
+        """Whether it is over, when what is due for its end was done."""
+        self.run_until(self.clock.now() + 300)
+        return self.get(lease)['status'] == 'TERMINATED'
+
+    def test_lots_live(self):
+        lease = self.make_active(reservations=[
+            self.lots_of(), self.reservation()])
+        lots, servers = lease['reservations']
+        lots, servers = sorted(
+            self.get(lease)['reservations'],
+            key=lambda one: one['resource_type'])
+        self.assertEqual((2, 3, 'active', []), (
+            lots['amount'], lots['width'], lots['status'], lots['servers']))
+        self.assertEqual({lots['id']: ('uuid-of-garage',) * 2},
+                         self.lots.barrier)
+        server = self.boot_active('one', flavor=servers['id'])
         self.fill_books()
-        self.look(HOUR)
-        found = self.get(lease)
-        self.assertEqual(('ACTIVE', ''), (
-            found['status'], found['status_reason']))
+        self.assertEqual([], self.verify())
+        # More than there are; and with a flavor that none has.
+        refused = self.make(reservations=[self.lots_of(2)], code=409)
+        self.assertIn('next_start', str(refused))
+        self.assertIn('no servers are booted with it', self.refused(
+            400, self.boot, 'two', hints={'reservation': lots['id']}))
+        self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+            {'id': lots['id'], 'amount': 1}]}, code=200)
+        self.run_until(clocks.SystemClock().now())
+        self.assertEqual({lots['id']: ('uuid-of-garage',)}, self.lots.barrier)
+        self.lots.garages = [self.garage('other', 4)]
+        self.fill_books()
+        self.listener.watch.look()
+        self.listener.engine.run_due()
+        self.assertEqual({lots['id']: ('uuid-of-other',)}, self.lots.barrier)
+        self.run_until(self.clock.now() + HOUR // 2)
+        self.assertIn(('sweep', lots['id']), self.lots.swept)
+        self.run_until(self.clock.now() + HOUR)
+        self.assertEqual({}, self.lots.barrier)
+        self.wait_for(lambda: self.ends(lease))
+        self.assertNotIn(server['id'], [
+            one['id'] for one in self.alice.get_servers()])
+
+    def test_what_is_wrong_gets_a_sentence(self):
+        for wrong, part in (({'amount': 'x'}, '"amount" is x'),
+                            ({'height': 1}, 'height')):
+            self.assertIn(part, str(self.make(
+                reservations=[self.lots_of(**wrong)], code=400)))
+        missing = self.lots_of()
+        del missing['width']
+        self.assertIn('Missing parameter width', str(self.make(
+            reservations=[missing], code=400)))
+
+    def test_lots_are_no_servers(self):
+        self.make(reservations=[self.lots_of(10, 1)])
+        self.make(reservations=[self.reservation(amount=5, vcpus=1)])
+        refused = self.make(reservations=[self.reservation()], code=403)
+        self.assertIn('instances', str(refused))
+
+    def test_availability_asks_for_servers_if_nothing_is_said(self):
+        for query, part in (({'vcpu': 2}, 'vcpus'),
+                            ({'amount': 2}, 'Missing parameter vcpus')):
+            answer = self.ask('GET', '/availability', code=400, **query)
+            self.assertIn(part, str(answer))
+        for query in ({'vcpus': 1, 'memory_mb': 1, 'disk_gb': 1},
+                      {'flavor_id': '1'}, {'width': 1, 'amount': 1}):
+            answer = self.ask('GET', '/availability', code=200, **query)
+            self.assertGreater(
+                answer['availability'][0]['fits'], 0, query)
+
+    def test_one_that_cannot_be_shown_hides_no_other(self):
+        def broken(*_args):
+            raise ZeroDivisionError
+
+        self.lots.show = broken
+        lease = self.make(reservations=[self.lots_of()])
+        other = self.make(reservations=[self.reservation()])
+        listed = self.ask('GET', '/leases', code=200)['leases']
+        self.assertEqual({lease['id'], other['id']},
+                         {one['id'] for one in listed})
+
+    def test_what_is_not_installed_any_more_disturbs_nobody(self):
+        lease = self.make_active(reservations=[
+            self.lots_of(), self.reservation()])
+        lots, servers = sorted(
+            lease['reservations'], key=lambda one: one['resource_type'])
+        self.boot_active('one', flavor=servers['id'])
+        self.fill_books()
+        named = self.listener.parts.types.named, types.available()
+        instances = types.available()['virtual:instance']
+        for one in named:
+            for name in ('parking:lot', 'virtual:instance'):
+                one.pop(name, None)
+        # What is there is still known.
+        self.assertEqual([], self.verify())
+        for one in named:
+            one['virtual:instance'] = instances
+        self.ask('PUT', f'/leases/{lease["id"]}',
+                 {'end_date': self.at(2 * HOUR)}, code=200)
+        self.assertIn('no servers are booted with it', self.refused(
+            400, self.boot, 'two', hints={'reservation': lots['id']}))
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.wait_for(lambda: not self.ends(lease) and (
+            not self.alice.get_servers()))
+        self.wait_for(lambda: not self.ends(lease) and (
+            'could not be closed' in self.get(lease)['status_reason']))
+
+    def test_a_server_is_kept(self):
+        server = self.boot_active('kept', hints=self.lease_hints(
+            'kept', length=HOUR, on_end='keep'))
+        self.fill_books()
+        self.run_until(clocks.SystemClock().now() + HOUR)
+        self.assertEqual('ACTIVE', self.admin.get_server(
+            server['id'])['status'])
+        self.assertEqual([('TERMINATED',)], [
+            tuple(row) for row in self.books('SELECT status FROM leases')])
+        usage = [row for row in self.books('SELECT usage FROM hosts')
+                 if 'VCPU' in str(row)]
+        self.assertEqual(1, len(usage), usage)

@@ -1,0 +1,122 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases that are prolonged by themselves, and those that nobody uses."""
+
+from blazar_core.common import clock as clocks
+from tests.functional import test_api
+from tests.functional import test_retrying
+
+HOUR = 3600
+
+
+class TestExtending(test_api.ApiTestCase):
+
+    def change(self, lease, code=200, **body):
+        return self.ask('PUT', f'/leases/{lease["id"]}', body, code=code)
+
+    def run_before_its_end(self, lease, seconds):
+        """Carry out what is due so long before the end that it has now."""
+        self.run_until(
+            clocks.parse_iso(self.get(lease)['end_date']) - seconds)
+
+    def test_a_server_with_its_boot(self):
+        server = self.boot_active('vm1', hints=self.lease_hints(
+            'mine', duration='1d', auto_extend='2h'))
+        self.fill_books()
+        before = self.lease('mine')
+        self.assertEqual(('ACTIVE', 7200), (
+            before['status'], before['auto_extend']))
+        end = clocks.parse_iso(before['end_date'])
+        for number in range(3):
+            self.run_until(end + 7200 * (number - 1))
+            self.assertEqual(end + 7200 * (number + 1), clocks.parse_iso(
+                self.lease('mine')['end_date']))
+        self.change(before, auto_extend=0)
+        self.run_until(end + 7200 * 3)
+        self.wait_until_gone(server['id'])
+
+    def test_what_is_reserved_until_a_limit_is_reached(self):
+        lease = self.make_active(
+            length=3 * HOUR, auto_extend='1h',
+            reservations=[self.reservation(amount=2)])
+        self.run_before_its_end(lease, HOUR)
+        prolonged = self.get(lease)
+        self.assertEqual(
+            clocks.parse_iso(lease['end_date']) + HOUR,
+            clocks.parse_iso(prolonged['end_date']))
+        self.flags(group='enforcement', max_lease_duration=4 * HOUR)
+        self.run_before_its_end(lease, HOUR)
+        kept = self.get(lease)
+        self.assertEqual(prolonged['end_date'], kept['end_date'])
+        self.assertIn('A lease may last 14400 seconds at most',
+                      kept['status_reason'])
+        self.flags(group='enforcement', max_lease_duration=-1)
+        self.run_before_its_end(lease, HOUR // 2)
+        self.assertEqual('', self.get(lease)['status_reason'])
+        self.assertNotEqual(kept['end_date'], self.get(lease)['end_date'])
+
+    def test_what_is_done_in_the_name_of_the_owner_does_not_go_with_it(self):
+        lease = self.make(length=HOUR)
+        for body in ({'auto_extend': '1h', 'on_end': 'snapshot'},
+                     {'auto_extend': '1h', 'before_end_action': 'snapshot'}):
+            answer = self.change(lease, 400, **body)
+            self.assertIn('Write "on_end": "delete"', str(answer))
+        for value in (599, -1, 'soon', [], 31536001):
+            self.change(lease, 400, auto_extend=value)
+        for value in ('10m', 600, '0', 0):
+            self.change(lease, auto_extend=value)
+        message = self.refused(400, self.boot, 'vm1', hints=self.lease_hints(
+            'mine', auto_extend='1h', on_end='stop'))
+        self.assertIn('prolong the lease yourself', message)
+        self.assertEqual(1, len(self.leases()))
+
+
+class TestNoShows(test_retrying.RetryingTestCase):
+
+    length = 6 * HOUR
+
+    def setUp(self):
+        super().setUp()
+        self.no_shows = self.listener.parts.lifecycle.no_shows
+        self.no_shows._after, self.no_shows._notice = HOUR, HOUR
+
+    def look(self, after):
+        self.clock.advance(after)
+        self.no_shows.look()
+        self.run_until(self.clock.now())
+
+    def test_it_is_announced_and_its_room_is_given_back(self):
+        self.look(HOUR)
+        self.assertIn('Nobody has used it yet',
+                      self.get(self.full)['status_reason'])
+        flavor_id = self.full['reservations'][0]['flavor_id']
+        self.look(HOUR)
+        ended = self.get(self.full)
+        self.assertEqual('TERMINATED', ended['status'])
+        self.assertIn('nobody had used it', ended['status_reason'])
+        self.refused(400, self.boot, 'late', flavor=flavor_id)
+        self.assert_right()
+
+    def test_who_boots_in_time_keeps_it(self):
+        self.delete(self.full)
+        lease = self.make_active(length=self.length)
+        self.look(HOUR)
+        self.assertIn('Nobody has used it', self.get(lease)['status_reason'])
+        server = self.boot(
+            'vm1', flavor=lease['reservations'][0]['flavor_id'])
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        self.look(HOUR)
+        found = self.get(lease)
+        self.assertEqual(('ACTIVE', ''), (
+            found['status'], found['status_reason']))

@@ -44,11 +44,12 @@ USER = 'user'
 #: Seconds after which who was about to tell something has died over it.
 _CLAIM = 60
 
-#: Of leases that are neither over nor on their way there.
+#: Of leases that are neither over nor deleted. One that is ending is among
+#: them: what is done at its end may take an owner.
 _LASTING = sa.and_(models.Lease.deleted_at.is_(None),
                    models.Lease.status.in_([
                        one for one in states.LEASE.steps
-                       if one not in states.ENDING]))
+                       if one not in states.LEASE.final()]))
 
 
 class _Owned(ty.NamedTuple):
@@ -178,7 +179,10 @@ class Orphans:
                 return _NOTHING
             reason = facts.disowned(lease.status_reason, missing)
             if reason != lease.status_reason:
-                lease.status_reason, lease.updated_at = reason, now
+                lease.status_reason = reason
+                if lease.status not in states.ENDING:
+                    # Else since when its end is tried is counted from that.
+                    lease.updated_at = now
             if row is None:
                 row = models.Orphan(lease_id=seen.id, missing=missing,
                                     seen_at=now, claimed_until=0)
@@ -226,7 +230,8 @@ class Orphans:
 
 
 def _is_over(lease: models.Lease) -> bool:
-    return lease.deleted_at is not None or lease.status in states.ENDING
+    return lease.deleted_at is not None or (
+        lease.status in states.LEASE.final())
 
 
 def _row(session: orm.Session, lease_id: str) -> models.Orphan | None:
@@ -240,7 +245,8 @@ def _forget(session: orm.Session, lease: models.Lease,
     if row is not None:
         session.delete(row)
         lease.status_reason = facts.disowned(lease.status_reason, None)
-        lease.updated_at = now
+        if lease.status not in states.ENDING:
+            lease.updated_at = now
         LOG.info('Lease %s: its owner is there (again)', lease.id)
 
 

@@ -241,7 +241,7 @@ class TestOrphans(base.LeaseTestCase):
         self.another().find()
         self.assertEqual([lease], self.told())
 
-    def test_one_that_is_over_or_ending_is_left_alone(self):
+    def test_one_that_is_over_or_deleted_is_left_alone(self):
         lease = self.owned()
         self.lifecycle.ending.delete(lease)
         self.identity.gone = {'project'}
@@ -274,6 +274,40 @@ class TestOrphans(base.LeaseTestCase):
         self.clock.advance(HOUR)
         self.lifecycle.ending.end(lease)
         self.assertEqual([server], self.cloud.deleted)
+
+    def is_ending(self):
+        """A lease that ends, in vain, before its project was missed."""
+        lease = self.owned(on_end='snapshot,delete')
+        self.cloud.broken['copy'] = errors.NotDelegated('He is gone.')
+        self.identity.gone = {'project'}
+        self.clock.advance(100 * HOUR)
+        self.lifecycle.ending.end(lease)
+        self.assertEqual(states.Lease.TERMINATING, self.row(lease).status)
+        return lease
+
+    def test_nor_is_one_that_had_begun_before_its_project_was_missed(self):
+        lease = self.is_ending()
+        server, = self.scalars(models.Booking.server_id)
+        for _hour in range(2):
+            # However often that is looked at, its time goes on.
+            self.another().find()
+            self.lifecycle.ending.end(lease)
+            self.assertEqual([], self.cloud.deleted)
+            self.clock.advance(HOUR // 2)
+        self.assertEqual([lease], self.told())
+        self.assertIn('He is gone.', self.row(lease).status_reason)
+        self.another().find()
+        self.lifecycle.ending.end(lease)
+        self.assertEqual([server], self.cloud.deleted)
+
+    def test_one_that_is_ending_is_ended_when_the_grace_is_over(self):
+        lease = self.is_ending()
+        self.another(ends=True).find()
+        self.assertIsNone(self.row(lease).deleted_at)
+        self.clock.advance(GRACE)
+        self.assertEqual([lease], self.another(ends=True).find())
+        self.assertIsNotNone(self.row(lease).deleted_at)
+        self.assertEqual([], self.another(ends=True).find())
 
     def policies(self):
         return {one: kind() for one, kind in (

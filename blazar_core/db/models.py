@@ -26,8 +26,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Orphan',
-           'RequestKey', 'Reservation', 'Setting', 'WouldEnd']
+           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Reservation']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -415,77 +414,3 @@ class Project(Base):
 
     id: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-
-
-class RequestKey(Base):
-    """By which key a lease was asked for (:mod:`blazar_core.leases.repeats`).
-
-    ``digest`` is that of the key and of whose it is, ``asked`` that of what
-    was asked for.
-    """
-
-    __tablename__ = 'request_keys'
-    __table_args__ = (sa.Index('request_keys_created_idx', 'created_at'),)
-
-    digest: orm.Mapped[str] = orm.mapped_column(
-        sa.String(64), primary_key=True)
-    asked: orm.Mapped[str] = orm.mapped_column(sa.String(64))
-    # No foreign key: it is remembered for longer than a lease may be.
-    lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-
-
-class Setting(Base):
-    """With what a kind of process was started last (``name``), as far as
-    others must have it alike (:mod:`blazar_core.db.settings`).
-    """
-
-    __tablename__ = 'settings'
-
-    name: orm.Mapped[str] = orm.mapped_column(
-        sa.String(255), primary_key=True)
-    value: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(sa.JSON)
-    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-
-
-class WouldEnd(Base):
-    """A server that would have a lease, if every boot were one
-    (:mod:`blazar_core.lifecycle.announcing`), and would be over with it at
-    ``end_date``.
-
-    :ivar claimed_until: until when somebody is about to tell it
-    :ivar told_at: None: nobody has told it
-    """
-
-    __tablename__ = 'would_end'
-    __table_args__ = (sa.Index('would_end_end_idx', 'end_date'),)
-
-    server_id: orm.Mapped[str] = orm.mapped_column(
-        sa.String(36), primary_key=True)
-    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    told_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-
-
-class Orphan(Base):
-    """A lease whose project or user does not exist any more
-    (:mod:`blazar_core.lifecycle.orphans`).
-
-    :ivar missing: ``project`` or ``user``; of both, the project
-    :ivar seen_at: when that was seen first
-    :ivar claimed_until: until when somebody is about to tell it
-    :ivar told_at: None: nobody has told it
-    """
-
-    __tablename__ = 'orphans'
-
-    # No foreign key: the lease may be withdrawn first.
-    lease_id: orm.Mapped[str] = orm.mapped_column(
-        sa.String(36), primary_key=True)
-    missing: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    told_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)

@@ -36,10 +36,10 @@ from blazar_core.leases import limits
 from blazar_core.leases import repeats
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_core.leases import waiting
 from blazar_core import resources
 
-__all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE', 'behind',
-           'total', 'waiting_for']
+__all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE', 'total']
 
 LOG = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class Making:
         if new.request.retry is None:
             return ''
         with self._database.reader() as session:
-            return behind(session.connection(), new.project_id)
+            return waiting.behind(session.connection(), new.project_id)
 
     def _wait(self, new: NewLease, sealed: str | None,
               why: str) -> dict[str, ty.Any]:
@@ -211,7 +211,7 @@ class Making:
         rows = _rows(new, nowhere, now, False, self._types)
         rows.lease |= {
             'status': states.Lease.WAITING,
-            'status_reason': waiting_for(why),
+            'status_reason': waiting.reason(why),
             'retry_interval': retry.interval,
             'retry_until': until if request.lasts is not None
             else min(until, request.window.end),
@@ -345,30 +345,6 @@ class Making:
                 session.delete(row)
             session.flush()
             session.delete(lease)
-
-
-def waiting_for(why: str) -> str:
-    """What is said of a lease that waits for room.
-
-    :param why: there was none when it was tried last
-    """
-    return f'It waits for room, and is tried again: {why}'
-
-
-def behind(connection: sa.Connection, project_id: str,
-           lease_id: str | None = None) -> str:
-    """Which lease of a project comes before a new one or one that waits.
-
-    :returns: a sentence; empty: none does
-    """
-    first = connection.execute(
-        sa.select(models.Lease.id, models.Lease.name).where(
-            models.Lease.project_id == project_id,
-            models.Lease.status == states.Lease.WAITING)
-        .order_by(models.Lease.created_at, models.Lease.id)).first()
-    return '' if first is None or first.id == lease_id else (
-        f'Lease {first.name} ({first.id}) of the project waits for room too, '
-        f'and comes first.')
 
 
 def total(demands: ty.Iterable[model.Demand]) -> dict[str, int]:

@@ -24,6 +24,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import views
@@ -128,8 +129,8 @@ class Owning:
             lease.project_id, lease.user_id = owner.project_id, owner.user_id
             lease.updated_at = now
             # Nobody gets it to see who had asked for it.
-            session.execute(sa.delete(models.RequestKey).where(
-                models.RequestKey.lease_id == lease_id))
+            session.execute(sa.delete(notes.RequestKey).where(
+                notes.RequestKey.lease_id == lease_id))
             trust = None if keep_trust else session.get(
                 models.Credential, lease_id)
             if trust is not None:

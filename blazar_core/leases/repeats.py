@@ -27,7 +27,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_core.db import api
-from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import views
 
 __all__ = ['KEEP', 'Key', 'keep', 'key_of', 'made_by', 'trim']
@@ -38,7 +38,7 @@ KEEP = 86400
 #: The characters that a key has at most.
 _LONGEST = 255
 
-_KEYS = models.RequestKey.__table__
+_KEYS = notes.RequestKey.__table__
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def made_by(database: api.Database, key: Key) -> dict[str, ty.Any] | None:
         has been deleted
     """
     with database.reader() as session:
-        row = session.get(models.RequestKey, key.digest)
+        row = session.get(notes.RequestKey, key.digest)
     if row is None:
         return None
     if row.asked != key.asked:

@@ -29,6 +29,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.db import notes
 
 __all__ = ['Announcing', 'EVENT', 'KEEP', 'told']
 
@@ -47,7 +48,7 @@ _AT_ONCE = 500
 #: Seconds until one is looked at again that could not be.
 _LATER = 600
 
-_WOULD_END = models.WouldEnd.__table__
+_WOULD_END = notes.WouldEnd.__table__
 _IDS = _WOULD_END.c.server_id
 #: What the servers of one boot have in common.
 _BOOT = (_WOULD_END.c.project_id, _WOULD_END.c.user_id,
@@ -181,7 +182,7 @@ class Announcing:
 def told(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
     """The servers of which was told, of the last :data:`KEEP` seconds, in the
     order of their ends: the columns of
-    :class:`~blazar_core.db.models.WouldEnd`.
+    :class:`~blazar_core.db.notes.WouldEnd`.
     """
     with database.connection() as connection:
         return connection.execute(sa.select(_WOULD_END).where(

@@ -27,6 +27,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import events
 from blazar_core.leases import views
 from blazar_core.lifecycle import closing
@@ -366,7 +367,7 @@ class Ending:
         be tried for ever.
         """
         return ends.needs_owner(lease.on_end, self._policies) and (
-            session.get(models.Orphan, lease.id) is not None)
+            session.get(notes.Orphan, lease.id) is not None)
 
     def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
                  its: _Steps) -> bool:

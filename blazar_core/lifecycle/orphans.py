@@ -30,6 +30,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
 
@@ -131,7 +132,7 @@ class Orphans:
             # All of them, and chosen here: no statement takes any number of
             # ids.
             orphans = set(connection.scalars(sa.select(
-                models.Orphan.lease_id)))
+                notes.Orphan.lease_id)))
             return [_Owned(*row) for row in connection.execute(
                 sa.select(*columns).where(_LASTING).order_by(models.Lease.id)
             ) if row.id in orphans or not gone.isdisjoint(
@@ -184,8 +185,8 @@ class Orphans:
                     # Else since when its end is tried is counted from that.
                     lease.updated_at = now
             if row is None:
-                row = models.Orphan(lease_id=seen.id, missing=missing,
-                                    seen_at=now, claimed_until=0)
+                row = notes.Orphan(lease_id=seen.id, missing=missing,
+                                   seen_at=now, claimed_until=0)
                 session.add(row)
             elif row.missing != missing:
                 # That his project is gone, too, is told besides.
@@ -214,18 +215,18 @@ class Orphans:
     def _write_down(self, lease_id: str, missing: str) -> None:
         """It was told."""
         with self._database.begin() as connection:
-            connection.execute(sa.update(models.Orphan.__table__).where(
-                models.Orphan.lease_id == lease_id,
-                models.Orphan.missing == missing,
+            connection.execute(sa.update(notes.Orphan.__table__).where(
+                notes.Orphan.lease_id == lease_id,
+                notes.Orphan.missing == missing,
             ).values(told_at=self._clock.now()))
 
     def _trim(self) -> None:
         """Forget those that are over."""
         with self._database.begin() as connection:
             there = sa.select(models.Lease.id).where(
-                models.Lease.id == models.Orphan.lease_id,
+                models.Lease.id == notes.Orphan.lease_id,
                 models.Lease.status != states.Lease.TERMINATED)
-            connection.execute(sa.delete(models.Orphan.__table__).where(
+            connection.execute(sa.delete(notes.Orphan.__table__).where(
                 ~there.exists()))
 
 
@@ -234,13 +235,13 @@ def _is_over(lease: models.Lease) -> bool:
         lease.status in states.LEASE.final())
 
 
-def _row(session: orm.Session, lease_id: str) -> models.Orphan | None:
-    return session.scalars(sa.select(models.Orphan).where(
-        models.Orphan.lease_id == lease_id)).one_or_none()
+def _row(session: orm.Session, lease_id: str) -> notes.Orphan | None:
+    return session.scalars(sa.select(notes.Orphan).where(
+        notes.Orphan.lease_id == lease_id)).one_or_none()
 
 
 def _forget(session: orm.Session, lease: models.Lease,
-            row: models.Orphan | None, now: int) -> None:
+            row: notes.Orphan | None, now: int) -> None:
     """There is an owner."""
     if row is not None:
         session.delete(row)
@@ -255,7 +256,7 @@ def known(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
     ``project_id``, ``user_id``, ``status``, ``end_date``, ``missing`` and
     ``seen_at``.
     """
-    lease, orphan = models.Lease, models.Orphan
+    lease, orphan = models.Lease, notes.Orphan
     with database.connection() as connection:
         return connection.execute(sa.select(
             lease.id, lease.name, lease.project_id, lease.user_id,

@@ -38,8 +38,8 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
-from blazar_core.leases import making
 from blazar_core.leases import views
+from blazar_core.leases import waiting
 from blazar_core.leases import within
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import facts
@@ -177,7 +177,7 @@ class Retrying:
     def _behind(self, lease: models.Lease) -> str:
         """Why it is not the turn of a lease; empty: it is."""
         with self._database.reader() as session:
-            return making.behind(
+            return waiting.behind(
                 session.connection(), lease.project_id, lease.id)
 
     def _explain(self, lease_id: str, why: str, last: bool,
@@ -186,7 +186,7 @@ class Retrying:
 
         :returns: the lease; None when it does not wait any more
         """
-        now, reason = self._clock.now(), making.waiting_for(why)
+        now, reason = self._clock.now(), waiting.reason(why)
         with self._database.reader() as session:
             if not last and api.found(
                     session, lease_id).status_reason == reason:

@@ -147,8 +147,8 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
         grace_period=lease_params.grace_of(values.get(
             'grace_period', defaults.grace_period)), retry=retry,
         before_end_action=action,
-        auto_extend=lease_params.extension_of(values.get('auto_extend', 0)))
-    lease_params.check_extension(
+        auto_extend=lease_types.extension_of(values.get('auto_extend', 0)))
+    lease_types.check_extension(
         request.auto_extend, request.on_end, request.actions)
     return CreateRequest(
         request, _reservations(values),
@@ -189,7 +189,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
                 lease['on_end']) else None,
             grace_period=lease_params.grace_of(values['grace_period'])
             if 'grace_period' in values else None,
-            auto_extend=lease_params.extension_of(values['auto_extend'])
+            auto_extend=lease_types.extension_of(values['auto_extend'])
             if 'auto_extend' in values else None,
             before_end_action=own_events.action_of(
                 values['before_end_action'], 'before_end_action',

@@ -27,6 +27,7 @@ from blazar_core.leases import making
 from blazar_core.leases import views
 from blazar_nova.api import bodies
 from blazar_nova.api import lease_params
+from blazar_nova.api import lease_types
 from blazar_nova.api import trusts
 from blazar_nova.api import web
 from blazar_nova.parts import granting
@@ -53,7 +54,7 @@ class Changes:
         asked = bodies.change(body, self._parts.clock.now(), lease,
                               lease_params.defaults(self._parts.conf))
         change = asked.change
-        lease_params.check_extension(
+        lease_types.check_extension(
             lease['auto_extend'] if change.auto_extend is None
             else change.auto_extend, change.on_end or lease['on_end'],
             actions_of(lease, change))

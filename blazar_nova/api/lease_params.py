@@ -48,8 +48,8 @@ from blazar_nova.api import own_events
 from blazar_nova.parts import ends as policies
 
 __all__ = ['Defaults', 'LEASE_PARAMS', 'RESERVED', 'check_defaults',
-           'check_extension', 'default_before_end', 'defaults', 'extension_of',
-           'grace_of', 'lease_request', 'name_of', 'on_end_of', 'window_of']
+           'default_before_end', 'defaults', 'grace_of', 'lease_request',
+           'name_of', 'on_end_of', 'window_of']
 
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
@@ -59,8 +59,6 @@ MAX_BYTES = 16 * 1024
 MAX_NAME = 255
 #: Seconds; 30 days.
 MAX_GRACE = 2592000
-#: Seconds; less keeps the service busy, more is a year.
-MIN_EXTENSION, MAX_EXTENSION = 600, 31536000
 
 
 _EXAMPLE = '{"start": "now", "duration": "2h"}'
@@ -301,9 +299,10 @@ def _request(params: _Object, start: int, end: int, now: int,
         before_end_action=action,
         grace_period=grace_of(params.get(
             'grace_period', defaults.grace_period)), retry=retry,
-        auto_extend=extension_of(params.get('auto_extend', 0)),
+        auto_extend=lease_types.extension_of(params.get('auto_extend', 0)),
         lasts=None if retry is None or 'end' in params else end - start)
-    check_extension(request.auto_extend, request.on_end, request.actions)
+    lease_types.check_extension(
+        request.auto_extend, request.on_end, request.actions)
     return request
 
 
@@ -416,37 +415,3 @@ def grace_of(value: object) -> int:
     :raises InvalidLeaseParams: when it is neither, or too long
     """
     return dates.length(value, 'grace_period', 0, MAX_GRACE)
-
-
-def extension_of(value: object) -> int:
-    """By how many seconds a lease is prolonged by itself; 0: it is not.
-
-    :param value: seconds, or a duration
-    :raises InvalidLeaseParams: when it is neither, or too short or long
-    """
-    period = dates.length(value, 'auto_extend', 0, MAX_EXTENSION)
-    if 0 < period < MIN_EXTENSION:
-        raise errors.InvalidLeaseParams(
-            f'"auto_extend" is {period} seconds. Write {MIN_EXTENSION} at '
-            f'least, such as "1h", or leave it out.')
-    return period
-
-
-def check_extension(period: int, on_end: str, actions: ty.Collection[str],
-                    ) -> None:
-    """Make sure that a lease may be prolonged by itself.
-
-    What is done in the name of its owner takes a trust until a date that is
-    known when he gives it.
-
-    :param period: seconds; 0: it is not to be
-    :param actions: what is done at its events
-    :raises InvalidLeaseParams: when it may not
-    """
-    if period and (states.Action.SNAPSHOT in actions or ends.needs_owner(
-            on_end, policies.available())):
-        raise errors.InvalidLeaseParams(
-            '"auto_extend" is for leases at whose end, or events, nothing is '
-            'done in your name: that takes a trust until a date that you know '
-            f'now. Write "on_end": "{ends.DELETE}" and no snapshots, or leave '
-            '"auto_extend" out and prolong the lease yourself.')

@@ -10,20 +10,27 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The types of leases: what ``lease_type`` says, how often one is tried."""
+"""The types of leases: what ``lease_type`` says, how often one is tried where
+there is no room, and by how much one is prolonged.
+"""
 
 import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.leases import requests
+from blazar_core.lifecycle import ends
 from blazar_nova.api import dates
+from blazar_nova.parts import ends as policies
 
-__all__ = ['MAX_WAIT', 'retry_of']
+__all__ = ['MAX_WAIT', 'check_extension', 'extension_of', 'retry_of']
 
 #: Seconds; for so long, in all, room is waited for.
 MAX_WAIT = 2592000
+#: Seconds; less keeps the service busy, more is a year.
+MIN_EXTENSION, MAX_EXTENSION = 600, 31536000
 
 
 def retry_of(values: ty.Mapping[str, object], window: model.Window, now: int,
@@ -74,3 +81,37 @@ def _retry(values: ty.Mapping[str, object], window: model.Window,
             f'"retry_interval": room is waited for {MAX_WAIT} seconds at '
             f'most.')
     return requests.Retry(interval, times)
+
+
+def extension_of(value: object) -> int:
+    """By how many seconds a lease is prolonged by itself; 0: it is not.
+
+    :param value: seconds, or a duration
+    :raises InvalidLeaseParams: when it is neither, or too short or long
+    """
+    period = dates.length(value, 'auto_extend', 0, MAX_EXTENSION)
+    if 0 < period < MIN_EXTENSION:
+        raise errors.InvalidLeaseParams(
+            f'"auto_extend" is {period} seconds. Write {MIN_EXTENSION} at '
+            f'least, such as "1h", or leave it out.')
+    return period
+
+
+def check_extension(period: int, on_end: str, actions: ty.Collection[str],
+                    ) -> None:
+    """Make sure that a lease may be prolonged by itself.
+
+    What is done in the name of its owner takes a trust until a date that is
+    known when he gives it.
+
+    :param period: seconds; 0: it is not to be
+    :param actions: what is done at its events
+    :raises InvalidLeaseParams: when it may not
+    """
+    if period and (states.Action.SNAPSHOT in actions or ends.needs_owner(
+            on_end, policies.available())):
+        raise errors.InvalidLeaseParams(
+            '"auto_extend" is for leases at whose end, or events, nothing is '
+            'done in your name: that takes a trust until a date that you know '
+            f'now. Write "on_end": "{ends.DELETE}" and no snapshots, or leave '
+            '"auto_extend" out and prolong the lease yourself.')

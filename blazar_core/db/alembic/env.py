@@ -14,9 +14,11 @@
 
 from alembic import context
 
-from blazar_core.db import models
+from blazar_core.db import notes
 
 connection = context.config.attributes['connection']
-context.configure(connection=connection, target_metadata=models.Base.metadata)
+# All tables are known when those of the notes are.
+context.configure(connection=connection,
+                  target_metadata=notes.Setting.metadata)
 with context.begin_transaction():
     context.run_migrations()

@@ -995,7 +995,8 @@ class TestInTheWay(AdmissionTestCase):
                       name, VCPU=1)
         with self.database.reader() as session:
             find = functools.partial(
-                ledger.in_the_way, session, model.Window(NOW + 5, NOW + 30))
+                admission._in_the_way, session,
+                model.Window(NOW + 5, NOW + 30))
             self.assertEqual(['soon', 'late'], find())
             self.assertEqual(['soon'], find(1))
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.lifecycle import announcing
 from tests import databases
 from tests.unit import base
@@ -54,7 +54,7 @@ class TestAnnouncing(base.LeaseTestCase):
         return [payload['server_ids'] for _event, payload in self.said]
 
     def ids(self):
-        return sorted(self.scalars(models.WouldEnd.server_id))
+        return sorted(self.scalars(notes.WouldEnd.server_id))
 
     def test_they_are_told_of_when_it_is_time(self):
         self.note('b', 'a')

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from blazar_core.books import admission
 from blazar_core.books import inventory
 from blazar_core.books import ledger
+from blazar_core.books import news
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -786,7 +787,7 @@ class TestTrim(worlds.BooksTestCase):
         for before, count in ((NOW, 0), (NOW + 10, 0), (NOW + 11, 1),
                               (NOW + 11, 0), (NOW + 99, 1), (NOW + 99, 0)):
             with self.database.writer() as session:
-                self.assertEqual(count, ledger.trim(session, before))
+                self.assertEqual(count, news.trim(session, before))
         self.assertEqual(({'hosts': 1, 'bookings': 2, 'changes': 1}, 3), (
             self.count_rows('leases', 'reservations'),
             self.generation('one')))

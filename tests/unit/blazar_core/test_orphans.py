@@ -17,6 +17,7 @@ from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import orphans
@@ -122,7 +123,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual(states.Lease.TERMINATED, self.row(lease).status)
         self.assertIn('Its project does not', self.row(lease).status_reason)
         one.find()
-        self.assertEqual([], self.scalars(models.Orphan.lease_id))
+        self.assertEqual([], self.scalars(notes.Orphan.lease_id))
 
     def test_an_operator_may_have_it_ended_after_the_grace_only(self):
         lease = self.owned()
@@ -139,7 +140,7 @@ class TestOrphans(base.LeaseTestCase):
         self.identity.gone = set()
         one.find()
         self.assertEqual('', self.row(lease).status_reason)
-        self.assertEqual([], self.scalars(models.Orphan.lease_id))
+        self.assertEqual([], self.scalars(notes.Orphan.lease_id))
         self.clock.advance(GRACE)
         self.identity.gone = {'project'}
         self.assertEqual([], one.find())
@@ -165,7 +166,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual([], one.find())
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
         # Nor is he back.
-        self.assertEqual([lease], self.scalars(models.Orphan.lease_id))
+        self.assertEqual([lease], self.scalars(notes.Orphan.lease_id))
 
     def test_one_whose_user_alone_is_gone_is_only_told_of(self):
         lease, one = self.owned(), self.another(ends=True)

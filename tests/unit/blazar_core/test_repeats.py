@@ -20,6 +20,7 @@ import threading
 from blazar_core.books import admission
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import leases
 from blazar_core.leases import repeats
 from tests import databases
@@ -131,4 +132,4 @@ class TestRepeats(base.LeaseTestCase):
         self.assertEqual(1, len(set(answers)))
         self.assertEqual((1, 1), (
             len(self.scalars(models.Lease.id)),
-            len(self.scalars(models.RequestKey.digest))))
+            len(self.scalars(notes.RequestKey.digest))))

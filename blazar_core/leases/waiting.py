@@ -1,0 +1,44 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What is said of leases that wait for room, and who of a project is next."""
+
+import sqlalchemy as sa
+
+from blazar_core.common import states
+from blazar_core.db import models
+
+__all__ = ['behind', 'reason']
+
+
+def reason(why: str) -> str:
+    """What is said of a lease that waits for room.
+
+    :param why: there was none when it was tried last
+    """
+    return f'It waits for room, and is tried again: {why}'
+
+
+def behind(connection: sa.Connection, project_id: str,
+           lease_id: str | None = None) -> str:
+    """Which lease of a project comes before a new one or one that waits.
+
+    :returns: a sentence; empty: none does
+    """
+    first = connection.execute(
+        sa.select(models.Lease.id, models.Lease.name).where(
+            models.Lease.project_id == project_id,
+            models.Lease.status == states.Lease.WAITING)
+        .order_by(models.Lease.created_at, models.Lease.id)).first()
+    return '' if first is None or first.id == lease_id else (
+        f'Lease {first.name} ({first.id}) of the project waits for room too, '
+        f'and comes first.')

@@ -54,9 +54,7 @@ class Places:
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.project_id != project_id:
-                # It was handed over at this moment.
-                raise _none(reservation_id)
+            _check_owner(lease, reservation_id, project_id)
             if lease.status != states.Lease.ACTIVE or lease.end_date <= now:
                 raise errors.Conflict(
                     f'Reservation {reservation_id} belongs to lease '
@@ -117,6 +115,16 @@ class Places:
                 sa.update(models.Booking)
                 .where(models.Booking.server_id.in_(server_ids))
                 .values(server_id=None, sent_at=None, placed_at=None))
+
+
+def _check_owner(lease: models.Lease, reservation_id: str, project_id: str,
+                 ) -> None:
+    """Whether a locked lease was not handed over since it was found.
+
+    :raises NotFound: when it was
+    """
+    if lease.project_id != project_id:
+        raise _none(reservation_id)
 
 
 def _none(reservation_id: str) -> errors.NotFound:

@@ -26,6 +26,7 @@ import functools
 import json
 import logging
 import os
+import random
 import socket
 import sys
 import threading
@@ -50,6 +51,8 @@ from blazar_core.leases import changing
 from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import making
+from blazar_core.leases import owning
+from blazar_core.leases import places
 from blazar_core.leases import requests
 from blazar_core.lifecycle import cleaning
 from blazar_core.lifecycle import ends
@@ -137,6 +140,18 @@ def place_unguarded(self: claims.Claims, session: orm.Session, now: int,
     return lambda: None
 
 
+_lease_of = places.Places._lease_of
+
+
+def find_slowly(self: places.Places, *args: str) -> str:
+    """What Places._lease_of does, with time for the others after it: for some
+    of them, or for all.
+    """
+    found = _lease_of(self, *args)
+    threading.Event().wait(random.random() / 25)
+    return found
+
+
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
     'generation': ('blazar_core.books.ledger.advance', take_unguarded),
@@ -149,6 +164,8 @@ GUARDS = {
     'lock': ('blazar_core.db.api.locked', late_lock),
     'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),
     'claim': ('blazar_core.lifecycle.queue.Queue.claim', seize),
+    'haste': ('blazar_core.leases.places.Places._lease_of', find_slowly),
+    'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),
     'confirm': ('blazar_core.leases.limits.Granted.confirm',
                 lambda self, connection: None),
 }
@@ -336,7 +353,20 @@ class Racer:
                 answers.append({'taken': server_id})
             except errors.Conflict:
                 answers.append({'full': server_id})
+            except errors.NotFound:
+                answers.append({'unknown': server_id})
         return answers
+
+    def hand_over(self) -> list[Answer]:
+        """Give a lease to another project, as it was found."""
+        lease_id, own = self.task['lease_id'], self.leases.owning
+        try:
+            own.hand_over(
+                lease_id, own.look(lease_id).generation,
+                owning.Owner(self.task['project_id'], 'user'), None, False)
+        except errors.Conflict:
+            return [{'kept': True}]
+        return [{'handed': self.task['project_id']}]
 
     def update(self) -> list[Answer]:
         """Let a lease grow, again and again, as long as that can be."""

@@ -665,6 +665,61 @@ class TestNoShowsWithoutTheGuard(TestNoShows):
         self.fail('Nobody was let into what had ended.')
 
 
+class TestNewOwners(RaceTestCase):
+    """A lease is given to another project just when its own boots into it."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+
+    def meet(self, *without):
+        """Whose the lease is, how many were told what, and to whom it was
+        given.
+        """
+        lease = self.reserve(0, 100, self.places(4), active=True)
+        task = {'url': self.books.url, 'now': NOW, 'lease_id': lease['id'],
+                'options': {}, 'without': ['haste', *without]}
+        answers = racers().race([
+            *({**task, 'do': 'hand_over', 'project_id': f'new-{number}'}
+              for number in range(4)),
+            *({**task, 'do': 'occupy',
+               'server_ids': [uuidutils.generate_uuid()],
+               'reservation_id': lease['reservations'][0]['id']}
+              for _number in range(4))])
+        owner, = self.scalars(models.Lease.project_id)
+        self.clear()
+        return owner, outcomes(answers), [
+            one['handed'] for each in answers for one in each
+            if 'handed' in one]
+
+    def test_a_lease_is_anothers_or_has_servers(self):
+        seen = set()
+        for number in range(ROUNDS):
+            owner, told, handed = self.meet()
+            self.assertEqual(0 if handed else 4, told['taken'])
+            self.assertEqual(4 if handed else 0, told['unknown'])
+            self.assertIn(owner, handed or ['project'])
+            seen.add(bool(handed))
+            if number >= 9 and len(seen) == 2:
+                return
+        self.fail(f'It went only one way: given away {seen}.')
+
+
+class TestNewOwnersWithoutTheGuard(TestNewOwners):
+
+    def test_a_lease_is_anothers_or_has_servers(self):
+        """Not if who has found a reservation believes that it is still his.
+        """
+        for _round in range(ROUNDS):
+            _owner, told, handed = self.meet('owner')
+            if handed and told['taken']:
+                return
+        self.fail('Nobody was let into what was another\'s.')
+
+
 class TestCleaning(RaceTestCase):
     """Eight who find that the hosts of a lease have to be cleaned."""
 

@@ -69,6 +69,13 @@ class Extending:
         if lease['status'] != states.Lease.ACTIVE:
             return facts.Later(min(facts.LONGEST_WAIT, left),
                                'the lease has not begun yet')
+        # Who took over from another one that went on all the same comes when
+        # it was prolonged: that it is time is so for this end only.
+        early = max((event['time'] for event in lease['events'] if (
+            event['event_type'] == states.EventType.EXTEND)),
+            default=end) - self._clock.now()
+        if early > 0:
+            return facts.Later(early, 'it is not time yet')
         # Nobody else may have moved the end meanwhile, nor prolonged it.
         change = changing.Change(end=end + period, was_end=end)
         try:

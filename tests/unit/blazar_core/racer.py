@@ -152,6 +152,17 @@ def find_slowly(self: places.Places, *args: str) -> str:
     return found
 
 
+_new_window = changing.Changing._new_window
+
+
+def window_unguarded(self: changing.Changing, lease: models.Lease,
+                     change: changing.Change) -> model.Window:
+    """What Changing._new_window does, but that it does not care who has moved
+    the end by now.
+    """
+    return _new_window(self, lease, dataclasses.replace(change, was_end=None))
+
+
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
     'generation': ('blazar_core.books.ledger.advance', take_unguarded),
@@ -163,6 +174,8 @@ GUARDS = {
     'place': ('blazar_core.books.claims.Claims._place', place_unguarded),
     'lock': ('blazar_core.db.api.locked', late_lock),
     'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),
+    'end': ('blazar_core.leases.changing.Changing._new_window',
+            window_unguarded),
     'claim': ('blazar_core.lifecycle.queue.Queue.claim', seize),
     'haste': ('blazar_core.leases.places.Places._lease_of', find_slowly),
     'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),
@@ -406,6 +419,16 @@ class Racer:
         """End a lease of which nobody has used anything."""
         self._lifecycle().ending.end_unused(self.task['lease_id'])
         return [{'looked': True}]
+
+    def extend(self) -> list[Answer]:
+        """Prolong a lease whose time for that has come."""
+        self._lifecycle().extending.extend(self.task['lease_id'])
+        return [{'looked': True}]
+
+    def delete(self) -> list[Answer]:
+        """Delete a lease."""
+        self._lifecycle().ending.delete(self.task['lease_id'])
+        return [{'deleted': True}]
 
     def look(self) -> list[Answer]:
         """Try the leases that wait for room."""

@@ -183,6 +183,23 @@ class TestExtending(ExtendingTestCase):
             self.end_of(lease), self.reason(lease)))
         self.assertEqual(1, self.updates(lease))
 
+    def test_who_takes_over_when_it_was_prolonged_does_not_do_it_again(self):
+        lease = self.extended()
+        self.clock.advance(3 * HOUR)
+        self.lifecycle.extending.extend(lease['id'])
+        self.assertEqual(
+            HOUR, self.lifecycle.extending.extend(lease['id']).seconds)
+        self.assertEqual((5 * HOUR, 1), (
+            self.end_of(lease), self.updates(lease)))
+
+    def test_it_goes_before_what_is_only_told(self):
+        """Else one that is told that it nears its end may not do so."""
+        lease = self.extended(before_end=NOW + 3 * HOUR)
+        self.run_at(3 * HOUR)
+        self.assertEqual(5 * HOUR, self.end_of(lease))
+        self.assertNotIn(('lease.event.before_end_lease', lease['id']),
+                         self.notified)
+
     def test_who_moves_its_end_meanwhile_has_his_way(self):
         lease = self.extended()
         self.clock.advance(3 * HOUR)

@@ -720,6 +720,62 @@ class TestNewOwnersWithoutTheGuard(TestNewOwners):
         self.fail('Nobody was let into what was another\'s.')
 
 
+class ExtendingRaceTestCase(RaceTestCase):
+    """Eight who find that it is time to prolong a lease by an hour."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'told')
+
+    def prolonged(self, do=('extend',), **options):
+        """By how many seconds a lease was, and how often that was told."""
+        lease = self.reserve(0, 0, self.places(4), request=self.request(
+            0, 4 * 3600, auto_extend=3600), active=True)
+        with open(self.path, 'w'):
+            pass
+        racers().race([{
+            'url': self.books.url, 'now': NOW + 3 * 3600, 'path': self.path,
+            'lease_id': lease['id'], 'options': {}, 'do': what, **options}
+            for what in itertools.islice(itertools.cycle(do), RACERS)])
+        (end, status), = self.rows(models.Lease.end_date, models.Lease.status)
+        with open(self.path) as file:
+            told = file.read().count('lease.update')
+        self.clear()
+        return end - NOW - 4 * 3600, told, status
+
+    def rows(self, *columns):
+        with self.database.reader() as session:
+            return session.execute(sa.select(*columns)).all()
+
+
+class TestExtending(ExtendingRaceTestCase):
+
+    def test_it_is_prolonged_once(self):
+        for _round in range(10):
+            self.assertEqual((3600, 1, 'ACTIVE'), self.prolonged())
+
+    def test_what_is_being_deleted_is_not_prolonged(self):
+        for _round in range(5):
+            more, told, status = self.prolonged(('extend', 'delete'))
+            self.assertIn(status, ('TERMINATING', 'TERMINATED'))
+            self.assertIn((more, told), ((0, 0), (3600, 1)))
+
+
+class TestExtendingWithoutTheGuard(ExtendingRaceTestCase):
+
+    def test_it_is_prolonged_once(self):
+        """It is told again if nobody minds who has moved the end by now."""
+        for _round in range(ROUNDS):
+            if self.prolonged(without=['end'])[1] > 1:
+                return
+        self.fail('It was prolonged once without the guard.')
+
+
 class TestCleaning(RaceTestCase):
     """Eight who find that the hosts of a lease have to be cleaned."""
 

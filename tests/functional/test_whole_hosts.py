@@ -418,6 +418,8 @@ class TestLife(HostsTestCase):
             message = self.refused(
                 400, self.within, f'forged{number}', hint, client=self.bob)
             self.assertIn('reservation', message)
+        # Nobody has used it by that.
+        self.assertEqual([(None,)], self.books('SELECT used_at FROM leases'))
         for name, kwargs in (
                 ('plain', {}), ('zone', {
                     'availability_zone': f'blazar_{reservation_id}'})):
@@ -438,6 +440,8 @@ class TestLife(HostsTestCase):
         server = self.within('guest', reservation_id, client=self.bob)
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual('host1', self.host_of(server))
+        self.assertNotEqual(
+            [(None,)], self.books('SELECT used_at FROM leases'))
         self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
             {'id': reservation_id, 'projects': []}]}, code=200)
         self.refused(400, self.within, 'late', reservation_id,

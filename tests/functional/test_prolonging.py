@@ -81,6 +81,29 @@ class TestExtending(test_api.ApiTestCase):
         self.assertEqual(1, len(self.leases()))
 
 
+class TestEndingEarly(test_retrying.RetryingTestCase):
+    """What a lease has that ends before its time is there for others."""
+
+    def wanted(self, **more):
+        return self.make(name='other', reservations=[self.reservation(
+            amount=2, vcpus=3, disk_gb=0, memory_mb=64)], **more)
+
+    def test_what_is_deleted_can_be_had_at_once(self):
+        self.wanted(code=409)
+        self.ask('DELETE', f'/leases/{self.full["id"]}', code=204)
+        # Nothing that is due was carried out since.
+        self.wanted()
+        self.assert_right()
+
+    def test_what_ends_earlier_gives_back_the_rest_at_once(self):
+        self.wanted(start_in=1800, length=1800, code=409)
+        self.ask('PUT', f'/leases/{self.full["id"]}',
+                 {'end_date': self.at(1800)}, code=200)
+        self.assertEqual('ACTIVE', self.get(self.full)['status'])
+        self.wanted(start_in=1800, length=1800)
+        self.assert_right()
+
+
 class TestNoShows(test_retrying.RetryingTestCase):
 
     length = 6 * HOUR

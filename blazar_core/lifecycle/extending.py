@@ -87,7 +87,9 @@ class Extending:
         except (errors.Refused, errors.LimitExceeded,
                 errors.InvalidLeaseParams) as exc:
             LOG.info('Lease %s is not prolonged: %s', lease_id, exc)
-            self._database.retried(self._explain, lease_id, str(exc))
+            self._database.retried(
+                self._explain, lease_id,
+                f'until {clocks.minute(end)} UTC: {exc}')
             return facts.Later(min(facts.LONGEST_PAUSE, left), str(exc))
         LOG.info('Lease %s is prolonged until %s', lease_id,
                  clocks.iso(changed['end_date']))

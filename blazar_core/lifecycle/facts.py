@@ -67,7 +67,7 @@ REFUSED = 'Its end is tried again: '
 #: How begins what one says of which images are to be made, and are not.
 SNAPSHOTS = 'Its snapshots are tried again: '
 #: How begins what one says that could not be prolonged by itself.
-NOT_PROLONGED = 'It could not be prolonged, which is tried again: '
+NOT_PROLONGED = 'It could not be prolonged, which is tried again '
 #: What one says whose owner there is no more, by what is missing.
 ORPHANED = {'project': 'Its project does not exist any more.',
             'user': 'Its user does not exist any more.'}

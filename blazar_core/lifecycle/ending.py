@@ -37,15 +37,16 @@ from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 
-__all__ = ['Ending']
+__all__ = ['Ending', 'IN_VAIN']
 
 LOG = logging.getLogger(__name__)
 
 #: Of the servers that an end waits for, so many are named.
 _SHOWN = 5
 #: Seconds for which an end is tried that takes an owner who is gone, where
-#: nothing else limits that.
-_IN_VAIN = 3600
+#: nothing else limits that: who seems to be gone may be back, as users are of
+#: a directory that is away for a day.
+IN_VAIN = 3 * 86400
 
 
 #: What is done to a server, one after the other.
@@ -377,7 +378,7 @@ class Ending:
         Since somebody has begun with it: nobody may have been there before.
         """
         limit = self._limit or (
-            _IN_VAIN if self._is_in_vain(session, lease) else 0)
+            IN_VAIN if self._is_in_vain(session, lease) else 0)
         if not limit or its[-1].for_guests or (
                 lease.status != states.Lease.TERMINATING) or (
                 its == [self._policies[ends.DELETE]]) or now < limit + (

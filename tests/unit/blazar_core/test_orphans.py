@@ -18,6 +18,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.db import notes
+from blazar_core.lifecycle import ending
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import orphans
@@ -272,7 +273,7 @@ class TestOrphans(base.LeaseTestCase):
         self.lifecycle.ending.end(lease)
         self.assertEqual([], self.cloud.deleted)
         self.assertIn('He is gone.', self.row(lease).status_reason)
-        self.clock.advance(HOUR)
+        self.clock.advance(ending.IN_VAIN)
         self.lifecycle.ending.end(lease)
         self.assertEqual([server], self.cloud.deleted)
 
@@ -289,12 +290,12 @@ class TestOrphans(base.LeaseTestCase):
     def test_nor_is_one_that_had_begun_before_its_project_was_missed(self):
         lease = self.is_ending()
         server, = self.scalars(models.Booking.server_id)
-        for _hour in range(2):
+        for _half in range(2):
             # However often that is looked at, its time goes on.
             self.another().find()
             self.lifecycle.ending.end(lease)
             self.assertEqual([], self.cloud.deleted)
-            self.clock.advance(HOUR // 2)
+            self.clock.advance(ending.IN_VAIN // 2)
         self.assertEqual([lease], self.told())
         self.assertIn('He is gone.', self.row(lease).status_reason)
         self.another().find()

@@ -288,7 +288,7 @@ class Index:
     def _load(self, now: int, given: sa.Connection | None) -> None:
         with self._reader(given) as connection:
             top = connection.execute(news.NEWEST).one_or_none()
-            hosts = {row.id: inventory.host_of(row)
+            hosts = {row.id: snapshot.host_of(row)
                      for row in connection.execute(inventory.HOSTS)}
             timeline = timelines.Timeline(shared=ledger.SHARED)
             for host in hosts.values():

@@ -26,12 +26,11 @@ from sqlalchemy import orm
 
 from blazar_core.books import ledger
 from blazar_core.common import model
-from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['CLAIM_SECONDS', 'Claimed', 'HOSTS', 'Leased', 'awaited', 'claim',
-           'generations', 'host_of', 'recheck', 'release', 'report',
+           'generations', 'recheck', 'release', 'report',
            'report_usage', 'retain', 'record', 'usage_of']
 
 _HOSTS = models.Host.__table__
@@ -78,17 +77,6 @@ _LEASED = sa.select(models.Booking).where(
     models.Booking.host_id == sa.bindparam('host'),
     models.Booking.server_id.in_(sa.bindparam('servers', expanding=True)),
 ).options(orm.joinedload(models.Booking.reservation))
-
-
-def host_of(row: ty.Any) -> model.Host:
-    """A host from what was read of it."""
-    return model.Host(
-        row.id, row.uuid, row.name, row.service_host, row.capacity, row.usage,
-        row.generation, {**row.properties, **(row.extra or {})},
-        enrolled=row.enrolment is not None,
-        reservable=bool(row.reservable) and (
-            row.enrolment == states.Enrolment.ENROLLED),
-        held_by=row.held_by)
 
 
 def generations(session: orm.Session, uuids: ty.Collection[str],

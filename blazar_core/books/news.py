@@ -158,7 +158,7 @@ class Known:
                 if host_id not in self.hosts or any(
                     row.start_date is None and row.resources is None
                     for row in way)]
-        hosts = {row.id: inventory.host_of(row) for row in connection.execute(
+        hosts = {row.id: snapshot.host_of(row) for row in connection.execute(
             inventory.HOSTS.where(_HOST.id.in_(anew)))} if anew else {}
         if len(hosts) < len(anew):
             raise Torn('hosts have changed that are not there')

@@ -10,7 +10,9 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""All bookings at once, for who reads the books for the first time."""
+"""The books as they are read: all bookings at once for who does it first, and
+hosts.
+"""
 
 import typing as ty
 
@@ -22,14 +24,26 @@ import sqlalchemy as sa
 
 from blazar_core.books import timeline as timelines
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['CURRENT', 'load_bookings']
+__all__ = ['CURRENT', 'host_of', 'load_bookings']
 
 LOG = logging.getLogger(__name__)
 
 #: The bookings that take room.
 CURRENT = models.Booking.__table__.c.host_id.is_not(None)
+
+
+def host_of(row: ty.Any) -> model.Host:
+    """A host from what was read of it."""
+    return model.Host(
+        row.id, row.uuid, row.name, row.service_host, row.capacity, row.usage,
+        row.generation, {**row.properties, **(row.extra or {})},
+        enrolled=row.enrolment is not None,
+        reservable=bool(row.reservable) and (
+            row.enrolment == states.Enrolment.ENROLLED),
+        held_by=row.held_by)
 
 
 def load_bookings(connection: sa.Connection, timeline: timelines.Timeline,

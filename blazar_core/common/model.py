@@ -44,6 +44,7 @@ __all__ = [
     'Resources',
     'WHOLE',
     'Window',
+    'total',
 ]
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
@@ -197,3 +198,12 @@ class HostFacts:
     properties: ty.Mapping[str, ty.Any] = dataclasses.field(
         default_factory=dict)
     pool: str = COMPUTE
+
+
+def total(demands: ty.Iterable[Demand]) -> dict[str, int]:
+    """What all servers of demands take together."""
+    sums: dict[str, int] = {}
+    for demand in demands:
+        for rc, amount in demand.resources.items():
+            sums[rc] = sums.get(rc, 0) + amount * demand.count
+    return sums

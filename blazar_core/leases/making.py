@@ -39,7 +39,7 @@ from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core import resources
 
-__all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE', 'total']
+__all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE']
 
 LOG = logging.getLogger(__name__)
 
@@ -345,15 +345,6 @@ class Making:
                 session.delete(row)
             session.flush()
             session.delete(lease)
-
-
-def total(demands: ty.Iterable[model.Demand]) -> dict[str, int]:
-    """What all servers of demands take together."""
-    sums: dict[str, int] = {}
-    for demand in demands:
-        for rc, amount in demand.resources.items():
-            sums[rc] = sums.get(rc, 0) + amount * demand.count
-    return sums
 
 
 @dataclasses.dataclass

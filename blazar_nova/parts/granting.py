@@ -36,7 +36,7 @@ def asked_of(new: making.NewLease, held: bool, available: resources.Types,
         new.project_id, new.user_id, new.span,
         sum(one.demand.count for one in new.reservations if available.of(
             one.resource_type, one.params is None).for_servers),
-        making.total(new.demands),
+        model.total(new.demands),
         held=held, cleaning_time=new.span.end - (
             request.window.end + request.grace_period),
         server_ids=tuple(new.server_ids), described={

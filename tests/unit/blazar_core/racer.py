@@ -306,7 +306,7 @@ class Racer:
             if 'limits' in self.task:
                 new = dataclasses.replace(new, granted=self.limits.check(
                     limits.Asked('project', 'user', request.window,
-                                 len(server_ids), making.total([demand]))))
+                                 len(server_ids), model.total([demand]))))
             lease = self.leases.making.create(new, None)
         except errors.LimitExceeded:
             return {'limited': True}

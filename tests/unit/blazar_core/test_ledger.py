@@ -21,6 +21,7 @@ from blazar_core.books import admission
 from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import news
+from blazar_core.books import snapshot
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -378,7 +379,7 @@ class TestTheGuard(worlds.BooksTestCase):
 
     def hosts(self):
         with self.database.reader() as session:
-            return [inventory.host_of(row) for row in session.scalars(
+            return [snapshot.host_of(row) for row in session.scalars(
                 sa.select(models.Host).order_by(models.Host.id))]
 
     def take(self, hosts):

@@ -298,6 +298,9 @@ class Changing:
                     for edit in each)], now)
             if window != model.Window(lease.start_date, lease.end_date):
                 events.retime(session, lease, self._types, window, now)
+            if window.end > lease.end_date or change.auto_extend is not None:
+                lease.status_reason = lease.status_reason.partition(
+                    events.NOT_PROLONGED)[0].strip()
             events.redate(lease, window, now)
             if change.auto_extend is not None:
                 events.reextend(session, lease, change.auto_extend, now)

@@ -25,13 +25,17 @@ from blazar_core.db import models
 from blazar_core.leases import requests
 from blazar_core import resources
 
-__all__ = ['EXTEND_BEFORE', 'begin', 'changed', 'check_action', 'extension',
-           'forgotten', 'move_own', 'redate', 'reextend', 'retime', 'row']
+__all__ = ['EXTEND_BEFORE', 'NOT_PROLONGED', 'begin', 'changed',
+           'check_action', 'extension', 'forgotten', 'move_own', 'redate',
+           'reextend', 'retime', 'row']
 
 #: Seconds before its end, at most, in which a lease is prolonged by itself:
 #: before it is told that it nears its end, if the operator has changed
 #: nothing there.
 EXTEND_BEFORE = 7200
+
+#: How begins what a lease says that could not be prolonged by itself.
+NOT_PROLONGED = 'It could not be prolonged, which is tried again '
 
 
 def row(lease_id: str, event_type: str, time: int, now: int,
@@ -61,7 +65,7 @@ def extension(window: model.Window, period: int) -> int:
     """When a lease is to be prolonged that is prolonged by itself.
 
     As long before its end as it gets longer then, so that it never runs ahead
-    by more than once.
+    by more than once: who is prolonged is not to be prolonged yet.
 
     :param period: seconds by which it is prolonged
     """
@@ -189,14 +193,19 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
     moved: dict[str, int] = {
         states.EventType.START: window.start - lease.start_date,
         states.EventType.BEFORE_END: window.end - lease.end_date,
-        states.EventType.EXTEND: window.end - lease.end_date,
+        states.EventType.EXTEND: 0,
         states.EventType.END: window.end - lease.end_date}
     again, action = 0, None
     for event in lease.events:
         if event.event_type not in moved:
             continue
         time = max(event.time + moved[event.event_type], window.start)
-        if event.status != states.Event.DONE:
+        extends = event.event_type == states.EventType.EXTEND
+        if extends:
+            # What was cut off by the start is not lost for another end.
+            time = extension(window, lease.auto_extend)
+        if event.status != states.Event.DONE or (
+                extends and window.end > now):
             event.time = time
             if event.due != model.FOREVER:
                 event.due = time

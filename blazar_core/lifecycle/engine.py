@@ -288,12 +288,14 @@ class Engine:
 
         The end of a lease or an offer is never given up: its capacity would
         be lost; nor is a change: it would be used where it is not; nor are
-        the retries of a lease, which would wait for ever.
+        the retries of a lease, which would wait for ever; nor is prolonging
+        one, which is tried until its end comes.
         """
         attempts = claim.attempts + 1
         if attempts > self._max_retries and claim.event_type not in (
                 states.EventType.END, states.EventType.EXPIRE,
-                states.EventType.RETRY, states.EventType.CHANGED):
+                states.EventType.RETRY, states.EventType.CHANGED,
+                states.EventType.EXTEND):
             self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
                     self._queue.update, claim, status=states.Event.ERROR,

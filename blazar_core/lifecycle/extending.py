@@ -24,9 +24,11 @@ from oslo_log import log as logging
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.leases import changing
+from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
@@ -62,52 +64,51 @@ class Extending:
         with self._database.reader() as session:
             lease = views.describe(api.found(session, lease_id))
         period, end = lease['auto_extend'], lease['end_date']
-        left = end - self._clock.now()
+        now = self._clock.now()
+        left = end - now
         if not period or left <= 0 or lease['status'] not in (
                 *states.TO_START, states.Lease.ACTIVE):
             return None
         if lease['status'] != states.Lease.ACTIVE:
             return facts.Later(min(facts.LONGEST_WAIT, left),
                                'the lease has not begun yet')
-        # Who took over from another one that went on all the same comes when
-        # it was prolonged: that it is time is so for this end only.
-        early = max((event['time'] for event in lease['events'] if (
-            event['event_type'] == states.EventType.EXTEND)),
-            default=end) - self._clock.now()
+        early = events.extension(
+            model.Window(lease['start_date'], end), period) - now
         if early > 0:
+            # Who has stood still finds it prolonged by somebody else.
             return facts.Later(early, 'it is not time yet')
-        # Nobody else may have moved the end meanwhile, nor prolonged it.
+        # Nobody else may move the end from now on, nor prolong it.
         change = changing.Change(end=end + period, was_end=end)
         try:
             changed = self._leases.update(lease_id, dataclasses.replace(
                 change, granted=self._granting(lease, change)))
         except (errors.CloudUnavailable, errors.BooksBusy,
                 errors.Conflict) as exc:
-            return facts.Later(min(facts.AWAY, left), str(exc), left)
+            return facts.Later(min(facts.AWAY, left), str(exc),
+                               min(facts.LONGEST_PAUSE, left))
         except (errors.Refused, errors.LimitExceeded,
                 errors.InvalidLeaseParams) as exc:
             LOG.info('Lease %s is not prolonged: %s', lease_id, exc)
             self._database.retried(
-                self._explain, lease_id,
+                self._explain, lease_id, end,
                 f'until {clocks.minute(end)} UTC: {exc}')
             return facts.Later(min(facts.LONGEST_PAUSE, left), str(exc))
         LOG.info('Lease %s is prolonged until %s', lease_id,
                  clocks.iso(changed['end_date']))
-        if facts.NOT_PROLONGED in changed['status_reason']:
-            self._database.retried(self._explain, lease_id, '')
         self._notify('lease.update', changed)
         if views.is_near_end(lease) and not views.is_near_end(changed):
             self._notify('lease.event.before_end_lease.stop', changed)
         return None
 
-    def _explain(self, lease_id: str, why: str) -> None:
-        """Say in a lease why it is not prolonged; empty: it is."""
+    def _explain(self, lease_id: str, end: int, why: str) -> None:
+        """Say in a lease why it is not prolonged.
+
+        :param end: its end then; of another one it says nothing
+        """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status != states.Lease.ACTIVE:
-                return
-            reason = lease.status_reason.partition(
-                facts.NOT_PROLONGED)[0].strip()
-            lease.status_reason = (
-                f'{reason} {facts.NOT_PROLONGED}{why}'.strip() if why
-                else reason)
+            if lease.status == states.Lease.ACTIVE and (
+                    lease.end_date == end and lease.auto_extend):
+                lease.status_reason = (
+                    f'{facts.lasting(lease.status_reason)} '
+                    f'{events.NOT_PROLONGED}{why}').strip()

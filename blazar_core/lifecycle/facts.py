@@ -27,12 +27,12 @@ from sqlalchemy import orm
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
+from blazar_core.leases import events
 
 __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'GivenUp', 'LEFT',
            'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED',
-           'NOT_FREE', 'NOT_PROLONGED', 'ORPHANED', 'Outcome', 'REFUSED',
-           'SNAPSHOTS', 'apart', 'booking_of', 'bookings', 'comes_first',
-           'disowned', 'failures',
+           'NOT_FREE', 'ORPHANED', 'Outcome', 'REFUSED', 'SNAPSHOTS', 'apart',
+           'booking_of', 'bookings', 'comes_first', 'disowned', 'failures',
            'is_building', 'is_unsettled', 'lasting', 'pause', 'put_off',
            'reservation_status', 'servers', 'waiting']
 
@@ -66,8 +66,6 @@ CLEANING = 'Its hosts are being cleaned.'
 REFUSED = 'Its end is tried again: '
 #: How begins what one says of which images are to be made, and are not.
 SNAPSHOTS = 'Its snapshots are tried again: '
-#: How begins what one says that could not be prolonged by itself.
-NOT_PROLONGED = 'It could not be prolonged, which is tried again '
 #: What one says whose owner there is no more, by what is missing.
 ORPHANED = {'project': 'Its project does not exist any more.',
             'user': 'Its user does not exist any more.'}
@@ -154,7 +152,7 @@ def lasting(reason: str) -> str:
     for missing, said in ORPHANED.items():
         if said in reason:
             return disowned(lasting(disowned(reason, None)), missing)
-    for begin in (REFUSED, SNAPSHOTS, NOT_PROLONGED):
+    for begin in (REFUSED, SNAPSHOTS, events.NOT_PROLONGED):
         reason = reason.partition(begin)[0].strip()
     for passing in (NOT_FREE, NOT_CLOSED, GRACE, LEFT, CLEANING):
         reason = reason.removesuffix(passing).strip()

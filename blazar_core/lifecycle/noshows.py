@@ -102,7 +102,8 @@ class NoShows:
             if lease.no_show_at is None:
                 lease.no_show_at = until - self._notice
                 lease.status_reason = (
-                    f'{lease.status_reason} {using.announced(until)}').strip()
+                    f'{facts.lasting(lease.status_reason)} '
+                    f'{using.announced(until)}').strip()
 
 
 _LEASE, _EVENT = models.Lease.__table__.c, models.Event.__table__.c

@@ -15,10 +15,10 @@
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import changing
+from blazar_core.leases import events
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import audit
-from blazar_core.lifecycle import facts
 from tests import databases
 from tests.unit import base
 
@@ -114,7 +114,7 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
         other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
         self.run_at(3 * HOUR)
-        self.assertIn(facts.NOT_PROLONGED, self.reason(lease))
+        self.assertIn(events.NOT_PROLONGED, self.reason(lease))
         self.assertIn('There is no room', self.reason(lease))
         self.assertEqual(('ACTIVE', 4 * HOUR), (
             self.status(lease), self.end_of(lease)))
@@ -166,6 +166,18 @@ class TestExtending(ExtendingTestCase):
         self.run_at(3 * HOUR + 60)
         self.assertEqual(5 * HOUR, self.end_of(lease))
 
+    def test_however_long_it_is_silent_it_is_asked_every_few_minutes(self):
+        def silent(_lease, _change):
+            raise errors.CloudUnavailable('away')
+
+        lease = self.extended(period=2 * HOUR)
+        self.lifecycle.extending._granting = silent
+        for time in range(2 * HOUR, 3 * HOUR + 1530, 5):
+            self.run_at(time)
+        self.lifecycle.extending._granting = lambda _lease, _change: None
+        self.run_at(3 * HOUR + 1830)
+        self.assertEqual(6 * HOUR, self.end_of(lease))
+
     def test_two_workers_prolong_it_once(self):
         lease = self.extended()
         self.clock.advance(3 * HOUR)
@@ -200,6 +212,35 @@ class TestExtending(ExtendingTestCase):
         self.assertNotIn(('lease.event.before_end_lease', lease['id']),
                          self.notified)
 
+    def test_who_stood_still_does_not_prolong_it_once_more(self):
+        lease = self.extended()
+        self.run_at(3 * HOUR)
+        # Somebody else has taken over, and is done by now.
+        self.lifecycle.extending.extend(lease['id'])
+        self.assertEqual(5 * HOUR, self.end_of(lease))
+        self.assertEqual(1, self.updates(lease))
+
+    def test_who_dies_when_it_is_prolonged_is_followed_by_nobody(self):
+        lease = self.extended()
+        self.lifecycle.extending._notify = lambda *_what: 1 / 0
+        self.run_at(3 * HOUR)
+        self.clock.advance(600)
+        self.new_engine('other').run_due()
+        self.assertEqual((5 * HOUR, [4 * HOUR]), (
+            self.end_of(lease), self.times(lease)))
+
+    def test_who_dies_before_is_followed_by_another(self):
+        lease = self.extended()
+        self.lifecycle.extending._granting = lambda *_what: 1 / 0
+        self.run_at(3 * HOUR)
+        self.assertEqual(4 * HOUR, self.end_of(lease))
+        # However often, it is not given up before the end.
+        for time in range(3 * HOUR, 4 * HOUR - 300, 300):
+            self.run_at(time)
+        self.lifecycle.extending._granting = lambda *_what: None
+        self.run_at(4 * HOUR - 1)
+        self.assertEqual(5 * HOUR, self.end_of(lease))
+
     def test_who_moves_its_end_meanwhile_has_his_way(self):
         lease = self.extended()
         self.clock.advance(3 * HOUR)
@@ -225,6 +266,72 @@ class TestExtending(ExtendingTestCase):
         self.leases.changing.update(
             lease['id'], changing.Change(end=NOW + 6 * HOUR))
         self.assertEqual([5 * HOUR], self.times(lease))
+
+    def test_it_is_as_long_before_the_end_wherever_that_was(self):
+        lease = self.extended()
+        for end in (HOUR // 2, 6 * HOUR):
+            self.leases.changing.update(
+                lease['id'], changing.Change(end=NOW + end))
+        self.assertEqual([5 * HOUR], self.times(lease))
+
+    def test_one_that_was_short_is_prolonged_as_late_as_others(self):
+        lease = self.extended(end=600)
+        self.assertEqual([600], self.times(lease))
+        self.run_at(600)
+        self.assertEqual((600 + 2 * HOUR, [600 + HOUR]), (
+            self.end_of(lease), self.times(lease)))
+
+    def test_one_that_was_over_is_prolonged_again_when_it_is_not(self):
+        lease = self.extended()
+        self.clock.advance(4 * HOUR)
+        # Nobody has carried out its end yet.
+        self.assertIsNone(self.lifecycle.extending.extend(lease['id']))
+        with self.database.writer() as session:
+            session.query(models.Event).filter_by(
+                event_type='extend_lease').update({'status': 'DONE'})
+        self.leases.changing.update(
+            lease['id'], changing.Change(end=NOW + 6 * HOUR))
+        self.run_at(5 * HOUR)
+        self.assertEqual(7 * HOUR, self.end_of(lease))
+
+    def test_what_is_not_so_any_more_is_not_said(self):
+        self.host('two', VCPU=2)
+        for change in ({'end': NOW + 4 * HOUR + 600}, {'auto_extend': 0}):
+            lease = self.extended(end=4 * HOUR - 1)
+            self.lifecycle.extending._explain(
+                lease['id'], lease['end_date'], 'No room.')
+            self.assertIn(events.NOT_PROLONGED, self.reason(lease))
+            self.leases.changing.update(lease['id'], changing.Change(
+                name='other'))
+            self.assertIn(events.NOT_PROLONGED, self.reason(lease))
+            self.leases.changing.update(
+                lease['id'], changing.Change(**change))
+            self.assertEqual('', self.reason(lease))
+
+    def test_what_was_so_of_another_end_is_not_said(self):
+        lease = self.extended()
+
+        def late(*_what):
+            self.leases.changing.update(
+                lease['id'], changing.Change(end=NOW + 6 * HOUR))
+            raise errors.LimitExceeded('Four hours are enough.')
+
+        self.lifecycle.extending._granting = late
+        self.run_at(3 * HOUR)
+        self.assertEqual((6 * HOUR, ''), (
+            self.end_of(lease), self.reason(lease)))
+
+    def test_what_is_told_says_nothing_that_is_not_so_any_more(self):
+        lease = self.extended()
+        other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
+        self.run_at(3 * HOUR)
+        self.lifecycle.ending.delete(other['id'])
+        told = []
+        self.lifecycle.extending._notify = lambda *what: told.append(what)
+        self.run_at(3 * HOUR + 300)
+        self.assertEqual([('lease.update', '')], [
+            (event, of['status_reason']) for event, of in told])
+        self.assertEqual('', self.reason(lease))
 
     def test_it_is_turned_on_and_off(self):
         lease = self.extended(period=0)

@@ -177,6 +177,24 @@ class TestNoShows(NoShowTestCase):
         self.look(50)
         self.assertEqual('TERMINATING', self.status(lease))
 
+    def test_it_is_said_beside_why_it_is_not_prolonged(self):
+        def refuse(_lease, _change):
+            raise errors.LimitExceeded('Enough.')
+
+        lease = self.reserve(0, 0, self.places(2), request=self.request(
+            0, 620, auto_extend=600))
+        self.lifecycle.extending._granting = refuse
+        self.engine.run_due()
+        self.clock.advance(20)
+        self.engine.run_due()
+        self.assertIn('Enough.', self.reason(lease))
+        self.look(80)
+        self.assertIn('it ends at', self.reason(lease))
+        self.lifecycle.extending.extend(lease['id'])
+        reason = self.reason(lease)
+        self.assertIn('it ends at', reason)
+        self.assertIn('Enough.', reason)
+
     def test_nobody_gets_in_when_it_has_been_ended(self):
         lease = self.begun()
         self.look(100)

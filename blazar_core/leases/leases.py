@@ -18,6 +18,7 @@ from blazar_core.db import api
 from blazar_core.leases import binding
 from blazar_core.leases import changing
 from blazar_core.leases import credentials
+from blazar_core.leases import joining
 from blazar_core.leases import making
 from blazar_core.leases import owning
 from blazar_core.leases import places
@@ -36,6 +37,7 @@ class Leases:
         self.making = making.Making(database, clock, admission, types)
         self.changing = changing.Changing(database, clock, admission, types)
         self.binding = binding.Binding(database, clock, types)
+        self.joining = joining.Joining(database, clock, types)
         self.owning = owning.Owning(database, clock, types)
         self.places = places.Places(database, clock)
         self.credentials = credentials.Credentials(database, clock)

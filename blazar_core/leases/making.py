@@ -39,7 +39,8 @@ from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core import resources
 
-__all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE']
+__all__ = ['Making', 'NewLease', 'NewReservation', 'RESOURCE_TYPE',
+           'Rows', 'rows_of']
 
 LOG = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ class Making:
     def _create(self, connection: sa.Connection, new: NewLease,
                 sealed: str | None, picked: picking.Picked,
                 ) -> dict[str, ty.Any]:
-        rows = _rows(new, picked, self._clock.now(), sealed is None and bool(
+        rows = rows_of(new, picked, self._clock.now(), sealed is None and bool(
             new.server_ids), self._types)
         self._keep_secrets(rows, new, sealed)
         return self._book(connection, rows, new, picked)
@@ -208,7 +209,7 @@ class Making:
         until = now + retry.interval * retry.times
         nowhere: list[list[int | None]] = [
             [None] * demand.count for demand in new.demands]
-        rows = _rows(new, nowhere, now, False, self._types)
+        rows = rows_of(new, nowhere, now, False, self._types)
         rows.lease |= {
             'status': states.Lease.WAITING,
             'status_reason': waiting.reason(why),
@@ -226,18 +227,15 @@ class Making:
         with self._database.begin() as connection:
             return self._book(connection, rows, new, nowhere)
 
-    def _keep_secrets(self, rows: '_Rows', new: NewLease,
+    def _keep_secrets(self, rows: 'Rows', new: NewLease,
                       sealed: str | None) -> None:
         if sealed is not None:
             rows.held = [{
                 'lease_id': rows.lease['id'], 'sealed': sealed,
                 'created_at': rows.lease['created_at']}]
-        if new.credential is not None:
-            rows.credentials = [{
-                'lease_id': rows.lease['id'], 'sealed': new.credential,
-                'created_at': rows.lease['created_at']}]
+        rows.keep_credential(new)
 
-    def _book(self, connection: sa.Connection, rows: '_Rows', new: NewLease,
+    def _book(self, connection: sa.Connection, rows: 'Rows', new: NewLease,
               picked: ty.Sequence[ty.Sequence[int | None]],
               ) -> dict[str, ty.Any]:
         """Write a lease and its bookings.
@@ -292,7 +290,7 @@ class Making:
     def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
                picked: picking.Picked) -> dict[str, ty.Any]:
         now = self._clock.now()
-        rows = _rows(new, picked, now, False, self._types)
+        rows = rows_of(new, picked, now, False, self._types)
         rows.lease['status'] = states.Lease.OFFERED
         # Nothing of it happens unless it is accepted.
         for event in rows.events:
@@ -348,7 +346,7 @@ class Making:
 
 
 @dataclasses.dataclass
-class _Rows:
+class Rows:
     """The rows of a lease that is to be."""
 
     lease: dict[str, ty.Any]
@@ -357,6 +355,12 @@ class _Rows:
     held: list[dict[str, ty.Any]] = dataclasses.field(default_factory=list)
     credentials: list[dict[str, ty.Any]] = dataclasses.field(
         default_factory=list)
+
+    def keep_credential(self, new: NewLease) -> None:
+        if new.credential is not None:
+            self.credentials = [{
+                'lease_id': self.lease['id'], 'sealed': new.credential,
+                'created_at': self.lease['created_at']}]
 
     def insert(self, connection: sa.Connection) -> None:
         """Write them."""
@@ -384,15 +388,15 @@ class _Rows:
                 for reservation in self.reservations]))
 
 
-def _rows(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
-          now: int, started: bool, types: resources.Types) -> _Rows:
+def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
+            now: int, started: bool, types: resources.Types) -> Rows:
     """What is to be written of a lease."""
     request = new.request
     lease_id = uuidutils.generate_uuid()
     # They are read in the order of their ids: that in which they were asked
     # for.
     ids = sorted(uuidutils.generate_uuid() for _one in new.reservations)
-    return _Rows({
+    return Rows({
         'id': lease_id, 'name': request.name or f'lease-{lease_id[:8]}',
         'project_id': new.project_id, 'user_id': new.user_id,
         'start_date': request.window.start, 'end_date': request.window.end,

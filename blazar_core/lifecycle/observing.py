@@ -122,6 +122,52 @@ class Observing:
         return self._database.retried(
             self._gone, lease_id, server_id, True, is_there)
 
+    def leave(self, lease_id: str, servers: ty.Mapping[str, bool],
+              ) -> dict[str, ty.Any]:
+        """Servers leave a lease that goes on, and stay: all, or none. The
+        last of them takes it with it.
+
+        :param servers: those that leave, and whether each is on its host
+        :returns: the lease without them
+        :raises NotFound: when there is no lease of that id
+        :raises Conflict: when one of them cannot leave; says what to do
+        """
+        described = self._database.retried(self._leave, lease_id, servers)
+        LOG.info('Lease %s: servers %s stay, without a lease', lease_id,
+                 ', '.join(sorted(servers)))
+        self._notify('lease.update', described)
+        self._database.retried(self._closing.finish_if_empty, lease_id)
+        return described
+
+    def _leave(self, lease_id: str, servers: ty.Mapping[str, bool],
+               ) -> facts.Lease:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.ACTIVE or (
+                    lease.deleted_at is not None):
+                raise errors.Conflict(
+                    f'Lease {lease_id} is {views.status(lease)}: servers '
+                    f'leave a lease while it is ACTIVE.')
+            own = {row.server_id: row for row in lease.bookings
+                   if row.reservation.booted and row.running}
+            for server_id, is_there in sorted(servers.items()):
+                booking = own.get(server_id)
+                if booking is None or booking.reservation.spec:
+                    raise errors.Conflict(
+                        f'Server {server_id} cannot leave lease {lease_id}: '
+                        f'it does not run in it, or it is within a '
+                        f'reservation that it was booted with.')
+                if is_there and not self._has_room(session, booking):
+                    raise errors.Conflict(
+                        f'Server {server_id} cannot leave lease {lease_id}: '
+                        f'what it has on its host is promised to others '
+                        f'later. Prolong the lease, or migrate the server.')
+                self._take_out(session, booking, None, is_there)
+            transitions.settle(session, lease, self._clock.now())
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
+
     def _lease_of(self, server_id: str) -> str | None:
         """The lease in which a server has its booking."""
         with self._database.connection() as connection:
@@ -152,27 +198,36 @@ class Observing:
                 return True
             if is_there and not self._has_room(session, booking):
                 return False
-            left, host_id = None, booking.host_id
-            takes = dict(booking.resources)
+            left = None
             if not booking.reservation.booted and (
                     lease.status not in states.ENDING):
                 left = ledger.new_of(
                     booking, server_id=None, running=False, sent_at=None,
                     placed_at=None, resources=booking.reservation.resources)
-            ledger.amend(session, self._clock.now(),
-                         [ledger.Edit(booking, left)])
-            if left is not None:
-                booking.failed_at = booking.moving_to = None
-            if is_there and host_id is not None:
-                session.flush()
-                inventory.keep(session.connection(), self._clock.now(),
-                               host_id, server_id, takes)
+            self._take_out(session, booking, left, is_there)
             transitions.settle(session, lease, self._clock.now())
         LOG.info('Lease %s: server %s %s', lease_id, server_id,
                  'stays, without a lease' if stays else 'is gone')
         steps.reached(steps.Step.END_GONE, lease_id)
         self._database.retried(self._closing.finish_if_empty, lease_id)
         return True
+
+    def _take_out(self, session: orm.Session, booking: models.Booking,
+                  left: ledger.NewBooking | None, is_there: bool) -> None:
+        """A server has its booking no more, and counts if it is there.
+
+        :param left: what is left of its booking
+        """
+        host_id, server_id = booking.host_id, booking.server_id
+        takes = dict(booking.resources)
+        ledger.amend(session, self._clock.now(),
+                     [ledger.Edit(booking, left)])
+        if left is not None:
+            booking.failed_at = booking.moving_to = None
+        if is_there and host_id is not None and server_id is not None:
+            session.flush()
+            inventory.keep(session.connection(), self._clock.now(),
+                           host_id, server_id, takes)
 
     def _has_room(self, session: orm.Session, booking: models.Booking,
                   ) -> bool:

@@ -30,6 +30,7 @@ from blazar_nova.api import changes
 from blazar_nova.api import dates
 from blazar_nova.api import faults
 from blazar_nova.api import handing
+from blazar_nova.api import joining
 from blazar_nova.api import lease_params
 from blazar_nova.api import policy
 from blazar_nova.api import trusts
@@ -53,6 +54,7 @@ class Leases:
         self._policy = policy.Policy(parts.conf)
         self._changes = changes.Changes(parts)
         self._handing = handing.Handing(parts)
+        self._joining = joining.Joining(parts)
 
     # -- looking -----------------------------------------------------------
 
@@ -119,6 +121,8 @@ class Leases:
                 ) -> web.Answer:
         context = web.context(request)
         target = {'project_id': context.project_id}
+        if joining.is_asked(web.body(request)):
+            return self._create_of_servers(request, key)
         asked = bodies.create(web.body(request), self._parts.clock.now(),
                               self._defaults)
         dry = web.flag(request, 'dry_run')
@@ -151,6 +155,17 @@ class Leases:
         self._parts.notify('lease.create', lease)
         return self._answer(201, lease)
 
+    def _create_of_servers(self, request: webob.Request,
+                           key: repeats.Key | None) -> web.Answer:
+        context = web.context(request)
+        self._policy.authorize(context, 'blazar:leases:post', {
+            'project_id': context.project_id})
+        if web.flag(request, 'dry_run'):
+            raise errors.InvalidLeaseParams(
+                'Servers that run have their room. Leave "dry_run" out.')
+        return self._answer(201, self._joining.create(
+            context, web.body(request), key))
+
     def accept(self, request: webob.Request, lease_id: str) -> web.Answer:
         self._lease(request, lease_id, 'blazar:leases:offer')
         lease = self._parts.leases.making.accept(lease_id)
@@ -164,6 +179,8 @@ class Leases:
     def update(self, request: webob.Request, lease_id: str) -> web.Answer:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
         context, body = web.context(request), web.body(request)
+        if joining.is_asked(body):
+            return self._answer(200, self._joining.make(body, lease))
         if not handing.is_asked(body):
             return self._answer(200, self._changes.make(context, body, lease))
         if not self._policy.allows(context, 'blazar:leases:hand_over', {

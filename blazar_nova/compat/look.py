@@ -27,7 +27,7 @@ from blazar_nova.compat import hosts
 from blazar_nova.compat import keeping
 from blazar_nova.compat import reserved
 
-__all__ = ['at_server', 'of_instance', 'of_waiting']
+__all__ = ['at_server', 'host_of', 'of_instance', 'of_waiting']
 
 #: Seconds after which allocations of a deleted server have leaked.
 _LEAKED = 60
@@ -101,7 +101,7 @@ def _in_cell(context: ty.Any, server_id: str, cell: ty.Any) -> Seen:
     except exception.InstanceNotFound:
         return _at_deleted(context, server_id)
     return of_instance(
-        instance, _host_uuid(context, instance),
+        instance, host_of(context, instance),
         lambda: again.is_unplaced(context, instance, cell))
 
 
@@ -124,7 +124,7 @@ def _at_deleted(context: ty.Any, server_id: str) -> Seen:
                 else State.GONE)
 
 
-def _host_uuid(context: ty.Any, instance: ty.Any) -> str | None:
+def host_of(context: ty.Any, instance: ty.Any) -> str | None:
     """The compute node it is on; None when it is on none."""
     if not instance.host or not instance.node:
         return None

@@ -48,6 +48,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import changing
+from blazar_core.leases import joining
 from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import making
@@ -380,6 +381,25 @@ class Racer:
         except errors.Conflict:
             return [{'kept': True}]
         return [{'handed': self.task['project_id']}]
+
+    def adopt(self) -> list[Answer]:
+        """Make a lease of servers that run."""
+        joiners = [joining.Joiner(one, self.task['host'])
+                   for one in self.task['server_ids']]
+        try:
+            self.leases.joining.create(making.NewLease(
+                'project', 'user', requests.LeaseRequest(
+                    name='race', window=model.Window(
+                        self.task['now'], self.task['now'] + 100),
+                    before_end=None, events=(), on_end='delete',
+                    starts_now=True),
+                self.leases.joining.reservations(joiners)), joiners)
+        except errors.Conflict:
+            return [{'refused': True}]
+        except sa.exc.IntegrityError:
+            # Without the guard.
+            return [{'failed': True}]
+        return [{'adopted': True}]
 
     def update(self) -> list[Answer]:
         """Let a lease grow, again and again, as long as that can be."""

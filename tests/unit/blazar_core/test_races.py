@@ -665,6 +665,48 @@ class TestNoShowsWithoutTheGuard(TestNoShows):
         self.fail('Nobody was let into what had ended.')
 
 
+class TestAdopting(RaceTestCase):
+    """Leases are made of the same server at the same time."""
+
+    #: The writers of SQLite wait for each other, guard or not.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+
+    def meet(self, *without):
+        server_id = uuidutils.generate_uuid()
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                consumers={server_id: ({'VCPU': 2}, 0)}, usage={'VCPU': 2}))
+        uuid, = self.scalars(models.Host.uuid)
+        told = outcomes(racers().race([{
+            'url': self.books.url, 'now': NOW, 'options': {}, 'do': 'adopt',
+            'host': uuid, 'server_ids': [server_id], 'without': [*without],
+        } for _number in range(8)]))
+        usage, = self.scalars(models.Host.usage)
+        self.clear()
+        return told, usage
+
+    def test_it_comes_under_one_of_them(self):
+        for _round in range(5):
+            told, usage = self.meet()
+            self.assertEqual({'adopted': 1, 'refused': 7}, told)
+            self.assertEqual({}, usage)
+
+
+class TestAdoptingWithoutTheGuard(TestAdopting):
+
+    def test_it_comes_under_one_of_them(self):
+        """Others run into the constraint of the table: no answer for a user.
+        """
+        for _round in range(ROUNDS):
+            if self.meet('generation')[0]['failed']:
+                return
+        self.fail('Without the guard nobody came too late.')
+
+
 class TestNewOwners(RaceTestCase):
     """A lease is given to another project just when its own boots into it."""
 

@@ -1,0 +1,282 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers that run already, and come under a lease.
+
+What they take was usage without an end, and is a booking until the end of the
+lease from then on: it never takes more than before, and nothing is searched
+for.
+"""
+
+import collections
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import holding
+from blazar_core.books import ledger
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import limits
+from blazar_core.leases import making
+from blazar_core.leases import repeats
+from blazar_core.leases import views
+from blazar_core import resources
+
+__all__ = ['Joiner', 'Joining']
+
+LOG = logging.getLogger(__name__)
+
+
+class Joiner(ty.NamedTuple):
+    """A server that comes under a lease; ``host`` is the uuid of its host."""
+
+    id: str
+    host: str
+
+
+class _Counted(ty.NamedTuple):
+    """Where a server is, by the books, and what it takes there."""
+
+    host_id: int
+    resources: model.Resources
+
+
+class Joining:
+    """Puts servers that run under leases."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 types: resources.Types) -> None:
+        self._database = database
+        self._clock = clock
+        self._types = types
+
+    def reservations(self, joiners: ty.Collection[Joiner],
+                     ) -> tuple[making.NewReservation, ...]:
+        """What servers take, as reservations: one for all of the same size.
+
+        :raises Conflict: when that is not known, or one has a lease already
+        """
+        with self._database.reader() as session:
+            return _grouped(_counted(session, joiners))
+
+    def create(self, new: making.NewLease, joiners: ty.Collection[Joiner],
+               ) -> dict[str, ty.Any]:
+        """Make a lease of servers that run; it is ACTIVE at once.
+
+        :param new: with what :meth:`reservations` has returned
+        :returns: the lease, as :func:`~blazar_core.leases.views.describe` has
+            it
+        :raises Conflict: when somebody else has changed one of them meanwhile,
+            or a lease was made with its key
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        """
+        lease = self._database.retried(self._create, new, joiners)
+        LOG.info('Lease %s (%s) of project %s: servers %s came under it, '
+                 'until %s', lease['id'], lease['name'], new.project_id,
+                 ', '.join(new.server_ids), clocks.iso(lease['end_date']))
+        return lease
+
+    def _create(self, new: making.NewLease, joiners: ty.Collection[Joiner],
+                ) -> dict[str, ty.Any]:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            connection = session.connection()
+            _lock(connection, new.granted)
+            counted = self._take(session, now, joiners, new.reservations)
+            rows = making.rows_of(new, [
+                [counted[server_id].host_id for server_id in one.server_ids]
+                for one in new.reservations], now, True, self._types)
+            rows.lease['status'] = states.Lease.ACTIVE
+            for row in rows.reservations:
+                row['status'] = states.Reservation.ACTIVE
+            rows.keep_credential(new)
+            if new.key is not None:
+                repeats.keep(connection, now, new.key, rows.lease['id'])
+            edits = ledger.decide(connection, now, [
+                _edit(row['id'], server_id, counted, new.booked, now)
+                for row, one in zip(
+                    rows.reservations, new.reservations, strict=True)
+                for server_id in one.server_ids], force=True)
+            rows.insert(connection)
+            ledger.add(connection, edits)
+            return rows.describe(edits)
+
+    def join(self, lease_id: str, joiners: ty.Collection[Joiner],
+             wanted: ty.Sequence[making.NewReservation],
+             granted: limits.Granted | None) -> dict[str, ty.Any]:
+        """Put more servers under a lease of servers that is ACTIVE.
+
+        :param wanted: what :meth:`reservations` has returned
+        :param granted: what the limits said of it; None: nothing limits it
+        :returns: the lease as it is then
+        :raises NotFound: when there is none of that id
+        :raises Conflict: when it is not such a lease, or somebody else has
+            changed one of the servers meanwhile
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        """
+        lease = self._database.retried(
+            self._join, lease_id, joiners, wanted, granted)
+        LOG.info('Lease %s: servers %s came under it, until %s', lease_id,
+                 ', '.join(sorted(one.id for one in joiners)),
+                 clocks.iso(lease['end_date']))
+        return lease
+
+    def _join(self, lease_id: str, joiners: ty.Collection[Joiner],
+              wanted: ty.Sequence[making.NewReservation],
+              granted: limits.Granted | None) -> dict[str, ty.Any]:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            _lock(session.connection(), granted)
+            lease = api.locked(session, lease_id)
+            _check(lease)
+            counted = self._take(session, now, joiners, wanted)
+            window = lease.booked(model.Window(
+                lease.start_date, lease.end_date))
+            edits = []
+            for one in wanted:
+                row = _like(session, lease, one, now)
+                row.amount += len(one.server_ids)
+                row.updated_at = now
+                edits += [_edit(row.id, server_id, counted, window, now)
+                          for server_id in one.server_ids]
+            session.flush()
+            ledger.amend(session, now, edits, force=True)
+            lease.updated_at = now
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
+
+    def _take(self, session: orm.Session, now: int,
+              joiners: ty.Collection[Joiner],
+              wanted: ty.Sequence[making.NewReservation],
+              ) -> dict[str, _Counted]:
+        """Count servers no more: they are about to have bookings.
+
+        :raises Conflict: when they are not what they were thought to be
+        """
+        counted = _counted(session, joiners)
+        if [(one.demand, one.server_ids) for one in _grouped(counted)] != [
+                (one.demand, one.server_ids) for one in wanted]:
+            raise _moved(', '.join(sorted(counted)))
+        on: dict[int, set[str]] = collections.defaultdict(set)
+        for server_id, one in counted.items():
+            on[one.host_id].add(server_id)
+        try:
+            holding.take_along(session, now, on)
+        except holding.InUse as exc:
+            raise _moved(', '.join(sorted(counted))) from exc
+        return counted
+
+
+def _lock(connection: sa.Connection, granted: limits.Granted | None) -> None:
+    """Begin a transaction that gives a project more than it has."""
+    if granted is not None:
+        granted.lock(connection)
+        granted.confirm(connection)
+
+
+def _check(lease: models.Lease) -> None:
+    """Whether servers may come under a lease.
+
+    :raises Conflict: when not; says what to do
+    """
+    if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None:
+        raise errors.Conflict(
+            f'Lease {lease.id} is {views.status(lease)}: servers come under '
+            f'a lease while it is ACTIVE. Make a lease of their own for them.')
+    if not all(one.booted and not one.spec for one in lease.reservations):
+        raise errors.Conflict(
+            f'Lease {lease.id} is not one of servers alone: it has '
+            f'reservations that servers are booted with. Make a lease of '
+            f'their own for servers that run.')
+
+
+def _counted(session: orm.Session, joiners: ty.Collection[Joiner],
+             ) -> dict[str, _Counted]:
+    """What servers take of their hosts, by the books.
+
+    :raises Conflict: when that is not known, or one has a lease already
+    """
+    for server_id in session.scalars(
+            sa.select(models.Booking.server_id).where(
+                models.Booking.server_id.in_([one.id for one in joiners]))):
+        raise errors.Conflict(
+            f'Server {server_id} has a lease already. Leave it out.')
+    hosts = {host.uuid: host for host in session.scalars(
+        sa.select(models.Host).options(orm.undefer(models.Host.consumers))
+        .where(models.Host.uuid.in_({one.host for one in joiners})))}
+    found = {}
+    for one in joiners:
+        host = hosts.get(one.host)
+        if host is not None and (host.held_by or host.enrolment):
+            raise errors.Conflict(
+                f'Server {one.id} is on a host that serves leases only, and '
+                f'is there by one. Leave it out.')
+        known = (host.consumers or {}) if host is not None else {}
+        amounts, _told = known.get(one.id, ({}, 0))
+        if host is None or not amounts:
+            raise _moved(one.id)
+        found[one.id] = _Counted(host.id, dict(amounts))
+    return found
+
+
+def _moved(server_ids: str) -> errors.Conflict:
+    return errors.Conflict(
+        f'What is on the host of server {server_ids} is '
+        f'changing at this moment. Try again in a minute.')
+
+
+def _grouped(counted: ty.Mapping[str, _Counted],
+             ) -> tuple[making.NewReservation, ...]:
+    """Servers of the same size are one reservation."""
+    groups: dict[tuple[tuple[str, int], ...], list[str]] = (
+        collections.defaultdict(list))
+    for server_id, one in sorted(counted.items()):
+        groups[tuple(sorted(one.resources.items()))].append(server_id)
+    return tuple(making.NewReservation(
+        model.Demand(dict(size), len(server_ids)), tuple(server_ids))
+        for size, server_ids in sorted(groups.items()))
+
+
+def _edit(reservation_id: str, server_id: str,
+          counted: ty.Mapping[str, _Counted], window: model.Window, now: int,
+          ) -> ledger.Edit:
+    one = counted[server_id]
+    return ledger.Edit(None, ledger.NewBooking(
+        reservation_id, one.host_id, server_id, window, one.resources,
+        running=True, sent_at=now, placed_at=now))
+
+
+def _like(session: orm.Session, lease: models.Lease,
+          wanted: making.NewReservation, now: int) -> models.Reservation:
+    """The reservation of a lease that has servers of a size; a new one if
+    there is none.
+    """
+    for one in lease.reservations:
+        if dict(one.resources) == dict(wanted.demand.resources):
+            return one
+    row = models.Reservation(
+        id=uuidutils.generate_uuid(), lease_id=lease.id,
+        resource_type=wanted.resource_type, amount=0,
+        resources=dict(wanted.demand.resources),
+        status=states.Reservation.ACTIVE, params=None, spec=None,
+        moved_at=None, created_at=now, updated_at=now)
+    session.add(row)
+    return row

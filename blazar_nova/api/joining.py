@@ -1,0 +1,178 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers that run already: they come under leases, and leave them."""
+
+import dataclasses
+import typing as ty
+
+from oslo_utils import uuidutils
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import states
+from blazar_core.leases import changing
+from blazar_core.leases import limits
+from blazar_core.leases import making
+from blazar_core.leases import repeats
+from blazar_nova.api import bodies
+from blazar_nova.api import lease_params
+from blazar_nova.api import trusts
+from blazar_nova.compat import joining as nova
+from blazar_nova.parts import granting
+from blazar_nova.parts import wiring
+
+__all__ = ['Joining', 'is_asked']
+
+#: Of a new lease, the servers that it is for; and of one that there is.
+_NEW, _ADDED, _REMOVED = 'servers', 'add_servers', 'remove_servers'
+#: Servers in one request: each is looked at in Nova.
+_MOST = 50
+#: The end by which a server becomes an ordinary one.
+_RELEASE = 'release'
+
+
+def is_asked(body: object) -> bool:
+    """Whether a request is about servers that run."""
+    return isinstance(body, dict) and any(
+        key in body for key in (_NEW, _ADDED, _REMOVED))
+
+
+class Joining:
+    """Puts servers under leases, and takes them out, for who may do so."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+
+    def create(self, context: ty.Any, body: object,
+               key: repeats.Key | None) -> dict[str, ty.Any]:
+        """Make a lease of servers that run, as the body of a request says.
+
+        :returns: the lease
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        :raises Conflict: when one cannot come under a lease as it is
+        :raises LimitExceeded: when the project may not have that lease
+        """
+        values = dict(inputs.json_object(body, 'The body of the request'))
+        servers = _ids(values.pop(_NEW, []), _NEW)
+        asked = bodies.create(values, self._parts.clock.now(),
+                              lease_params.defaults(self._parts.conf))
+        if asked.reservations or asked.offer_seconds is not None or (
+                asked.lease.retry is not None):
+            raise errors.InvalidLeaseParams(
+                'A lease of "servers" that run has nothing else, and does not '
+                'wait for room. Leave "reservations", "offer_seconds" and '
+                '"retries" out.')
+        if not asked.lease.starts_now:
+            raise errors.InvalidLeaseParams(
+                'A lease of "servers" that run starts now. Leave "start_date" '
+                'out, or write "now".')
+        joiners = [nova.joiner(one, context.project_id) for one in servers]
+        joining = self._parts.leases.joining
+        new = making.NewLease(
+            context.project_id, context.user_id, asked.lease,
+            joining.reservations(joiners), key=key)
+        new = dataclasses.replace(new, granted=self._parts.limits.check(
+            granting.asked_of(new, False, self._parts.types)))
+        with trusts.for_end(self._parts, context, new) as new:
+            lease = joining.create(new, joiners)
+        if new.credential is None:
+            trusts.entrust(self._parts, context, lease, new.span.end)
+        self._parts.notify('lease.create', lease)
+        return lease
+
+    def make(self, body: object, lease: dict[str, ty.Any],
+             ) -> dict[str, ty.Any]:
+        """Change who is in a lease, as the body of a request says.
+
+        :param lease: as it is
+        :returns: the lease as it is then
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        :raises Conflict: when a server cannot come or leave as it is
+        :raises LimitExceeded: when the project may not have that much
+        """
+        values = inputs.json_object(body, 'The body of the request')
+        if len(values) > 1 or _NEW in values:
+            raise errors.InvalidLeaseParams(
+                f'Servers come to a lease by "{_ADDED}", and leave it by '
+                f'"{_REMOVED}", each in a request of its own. Write one of '
+                f'them, and nothing else.')
+        if _ADDED in values:
+            return self._add(_ids(values[_ADDED], _ADDED), lease)
+        return self._remove(_ids(values[_REMOVED], _REMOVED), lease)
+
+    def _add(self, servers: list[str], lease: dict[str, ty.Any],
+             ) -> dict[str, ty.Any]:
+        joiners = [nova.joiner(one, lease['project_id']) for one in servers]
+        joining = self._parts.leases.joining
+        wanted = joining.reservations(joiners)
+        bodies.check_total(
+            (one.demand.count for one in wanted),
+            sum(one['amount'] for one in lease['reservations']))
+        changed = joining.join(lease['id'], joiners, wanted,
+                               self._granted(lease, wanted))
+        self._parts.notify('lease.update', changed)
+        return changed
+
+    def _granted(self, lease: dict[str, ty.Any],
+                 wanted: tuple[making.NewReservation, ...],
+                 ) -> limits.Granted | None:
+        """Ask the limits about a lease with more servers."""
+        new = granting.as_changed(lease, changing.Change())
+        new = dataclasses.replace(
+            new, reservations=(*new.reservations, *wanted))
+        return self._parts.limits.check(dataclasses.replace(
+            granting.asked_of(new, False, self._parts.types),
+            lease_id=lease['id'],
+            current=self._parts.answers.lease(lease)))
+
+    def _remove(self, servers: list[str], lease: dict[str, ty.Any],
+                ) -> dict[str, ty.Any]:
+        if _RELEASE not in self._parts.conf.blazar.on_end:
+            raise errors.Forbidden(
+                f'Servers do not leave their lease here: "{_RELEASE}" is not '
+                f'one of [blazar] on_end. Ask the operator, or prolong the '
+                f'lease.')
+        seen = {one: self._parts.cloud.look(one) for one in servers}
+        for server_id, one in seen.items():
+            booked = self._parts.leases.servers.booked(server_id)
+            if booked is None or booked[0] != lease['id']:
+                raise errors.InvalidLeaseParams(
+                    f'Server {server_id} is not in lease {lease["id"]}. Leave '
+                    f'it out.')
+            if one.state is not clouds.ServerState.RUNNING or one.busy:
+                raise errors.Conflict(
+                    f'Server {server_id} is not built yet, or something is '
+                    f'being done to it. Try again when it is ACTIVE.')
+        if lease['status'] == states.Lease.ACTIVE:
+            for server_id in servers:
+                # First: who dies after this has a server in a lease.
+                self._parts.cloud.release(server_id)
+        return self._parts.lifecycle.observing.leave(lease['id'], {
+            server_id: one.host is not None
+            for server_id, one in seen.items()})
+
+
+def _ids(value: object, key: str) -> list[str]:
+    """The ids of servers that somebody wrote.
+
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST or not all(
+            isinstance(one, str) and uuidutils.is_uuid_like(one)
+            for one in value):
+        raise errors.InvalidLeaseParams(
+            f'"{key}" must be a list of ids of servers, at most {_MOST} of '
+            f'them: ["91ba74b5-1ffb-4c1a-a5f5-5c1a8e3a4d2b"]. Write more of '
+            f'them in another request.')
+    return [*dict.fromkeys(one.lower() for one in value)]

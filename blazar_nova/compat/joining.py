@@ -1,0 +1,84 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Which servers may come under a lease, or leave it."""
+
+from nova.compute import vm_states
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+
+from blazar_core.common import errors
+from blazar_core.leases import joining
+from blazar_nova.compat import again
+from blazar_nova.compat import bounded
+from blazar_nova.compat import flavors
+from blazar_nova.compat import hosted
+from blazar_nova.compat import look
+
+__all__ = ['joiner']
+
+#: What a server is in that is there, and to which nothing is being done.
+_STEADY = frozenset({
+    vm_states.ACTIVE, vm_states.PAUSED, vm_states.STOPPED,
+    vm_states.SUSPENDED})
+
+
+def joiner(server_id: str, project_id: str) -> joining.Joiner:
+    """A server of a project that may come under a lease of it.
+
+    :raises InvalidLeaseParams: when the project has no such server
+    :raises Conflict: when it cannot come under one as it is; says what to do
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    return bounded.of_api(_joiner, server_id, project_id)
+
+
+def _joiner(server_id: str, project_id: str) -> joining.Joiner:
+    context = nova_context.get_admin_context()
+    mapping = again.mapping(context, server_id)
+    if mapping is None or mapping.project_id != project_id:
+        raise _absent(server_id)
+    if mapping.cell_mapping is None:
+        raise errors.Conflict(
+            f'Server {server_id} is not built yet. Try again when it is '
+            f'ACTIVE.')
+    with nova_context.target_cell(
+            context, mapping.cell_mapping) as cell_context:
+        try:
+            instance = objects.Instance.get_by_uuid(
+                cell_context, server_id, expected_attrs=['flavor'])
+        except exception.InstanceNotFound as exc:
+            raise _absent(server_id) from exc
+        host = look.host_of(cell_context, instance)
+    if instance.locked:
+        raise errors.Conflict(
+            f'Server {server_id} is locked, and is not deleted or changed by '
+            f'the end of a lease. Unlock it first.')
+    if flavors.reservation_of(instance.flavor) is not None or (
+            hosted.reservation_of(instance.flavor) is not None):
+        raise errors.Conflict(
+            f'Server {server_id} is in a reservation already. Leave it out.')
+    if instance.vm_state not in _STEADY or instance.task_state is not None or (
+            host is None):
+        what = instance.task_state or instance.vm_state
+        raise errors.Conflict(
+            f'Server {server_id} is {what}: one comes under a lease that is '
+            f'ACTIVE, PAUSED, SHUTOFF or SUSPENDED, with nothing going on. '
+            f'Try again when it is so.')
+    return joining.Joiner(server_id, host)
+
+
+def _absent(server_id: str) -> errors.InvalidLeaseParams:
+    return errors.InvalidLeaseParams(
+        f'Server {server_id} could not be found. Write the ids of servers of '
+        f'the project of the lease.')

@@ -1,0 +1,94 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Commands that put servers which run under leases, and take them out."""
+
+import argparse
+import typing as ty
+
+from osc_lib.command import command
+from osc_lib import exceptions
+
+from blazar_nova.osc import commands
+
+__all__ = ['AddServer', 'Adopt', 'RemoveServer']
+
+
+class _Members(command.ShowOne):
+    """A command that is given servers, by name or id."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        self.add_arguments(parser)
+        parser.add_argument('servers', metavar='<server>', nargs='+',
+                            help='Name or ID of a server')
+        return parser
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """What comes before the servers."""
+        commands.add_lease(parser, 'The lease')
+
+    def ids(self, parsed_args: argparse.Namespace) -> list[str]:
+        """The ids of the servers that were named."""
+        compute = self.app.client_manager.sdk_connection.compute
+        found = []
+        for name in parsed_args.servers:
+            try:
+                found.append(compute.find_server(
+                    name, ignore_missing=False).id)
+            except Exception as exc:
+                raise exceptions.CommandError(
+                    f'Server {name} could not be found: {exc}') from exc
+        return found
+
+    def change(self, parsed_args: argparse.Namespace, key: str,
+               ) -> commands.Shown:
+        client = commands.client_of(self.app)
+        return commands.shown(client.ask(
+            'PUT', f'/leases/{client.find(parsed_args.lease)}',
+            json={key: self.ids(parsed_args)})['lease'])
+
+
+class Adopt(_Members):
+    """Put servers that run under a lease of their own, from now on."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument('--name', metavar='<name>',
+                            help='Name of the lease')
+        parser.add_argument(
+            '--end', metavar='<end>', required=True,
+            help='When the lease ends: a date (YYYY-MM-DD HH:MM, UTC)')
+        parser.add_argument('--on-end', metavar='<on-end>',
+                            help='What is done to the servers then')
+
+    def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
+        asked: dict[str, ty.Any] = {
+            'end_date': parsed_args.end, 'servers': self.ids(parsed_args)}
+        asked |= {key: value for key, value in (
+            ('name', parsed_args.name), ('on_end', parsed_args.on_end))
+            if value is not None}
+        return commands.shown(commands.client_of(self.app).ask(
+            'POST', '/leases', json=asked)['lease'])
+
+
+class AddServer(_Members):
+    """Put servers that run under a lease that has begun."""
+
+    def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
+        return self.change(parsed_args, 'add_servers')
+
+
+class RemoveServer(_Members):
+    """Let servers leave their lease, and stay as ordinary ones."""
+
+    def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
+        return self.change(parsed_args, 'remove_servers')

@@ -1,0 +1,229 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers that run already come under leases, and leave them."""
+
+
+import json
+
+from oslo_utils import uuidutils
+import requests
+
+from tests.functional import test_api
+
+HOUR = 3600
+
+
+class JoiningTestCase(test_api.ApiTestCase):
+    """With a server that has no lease."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot_active('plain', flavor='3')['id']
+        self.listener.mirror.compare_all()
+
+    def adopt(self, *servers, code=201, client=None, **more):
+        """A lease of servers that run."""
+        answer = self.ask('POST', '/leases', {
+            'name': 'adopted', 'end_date': self.at(HOUR),
+            'servers': [*servers], **more}, code=code, client=client)
+        return answer['lease'] if code == 201 else answer
+
+    def put(self, lease, code=200, **body):
+        return self.ask('PUT', f'/leases/{lease["id"]}', body, code=code)
+
+    def used(self):
+        """The VCPUs that are used of all hosts without an end."""
+        return sum(usage.get('VCPU', 0) for usage in (
+            json.loads(row) for row, in self.books(
+                'SELECT usage FROM hosts')))
+
+
+class TestAdopting(JoiningTestCase):
+
+    def test_its_room_becomes_bounded_and_it_ends_with_the_lease(self):
+        self.assertEqual(2, self.used())
+        lease = self.adopt(self.server)
+        self.assertEqual('ACTIVE', lease['status'])
+        one, = lease['reservations']
+        self.assertEqual(
+            (1, 'active', 'virtual:instance'),
+            (one['amount'], one['status'], one['resource_type']))
+        self.assertIn(self.server, self.bookings())
+        self.assertEqual(0, self.used())
+        # Nothing changes by looking again at what runs.
+        self.listener.mirror.compare_all()
+        self.assertEqual(0, self.used())
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+        self.run_until(self.began + HOUR + 60)
+        self.wait_until_gone(self.server)
+        self.listener.mirror.compare_all()
+        self.assertEqual('TERMINATED', self.get(lease)['status'])
+        self.assertEqual(0, self.used())
+
+    def test_what_it_had_for_ever_is_there_for_others_afterwards(self):
+        others = [self.boot_active(f'vm{i}', flavor='3')['id']
+                  for i in range(3)]
+        self.listener.mirror.compare_all()
+        later = {'name': 'later', 'start_date': self.at(2 * HOUR),
+                 'end_date': self.at(3 * HOUR), 'reservations': [
+                     self.reservation(vcpus=4, memory_mb=1024, amount=2)]}
+        self.ask('POST', '/leases', later, code=409)
+        self.adopt(self.server, *others)
+        self.ask('POST', '/leases', later, code=201)
+
+    def test_servers_of_two_sizes_are_two_reservations(self):
+        other = self.boot_active('small', flavor='1')['id']
+        self.listener.mirror.compare_all()
+        lease = self.adopt(self.server, other)
+        self.assertEqual([1, 1], [
+            one['amount'] for one in lease['reservations']])
+
+    def test_more_join_and_one_leaves(self):
+        lease = self.adopt(self.server)
+        other = self.boot_active('other', flavor='3')['id']
+        self.listener.mirror.compare_all()
+        changed = self.put(lease, add_servers=[other])['lease']
+        self.assertEqual([2], [
+            one['amount'] for one in changed['reservations']])
+        self.put(lease, remove_servers=[self.server])
+        self.assertEqual([other], [*self.bookings()])
+        self.assertEqual(2, self.used())
+        self.put(lease, remove_servers=[other])
+        self.assertEqual('TERMINATED', self.get(lease)['status'])
+        self.listener.mirror.compare_all()
+        self.assertEqual(4, self.used())
+        self.run_until(self.began + HOUR + 60)
+        for server in (self.server, other):
+            self.assertEqual(
+                'ACTIVE', self.admin.get_server(server)['status'])
+
+    def test_one_booted_with_a_lease_leaves_it(self):
+        hints = self.lease_hints('mine', length=HOUR)
+        server = self.boot_active('vm', hints=hints)['id']
+        self.listener.mirror.compare_all()
+        self.put(self.lease('mine'), remove_servers=[server])
+        self.run_until(self.began + HOUR + 60)
+        self.assertEqual('ACTIVE', self.admin.get_server(server)['status'])
+        self.assertEqual('TERMINATED', self.lease('mine')['status'])
+
+    def test_none_leaves_what_is_promised_to_others(self):
+        more = [self.boot_active(f'vm{i}', flavor='3')['id']
+                for i in range(3)]
+        self.listener.mirror.compare_all()
+        lease = self.adopt(self.server, *more)
+        self.ask('POST', '/leases', {
+            'name': 'later', 'start_date': self.at(2 * HOUR),
+            'end_date': self.at(3 * HOUR), 'reservations': [
+                self.reservation(vcpus=4, memory_mb=1024, amount=2)]},
+            code=201)
+        answer = self.put(lease, code=409, remove_servers=[self.server])
+        self.assertIn('promised to others', str(answer))
+        self.assertIn(self.server, self.bookings())
+
+    def test_asked_for_twice_by_a_key_it_is_one_lease(self):
+        url = self.alice.base_url.rsplit('/v2', 1)[0]
+        answers = [requests.post(
+            f'{url}/reservation/v1/leases', json={
+                'name': 'a', 'end_date': self.at(HOUR),
+                'servers': [self.server]},
+            headers={'X-Auth-Token': self.alice.who.token(),
+                     'Idempotency-Key': 'one'}) for _ in range(2)]
+        self.assertEqual([201, 201], [one.status_code for one in answers])
+        first, second = (one.json()['lease']['id'] for one in answers)
+        self.assertEqual(first, second)
+
+
+class TestWhoMayNot(JoiningTestCase):
+
+    def check(self, part, *servers, code=409, **more):
+        self.assertIn(part, str(self.adopt(
+            *servers or (self.server,), code=code, **more)))
+        self.assertNotIn(self.server, self.bookings())
+
+    def test_a_server_of_another_project(self):
+        self.check('could not be found', code=400,
+                   client=self.api(project='b0b', user='bob'))
+
+    def test_one_that_is_not_there(self):
+        self.check('could not be found', uuidutils.generate_uuid(), code=400)
+
+    def test_one_that_is_locked(self):
+        self.alice.post_server_action(self.server, {'lock': None})
+        self.check('is locked')
+
+    def test_one_that_has_a_lease(self):
+        lease = self.adopt(self.server)
+        answer = self.adopt(self.server, code=409)
+        self.assertIn('has a lease already', str(answer))
+        self.put(lease, code=409, add_servers=[self.server])
+
+    def test_one_that_waits_for_its_lease(self):
+        held = self.hold('held')
+        self.check('is not built yet', held['id'])
+
+    def test_what_is_no_list_of_ids(self):
+        for servers in ([], 'x', [1], ['x'], {}, None, ['\x00'],
+                        [uuidutils.generate_uuid() for _ in range(51)]):
+            self.ask('POST', '/leases', {
+                'name': 'a', 'end_date': self.at(HOUR), 'servers': servers},
+                code=400)
+
+    def test_later_or_with_something_else(self):
+        self.check('starts now', code=400, start_date=self.at(60))
+        self.check('nothing else', code=400,
+                   reservations=[self.reservation()])
+
+    def test_into_a_lease_that_servers_are_booted_into(self):
+        lease = self.make_active()
+        answer = self.put(lease, code=409, add_servers=[self.server])
+        self.assertIn('not one of servers alone', str(answer))
+
+    def test_into_one_that_has_not_begun(self):
+        self.hold('held')
+        answer = self.put(self.lease('held'), code=409,
+                          add_servers=[self.server])
+        self.assertIn('while it is ACTIVE', str(answer))
+
+    def test_one_that_is_not_in_the_lease_does_not_leave_it(self):
+        lease = self.adopt(self.server)
+        other = self.boot_active('other')['id']
+        self.put(lease, code=400, remove_servers=[other])
+
+    def test_together_with_another_change(self):
+        lease = self.adopt(self.server)
+        self.put(lease, code=400, remove_servers=[self.server], name='b')
+        self.put(lease, code=400, servers=[self.server])
+
+
+class TestWithoutRelease(JoiningTestCase):
+
+    more_conf = '[blazar]\non_end = delete\n'
+
+    def test_nobody_leaves(self):
+        lease = self.adopt(self.server)
+        self.put(lease, code=403, remove_servers=[self.server])
+        self.assertIn(self.server, self.bookings())
+
+
+class TestLimits(JoiningTestCase):
+
+    more_conf = '[enforcement]\nmax_reserved_vcpus_per_project = 3\n'
+
+    def test_what_joins_counts(self):
+        lease = self.adopt(self.server)
+        other = self.boot_active('other', flavor='3')['id']
+        self.listener.mirror.compare_all()
+        self.put(lease, code=403, add_servers=[other])
+        self.adopt(other, code=403)
+        self.put(lease, remove_servers=[self.server])
+        self.adopt(other)

@@ -396,9 +396,6 @@ class Racer:
                 self.leases.joining.reservations(joiners)), joiners)
         except errors.Conflict:
             return [{'refused': True}]
-        except sa.exc.IntegrityError:
-            # Without the guard.
-            return [{'failed': True}]
         return [{'adopted': True}]
 
     def update(self) -> list[Answer]:

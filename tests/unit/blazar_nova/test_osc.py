@@ -198,11 +198,59 @@ class OscTestCase(base.BaseTestCase):
         return self.cloud.requests[0]
 
 
+class MembersTest(OscTestCase):
+    """Servers that run come under leases, and leave them."""
+
+    def setUp(self):
+        super().setUp()
+        server = {'id': OTHER, 'name': 'vm1', 'links': []}
+        self.cloud.answers |= {
+            'GET /v2.1': [(200, {'version': {
+                'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
+                'min_version': '2.1', 'links': []}})],
+            'GET /v2.1/servers/detail': [(200, {'servers': [server]})],
+            'GET /v2.1/servers/vm1': [(404, {})],
+            'GET /v2.1/servers/vm2': [(404, {})],
+            f'GET /v2.1/servers/{OTHER}': [(200, {'server': server})]}
+        self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': a_lease()}))
+        self.cloud.sees(f'PUT /leases/{ID}', (200, {'lease': a_lease()}))
+        self.cloud.sees('POST /leases', (201, {'lease': a_lease()}))
+
+    def told(self):
+        """What was asked of the lease API."""
+        return [one.body for one in self.cloud.requests if one.body]
+
+    def test_a_server_gets_a_lease(self):
+        lease = self.reservation(
+            'adopt', '--name', 'lease1', '--end', '2026-12-01 16:00',
+            '--on-end', 'stop', 'vm1')
+        self.assertEqual('lease1', lease['name'])
+        self.assertEqual([{
+            'name': 'lease1', 'end_date': '2026-12-01 16:00',
+            'on_end': 'stop', 'servers': [OTHER]}], self.told())
+
+    def test_what_is_not_said_is_not_asked_for(self):
+        self.reservation('adopt', '--end', '2026-12-01 16:00', OTHER)
+        self.assertEqual([{
+            'end_date': '2026-12-01 16:00', 'servers': [OTHER]}], self.told())
+
+    def test_one_joins_and_leaves(self):
+        self.reservation('add', 'server', ID, 'vm1')
+        self.reservation('remove', 'server', ID, 'vm1')
+        self.assertEqual([{'add_servers': [OTHER]},
+                          {'remove_servers': [OTHER]}], self.told())
+
+    def test_one_that_is_not_there(self):
+        said = self.fails('add', 'server', ID, 'vm2')
+        self.assertIn('Server vm2 could not be found', said)
+        self.assertEqual([], self.told())
+
+
 class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
-    OURS = ['accept', 'availability', 'hand over', 'offer', 'quote',
-            'request', 'share', 'wait']
+    OURS = ['accept', 'add server', 'adopt', 'availability', 'hand over',
+            'offer', 'quote', 'remove server', 'request', 'share', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(
@@ -238,7 +286,8 @@ class PluginTest(OscTestCase):
 
     def test_every_command_has_a_help(self):
         for name in self.OURS:
-            code, out, _error = self.openstack('reservation', name, '--help')
+            code, out, _error = self.openstack(
+                'reservation', *name.split(), '--help')
             self.assertEqual(0, code)
             self.assertIn(f' reservation {name} [-h]', out)
             self.assertIn('--format', out)

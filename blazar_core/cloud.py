@@ -221,8 +221,8 @@ class Cloud(ty.Protocol):
 
 
 class Absent(ty.NamedTuple):
-    """Who does not exist any more. Of whom nothing could be said, it is not
-    said that he does.
+    """The projects and users that do not exist any more. Those of which
+    nothing is known are not among them.
 
     :ivar unknown: the ids of these
     """
@@ -233,7 +233,7 @@ class Absent(ty.NamedTuple):
 
 
 class Identity(ty.Protocol):
-    """Who knows which projects and users there are."""
+    """What knows which projects and users exist."""
 
     def absent(self, project_ids: ty.Collection[str],
                user_ids: ty.Collection[str]) -> Absent:

@@ -12,9 +12,9 @@
 
 """Resource types: what can be reserved, and what becomes of it.
 
-All that tells one kind of thing from another stands in its class. Whoever
-makes, starts, ends, heals or shows reservations asks the class, and knows none
-by its name.
+All that tells one kind of thing from another stands in its class. The code
+that makes, starts, ends, heals or shows reservations asks the class, and knows
+none by its name.
 
 A reservation holds so many **bookings**, each a part of one host. Where
 servers take them (:attr:`Kind.for_servers`), these come when the
@@ -134,7 +134,7 @@ class Kind(abc.ABC):
 
         Called again, after a pause, for those that are not ready yet.
 
-        :param hosts: the uuids of some that are to be made ready
+        :param hosts: the uuids of the hosts to make ready
         :param deadline: nothing may begin after that: they may be somebody
             else's
         :returns: the uuids of those that are ready

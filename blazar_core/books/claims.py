@@ -71,7 +71,7 @@ class Claims:
               ) -> Undo:
         """Let a server onto a host if that breaks no promise.
 
-        A leased server that is to be built takes its booking with it; any
+        A leased server that is being built takes its booking with it; any
         other one counts on the host until the cloud says that it is there.
         While the database is away nobody can tell them apart: all are judged
         as those without a lease, by what is in memory.
@@ -132,7 +132,7 @@ class Claims:
     def _claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
                forced: bool, reservation_id: str | None,
                lags: ty.Iterator[float]) -> Undo:
-        # Who has all of a host may have given it back this moment.
+        # A reservation of the whole host may have ended this moment.
         lag = next(lags) if reservation_id is None else 0
         with self._index.fresh(lag) as timeline:
             host, amounts = self._known(takes)
@@ -212,7 +212,7 @@ class Claims:
 
     def _place(self, session: orm.Session, now: int, booking: models.Booking,
                host: model.Host, forced: bool) -> Undo:
-        """A server is to be built on a host: its booking is there then.
+        """A server is about to be built on a host: its booking moves there.
 
         :raises Denied: when a reservation has all of it meanwhile
         :raises LostRace: when somebody decided about the host meanwhile
@@ -220,8 +220,8 @@ class Claims:
         if booking.host_id != host.id:
             ledger.amend(session, now, ledger.follow(booking, host.id), forced)
         elif host.enrolled:
-            # Who hands it over to a reservation just now has looked for those
-            # that are placed there: one of both has to look again.
+            # A transaction that hands it over to a reservation just now has
+            # looked for servers placed there: one of both has to look again.
             row = session.get_one(models.Host, host.id)
             _keep_from(row)
             ledger.advance(session.connection(), now, [row], {})

@@ -214,7 +214,7 @@ def _write(session: orm.Session, now: int, host: models.Host,
 def check_unbooked(session: orm.Session, now: int, host: models.Host,
                    done: str) -> None:
     """
-    :param done: what is to be done to it, as a word: ``enrolled``
+    :param done: what happens to it, as a word: ``enrolled``
     :raises Conflict: when something is booked on a host
     """
     count, until = session.execute(sa.select(

@@ -137,12 +137,12 @@ class Index:
         :param connection: a new one of who has more to read from the same
             state
         """
-        # Locks are not fair: who lets go of one mostly is the next to have
-        # it. Who waits for this one has the turn until then.
+        # Locks are not fair: the thread that releases one mostly is the next
+        # to have it. A thread that waits here has its turn first.
         with self._turn:
             self._lock.acquire()
         try:
-            # Who has waited here may have waited for one that had no answer.
+            # The thread that had the turn before may have got no answer.
             self._database.presence.check()
             now = self._clock.now()
             asked = self._clock.elapsed()
@@ -320,7 +320,7 @@ class Index:
             # What is over would pile up as long as the process lives.
             timeline.forget(now - KEEP)
             self._forgotten, self._since = now, now - KEEP
-        # Whoever did not come this far finds none, and reads everything.
+        # A load that does not come this far leaves none: the next reads all.
         self._timeline = timeline
 
     def _apply(self, timeline: timelines.Timeline, found: news.News, now: int,

@@ -309,7 +309,8 @@ def _report(session: orm.Session, now: int, row: models.Host,
             values: dict[str, ty.Any], seen: int | None) -> bool:
     """Write down what runs on a host, and other values of its row."""
     known = ledger.Seen(row.id, row.generation, row.capacity, row.usage)
-    # Who left was told since then; who came is there, or is on his way.
+    # Servers that left were told of since then; one that came is there, or
+    # on its way.
     consumers = _consumers(allocations) | {
         consumer: entry for consumer, entry in (row.consumers or {}).items()
         if entry[1] >= now and not (entry[0] and consumer in allocations)}
@@ -349,7 +350,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
 
 def _grown(session: orm.Session, row: models.Host,
            capacity: model.Resources | None) -> list[ledger.Edit]:
-    """Who has booked all of a host has all of it, whatever that has become.
+    """A booking of a whole host is all of it, whatever that has become.
 
     :param capacity: what the host is to have; None: what it has
     """
@@ -386,10 +387,10 @@ def _stays_away(session: orm.Session, row: models.Host,
 
 def _looked(session: orm.Session, row: models.Host, again: int | None,
             ) -> None:
-    """A host was looked at, and is to be again then.
+    """A host was looked at, and has to be looked at again then.
 
-    Nothing is decided by that. Whoever wants it to be looked at has his way
-    if he says so at the same moment.
+    This decides nothing. A request of the same moment to look at the host
+    earlier wins.
     """
     session.execute(sa.update(_HOSTS).where(
         _HOSTS.c.id == row.id, _HOSTS.c.recheck_at == row.recheck_at,

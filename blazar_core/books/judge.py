@@ -81,9 +81,9 @@ class Judge:
         not judged: there is no promise that could be broken, and the cloud
         knows better what fits.
 
-        The servers of a reservation that are to be together or apart keep to
-        the hosts that are booked for them until they are placed; then they
-        may move to where that stays so (:func:`_together`, :func:`_apart`).
+        The servers of a reservation with an affinity keep to the hosts that
+        are booked for them until they are placed; then they may move to
+        where the affinity still holds (:func:`_together`, :func:`_apart`).
 
         Hosts that serve leases only take no servers but those that run
         within a reservation that has all of the host, and those that have a
@@ -230,7 +230,7 @@ def _as_booked(found: Fits, siblings: ty.Iterable[ty.Any],
 
 def _apart(found: Fits, mine: ty.Any, siblings: ty.Iterable[ty.Any],
            hosts: ty.Mapping[int, model.Host]) -> Fits:
-    """Where a server may move that is to be apart from its siblings."""
+    """Where a server with anti-affinity to its siblings may move."""
     _only, avoid = bound(False, mine, siblings)
     return found._replace(by_host={
         **found.by_host, **{hosts[host_id].uuid: 0 for host_id in avoid
@@ -239,7 +239,7 @@ def _apart(found: Fits, mine: ty.Any, siblings: ty.Iterable[ty.Any],
 
 def _together(found: Fits, mine: ty.Any, siblings: ty.Iterable[ty.Any],
               hosts: ty.Mapping[int, model.Host]) -> Fits:
-    """Where a server may move that is to be together with its siblings.
+    """Where a server with affinity to its siblings may move.
 
     The first one that leaves their host goes where there is room for all of
     them, the next ones follow it. Whether one may leave the others at all is

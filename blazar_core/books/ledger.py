@@ -21,10 +21,10 @@ goes, or one becomes another. A lease that is made, prolonged, moved, resized
 or ended, and a server that changes its host, are all that. A decision is all
 or nothing, and it is guarded: it reads its hosts, and with them their
 generations, no later than their bookings, and then takes each host with
-``UPDATE ... WHERE generation = :seen``. Whoever decided about one of these
-hosts in between has moved its generation, so that the update finds no row,
-the whole transaction is rolled back and run again: it is always the later
-one who loses, and nothing of his is left.
+``UPDATE ... WHERE generation = :seen``. Another transaction that decided about
+one of these hosts in between has moved its generation, so that the update
+finds no row, and this transaction is rolled back and run again: it is always
+the later one that loses, and nothing of it is left.
 
 Each decision leaves behind what it changed (:class:`models.Change`), for
 those who keep the books in memory.
@@ -70,7 +70,7 @@ class Full(api.LostRace):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewBooking:
-    """What a booking is to be. Without a host it takes no room.
+    """A booking as it is written. Without a host it takes no capacity.
 
     :ivar resources: what it takes; :data:`model.WHOLE`: all that the host has
         when this is decided
@@ -91,7 +91,7 @@ class NewBooking:
 
 
 class Edit(ty.NamedTuple):
-    """A booking as it is (None: it comes) and as it is to be (None: goes)."""
+    """A booking before (None: it is new) and after (None: it is removed)."""
 
     row: models.Booking | None
     new: NewBooking | None
@@ -382,8 +382,8 @@ def advance(connection: sa.Connection, now: int,
     Everybody takes hosts in the order of their ids, so that two who want
     the same ones do not wait for each other in a ring.
 
-    :param values: what the rows of the hosts get. Who follows the changes is
-        told the usage; anything else he has to read
+    :param values: what the rows of the hosts get. A follower of the changes
+        is told the usage; anything else it has to read
     :raises LostRace: when a generation is no longer the one read
     """
     rows: list[dict[str, ty.Any]] = []

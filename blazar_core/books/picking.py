@@ -98,9 +98,9 @@ class Picking:
                  kept: ty.Sequence[Kept] = ()) -> Picked | Short:
         """Hosts for all demands; or that there are none left for one.
 
-        Who has the fewest hosts to choose from chooses first. Who is content
-        with fewer gets more only of what all others leave. The levels of the
-        timeline are searched once; each demand costs O(H) beside that.
+        The demand with the fewest hosts to choose from chooses first. One
+        that accepts fewer gets more only of what all others leave. The levels
+        of the timeline are searched once; each demand costs O(H) beside that.
         """
         fewest = [demand.fewest() for demand in demands]
         beside = timelines.Beside(len(timeline))

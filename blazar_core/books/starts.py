@@ -82,7 +82,7 @@ class Starts:
                     if not found or found[-1][1] != fits:
                         found.append((start, fits))
         if more and found[-1][0] < starts[-1]:
-            # Who asks again from there gets on.
+            # A request that begins there goes on from it.
             found.append((starts[-1], found[-1][1]))
         return found, more
 

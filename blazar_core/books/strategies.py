@@ -27,8 +27,8 @@ from blazar_core.common import model
 
 __all__ = ['Strategy', 'WISHES', 'pack', 'spread']
 
-#: Puts the hosts that have room into the order in which they are to be
-#: filled: given the timeline, their positions in it, the window, and which
+#: Puts the hosts that have room into the order in which they are filled:
+#: given the timeline, their positions in it, the window, and which
 #: of all hosts something of the same lease goes to already.
 Strategy: ty.TypeAlias = ty.Callable[
     [timelines.Timeline, npt.NDArray[np.intp], model.Window,

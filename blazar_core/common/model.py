@@ -49,8 +49,8 @@ __all__ = [
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
-#: Whose hosts are compared with those of the cloud; others have pools of
-#: their own, and whoever wrote them down looks after them.
+#: The pool whose hosts are compared with those of the cloud; hosts of other
+#: pools are looked after by the resource type that wrote them down.
 COMPUTE = 'compute'
 #: One of it is all that a host has, whatever that is: no host offers so much
 #: of this class, and none is asked for more than one.

@@ -136,7 +136,7 @@ RESERVATION = Machine('reservation', {
     Reservation.DELETED: [],
 })
 
-#: A start that was done is to be done again when Nova finds no host for a
+#: A start that was done is done again when the cloud finds no host for a
 #: server; what was given up, when its lease gets other dates. The images of
 #: an event are given up when its lease ends before they are there.
 EVENT = Machine('event', {

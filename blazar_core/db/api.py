@@ -228,7 +228,7 @@ _FOUND = sa.select(models.Lease).where(
 ).execution_options(populate_existing=True)
 
 #: Amounts of resources and properties of hosts are few texts in many rows.
-#: Who reads one never changes it in place.
+#: A value that was read is never changed in place.
 _read_short_json = functools.lru_cache(4096)(jsonutils.loads)
 
 
@@ -333,7 +333,7 @@ def _set_up_sessions(patient: bool, engine: sa.Engine) -> None:
     if settings is None:
         return
     if patient:
-        # Who may wait for an answer may wait for a lock, too.
+        # A process that may wait for an answer may wait for a lock, too.
         del settings[1:]
 
     @sa.event.listens_for(engine, 'connect')

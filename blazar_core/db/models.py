@@ -241,7 +241,7 @@ class Host(Base):
     ``generation`` is the guard of the books: who decides something about a
     host must find the generation that it read, and leaves the next one.
     ``usage`` is what all ``consumers`` take; who is booked on the host is
-    none of them. ``recheck_at`` is when the cloud is to be asked again what
+    none of them. ``recheck_at`` is when the cloud is asked again what
     runs there; None: with the next comparison in full. ``pool`` is what it is
     one of: the compute nodes, or something that the cloud does not know.
 
@@ -362,7 +362,7 @@ class HeldBuild(Base):
     """The stored call that builds a lease's servers, sealed.
 
     It is kept until nothing of the lease is left to be sent, and all that was
-    sent runs or has failed. Who may send it for a server: see
+    sent runs or has failed. The right to send it for a server: see
     :class:`Booking`, ``sent_at``.
     """
 

@@ -12,9 +12,10 @@
 
 """Whether the database of the books is there.
 
-Who asks a database that is away waits, and waits again with every request. So
-the first one who meets that makes it doubtful; the next one tries, in short
-time, whether it answers at all, and if it does not, nobody asks for a while.
+A thread that uses a database that is away waits, and waits again with every
+request. So the first thread without an answer marks the database as doubtful;
+the next one probes it with a short timeout, and if the probe fails, no thread
+uses the database for a while.
 """
 
 import threading
@@ -74,7 +75,7 @@ class Presence:
         """
         if not self._is_open() or self._asks == threading.get_ident():
             return
-        # Who waits for the answer of another one, waits for that long.
+        # Another thread is probing: wait no longer than its probe may take.
         if self._is_early() or not self._asking.acquire(
                 timeout=0 if self._since is not None else 2 * PROBE_SECONDS):
             raise errors.BooksUnavailable from self._why

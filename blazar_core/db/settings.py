@@ -71,7 +71,7 @@ def differences(database: api.Database,
 
 
 def _difference(name: str, values: ty.Mapping[str, ty.Any]) -> str | None:
-    """What is to be said of a setting: nothing where all have it alike."""
+    """A warning about a setting; nothing where all processes have it alike."""
     by_value: dict[str, list[str]] = {}
     for process, value in values.items():
         by_value.setdefault(str(value), []).append(process)

@@ -199,7 +199,7 @@ class Adopting:
                     holding.hand_over(session, now, api.found(
                         session, known.id).reservations)
             except ledger.Full as exc:
-                # Who tries again finds it as full as it is.
+                # Another attempt finds it just as full.
                 raise errors.Conflict(
                     _in_the_way(session, known, exc.host_id)) from exc
             except holding.InUse as exc:
@@ -209,7 +209,7 @@ class Adopting:
 
     def _rows(self, known: KnownLease, now: int,
               ) -> list[tuple[ty.Any, list[dict[str, ty.Any]]]]:
-        """What is to be written, by table."""
+        """The rows to write, by table."""
         status = states.Reservation.ACTIVE if known.active else (
             states.Reservation.PENDING)
         return [(models.Lease.__table__, [{

@@ -46,7 +46,7 @@ class _Unpicked(Exception):
 
 
 class _Plan(ty.NamedTuple):
-    """For what hosts are to be picked.
+    """What a change needs hosts for.
 
     :ivar demands: by reservation: all of its servers, or those that are added
     :ivar instead_of: the bookings that it has
@@ -65,7 +65,7 @@ class Change:
 
     :ivar events: all of the user's own that are still to come
     :ivar before_end_action: what is done before the end
-    :ivar reservations: by id, what they are to be
+    :ivar reservations: by id, what they become
     :ivar auto_extend: by how many seconds it is prolonged by itself; 0: not
     :ivar was_end: the end that it has to have had until then
     :ivar granted: what the limits said of it; None: nothing limits it
@@ -376,7 +376,7 @@ class Changing:
                 change: Change, window: model.Window) -> None:
         """Its name and its events."""
         now = self._clock.now()
-        # What has come by the new dates is to be there for what follows.
+        # What follows reads the rows that the new dates have added.
         session.flush()
         if change.name is not None:
             lease.name = change.name
@@ -428,7 +428,7 @@ def _before_end_action(lease: models.Lease, change: Change) -> states.Action:
 
 def _act_before_end(lease: models.Lease, before: ty.Sequence[models.Event],
                     action: states.Action, window: model.Window) -> None:
-    """Have something else done before the end, when it was to be done.
+    """Have something else done before the end, at the same time.
 
     :param before: what is announced of it, and is still to come
     :raises InvalidLeaseParams: when nothing is

@@ -50,7 +50,7 @@ def row(lease_id: str, event_type: str, time: int, now: int,
 
 def check_action(event_type: str, action: str, time: int,
                  window: model.Window) -> None:
-    """Make sure that what is to be done at an event of a lease can be.
+    """Make sure that the action of an event of a lease can be carried out.
 
     :raises InvalidLeaseParams: when the lease is over then
     """
@@ -62,7 +62,7 @@ def check_action(event_type: str, action: str, time: int,
 
 
 def extension(window: model.Window, period: int) -> int:
-    """When a lease is to be prolonged that is prolonged by itself.
+    """When a lease with ``auto_extend`` is prolonged.
 
     As long before its end as it gets longer then, so that it never runs ahead
     by more than once: who is prolonged is not to be prolonged yet.
@@ -183,7 +183,7 @@ def retime(session: orm.Session, lease: models.Lease, types: resources.Types,
             event.time = own[event_type]
             if event.due != model.FOREVER:
                 event.due = max(event.time, now)
-            # Who is at it has the old date in mind: it is not his any more.
+            # A worker at this event goes by the old date: it loses its claim.
             event.enter(states.Event.UNDONE, now)
             event.claimed_by, event.claimed_until, event.waits = None, 0, 0
 
@@ -209,7 +209,7 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
             event.time = time
             if event.due != model.FOREVER:
                 event.due = time
-            # Who is at it has the old date in mind: it is not his any more.
+            # A worker at this event goes by the old date: it loses its claim.
             event.enter(states.Event.UNDONE, now)
             event.claimed_by, event.claimed_until, event.waits = None, 0, 0
         elif event.event_type == states.EventType.BEFORE_END and time > now:

@@ -251,7 +251,7 @@ class Making:
         if new.key is not None:
             repeats.keep(connection, rows.lease['created_at'], new.key,
                          rows.lease['id'])
-        # Who starts a lease as it is made sends its build right after that.
+        # A lease that starts at once has its build sent right after this.
         sent_at = rows.lease['created_at'] if (
             rows.lease['status'] == states.Lease.STARTING) else None
         edits: ty.Sequence[ledger.Edit] = [ledger.Edit(None, ledger.NewBooking(
@@ -347,7 +347,7 @@ class Making:
 
 @dataclasses.dataclass
 class Rows:
-    """The rows of a lease that is to be."""
+    """The rows of a new lease."""
 
     lease: dict[str, ty.Any]
     reservations: list[dict[str, ty.Any]]
@@ -390,7 +390,7 @@ class Rows:
 
 def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
             now: int, started: bool, types: resources.Types) -> Rows:
-    """What is to be written of a lease."""
+    """The rows that a new lease is written as."""
     request = new.request
     lease_id = uuidutils.generate_uuid()
     # They are read in the order of their ids: that in which they were asked

@@ -36,7 +36,7 @@ __all__ = ['Looked', 'Owner', 'Owning', 'occupied']
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a lease is."""
+    """The project and the user that own a lease."""
 
     project_id: str
     user_id: str
@@ -71,7 +71,7 @@ class Owning:
         self._types = types
 
     def look(self, lease_id: str) -> Looked:
-        """A lease that is to be handed over.
+        """A lease to hand over.
 
         :raises NotFound: when there is none of that id
         """
@@ -111,8 +111,8 @@ class Owning:
             before = connection.scalar(sa.select(
                 models.Lease.project_id).where(models.Lease.id == lease_id))
         with self._database.writer() as session:
-            # Who counts what one of the two has counts again. In one order,
-            # so that no two of these wait for each other.
+            # A transaction that counts what either project has is run again.
+            # In one order, so that no two of these deadlock.
             for project_id in sorted({before or '', owner.project_id}):
                 if granted is not None and project_id == owner.project_id:
                     granted.lock(session.connection())

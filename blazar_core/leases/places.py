@@ -79,7 +79,7 @@ class Places:
         """Servers are let in that take no place, on the hosts of a lease.
 
         :returns: whether it is used from now on. Whether they may was looked
-            at before, and is to be looked at again then
+            at before, and has to be looked at again then
         """
         with self._database.reader() as session:
             lease_id = session.scalar(

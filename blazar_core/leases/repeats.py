@@ -12,8 +12,8 @@
 
 """Requests for a lease that come twice.
 
-Who gets no answer asks again, and does not know whether there is a lease
-already. So he may give his request a key; the key is written down in the
+A client that gets no answer asks again, and does not know whether the lease
+exists already. So a request may carry a key; the key is written down in the
 transaction that makes the lease, and of two of them the database takes one.
 """
 

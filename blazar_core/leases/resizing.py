@@ -52,9 +52,9 @@ def check(lease: models.Lease, reservation: models.Reservation,
 
 def is_more(reservation: models.Reservation, wanted: making.NewReservation,
             ) -> bool:
-    """Whether there are to be more than there are.
+    """Whether a change asks for more than there is.
 
-    Who is content with fewer has not asked for more by asking for something
+    A request that accepts fewer has not asked for more by asking for something
     else.
     """
     numbers = [{name: (params or {}).get(name) for name in ('min', 'max')}

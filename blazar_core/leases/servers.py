@@ -57,8 +57,8 @@ class Servers:
                 'start_date': clocks.minute(row.start_date)}
 
     def keeps_build(self, lease_id: str) -> bool:
-        """Whether there are servers of a lease that are to be built by it
-        yet, or once more.
+        """Whether servers of a lease are still waiting to be built by it,
+        or to be built again.
         """
         with self._database.reader() as session:
             return session.get(models.HeldBuild, lease_id) is not None

@@ -26,7 +26,7 @@ _UNUSED = 'Nobody has used it yet: it ends at'
 
 
 def announced(until: int) -> str:
-    """What a lease says that is to be ended, as nobody uses it."""
+    """The status reason of a lease that ends soon because it is not used."""
     return (f'{_UNUSED} {clocks.minute(until)} UTC, unless a server is booted '
             f'with one of its reservations before.')
 

@@ -85,8 +85,8 @@ def check(session: orm.Session, lease: models.Lease, window: model.Window,
           ) -> None:
     """Whether a lease may be over another window: what is shorter always may.
 
-    :raises InvalidLeaseParams: when servers that are to be on the hosts of
-        another lease would be there outside of its time
+    :raises InvalidLeaseParams: when servers would be on the hosts of another
+        lease outside of its time
     """
     if lease.start_date <= window.start and window.end <= lease.end_date:
         return

@@ -12,9 +12,9 @@
 
 """Servers without a lease that would be over by now, if they had one.
 
-Who thinks of making every boot a lease is told so what it would end. The
-servers know nothing of it: they have neither a lease nor a booking, and what
-goes wrong here is nothing to them.
+An operator who considers making every boot a lease learns by this what such
+leases would end. The servers have neither a lease nor a booking, and a failure
+here does not affect them.
 """
 
 import itertools

@@ -44,7 +44,7 @@ class _Held(ty.NamedTuple):
     """What there is to know of the hosts of a reservation.
 
     :ivar dirty: how many of them are not clean
-    :ivar mine: the uuids of those that are to be cleaned now
+    :ivar mine: the uuids of the hosts to clean now
     :ivar until: so long nobody else cleans those
     :ivar left: seconds for which the others have to be nobody's yet
     """

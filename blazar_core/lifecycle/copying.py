@@ -106,7 +106,7 @@ class Copying:
         return self._again(event, waiting)
 
     def _again(self, event: _Event, waiting: list[str]) -> facts.Outcome:
-        """Whether it is to be looked at again, as the lease says then.
+        """Whether it has to be looked at again, as the lease says then.
 
         :param waiting: of each server that has no image yet why, if that is
             known
@@ -131,7 +131,7 @@ class Copying:
         One of which there comes none keeps no other of its lease.
 
         :returns: why there is none, as far as that is known; None: there is
-            one, or there is to be none
+            one, or none is wanted
         """
         try:
             return self._ask(event, server_id)

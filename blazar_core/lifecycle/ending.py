@@ -144,7 +144,7 @@ class Ending:
             lease.deleted_at = lease.updated_at = now
             if lease.status != states.Lease.TERMINATED:
                 lease.enter(states.Lease.TERMINATING, self._clock.now())
-                # Who carries out its end now will find that he does not.
+                # A worker at its end event loses its claim.
                 session.execute(
                     sa.update(models.Event)
                     .where(models.Event.lease_id == lease_id,
@@ -322,7 +322,7 @@ class Ending:
 
     def _begin_end(self, lease_id: str, when_due: bool,
                    ) -> _Begun | facts.Later:
-        """No start after this; returns what is to be done to which servers.
+        """No start after this; returns the steps that each server needs.
         """
         now = self._clock.now()
         with self._database.writer() as session:

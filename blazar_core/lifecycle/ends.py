@@ -75,7 +75,7 @@ class EndPolicy(abc.ABC):
 
     @abc.abstractmethod
     def ask(self, cloud: clouds.Cloud, ended: Ended) -> None:
-        """Ask for what is to be done to a server; safe to repeat.
+        """Ask the cloud for this step of a server; safe to repeat.
 
         It is asked for again, after pauses that grow, until :meth:`is_over`.
         What raises is logged, and keeps no other server of the lease.
@@ -86,8 +86,8 @@ class EndPolicy(abc.ABC):
     @abc.abstractmethod
     def is_over(self, cloud: clouds.Cloud, ended: Ended, seen: clouds.Seen,
                 ) -> bool:
-        """Whether all is done that was to be done to a server; also when it
-        is further.
+        """Whether this step of a server is done; also when a later one
+        is.
 
         :param seen: how it was seen last
         :raises CloudUnavailable: when that cannot be said now
@@ -234,7 +234,7 @@ def needs_owner(on_end: str, policies: Policies) -> bool:
 
 def next_of(steps: ty.Sequence[EndPolicy], cloud: clouds.Cloud, ended: Ended,
             seen: clouds.Seen) -> EndPolicy | None:
-    """What is to be done next to a server; None: all is done.
+    """The next step of a server; None: all are done.
 
     One that is shelved takes no room, and is left so where anything of it was
     to be kept: Nova makes no image of it.

@@ -96,7 +96,7 @@ class Engine:
                 try:
                     next_look = self._hand_out(pool)
                 except errors.BooksUnavailable:
-                    # Who found that out has said so.
+                    # The thread that found that out has logged it.
                     next_look = self._clock.now() + _AFTER_FAILURE
                 except Exception:
                     LOG.exception('Due events could not be looked up; '

@@ -75,7 +75,7 @@ class Extending:
         early = events.extension(
             model.Window(lease['start_date'], end), period) - now
         if early > 0:
-            # Who has stood still finds it prolonged by somebody else.
+            # Another worker has prolonged it while this one stood still.
             return facts.Later(early, 'it is not time yet')
         # Nobody else may move the end from now on, nor prolong it.
         change = changing.Change(end=end + period, was_end=end)

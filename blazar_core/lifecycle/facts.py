@@ -12,7 +12,7 @@
 
 """What the rows of a lease say of it, and how actions are put off.
 
-An action that is not finished says when it is to be done again
+An action that is not finished says when it has to be done again
 (:class:`Later`); the pauses of all of them stand here.
 """
 
@@ -64,7 +64,7 @@ GRACE = 'Its servers come to their end when its grace period is over.'
 CLEANING = 'Its hosts are being cleaned.'
 #: How begins what one says whose servers have not come to their end.
 REFUSED = 'Its end is tried again: '
-#: How begins what one says of which images are to be made, and are not.
+#: The beginning of the reason of a lease whose images are not made yet.
 SNAPSHOTS = 'Its snapshots are tried again: '
 #: What one says whose owner there is no more, by what is missing.
 ORPHANED = {'project': 'Its project does not exist any more.',
@@ -119,7 +119,7 @@ def comes_first(lease: models.Lease) -> bool:
 
 
 def waiting(lease: models.Lease) -> list[str]:
-    """The servers of a lease whose build is to be sent."""
+    """The servers of a lease whose build has not been sent."""
     return [booking.server_id for booking in bookings(lease)
             if booking.server_id is not None and booking.sent_at is None and
             booking.failed_at is None]
@@ -137,7 +137,7 @@ def is_building(lease: models.Lease) -> bool:
 
 
 def disowned(reason: str, missing: str | None) -> str:
-    """What a lease says, with what is to be said of its owner.
+    """The status reason of a lease, with a word about its owner.
 
     :param missing: see :data:`ORPHANED`; None: there is one
     """

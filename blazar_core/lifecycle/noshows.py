@@ -107,7 +107,7 @@ class NoShows:
 
 
 _LEASE, _EVENT = models.Lease.__table__.c, models.Event.__table__.c
-#: Who has begun so long ago and was not told of, or that long enough ago.
+#: Leases that began so long ago and were not announced, or long enough ago.
 _UNUSED = sa.select(_LEASE.id, _LEASE.no_show_at).join(
     models.Event.__table__, sa.and_(
         _EVENT.lease_id == _LEASE.id,

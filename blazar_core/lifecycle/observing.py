@@ -318,7 +318,7 @@ class Observing:
         pause = facts.pause(lease, now)
         for event in lease.events:
             if event.event_type == states.EventType.START:
-                # Who is at it has sent what there was: this is not his.
+                # A worker at it has sent what there was: it loses its claim.
                 event.enter(states.Event.UNDONE, now)
                 event.due, event.attempts, event.waits = now + pause, 0, 0
                 event.claimed_by, event.claimed_until = None, 0

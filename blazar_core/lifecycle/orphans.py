@@ -64,7 +64,7 @@ class _Owned(ty.NamedTuple):
 class _Noted(ty.NamedTuple):
     """What is to follow from what was seen of a lease.
 
-    :ivar tell: the lease, if it is to be told of
+    :ivar tell: the lease, if a notification of it is due
     :ivar due: whether what is missing was missing for long enough
     """
 

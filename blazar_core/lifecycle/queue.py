@@ -13,10 +13,10 @@
 """The events that are due, and whose they are.
 
 A worker takes an event by compare-and-swap, writing its name and until when
-the claim holds. Who has much that is due delays nobody else: a free worker
-goes to the project for which the fewest are at work. What starts and ends
-leases goes before what only tells of them, and what is tried for the first
-time before what was put off. What takes its time, because it does more than
+the claim holds. A project with many due events does not delay the others: a
+free worker goes to the project for which the fewest are at work. Starts and
+ends of leases go before notifications, and what is tried for the first time
+before what was put off. What takes its time, because it does more than
 to tell, is taken by as few workers as the engine says.
 """
 
@@ -206,7 +206,7 @@ class Queue:
                 .where(models.Booking.host_id == host_id,
                        models.Booking.end_date > now,
                        models.Booking.start_date <= now)))
-            # Who is at one just now may have looked before: he tries again
+            # A worker at one just now may have looked before: it tries again
             # as soon as if it were the first time.
             session.execute(
                 sa.update(models.Event)

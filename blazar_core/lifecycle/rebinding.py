@@ -207,5 +207,5 @@ class Rebinding:
 
 
 def age(row: ty.Any) -> tuple[int, str]:
-    """Whose turn it is: the oldest lease comes first."""
+    """The sort key of leases: the oldest one comes first."""
     return row.created_at, row.lease_id

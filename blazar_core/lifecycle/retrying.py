@@ -110,7 +110,7 @@ class Retrying:
                 return
             with facts.apart(lease_id):
                 if self._try_next(lease_id):
-                    # Who got something goes to the end of the line.
+                    # A project that got something goes to the end of the line.
                     line = self._line()
 
     def _try_next(self, lease_id: str) -> bool:
@@ -129,7 +129,7 @@ class Retrying:
         return why is None
 
     def _line(self) -> list[ty.Any]:
-        """Who comes next of each project, in turn."""
+        """The next lease of each project, in turn."""
         with self._database.reader() as session:
             heads: dict[str, ty.Any] = {}
             for row in session.execute(_WAITING):
@@ -307,7 +307,7 @@ class Retrying:
 
 
 def _wanting(reservation: models.Reservation) -> list[models.Booking]:
-    """The bookings for which there is to be room."""
+    """The bookings that need a host."""
     return [row for row in reservation.bookings if row.failed_at is None]
 
 

@@ -115,7 +115,7 @@ class Starting:
             waiting = facts.waiting(lease)
         if lease.status not in states.TO_START or not waiting:
             return None
-        # They were made ready to be built, and are to be held again.
+        # They were made ready for their build, and are held again.
         self._cloud.hold(waiting)
         if when_due and lease.start_date > now:
             return facts.Later(lease.start_date - now, 'it was just moved')
@@ -160,7 +160,7 @@ class Starting:
         if described is not None:
             self._notify('lease.event.start_lease', described)
         elif self._is_ending(lease_id):
-            # It ended meanwhile, and what was opened last is to be closed.
+            # It ended meanwhile: what was opened last is closed.
             self._closing.close(lease_id)
         return None
 

@@ -58,6 +58,6 @@ class Step(enum.Enum):
 def reached(step: Step, what: str) -> None:
     """A process has come so far. For tests, which kill it just there.
 
-    :param what: the lease, or the servers of one that is to be
+    :param what: the lease, or the servers of one that is being made
     """
     LOG.debug('%s: %s', what, step.value)

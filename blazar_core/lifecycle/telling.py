@@ -104,7 +104,7 @@ class Telling:
                     (kind, reserved) for kind, reserved in
                     self._types.reserved(session, lease)
                     if kind.minds_changes or kind.minds_owner]
-            # Whoever stood still meanwhile has told what is not so any more.
+            # A worker that stood still meanwhile has told an outdated state.
             hosts = {reserved.id: (reserved.project_id, reserved.hosts)
                      for _kind, reserved in parts}
             if over or hosts == told:

@@ -77,8 +77,8 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
 
 
 def _last_state(event: models.Event, end: int) -> states.Event:
-    """The state of an event whose lease is over: what was to be done before
-    its end, and could not be, was given up.
+    """The state of an event whose lease is over: an action before the end
+    that could not be carried out is given up.
     """
     if event.action is not None and (
             event.status == states.Event.ERROR or

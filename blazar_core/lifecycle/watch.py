@@ -166,7 +166,7 @@ class Watch:
         with self._database.reader() as session:
             rows = session.execute(_ON_HOST, {
                 'host': host.id, 'now': now}).all()
-            # Whoever comes exchanges his place with one that is here.
+            # A server that comes exchanges its place with one that is here.
             coming = collections.Counter(session.scalars(_COMING, {
                 'host': host.id,
                 'reservations': [*{row.reservation_id for row in rows}]}))

@@ -268,7 +268,7 @@ def _new_end(values: _Object, start: int | None,
 
 def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
               now: int) -> int | None:
-    """A date as it is to be; None: as it is.
+    """The new value of a date; None: it stays as it is.
 
     :param key: that of the lease, or the first word of it
     """

@@ -113,7 +113,7 @@ class Changes:
                      end: int, on_end: str, takes_one: bool) -> str:
         if not is_owner(context, lease):
             raise errors.Forbidden(
-                f'What is to be done to the servers of lease {lease["id"]} '
+                f'What happens to the servers of lease {lease["id"]} '
                 f'is done in the name of the user who made it, by a trust '
                 f'until its end. Only that user can let it end later, or have '
                 f'something else done at its end or before.')
@@ -126,7 +126,7 @@ class Changes:
     def _changed(self, asking: types.Asking, lease: dict[str, ty.Any],
                  asked: bodies.Reservations,
                  ) -> dict[str, making.NewReservation]:
-        """What the reservations of a lease are to be."""
+        """What the reservations of a lease become."""
         own = {one['id']: one for one in lease['reservations']}
         changed = {}
         for one in asked:
@@ -150,7 +150,7 @@ class Changes:
     def _as_they_are(self, asking: types.Asking,
                      lease: dict[str, ty.Any],
                      ) -> dict[str, making.NewReservation]:
-        """What hosts may be for a lease that is to be at another time.
+        """Which hosts may serve a lease that moves to another time.
 
         Of what cannot be had any more, or would be of another size by now,
         the hosts stay what they are.

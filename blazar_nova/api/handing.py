@@ -40,7 +40,7 @@ _LONGEST = 64
 
 
 def is_asked(body: object) -> bool:
-    """Whether a change of a lease says whose it is to be."""
+    """Whether a change of a lease names a new owner."""
     return isinstance(body, dict) and any(
         body.get(key) is not None for key in _KEYS)
 
@@ -180,7 +180,7 @@ class Handing:
         images = ', and images' if states.Action.SNAPSHOT in actions else ''
         if not changes.is_owner(context, dataclasses.asdict(owner)):
             raise errors.Conflict(
-                f'What is to be done at the end of lease {lease["id"]}, or at '
+                f'What happens at the end of lease {lease["id"]}, or at '
                 f'its events, is done in the name of its user '
                 f'("{lease["on_end"]}"{images}): nobody else can give the '
                 f'trust that takes. Change "on_end" to "delete", and '

@@ -85,7 +85,7 @@ class Hosts:
     def properties(self, request: webob.Request) -> web.Answer:
         self._authorize(request, 'get_resource_properties')
         asked = host_bodies.properties(web.query(request))
-        # Who sees the hosts sees what is said of them.
+        # Private properties are for users who may see the hosts.
         private = asked['all'] and self._policy.allows(
             *_who(request, 'get'))
         return 200, {'resource_properties': [

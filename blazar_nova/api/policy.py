@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Who may do what with leases, and with hosts that are enrolled.
+"""The policy: which role may do what with leases and enrolled hosts.
 
 The rules are read from the same file as Nova's, by an enforcer of their own.
 The roles mean what they mean in Nova, by rules of our own names, so that an

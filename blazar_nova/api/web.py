@@ -34,12 +34,12 @@ _LEASE = ('{"name": "lease1", "end_date": "2026-12-01 16:07", '
 
 
 def context(request: webob.Request) -> ty.Any:
-    """Who asks, as Nova knows it."""
+    """The RequestContext that Nova has made of the token."""
     return request.environ['nova.context']
 
 
 def for_project(asks: ty.Any, project_id: str) -> ty.Any:
-    """Who asks, as if for a project: an admin may for all of them."""
+    """The same for another project: an admin may ask for all of them."""
     asks = copy.copy(asks)
     asks.project_id = project_id
     return asks

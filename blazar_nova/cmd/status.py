@@ -143,7 +143,7 @@ class Checks(upgradecheck.UpgradeCommands):
         return result
 
     def _prefilters(self) -> Result:
-        """Who promises and who places judge alike."""
+        """The API and the scheduler judge hosts alike."""
         found: list[str] = []
         result = _checked(lambda: found.extend(
             settings.differences(wiring.database(CONF))), Code.WARNING)

@@ -112,7 +112,7 @@ class Bounded:
         answer.add_done_callback(come)
 
 
-#: Who is asked of whom no cell is to be asked.
+#: The name of the service in questions that go to no cell.
 API = 'Nova\'s API database'
 
 _api, _cells = Bounded(), Bounded()

@@ -213,7 +213,7 @@ def scheduler(conf: ty.Any) -> list[str]:
     problems = []
     group = conf.filter_scheduler
     if FILTER_CLASS not in group.available_filters:
-        # Whoever writes one line has to write the default as well.
+        # An operator who writes one line has to write the default as well.
         problems += [f'Write in nova.conf [filter_scheduler]: '
                      f'available_filters = {name}'
                      for name in [*group.available_filters, FILTER_CLASS]]

@@ -34,7 +34,7 @@ _LONGEST = 600
 
 
 class Step(ty.NamedTuple):
-    """What is to be done about a server.
+    """The next step of the deletion of a server.
 
     :ivar seconds: how long to wait before it is asked to go
     :ivar as_owner: whether it is then asked in the name of the owner of its
@@ -48,7 +48,7 @@ class Step(ty.NamedTuple):
 
 
 def next_step(context: ty.Any, instance: ty.Any) -> Step:
-    """What is to be done next about a server.
+    """Decide the next step of the deletion of a server.
 
     :param context: the one that the instance was read with
     """

@@ -13,7 +13,7 @@
 
 A reservation of servers that come later has a flavor of its own, private to
 its project, from its start until its end. The reservation's id is the
-flavor's id, and that of the server group if its servers are to be together
+flavor's id, and that of the server group if its servers have an affinity
 or apart.
 """
 
@@ -83,7 +83,7 @@ def facts_like(context: ty.Any, flavor_id: str) -> Facts:
 
 
 def context_of(project_id: str, user_id: str) -> ty.Any:
-    """Who asks for a project when nobody of it is there."""
+    """A context for a project when none of its users asks."""
     return nova_context.RequestContext(
         user_id=user_id, project_id=project_id, is_admin=True)
 

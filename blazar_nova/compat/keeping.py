@@ -64,7 +64,7 @@ def bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
             clouds.Rest.SUSPENDED: api.suspend,
             clouds.Rest.SHELVED: api.shelve_offload if (
                 instance.vm_state == vm_states.SHELVED) else api.shelve}[rest]
-    LOG.info('Server %s: it is to be %s', instance.uuid, rest.value)
+    LOG.info('Server %s: asked Nova to have it %s', instance.uuid, rest.value)
     _ask(work, context, instance)
 
 

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Who is within a reservation of hosts that Blazar has made.
+"""The servers within a reservation of hosts that Blazar has made.
 
 Nothing in a server says so but its hint: so it is asked where it is, whose it
 is, and with which hint it came.

@@ -13,7 +13,7 @@
 """The pool: Nova itself keeps all others off hosts that serve leases only.
 
 Its hosts are in an aggregate that is *isolated*: placement offers them only to
-who requires the pool's trait, which no flavor of a user does. Who is in a
+requests for the pool's trait, which no flavor of a user has. A server in a
 reservation of hosts requires that trait, and beside it the trait of the
 reservation, which its hosts have: both stand in the flavor that is embedded in
 the server (:mod:`blazar_nova.compat.hosted`), where no user gets at them, and

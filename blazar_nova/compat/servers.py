@@ -59,7 +59,7 @@ _TRIES = 30
 _NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
                 keystone_exceptions.ClientException)
 
-#: Who is asked where images are made: not the cell, which others need.
+#: The service that is asked for images: not the cell, which others need.
 _GLANCE = 'Glance'
 
 #: Seconds that a service has to answer a ping.

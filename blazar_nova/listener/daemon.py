@@ -98,7 +98,7 @@ class Listener:
             *(self._thread(name, loops.repeat, self.parts.clock,
                            self._stopping, seconds, what, look)
               for name, seconds, what, look in (
-                  ('recheck', _TICK, 'Which hosts are to be looked at again',
+                  ('recheck', _TICK, 'Which hosts have to be looked at again',
                    self.mirror.recheck),
                   ('watch', watch.PAUSE, 'What does not fit any more',
                    self.watch.look),
@@ -169,7 +169,7 @@ class Listener:
                 try:
                     part()
                 except errors.BooksUnavailable:
-                    # What happened meanwhile is to be found soon after.
+                    # What happened meanwhile has to be found soon after.
                     pause = min(_PAUSE, pause)
                     break
                 except Exception:

@@ -183,7 +183,7 @@ class Mirror:
             repeats.trim(session.connection(), self._parts.clock.now())
 
     def recheck(self) -> None:
-        """Look at the hosts that are to be looked at by now.
+        """Look at the hosts whose recheck is due.
 
         A scheduler has let somebody in there of whom nothing was heard, or
         somebody has moved.

@@ -216,7 +216,7 @@ class Credentials:
         if not self.is_configured():
             return
         try:
-            # He who gave it may delete it, in whose name we are by it.
+            # The trustor may delete it, and its token is the trustor's.
             self._keystone(self._by_trust(trust_id)).delete(
                 f'{_TRUSTS}/{trust_id}')
         except (exceptions.Unauthorized, exceptions.Forbidden,

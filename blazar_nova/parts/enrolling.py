@@ -12,7 +12,7 @@
 
 """Enrolling hosts: the books and the cloud, one step after the other.
 
-Every step may be repeated. Who dies in between leaves a host that takes nobody
+Every step may be repeated. A death in between leaves a host without servers
 (``enrolling``, or ``leaving``): the same request finishes it.
 """
 

@@ -14,7 +14,7 @@
 
 It speaks as the one that Blazar asks (``external_service_*``): it gets a POST
 with the lease in JSON, and answers 204 for yes and 403 for no, then with a
-``message`` for the user. Who cannot be asked has not said yes.
+``message`` for the user. A service that does not answer has not said yes.
 """
 
 import typing as ty
@@ -85,7 +85,7 @@ class External:
         context = {'user_id': user_id, 'project_id': project_id,
                    **self._place()}
         try:
-            # Who is sent elsewhere would ask by GET, and show the token.
+            # A redirect would be followed by a GET that shows the token.
             answer = requests.post(
                 url, json={'context': context, **body},
                 headers=self._headers, timeout=self._timeout,

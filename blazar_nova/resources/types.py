@@ -64,7 +64,7 @@ class Asking:
                         ) -> making.NewReservation:
         """What an entry of "reservations" asks for.
 
-        :param old: the reservation that is to be changed, as
+        :param old: the reservation to change, as
             :func:`blazar_core.leases.views.describe` has it
         :raises InvalidLeaseParams: with the sentence that the user reads
         :raises Refused: when no host may be used at all

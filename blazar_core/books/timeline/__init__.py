@@ -14,9 +14,9 @@
 
 Think of a wall calendar with one line for each host. A line does not show
 the bookings but how full the host is: a level that goes up where a booking
-begins and down where it ends. Whoever asks for room reads levels; whoever
-books raises the level over a stretch of a line, and whoever gives back
-lowers it again. So a booking leaves no object behind, and bookings may be
+begins and down where it ends. A search for free capacity reads levels; a
+booking raises the level over a stretch of a line, and its removal lowers it
+again. So a booking leaves no object behind, and bookings may be
 added and taken away in any order.
 
 * :mod:`~blazar_core.books.timeline.calendar` has the hosts, the resource

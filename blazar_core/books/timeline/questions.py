@@ -63,9 +63,9 @@ class Utilization:
 
 
 class Beside:
-    """What is to be booked over all of one window, and is not yet.
+    """What is about to be booked over all of one window.
 
-    For who looks for room for several things that come together: the levels
+    For a search for hosts for several demands that come together: the levels
     of the calendar stay as they are.
 
     :ivar servers: how many there are on each host, in the order of

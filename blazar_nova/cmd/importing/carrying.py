@@ -44,7 +44,7 @@ __all__ = ['Importer', 'Nova']
 
 LOG = logging.getLogger(__name__)
 
-#: Who is on hosts.
+#: The servers on each host.
 _Members: ty.TypeAlias = ty.Mapping[
     items.HostItem, list[occupants.Occupant]]
 

@@ -52,7 +52,7 @@ class Cloud(ty.Protocol):
         """A host: see :func:`enrolling.chosen`."""
 
     def occupants(self, host: pool.Member) -> list[occupants.Occupant]:
-        """Who is there: see :func:`occupants.on`."""
+        """The servers there: see :func:`occupants.on`."""
 
 
 def plan(parts: wiring.Parts, cloud: Cloud, blazar: source.Blazar,
@@ -73,8 +73,8 @@ def plan(parts: wiring.Parts, cloud: Cloud, blazar: source.Blazar,
 
 def _refuse_more(hosts: ty.Iterable[items.HostItem],
                  leases: ty.Sequence[items.LeaseItem]) -> bool:
-    """Who may stay on a host may do so for its lease; whether more had to be
-    refused.
+    """Servers may stay on a host for their lease only; returns whether more
+    had to be refused.
 
     Else the host would be enrolled, and have servers of no lease.
     """
@@ -255,7 +255,7 @@ class _Leases:
         """All that are not over."""
         found = []
         for lease in sorted(leases, key=lambda one: (
-                # Who is there stays.
+                # Active leases stay where they are.
                 one.status != source.ACTIVE, one.created_at or 0, one.id)):
             if lease.status in _OVER or (
                     lease.status == source.PENDING and lease.end <= self._now):
@@ -350,7 +350,7 @@ class _Leases:
         :raises Conflict: when it does not
         """
         there = self._taken[host.id]
-        # Who has a whole one is alone, even where it offers nothing.
+        # A whole host has one lease, even where it offers nothing.
         others = [one for one in there for mine in its if (
             one.window.start < mine.window.end and
             mine.window.start < one.window.end)]

@@ -87,7 +87,7 @@ def known(lease: source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
 def _reservation(one: source.Reservation, hosts: ty.Sequence[int],
                  types: resources.Types, now: int, notes: list[str],
                  ) -> adopting.KnownReservation:
-    """A reservation; what is to be said of it is added to ``notes``."""
+    """A reservation; remarks about it are added to ``notes``."""
     kind = types.named.get(one.resource_type)
     if kind is None:
         raise errors.Conflict(

@@ -51,7 +51,7 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
 def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                 left: ty.Container[int],
                 ) -> ty.Iterator[audit.Difference]:
-    """Who enrolled a host, or took it out, has died on the way.
+    """A host whose enrolment or removal was interrupted.
 
     :param left: the ids of those that nothing keeps from leaving
     """

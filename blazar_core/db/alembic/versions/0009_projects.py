@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Who decides about the leases of a project at a time.
+"""One decision about the leases of a project at a time.
 
 Revision ID: 0009
 Revises: 0008

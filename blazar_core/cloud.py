@@ -237,7 +237,7 @@ class Identity(ty.Protocol):
 
     def absent(self, project_ids: ty.Collection[str],
                user_ids: ty.Collection[str]) -> Absent:
-        """Which of these do not exist any more; who is disabled does.
+        """Which of these do not exist any more; disabled ones do.
 
         Costs one request for each of them.
 

@@ -210,7 +210,7 @@ class ResourceType(Kind):
     def wanted(self, asking: ty.Any, params: Values) -> Wanted:
         """What these parameters need of hosts.
 
-        :param asking: who asks; has a ``project_id`` and a ``user_id``
+        :param asking: has the ``project_id`` and ``user_id`` of the request
         :raises InvalidLeaseParams: when there is no such thing
         :raises Refused: when no host may be used at all
         """

@@ -207,7 +207,7 @@ def _alike(demands: ty.Sequence[model.Demand]) -> list[list[int]]:
     """The numbers of demands that are one, each with more servers.
 
     Where servers keep together or apart, those of others are others; so are
-    those of who is content with fewer.
+    those of demands that accept fewer.
     """
     alike: dict[ty.Hashable, list[int]] = {}
     for number, demand in enumerate(demands):

@@ -15,7 +15,7 @@
 Between the moment at which a scheduler has chosen a host and the moment at
 which the cloud tells of the server there are seconds, in which every other
 scheduler would see the same room. So whoever lets a server in writes it into
-the books first: of two who decide in one instant, one has to look again.
+the books first: of two that decide in one instant, one has to look again.
 """
 
 import contextlib
@@ -100,8 +100,9 @@ class Claims:
     def is_within(self, reservation_id: str) -> bool:
         """Whether servers may still come to the hosts of a reservation.
 
-        For who has just let one in: whoever ends its lease says so before he
-        looks who is there, and so one of both sees the other.
+        For a scheduler that has just let one in: the end of its lease is
+        written before the end looks which servers are there, and so one of
+        both sees the other.
         """
         try:
             with self._database.reader() as session:

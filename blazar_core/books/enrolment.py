@@ -13,7 +13,7 @@
 """Enrolment: which hosts serve leases only, and what is said of them.
 
 A host is enrolled in steps, because the cloud has to be asked in between:
-from the first one on nobody is let in who has no lease (:func:`begin`), and
+from the first one on no server without a lease is let in (:func:`begin`), and
 when the cloud has nothing there any more it can be reserved (:func:`finish`).
 It leaves in the same way, at once or when nothing is booked there any more.
 """
@@ -75,7 +75,7 @@ def listed(session: orm.Session, after: int = 0, most: int | None = None,
 
 def begin(session: orm.Session, now: int, uuid: str,
           extra: ty.Mapping[str, str], reservable: bool = True) -> int:
-    """From now on a host takes nobody who has no lease; returns its id.
+    """From now on a host takes only servers with a lease; returns its id.
 
     Safe to repeat until it is enrolled.
 
@@ -281,7 +281,7 @@ def properties(session: orm.Session) -> dict[str, Property]:
 
 
 def set_private(session: orm.Session, name: str, private: bool) -> None:
-    """Say who may ask for hosts by a property.
+    """Make a property of hosts public or private.
 
     :raises NotFound: when no enrolled host has it
     """

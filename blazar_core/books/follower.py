@@ -63,7 +63,7 @@ LOG = logging.getLogger(__name__)
 #: looked for longer may have to read everything again.
 KEEP = 3600
 #: Seconds after which what was let in without the database counts no more,
-#: when nobody had to do without it again: those who could write know it.
+#: when no process had to do without it again: the others wrote it.
 ALONE = 300
 
 
@@ -124,18 +124,18 @@ class Index:
               ) -> ty.Iterator[timelines.Timeline]:
         """The timeline as of now, for one thread at a time.
 
-        Whoever lets go of it and wants it again gets it after those who wait:
-        so a long search in steps keeps nobody waiting for more than a step.
+        A thread that releases it and wants it again gets it after the others:
+        so a long search in steps delays no other thread by more than a step.
         A thread that has it does not get it again.
 
         Costs one SELECT of what changed and, if a booking did or the second
         is another one, one of servers that overstay; it reads everything the
         first time, and where it cannot follow any more.
 
-        :param lag: for who decides in the database anyway: the seconds ago
-            that the database was asked last, with which he is content
-        :param connection: a new one of who has more to read from the same
-            state
+        :param lag: for a caller that decides in the database: the seconds ago
+            since the database was asked last that it accepts
+        :param connection: a new one of a caller that has more to read from
+            the same state
         """
         # Locks are not fair: the thread that releases one mostly is the next
         # to have it. A thread that waits here has its turn first.
@@ -168,7 +168,7 @@ class Index:
     def remembered(self) -> ty.Iterator[timelines.Timeline | None]:
         """The timeline as it was known last, for one thread at a time.
 
-        For who has to decide while the database is away.
+        For decisions while the database is away.
 
         :returns: None when none was known yet
         """

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Holding: who has all of a host, while what is reserved of it can be used.
+"""Holding: which reservation has all of a host, while it can be used.
 
 From then on whatever runs there runs within that reservation: it is not
 counted beside it, and the host's room is taken until the host is given back,
@@ -85,7 +85,7 @@ def take_in(session: orm.Session, now: int, host_ids: ty.Collection[int],
     (:func:`hand_over`) in the same transaction.
 
     :param server_ids: those that may be there
-    :raises InUse: when others are, or it is not known who is
+    :raises InUse: when others are, or it is not known which are
     :raises LostRace: when somebody else decided about one meanwhile
     """
     for host in _counted(session, host_ids):
@@ -108,7 +108,7 @@ def take_along(session: orm.Session, now: int,
     the same transaction.
 
     :param server_ids: by the host's id
-    :raises InUse: when it is not known who is there
+    :raises InUse: when it is not known which servers are there
     :raises LostRace: when somebody else decided about one meanwhile
     """
     for host in _counted(session, server_ids):

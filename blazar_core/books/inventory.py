@@ -53,7 +53,7 @@ _RUNS = sa.select(
 _TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
                     _HOSTS.c.name == sa.bindparam('name'))
 _CLAIMS = _RUNS.where(_HOSTS.c.id == sa.bindparam('host'))
-#: Say who runs on a host, where all of them together take what they took.
+#: Write what runs on a host, where all of it together takes what it took.
 _CONFIRM = sa.update(_HOSTS).where(
     _HOSTS.c.id == sa.bindparam('host'),
     _HOSTS.c.generation == sa.bindparam('seen'),
@@ -100,7 +100,7 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
     :param allocations: resources by consumer (server), as placement has them
     :param seen: the generation that the host had before the cloud was asked,
         None if it was not in the books: of what somebody has written since
-        then, who may have asked later, nothing is written over
+        then, which may have asked later, nothing is written over
     :returns: whether anything was new
     :raises LostRace: when somebody decided about the host meanwhile: ask the
         cloud again
@@ -250,7 +250,7 @@ def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
 def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
                       consumers: dict[str, models.Consumer] | None,
                       **values: ty.Any) -> None:
-    """Write who is on a host; None: that is not known, and stays so."""
+    """Write what is on a host; None: that is not known, and stays so."""
     if consumers is not None:
         values |= {'consumers': consumers, 'usage': usage_of(consumers)}
     ledger.advance(connection, now, [ledger.Seen(*row[:len(ledger.SEEN)])], {},

@@ -256,10 +256,9 @@ def _together(found: Fits, mine: ty.Any, siblings: ty.Iterable[ty.Any],
 
 def bound(affinity: bool | None, mine: ty.Any, siblings: ty.Iterable[ty.Any],
           ) -> tuple[set[int], set[int]]:
-    """What a server that moves owes its siblings; for who decides about it,
-    with the lease locked.
+    """What a server that moves owes its siblings; the lease is locked.
 
-    A place that nobody has taken is in nobody's way: they are exchanged.
+    A place without a server is in no server's way: they are exchanged.
 
     :param affinity: that of the reservation
     :param mine: the booking of the server

@@ -27,7 +27,7 @@ finds no row, and this transaction is rolled back and run again: it is always
 the later one that loses, and nothing of it is left.
 
 Each decision leaves behind what it changed (:class:`models.Change`), for
-those who keep the books in memory.
+the processes that keep the books in memory.
 
 The functions take a session or a connection, so that a caller can decide and
 write what belongs to the decision in one transaction. A decision costs one
@@ -64,7 +64,7 @@ SHARED = frozenset({'DISK_GB'})
 class Full(api.LostRace):
     """The rule does not hold for what was to come on a host.
 
-    For who chose the host from what he had in memory, somebody was faster.
+    The host was chosen in memory, and another transaction was faster.
     """
 
 
@@ -150,8 +150,8 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
            force: bool = False) -> ty.Sequence[Edit]:
     """The first half of :func:`amend`: win the right to make the edits.
 
-    For who has rows of his own to write before he goes on, and should not
-    have written them when he loses.
+    For a caller that has rows of its own to write before it goes on, and
+    must not have written them when it loses.
 
     :returns: the edits, each with what it takes of its host
     """
@@ -289,7 +289,7 @@ _BOOKINGS = models.Booking.__table__
 _CHANGES = models.Change.__table__
 
 #: Whether whole hosts may be reserved of it, as far as its row says: not
-#: while nobody knows when who has it now will be gone.
+#: while it is unknown when its present holder will be gone.
 RESERVABLE = sa.case((_HOSTS.c.overdue_at.is_not(None), sa.false()),
                      else_=_HOSTS.c.reservable).label('reservable')
 SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
@@ -379,8 +379,8 @@ def advance(connection: sa.Connection, now: int,
             **values: ty.Any) -> None:
     """Claim the right to decide about hosts, and say what was decided.
 
-    Everybody takes hosts in the order of their ids, so that two who want
-    the same ones do not wait for each other in a ring.
+    Every transaction takes hosts in the order of their ids, so that two that
+    want the same ones do not deadlock.
 
     :param values: what the rows of the hosts get. A follower of the changes
         is told the usage; anything else it has to read

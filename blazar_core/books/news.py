@@ -222,10 +222,10 @@ def overdue(connection: sa.Connection, now: int) -> list[ty.Any]:
 def trim(session: orm.Session, before: int) -> int:
     """Forget changes from before an instant, but the newest of them.
 
-    The newest one tells those who know it already that the database is the
-    one that they have followed. Each change bears the time of who made it:
-    where clocks differ, more or fewer are kept, and who misses one that he
-    needs reads everything again.
+    The newest one tells followers that know it already that the database is
+    the one that they have followed. Each change bears the time of its process:
+    where clocks differ, more or fewer are kept, and a follower that misses one
+    that it needs reads everything again.
 
     :returns: how many were forgotten
     """

@@ -63,8 +63,8 @@ def _gathered(order: npt.NDArray[np.intp], rooms: npt.NDArray[np.int64],
               members: npt.NDArray[np.int64], count: int) -> list[int]:
     """Positions of hosts for servers that would rather be on one host.
 
-    Where most of their group are comes first, then who takes all of them,
-    then who takes most.
+    Hosts with most of their group come first, then those that take all of
+    them, then those that take most.
 
     :param order: of those with room, which together have enough
     """

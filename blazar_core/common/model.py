@@ -55,7 +55,7 @@ COMPUTE = 'compute'
 #: One of it is all that a host has, whatever that is: no host offers so much
 #: of this class, and none is asked for more than one.
 HOST = 'HOST'
-#: What who wants a whole host asks for.
+#: The demand for a whole host.
 WHOLE: Resources = {HOST: 1}
 #: The end of a window that has no end (9999-12-31 23:59:59 UTC).
 FOREVER = 253402300799

@@ -238,9 +238,9 @@ class Event(Stateful, Base):
 class Host(Base):
     """What has room: how much, and what is used of it without an end.
 
-    ``generation`` is the guard of the books: who decides something about a
+    ``generation`` is the guard of the books: what decides something about a
     host must find the generation that it read, and leaves the next one.
-    ``usage`` is what all ``consumers`` take; who is booked on the host is
+    ``usage`` is what all ``consumers`` take; servers with a booking are
     none of them. ``recheck_at`` is when the cloud is asked again what
     runs there; None: with the next comparison in full. ``pool`` is what it is
     one of: the compute nodes, or something that the cloud does not know.
@@ -406,8 +406,8 @@ class HostProperty(Base):
 class Project(Base):
     """A project that has had leases (:mod:`blazar_core.leases.limits`).
 
-    ``generation`` grows with each lease that is made or changed: who has
-    counted what the project has knows by that whether it is still so.
+    ``generation`` grows with each lease that is made or changed: a
+    transaction that has counted what the project has checks it by that.
     """
 
     __tablename__ = 'projects'

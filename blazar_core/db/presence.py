@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 
 #: Seconds for which a database that did not answer is not asked again.
 PAUSE = 10
-#: Seconds that it has to answer who only wants to know whether it does.
+#: Seconds that the database has to answer a probe.
 PROBE_SECONDS = 2
 
 

@@ -52,7 +52,7 @@ class Binding:
         :param seen: the generation of the lease when this was decided
         :param hosts: by id of a booking, the id of its host; None: it has
             none, and takes no room
-        :param reason: what is missing then, for those who look at the lease
+        :param reason: what is missing then, for readers of the lease
         :param among: see :class:`ledger.NewBooking`
         :returns: the lease; None when it has changed meanwhile
         :raises NotFound: when it was withdrawn

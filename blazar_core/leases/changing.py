@@ -118,8 +118,8 @@ class Changing:
         except (ledger.Full, _Unpicked) as exc:
             plan = self._plan(lease_id, change)
             if not plan.demands and isinstance(exc, _Unpicked):
-                raise api.Outdated('somebody else has added meanwhile what '
-                                   'was to be added') from exc
+                raise api.Outdated('another request has added it '
+                                   'meanwhile') from exc
             if not plan.demands:
                 # What runs stays where it is, and has started already.
                 raise errors.Refused(refusals.Refusal(

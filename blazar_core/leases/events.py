@@ -65,7 +65,7 @@ def extension(window: model.Window, period: int) -> int:
     """When a lease with ``auto_extend`` is prolonged.
 
     As long before its end as it gets longer then, so that it never runs ahead
-    by more than once: who is prolonged is not to be prolonged yet.
+    by more than once: after it, the next one is not due yet.
 
     :param period: seconds by which it is prolonged
     """

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Leases: those who make, change and look them up, put together."""
+"""Leases: the parts that make, change and find them, put together."""
 
 from blazar_core.books import admission as admissions
 from blazar_core.common import clock as clocks

@@ -104,7 +104,7 @@ def lock(connection: sa.Connection, project_id: str) -> None:
             id=project_id, generation=1))
 
 
-#: Somebody else who is asked, and raises when he says no.
+#: Another service that is asked; it raises when the answer is no.
 Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
 
@@ -172,7 +172,7 @@ class Limits:
         :returns: what makes sure of it again when the lease is written; None
             when there is nothing to make sure of
         :raises LimitExceeded: when it may not; names the limit
-        :raises CloudUnavailable: when somebody who must be asked is silent
+        :raises CloudUnavailable: when a service that has to agree is silent
         """
         granted = self._grant(asked)
         for check in self._checks:

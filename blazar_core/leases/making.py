@@ -325,7 +325,7 @@ class Making:
     def withdraw(self, lease_id: str) -> None:
         """Take a lease out of the books whose servers were never asked for.
 
-        For the one who made it and then could not go on; safe to call twice.
+        For a request that made it and then could not go on; safe to repeat.
         """
         with contextlib.suppress(errors.NotFound):
             self._database.retried(self._withdraw, lease_id)

@@ -128,7 +128,7 @@ class Owning:
             _check_status(lease)
             lease.project_id, lease.user_id = owner.project_id, owner.user_id
             lease.updated_at = now
-            # Nobody gets it to see who had asked for it.
+            # The project that asked for it before does not see it.
             session.execute(sa.delete(notes.RequestKey).where(
                 notes.RequestKey.lease_id == lease_id))
             trust = None if keep_trust else session.get(

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""What is said of leases that wait for room, and who of a project is next."""
+"""The reasons of leases that wait, and which lease of a project is next."""
 
 import sqlalchemy as sa
 

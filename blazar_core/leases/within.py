@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Servers within a reservation of whole hosts: who may, and when.
+"""Servers within a reservation of whole hosts: which may, and when.
 
 They may have a lease of their own. Its bookings take nothing: whoever has the
 hosts has all of them already.

@@ -39,7 +39,7 @@ EVENT = 'lease.event.would_end'
 
 #: Seconds for which it is remembered what was told.
 KEEP = 30 * 86400
-#: Seconds after which who was about to tell something has died over it.
+#: Seconds after which a process that was about to notify counts as dead.
 _CLAIM = 60
 
 #: How many are told of by one comparison: they are not to keep the others

@@ -32,7 +32,7 @@ from blazar_core import resources
 __all__ = ['Cleaning']
 
 #: Hosts of a reservation that are cleaned in one go: the others come next, so
-#: that nobody waits for long who has a lease to start.
+#: that no lease waits long for its start.
 MOST = 32
 #: Seconds in which it has to begin once it is written down that it does.
 _SOON = 20
@@ -65,11 +65,11 @@ class Cleaning:
 
     def clean(self, kind: resources.Kind, reserved: resources.Reserved,
               ) -> facts.Later | None:
-        """Have the hosts of a reservation cleaned whose lease ends, and on
-        which nobody is any more; safe to repeat.
+        """Have the hosts of a reservation cleaned whose lease ends, and that
+        have no servers any more; safe to repeat.
 
         No two are at a host at the same time. What was said to be clean once
-        is not cleaned again; who dies before he has written that down has it
+        is not cleaned again; after a death before that is written down it is
         asked once more.
 
         :returns: when to look again; None when all of them are clean

@@ -43,9 +43,9 @@ LOG = logging.getLogger(__name__)
 
 #: Of the servers that an end waits for, so many are named.
 _SHOWN = 5
-#: Seconds for which an end is tried that takes an owner who is gone, where
-#: nothing else limits that: who seems to be gone may be back, as users are of
-#: a directory that is away for a day.
+#: Seconds for which an end is tried that needs an owner that is gone, where
+#: nothing else limits that: the owner may come back, as the users of a
+#: directory do that is away for a day.
 IN_VAIN = 3 * 86400
 
 
@@ -364,7 +364,7 @@ class Ending:
                 if when_due and lease.deleted_at is None else 0)
 
     def _is_in_vain(self, session: orm.Session, lease: models.Lease) -> bool:
-        """Whether an end takes an owner who seems to be gone: then it would
+        """Whether an end needs an owner that seems to be gone: then it would
         be tried for ever.
         """
         return ends.needs_owner(lease.on_end, self._policies) and (

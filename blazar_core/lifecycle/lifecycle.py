@@ -46,7 +46,7 @@ __all__ = ['Lifecycle']
 
 
 class Lifecycle:
-    """Those who move leases, put together.
+    """The parts that move leases, put together.
 
     :param opens: opens a sealed call
     :param notify: told of an event type and a lease, e.g. ``lease.create``

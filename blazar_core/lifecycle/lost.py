@@ -61,11 +61,10 @@ class Lost:
         """See to the builds that were sent and are not on their way.
 
         A worker died between taking a build and sending it, or the message
-        bus lost it: it has left no trace, and is sent again. Or who built it
-        died over it: that is the end of it, and its server is made one that
-        has failed. Both only when it has been so for long enough to be done,
-        were somebody at it: sent twice, a build would leave a running server
-        that nobody knows.
+        bus lost it: it has left no trace, and is sent again. Or the service
+        that built it died: then its server is marked as failed. Both only
+        after longer than any service at work would take: sent twice, a build
+        would leave a running server that nothing knows.
         """
         now = self._clock.now()
         unseen: dict[str, tuple[clouds.Trace, int]] = {}
@@ -97,7 +96,7 @@ class Lost:
 
         Those that wait to be sent again are among them: the cloud may stand
         still where it says that it could not place them. So are those that
-        have failed: who made them so may not have come to the end of it.
+        have failed: the service that failed may not have finished with them.
         """
         sent: dict[str, dict[str, int | None]] = {}
         with self._database.connection() as connection:

@@ -15,7 +15,7 @@
 They are announced, and ended some time after that. Whether one is used is
 written down under its lock when servers are let in
 (:mod:`blazar_core.leases.using`), and looked at under its lock when it is
-ended: who comes first decides.
+ended: whichever comes first decides.
 """
 
 import typing as ty
@@ -81,8 +81,8 @@ class NoShows:
                     self._ending.end_unused(lease_id)
 
     def _announce(self, lease_id: str) -> None:
-        """Tell of a lease, and then write down that it was told of: who dies
-        in between lets another one tell it again, and nothing ends untold.
+        """Announce a lease, and then write that down: after a death in
+        between it is announced again, and none ends without.
         """
         with self._database.reader() as session:
             described = views.describe(api.found(session, lease_id))

@@ -42,7 +42,7 @@ EVENT = 'lease.event.orphaned'
 PROJECT = 'project'
 USER = 'user'
 
-#: Seconds after which who was about to tell something has died over it.
+#: Seconds after which a process that was about to notify counts as dead.
 _CLAIM = 60
 
 #: Of leases that are neither over nor deleted. One that is ending is among
@@ -104,7 +104,7 @@ class Orphans:
         :param ends: also if nothing else says so, have those ended whose
             project is gone for long enough
         :returns: the ids of those that are ended by this
-        :raises CloudUnavailable: when it cannot be said who is gone
+        :raises CloudUnavailable: when keystone does not answer
         :raises BooksUnavailable: when the database does not answer
         """
         with self._database.connection() as connection:
@@ -200,7 +200,7 @@ class Orphans:
                           row.seen_at + self._grace <= now)
 
     def forget(self, lease_id: str) -> None:
-        """A lease has another owner; it is looked at again who that is.
+        """A lease has another owner, which has to be looked up again.
 
         :raises NotFound: when there is no such lease
         """

@@ -52,7 +52,7 @@ __all__ = ['PAUSE', 'Retrying']
 LOG = logging.getLogger(__name__)
 
 #: Seconds between two looks at whether there is room now, and for how long a
-#: look goes through those who wait.
+#: look goes through the leases that wait.
 PAUSE = 3
 
 #: By reservation, what it needs.
@@ -83,7 +83,7 @@ class Retrying:
         self._done = True
 
     def look(self) -> None:
-        """Try those who wait, if something has changed since the last time.
+        """Try leases that wait, if something has changed since the last time.
 
         One statement where nobody waits; else a search for the first one of
         each project. What is not done after :data:`PAUSE` seconds is done in

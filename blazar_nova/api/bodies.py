@@ -76,7 +76,7 @@ _QUERY_KEYS = {
     'limit': '100', 'marker': 'the id of a lease', 'fields': 'id,name',
     'ended': 'true',
 }
-#: No page of a list is longer; so are those of who does not say how long.
+#: No page of a list is longer; this is also the default.
 MAX_LIMIT = 1000
 
 _Object: ty.TypeAlias = dict[str, object]

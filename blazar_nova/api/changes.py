@@ -38,7 +38,7 @@ __all__ = ['Changes', 'actions_of', 'asking', 'is_owner']
 
 
 class Changes:
-    """Changes leases, as far as who asks may."""
+    """Changes leases, as far as the user may."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
@@ -78,7 +78,7 @@ class Changes:
         """Change a lease; one that ends later than before gets a trust that
         holds as long.
 
-        :raises Forbidden: when it is built by its trust, and who asks cannot
+        :raises Forbidden: when it is built by its trust, and the user cannot
             give another one
         """
         end = lease['end_date'] if change.end is None else change.end
@@ -205,6 +205,6 @@ def actions_of(lease: dict[str, ty.Any],
 
 
 def is_owner(context: ty.Any, lease: dict[str, ty.Any]) -> bool:
-    """Whether a lease is that of who asks, in the project he asks for."""
+    """Whether the user owns a lease, in the project of the request."""
     return (context.user_id, context.project_id) == (
         lease['user_id'], lease['project_id'])

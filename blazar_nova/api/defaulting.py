@@ -31,7 +31,7 @@ ON, ANNOUNCE = 'on', 'announce'
 _OTHER = ('--hint reserved=True --hint lease_params=\'{"duration": "2h"}\'')
 #: What an id of keystone's is like.
 _ID = re.compile('[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-#: Of these, who has not asked for a lease has to know that it is one.
+#: In these, a user who has not asked for a lease learns that it is one.
 _ANSWERS = (errors.LimitExceeded, errors.NotDelegated, errors.Refused)
 
 

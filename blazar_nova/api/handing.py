@@ -46,7 +46,7 @@ def is_asked(body: object) -> bool:
 
 
 class Handing:
-    """Hands leases over; who asks has been found to be allowed to."""
+    """Hands leases over; the caller has checked the policy."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
@@ -104,7 +104,7 @@ class Handing:
         try:
             self._check_hosts(looked)
         except errors.CloudUnavailable as exc:
-            LOG.warning('Lease %s: who is on its hosts cannot be seen: %s',
+            LOG.warning('Lease %s: Nova does not say what is on its hosts: %s',
                         looked.described['id'], exc)
         except errors.Conflict:
             with excutils.save_and_reraise_exception():

@@ -105,7 +105,7 @@ class Hosts:
 
     def _authorize(self, request: webob.Request, rule: str) -> None:
         """
-        :raises Forbidden: when who asks may not do this
+        :raises Forbidden: when the user may not do this
         """
         self._policy.authorize(*_who(request, rule))
 

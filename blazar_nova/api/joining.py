@@ -49,7 +49,7 @@ def is_asked(body: object) -> bool:
 
 
 class Joining:
-    """Puts servers under leases, and takes them out, for who may do so."""
+    """Puts servers under leases, and takes them out."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
@@ -93,7 +93,7 @@ class Joining:
 
     def make(self, body: object, lease: dict[str, ty.Any],
              ) -> dict[str, ty.Any]:
-        """Change who is in a lease, as the body of a request says.
+        """Change which servers are in a lease, as the body of a request says.
 
         :param lease: as it is
         :returns: the lease as it is then
@@ -156,7 +156,7 @@ class Joining:
                     f'being done to it. Try again when it is ACTIVE.')
         if lease['status'] == states.Lease.ACTIVE:
             for server_id in servers:
-                # First: who dies after this has a server in a lease.
+                # First: after a death here the server is still in its lease.
                 self._parts.cloud.release(server_id)
         return self._parts.lifecycle.observing.leave(lease['id'], {
             server_id: one.host is not None

@@ -9,7 +9,7 @@
 #    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 #    License for the specific language governing permissions and limitations
 #    under the License.
-"""What a request says: who asks, its body and its query."""
+"""What a request says: its context, its body and its query."""
 
 import copy
 import typing as ty

@@ -105,7 +105,7 @@ class Checks(upgradecheck.UpgradeCommands):
             lease_params.defaults(CONF), clocks.SystemClock().now()))
 
     def _default_reservation(self) -> Result:
-        """Every boot can be a lease, and who need not be one can be told."""
+        """Every boot can be a lease, and exempt ones can be recognized."""
         result = _checked(lambda: defaulting.check(CONF))
         return result if result.code != Code.SUCCESS else _result(
             defaulting.doubts(CONF), Code.WARNING)

@@ -12,7 +12,7 @@
 
 """Calls of Nova that do not keep a worker for ever.
 
-A cell whose database or message bus is gone may not even say so: who asks it
+A cell whose database or message bus is gone may not even say so: a call to it
 waits. Nova leaves such calls behind in the threads of one pool for all cells,
 until none is left to ask anybody. Here each call has a thread of its own, and
 as long as one is left behind the same cell is asked seldom: again after a
@@ -64,7 +64,7 @@ class Bounded:
                  **kwargs: P.kwargs) -> R:
         """What a call returns, or raises.
 
-        :param who: is asked
+        :param who: the name of the service that is asked
         :raises CloudUnavailable: when he does not answer; the call may come
             to an end later
         """

@@ -128,7 +128,7 @@ class Placement:
 
 
 def settings_of(conf: ty.Any) -> dict[str, bool]:
-    """What all who judge a demand must have alike."""
+    """What all processes that judge a demand must have alike."""
     return {f'[scheduler] {name}': conf.scheduler[name]
             for name in PREFILTERS}
 

@@ -34,7 +34,7 @@ __all__ = ['admit', 'admit_running', 'bind', 'bind_running', 'carry_over',
 #: The extra spec that says in which reservation of hosts a server is.
 _MARK = 'blazar:host_reservation'
 _IN_POOL = f'trait:{traits.POOL}'
-#: The hints of who is in a lease, or wants one.
+#: The hints of a server that is in a lease, or asks for one.
 _HINTS = frozenset({'reserved', 'lease_params', 'reservation'})
 
 
@@ -128,7 +128,7 @@ def _forget_hints(server_id: str) -> None:
 def _change_running(server_id: str, specs: ty.Mapping[str, str],
                     without: tuple[str, ...] = ()) -> None:
     context = nova_context.get_admin_context()
-    # What moves it goes by this one, so it is first: who dies in between
+    # Moves go by this one, so it is first: a process that dies in between
     # leaves a server that stays where it is.
     with contextlib.suppress(exception.RequestSpecNotFound):
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
@@ -180,7 +180,7 @@ def carry_over(instance: ty.Any, flavor: ty.Any) -> ty.Any:
 
 
 def _traits_of(reservation_id: str) -> dict[str, str]:
-    """The extra specs of who is on the hosts of a reservation."""
+    """The extra specs of a server on the hosts of a reservation."""
     return {_IN_POOL: 'required', _MARK: reservation_id,
             f'trait:{traits.of(reservation_id)}': 'required'}
 

@@ -73,7 +73,7 @@ def copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
     """Ask Nova for an image of a server; nothing while it does something to
     it, or there is one.
 
-    :param context: in the name of who is to have the image
+    :param context: in the name of the image's owner
     :param event: the one at which it is made; empty: the end of the lease
     :param label: stands last in its name
     :raises CloudUnavailable: when Nova makes none of such a server
@@ -84,7 +84,7 @@ def copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
     for image in _images(api, context, instance.uuid, lease_id, event):
         if image['status'] == 'active':
             return
-        # Nobody is at it any more: who was has died, or failed.
+        # No process is at it any more: the one that was has failed.
         _ask(api.image_api.delete, context, image['id'])
     work = (api.snapshot_volume_backed
             if compute_utils.is_volume_backed_instance(context, instance)
@@ -131,7 +131,7 @@ def _ask(work: ty.Callable[..., ty.Any], *args: ty.Any, **kwargs: ty.Any,
 
 
 def _give_up(instance: ty.Any) -> None:
-    """Forget an image that was asked for, if nobody has begun with it: who
+    """Forget an image that was asked for, if none has begun with it: what
     asked has died, or the message was lost.
     """
     if instance.task_state != task_states.IMAGE_SNAPSHOT_PENDING or (

@@ -12,8 +12,8 @@
 
 """What Nova keeps of a server that was deleted before it was built.
 
-Nova deletes the request for its build, and gives its volumes back. Where the
-server was to be and what it was to be like stays in the API database, with
+Nova deletes the request for its build, and gives its volumes back. Its
+mapping and its request spec stay in the API database, with
 its membership in a server group: Nova clears such records up when it
 archives deleted servers, and this one is in no cell where it would find it.
 """

@@ -73,9 +73,9 @@ _FLUSH_SECONDS = 5
 
 
 class Outbox:
-    """Sends events, one after the other, beside those who tell them.
+    """Sends events, one after the other, beside the threads that emit them.
 
-    A message bus that is away would keep who asked for a lease waiting, until
+    A message bus that is away would keep a request for a lease waiting, until
     he asks again and gets another one. The thread is started by the first
     event, in the process that has it.
 

@@ -21,7 +21,7 @@ __all__ = ['POOL', 'PREFIX', 'change', 'known', 'make', 'of']
 
 #: How all of ours begin.
 PREFIX = 'CUSTOM_BLAZAR_'
-#: What placement requires of who is offered a host of the pool.
+#: What a request has to require for placement to offer it the pool.
 POOL = f'{PREFIX}POOL'
 #: How often a change of traits is tried while others change them too.
 _ATTEMPTS = 5

@@ -178,7 +178,7 @@ class Hosts:
                 told.node, told.server_id, told.takes)
 
     def due(self, now: int) -> set[str]:
-        """The service hosts where somebody was let in who was not heard of.
+        """The service hosts with a server that was let in and not heard of.
         """
         with self._parts.database.reader() as session:
             return set(session.scalars(sa.select(

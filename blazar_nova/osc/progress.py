@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""How far a lease is, for who waits for it."""
+"""How far a lease is, for a command that waits for it."""
 
 import typing as ty
 

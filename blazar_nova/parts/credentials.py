@@ -127,7 +127,7 @@ class Credentials:
         return adapter
 
     def _by_trust(self, trust_id: str) -> ty.Any:
-        """A session in the name of who gave the trust."""
+        """A session in the name of the trustor."""
         return loading.load_session_from_conf_options(
             self._conf, GROUP, auth=loading.load_auth_from_conf_options(
                 self._conf, GROUP, trust_id=trust_id, **_UNSCOPED))

@@ -205,7 +205,7 @@ class Enrolling:
             return enrolment.properties(session)
 
     def set_private(self, name: str, private: bool) -> None:
-        """Say who may ask for hosts by a property.
+        """Make a property of hosts public or private.
 
         :raises NotFound: when no enrolled host has it
         """

@@ -128,7 +128,7 @@ def _lease(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
     """A lease as Blazar sends it: with the hosts of each reservation.
 
     Before it is made there are none, and later Nova may move its servers:
-    the list is there for who reads it, and empty unless somebody fills it.
+    the list is there for services that read it, and may be empty.
     """
     return {**described, 'reservations': [
         {'allocations': [], **reservation}

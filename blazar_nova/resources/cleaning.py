@@ -81,7 +81,7 @@ def run(conf: ty.Any, reserved: resources.Reserved,
 
 def _is_ready(command: ty.Sequence[str], timeout: int,
               reserved: resources.Reserved, host: str) -> bool:
-    # A file: who reads a pipe waits for all who have inherited it.
+    # A file: reading a pipe waits for all processes that inherited it.
     with tempfile.TemporaryFile() as printed:
         try:
             process = subprocess.Popen(

@@ -37,7 +37,7 @@ __all__ = ['Asking', 'available', 'types']
 class Asking:
     """One request of a user, for one or more reservations.
 
-    :ivar context: who asks
+    :ivar context: of the request
     :ivar public: says which properties of hosts may be asked for
     :ivar types: what may be asked for
     :ivar placement: what placement has said within this request

@@ -94,7 +94,7 @@ class Timeline(calendar.Calendar):
     def peaks(self, window: model.Window) -> list[Ints]:
         """The most that is booked on each host at any instant of a window.
 
-        For who has several questions about one window: the levels are looked
+        For several questions about one window: the levels are looked
         at only once. Costs O(H + steps in the window).
 
         :returns: for each class in their order, by host in that of :attr:`ids`

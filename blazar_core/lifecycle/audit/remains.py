@@ -49,7 +49,7 @@ class Remains:
     def _of_the_dead(self) -> ty.Iterator[Difference]:
         """Leases that are over have nothing but their record.
 
-        Bookings with servers are left to who can ask for the servers.
+        Bookings with servers are left to checks that can ask for the servers.
         """
         parts = {
             'bookings': sa.select(models.Reservation.lease_id).join(

@@ -212,7 +212,7 @@ class Unfinished:
         for event in found:
             text = (f'is due since {when(event.due)}, and nobody has taken '
                     f'it up' if event.status == states.Event.UNDONE else
-                    f'was taken up by {event.claimed_by}, who has given no '
+                    f'was claimed by {event.claimed_by}, which has given no '
                     f'sign of life since {when(event.claimed_until)}, and '
                     f'nobody has taken it over')
             yield Difference(

@@ -13,7 +13,7 @@
 """Carrying over what Blazar has, one host and one lease after the other.
 
 What fails is refused, and keeps nothing else from being carried over. Each
-step may be done again: who is interrupted gives the same command once more.
+step may be done again: after an interruption, give the same command again.
 """
 
 import dataclasses

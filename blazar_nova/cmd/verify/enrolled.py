@@ -29,7 +29,7 @@ __all__ = ['differences']
 
 
 def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
-    """Nova keeps others off what is enrolled, and knows who has which host.
+    """Nova keeps others off enrolled hosts, and knows whose each of them is.
     """
     with parts.database.reader() as session:
         hosts = enrolment.listed(session)

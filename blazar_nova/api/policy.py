@@ -51,17 +51,17 @@ def _rule(name: str, check: str, description: str, *operations: str,
 
 #: Those that no rule uses are for an operator's rules.
 _PERSONAS = [
-    _persona('admin', 'role:admin', 'Who may do everything everywhere.'),
+    _persona('admin', 'role:admin', 'Users who may do everything everywhere.'),
     _persona('service', 'role:service', 'Another service of the cloud.'),
     *(_persona(f'project_{role}',
                f'role:{role} and project_id:%(project_id)s',
-               f'Who has the role {role} on the project of the lease.')
+               f'Users with the role {role} on the project of the lease.')
       for role in ('reader', 'member', 'manager')),
     _persona('service_or_admin', 'rule:blazar_service or rule:blazar_admin',
              'Another service of the cloud, or an admin.'),
     *(_persona(f'project_{role}_or_admin',
                f'rule:blazar_project_{role} or rule:blazar_admin',
-               f'Who has the role {role} on the project, or an admin.')
+               f'Users with the role {role} on the project, or admins.')
       for role in ('reader', 'member', 'manager')),
 ]
 

@@ -215,8 +215,8 @@ class TestLeases(AuditTestCase):
                     due=NOW + 1000)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
-        self.assert_not_mended('its start_lease was taken up by worker, who '
-                               'has given no sign of life since 2027-01-15 '
+        self.assert_not_mended('its start_lease was claimed by worker, '
+                               'which has given no sign of life since 2027-01-15 '
                                '08:01 UTC')
 
     def test_an_end_that_fails(self):

@@ -59,7 +59,7 @@ class InvalidLeaseParams(BlazarError):
 
 
 class Refused(BlazarError):
-    """There is no room for a demand; ``refusal`` says why and when."""
+    """There is no capacity for a demand; ``refusal`` says why and when."""
 
     def __init__(self, refusal: refusals.Refusal) -> None:
         super().__init__(refusal.sentence())

@@ -93,19 +93,19 @@ OPTS: list[cfg.Opt] = [
              'image is made before, and may be made at events before the end '
              'as well; ``shelve``; and ``stop``, ``suspend`` '
              'and ``release``, by which a server becomes an ordinary one on '
-             'its host, if there is room for it for ever, and is shelved if '
-             'not. With ``recycle``, servers on leased whole hosts may stay '
-             'as long as their owners like, and nobody else gets these hosts '
-             'before; all other servers are deleted.'),
+             'its host, if there is capacity for it without an end, and is '
+             'shelved if not. With ``recycle``, servers on leased whole hosts '
+             'may stay as long as their owners like, and no other lease gets '
+             'these hosts before; all other servers are deleted.'),
     cfg.IntOpt(
         'end_limit', default=3600, min=0,
         help='Seconds after the end of a lease, and its grace period, and '
              'after it was first tried, after which servers are deleted that '
-             'did not come to another end by then: their room is promised to '
-             'others. 0: never. ``recycle`` has no limit.'),
+             'did not come to another end by then: their capacity is promised '
+             'to others. 0: never. ``recycle`` has no limit.'),
     cfg.StrOpt(
         'orphaned_leases', default='report', choices=(
-            ('report', 'It is told of: by the notification '
+            ('report', 'It is reported: by the notification '
              'lease.event.orphaned, in its status_reason and in the log.'),
             ('end', 'The same; and where it is the project that is gone, it '
              'is ended as if it was deleted, when orphan_grace is over and '
@@ -129,34 +129,34 @@ OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'no_show_time', default=0, min=0,
         help='Seconds after the start of a lease after which the notification '
-             'lease.event.no_show says that nobody has used it: no server was '
-             'booted with any of its reservations. Leases that come with a '
-             'boot are used. 0: nobody looks.'),
+             'lease.event.no_show says that it has not been used: no server '
+             'was booted with any of its reservations. Leases that come with '
+             'a boot are used. 0: this is not checked.'),
     cfg.IntOpt(
         'no_show_notice', default=3600, min=0,
         help='Seconds from that notification until such a lease is ended, if '
-             'nobody has used it by then. Both come with the first comparison '
-             '(``comparison_interval``) after their time.'),
+             'it has not been used by then. Both come with the first '
+             'comparison (``comparison_interval``) after their time.'),
     cfg.IntOpt(
         'grace_period', default=0, min=0, max=2592000,
         help='Seconds for which the servers of a lease are left alone after '
-             'its end, where the request says nothing. Nobody else gets their '
-             'room before. The notification lease.event.grace_period says '
-             'that they have begun.'),
+             'its end, where the request says nothing. No other lease gets '
+             'their capacity before. The notification '
+             'lease.event.grace_period says that they have begun.'),
     cfg.IntOpt(
         'retries', default=12, min=1, max=10000,
         help='How often a lease of the type ``retry`` is tried again where '
-             'there is no room for it, where the request does not say so. It '
-             'is tried besides whenever something has changed on a host.'),
+             'there is no capacity for it, where the request does not say so. '
+             'It is tried besides whenever something has changed on a host.'),
     cfg.IntOpt(
         'retry_interval', default=300, min=10, max=2592000,
         help='Seconds between two of these times, where the request does not '
              'say so.'),
     cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,
-        help='Minutes for which a leased whole host is nobody\'s when the '
-             'servers of one lease have gone, before another lease can have '
-             'it. Leases keep what it was when they were made.'),
+        help='Minutes for which a leased whole host belongs to no lease when '
+             'the servers of one lease have gone, before another lease can '
+             'have it. Leases keep what it was when they were made.'),
     cfg.StrOpt(
         'cleaning_command', default='',
         help='What makes a leased whole host ready for the next lease when '
@@ -197,8 +197,8 @@ OPTS: list[cfg.Opt] = [
         'notification_topic', default='blazar_notifications',
         help='The topic on which Nova\'s versioned notifications reach '
              'blazar-listener. It must be one of [notifications] '
-             'versioned_notifications_topics, and nobody else may consume '
-             'it.'),
+             'versioned_notifications_topics, and no other service may '
+             'consume it.'),
     cfg.IntOpt(
         'comparison_interval', default=300, min=1,
         help='Seconds between two comparisons of the books with Nova and '
@@ -230,7 +230,7 @@ OPTS: list[cfg.Opt] = [
              'is sent again; if a nova-conductor died over it, its server '
              'goes to ERROR. A nova-conductor may wait [DEFAULT] '
              'long_rpc_timeout for a scheduler, and a build that is sent '
-             'again while one does would leave a guest that nobody knows: '
+             'again while one does would leave a guest that no service knows: '
              'what is not longer than that is refused. Not set, it is '
              'long_rpc_timeout and a minute more. Nova\'s services have to '
              'have the same long_rpc_timeout as blazar-listener. Looked at '
@@ -244,7 +244,7 @@ OPTS: list[cfg.Opt] = [
              'message bus does not answer.'),
     cfg.BoolOpt(
         'randomize_host_selection', default=False,
-        help='Book hosts at random among those that have room. By default '
+        help='Book hosts at random among those that have capacity. By default '
              'leases that end together are packed on the same hosts, so that '
              'whole hosts fall free.'),
     cfg.StrOpt(
@@ -253,7 +253,7 @@ OPTS: list[cfg.Opt] = [
              'last, and not at all where it knew nothing yet.'),
             ('refuse', 'It is placed nowhere.')),
         help='What nova-scheduler does with a server while the database of '
-             'the leases does not answer, so that nobody can tell what is '
+             'the leases does not answer, so that no process can tell what is '
              'promised by now. Servers of a flavor of a reservation are '
              'placed nowhere in any case.'),
     cfg.IntOpt(
@@ -326,7 +326,7 @@ ENFORCEMENT_OPTS: list[cfg.Opt] = [
              'check-update beside external_service_base_endpoint.'),
     cfg.StrOpt(
         'external_service_on_end_endpoint',
-        help='URL that is told of leases that are over, instead of on-end '
+        help='URL that is notified of leases that are over, instead of on-end '
              'beside external_service_base_endpoint.'),
     cfg.StrOpt(
         'external_service_token', default='', secret=True,

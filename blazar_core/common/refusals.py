@@ -61,7 +61,7 @@ class Refusal:
 
 
 _WHY = {
-    Reason.NO_ROOM: 'There is no room for this lease in its time.',
+    Reason.NO_ROOM: 'There is no capacity for this lease in its time.',
     Reason.NO_HOST: 'There is no host that this lease may use.',
     Reason.TOO_BIG: 'This lease is larger than the hosts that it may use, '
                     'less what runs there without an end.',

@@ -315,4 +315,4 @@ def _in_the_way(session: orm.Session, known: KnownLease, host_id: int) -> str:
         .order_by(models.Reservation.lease_id)).all()
     why = f'it is booked in its time by lease {", ".join(others)}.' if (
         others) else 'it is too small, or has servers without a lease.'
-    return f'Host {name} has no room for it: {why}'
+    return f'Host {name} has no capacity for it: {why}'

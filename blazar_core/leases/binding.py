@@ -92,8 +92,8 @@ class Binding:
                          lease_id, what, names[new],
                          names[old] if old else 'none')
             elif old is not None:
-                LOG.warning('Lease %s: %s has no room on host %s any more. '
-                            '%s', lease_id, what, names[old], reason)
+                LOG.warning('Lease %s: %s has no capacity on host %s any '
+                            'more. %s', lease_id, what, names[old], reason)
         return described
 
 

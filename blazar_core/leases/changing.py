@@ -228,8 +228,9 @@ class Changing:
         begun = lease.status in states.BEGUN
         if lease.status == states.Lease.WAITING:
             raise errors.InvalidLeaseParams(
-                f'Lease {lease.id} waits for room: it can be changed when it '
-                f'has got it. Until then, delete it and ask for another one.')
+                f'Lease {lease.id} waits for capacity: it can be changed when '
+                f'it has got it. Until then, delete it and ask for another '
+                f'one.')
         if lease.deleted_at is not None or not begun and (
                 lease.status not in states.BEFORE):
             raise errors.InvalidLeaseParams(
@@ -241,7 +242,7 @@ class Changing:
                 f'events and amounts can be changed.')
         if change.was_end not in (None, lease.end_date):
             raise errors.Conflict(
-                f'The end of lease {lease.id} was moved by somebody else.')
+                f'The end of lease {lease.id} was moved meanwhile.')
         start = lease.start_date if change.start is None else change.start
         end = lease.end_date if change.end is None else change.end
         # What is left alone may be overdue; what runs may end this second.

@@ -202,8 +202,8 @@ class Limits:
             if now_found.lease != found.lease:
                 # What was asked about was another change.
                 raise errors.Conflict(
-                    f'Lease {asked.lease_id} was changed by somebody else at '
-                    f'this moment. Look at it, and try again.')
+                    f'Lease {asked.lease_id} was changed meanwhile. '
+                    f'Look at it, and try again.')
             self._compare(asked, now_found, limits)
             self._compare_rooms(asked, now_found, rooms)
 

@@ -145,20 +145,20 @@ class Owning:
 
 def _changed(lease_id: str) -> errors.Conflict:
     return errors.Conflict(
-        f'Lease {lease_id} was changed by somebody else at this moment. Look '
-        f'at it, and try again.')
+        f'Lease {lease_id} was changed meanwhile. Look at it, '
+        f'and try again.')
 
 
 def _check_status(lease: models.Lease) -> None:
     """Whether a lease can have another owner."""
     if lease.deleted_at is not None or lease.status in states.ENDING:
         raise errors.Conflict(
-            f'Lease {lease.id} is {views.status(lease)}: it is handed over to '
-            f'nobody any more.')
+            f'Lease {lease.id} is {views.status(lease)}: it can no longer '
+            f'be handed over.')
     if lease.status == states.Lease.WAITING:
         raise errors.Conflict(
-            f'Lease {lease.id} waits for room: it can be handed over when it '
-            f'has got it. Try again then.')
+            f'Lease {lease.id} waits for capacity: it can be handed over when '
+            f'it has got it. Try again then.')
 
 
 def _check_project(session: orm.Session, lease: models.Lease) -> None:

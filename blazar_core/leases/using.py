@@ -22,7 +22,7 @@ from blazar_core.db import models
 
 __all__ = ['announced', 'begin']
 
-_UNUSED = 'Nobody has used it yet: it ends at'
+_UNUSED = 'It has not been used yet: it ends at'
 
 
 def announced(until: int) -> str:

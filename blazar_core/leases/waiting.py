@@ -25,7 +25,7 @@ def reason(why: str) -> str:
 
     :param why: there was none when it was tried last
     """
-    return f'It waits for room, and is tried again: {why}'
+    return f'It waits for capacity, and is tried again: {why}'
 
 
 def behind(connection: sa.Connection, project_id: str,
@@ -40,5 +40,5 @@ def behind(connection: sa.Connection, project_id: str,
             models.Lease.status == states.Lease.WAITING)
         .order_by(models.Lease.created_at, models.Lease.id)).first()
     return '' if first is None or first.id == lease_id else (
-        f'Lease {first.name} ({first.id}) of the project waits for room too, '
-        f'and comes first.')
+        f'Lease {first.name} ({first.id}) of the project waits for capacity '
+        f'too, and comes first.')

@@ -95,7 +95,7 @@ class Cleaning:
                 facts.AWAY, f'{dirty} of its {held.hosts} hosts are not clean '
                 f'yet', 0 if clean else facts.LONGEST_WAIT)
         if held.left > 0:
-            return facts.Later(held.left, 'its hosts are nobody\'s for '
+            return facts.Later(held.left, 'its hosts are kept free for '
                                f'{held.left} s yet')
         return None
 

@@ -104,7 +104,7 @@ class Ending:
             if lease.status != states.Lease.OFFERED:
                 return
             described = transitions.finish(session, lease, self._clock.now())
-        LOG.info('Lease %s: nobody accepted the offer', lease_id)
+        LOG.info('Lease %s: the offer was not accepted in time', lease_id)
         self._notify('lease.event.expire_offer', described)
 
     def delete(self, lease_id: str, project_id: str | None = None) -> None:
@@ -128,7 +128,7 @@ class Ending:
             self.end(lease_id)
         except Exception:
             LOG.exception('Lease %s is not over yet; its end is tried again '
-                          'by whoever carries out events', lease_id)
+                          'by a worker', lease_id)
 
     def _delete(self, lease_id: str, project_id: str | None,
                 ) -> tuple[facts.Lease | None, bool]:
@@ -164,7 +164,7 @@ class Ending:
         """
         described = self._database.retried(self._end_unused, lease_id)
         if described is not None:
-            LOG.info('Lease %s ends, as nobody has used it', lease_id)
+            LOG.info('Lease %s ends, as it has not been used', lease_id)
             self._notify('lease.update', described)
 
     def _end_unused(self, lease_id: str) -> facts.Lease | None:
@@ -175,8 +175,8 @@ class Ending:
                     lease.used_at is not None or lease.end_date <= now):
                 return None
             lease.status_reason = (
-                f'It was ended at {clocks.minute(now)} UTC, as nobody had '
-                f'used it since its start.')
+                f'It was ended at {clocks.minute(now)} UTC, as it had '
+                f'not been used since its start.')
             window = model.Window(
                 lease.start_date, max(lease.start_date + 1, now))
             ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(
@@ -316,8 +316,8 @@ class Ending:
         moving = _moving(its, self._policies)
         if its == moving:
             return ''
-        LOG.info('Lease %s: there is no room for server %s on its host for '
-                 'ever', ended.lease_id, ended.server_id)
+        LOG.info('Lease %s: there is no capacity for server %s on its host '
+                 'for ever', ended.lease_id, ended.server_id)
         return self._carry_out(ended, moving)
 
     def _begin_end(self, lease_id: str, when_due: bool,

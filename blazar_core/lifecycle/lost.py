@@ -117,7 +117,7 @@ class Lost:
                             '%s', lease_id, ', '.join(again))
                 self._sending.send_again(lease_id, held.sealed, again)
             for server_id in late.keys() - again.keys():
-                LOG.warning('Lease %s: nobody is at work on server %s any '
+                LOG.warning('Lease %s: no process works on server %s any '
                             'more', lease_id, server_id)
                 self._cloud.abandon(server_id)
                 self._observing.check(server_id)

@@ -88,7 +88,7 @@ class NoShows:
             described = views.describe(api.found(session, lease_id))
         until = self._clock.now() + self._notice
         described['status_reason'] = using.announced(until)
-        LOG.info('Lease %s: nobody has used it; it ends at %s', lease_id,
+        LOG.info('Lease %s: it has not been used; it ends at %s', lease_id,
                  clocks.iso(until))
         self._notify(EVENT, described)
         self._database.retried(self._write_down, lease_id, until)

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Other hosts for what has no room where it is booked.
+"""Other hosts for what has no capacity where it is booked.
 
 Any number of processes may look for them at the same time.
 """
@@ -99,8 +99,9 @@ class Rebinding:
                 known = isinstance(exc, errors.CloudUnavailable |
                                    errors.BooksBusy | errors.Refused)
                 LOG.warning(
-                    'Reservation %s has no room where it is booked, and none '
-                    'could be found elsewhere yet: %s', reservation_id, exc,
+                    'Reservation %s has no capacity where it is booked, and '
+                    'none could be found elsewhere yet: %s',
+                    reservation_id, exc,
                     exc_info=not known)
         return done
 
@@ -203,7 +204,7 @@ class Rebinding:
             self._admission.pick(demand, window, instead_of=rows)
         except errors.Refused as exc:
             return hosts, exc.refusal
-        raise api.Outdated('there is room, all of a sudden')
+        raise api.Outdated('there is capacity again')
 
 
 def age(row: ty.Any) -> tuple[int, str]:

@@ -119,13 +119,13 @@ class Retrying:
         try:
             why = self._try(lease_id)
         except (errors.CloudUnavailable, errors.BooksBusy) as exc:
-            LOG.warning('Lease %s waits for room, and it cannot be found out '
-                        'now whether there is some: %s', lease_id, exc)
+            LOG.warning('Lease %s waits for capacity, and it cannot be found '
+                        'out now whether there is some: %s', lease_id, exc)
             # The next look does not go by what this one has seen.
             self._news = -1
             return False
         if why is not None:
-            LOG.debug('Lease %s waits for room: %s', lease_id, why)
+            LOG.debug('Lease %s waits for capacity: %s', lease_id, why)
         return why is None
 
     def _line(self) -> list[ty.Any]:
@@ -158,7 +158,8 @@ class Retrying:
         except (errors.BooksUnavailable, errors.NotFound):
             raise
         except Exception:
-            LOG.exception('Lease %s waits for room, and could not be tried',
+            LOG.exception('Lease %s waits for capacity, and could not be '
+                          'tried',
                           lease_id)
             # It keeps others of its project no longer than it may.
             why = 'it could not be found out what it needs.'
@@ -169,7 +170,7 @@ class Retrying:
             self._explain, lease_id, why, left <= 0)
         if left <= 0:
             if described is not None:
-                LOG.warning('Lease %s gets no room: %s', lease_id, why)
+                LOG.warning('Lease %s gets no capacity: %s', lease_id, why)
                 self._notify('lease.update', described)
             return None
         return facts.Later(min(lease.retry_interval or left, left), why)
@@ -198,7 +199,8 @@ class Retrying:
             lease.status_reason, lease.updated_at = reason, now
             if last:
                 lease.status_reason = (
-                    f'It got no room until {clocks.minute(now)} UTC: {why}')
+                    f'It got no capacity until {clocks.minute(now)} UTC: '
+                    f'{why}')
                 if lease.lasts is not None:
                     # Its end comes as if it had got it now.
                     start = max(lease.start_date, now)
@@ -261,7 +263,7 @@ class Retrying:
         described = self._enter(
             lease_id, window, wanted, dict(zip(wanted, picked, strict=True)))
         if described is not None:
-            LOG.info('Lease %s has got its room, from %s to %s', lease_id,
+            LOG.info('Lease %s has got its capacity, from %s to %s', lease_id,
                      clocks.iso(window.start), clocks.iso(window.end))
             steps.reached(steps.Step.RETRY_ADMITTED, lease_id)
             self._notify('lease.update', described)

@@ -166,5 +166,5 @@ def _bring_along(session: orm.Session, booking: models.Booking, left: int,
                 place, ledger.new_of(place, host_id=booking.host_id))])
     except ledger.Full:
         LOG.warning('Reservation %s: server %s has moved, and where it is '
-                    'there is no room for all places with affinity '
+                    'there is no capacity for all places with affinity '
                     'to it', booking.reservation_id, booking.server_id)

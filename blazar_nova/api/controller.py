@@ -162,7 +162,7 @@ class Leases:
             'project_id': context.project_id})
         if web.flag(request, 'dry_run'):
             raise errors.InvalidLeaseParams(
-                'Servers that run have their room. Leave "dry_run" out.')
+                'Servers that run have their capacity. Leave "dry_run" out.')
         return self._answer(201, self._joining.create(
             context, web.body(request), key))
 
@@ -258,7 +258,7 @@ def _quote_of(window: model.Window, wanted: int,
     quote = {
         'fits': refusal is None, 'reason': None, 'next_start': None,
         'next_start_after': None,
-        'message': 'There is room for this lease.', 'fits_now': wanted,
+        'message': 'There is capacity for this lease.', 'fits_now': wanted,
         'wanted': wanted, 'start_date': clocks.iso(window.start),
         'end_date': clocks.iso(window.end)}
     if refusal is not None:

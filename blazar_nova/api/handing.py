@@ -182,7 +182,7 @@ class Handing:
             raise errors.Conflict(
                 f'What happens at the end of lease {lease["id"]}, or at '
                 f'its events, is done in the name of its user '
-                f'("{lease["on_end"]}"{images}): nobody else can give the '
+                f'("{lease["on_end"]}"{images}): no other user can give the '
                 f'trust that takes. Change "on_end" to "delete", and '
                 f'every "snapshot" of its events to "notify", first; the new '
                 f'user may change that back.')

@@ -71,7 +71,7 @@ class Joining:
                 asked.lease.retry is not None):
             raise errors.InvalidLeaseParams(
                 'A lease of "servers" that run has nothing else, and does not '
-                'wait for room. Leave "reservations", "offer_seconds" and '
+                'wait for capacity. Leave "reservations", "offer_seconds" and '
                 '"retries" out.')
         if not asked.lease.starts_now:
             raise errors.InvalidLeaseParams(

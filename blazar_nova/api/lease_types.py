@@ -78,8 +78,8 @@ def _retry(values: ty.Mapping[str, object], window: model.Window,
         raise errors.InvalidLeaseParams(
             f'{times} retries, {interval} seconds apart, are '
             f'{interval * times} seconds. Write fewer "retries" or a shorter '
-            f'"retry_interval": room is waited for {MAX_WAIT} seconds at '
-            f'most.')
+            f'"retry_interval": a lease waits for capacity {MAX_WAIT} seconds '
+            f'at most.')
     return requests.Retry(interval, times)
 
 

@@ -76,7 +76,7 @@ _RULES = [
           'Make a lease, or ask what would become of it (dry_run).',
           'POST /v1/leases'),
     _rule('leases:offer', PROJECT_MEMBER_OR_ADMIN,
-          'Have room held for a lease for some time (offer_seconds), and '
+          'Have capacity held for a lease for some time (offer_seconds), and '
           'accept that.', 'POST /v1/leases', f'POST {_LEASE}/accept'),
     _rule('leases:put', PROJECT_MEMBER_OR_ADMIN, 'Change a lease.',
           f'PUT {_LEASE}'),

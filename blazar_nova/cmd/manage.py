@@ -115,7 +115,7 @@ def _add_hosts(nouns: ty.Any) -> None:
     remove.add_argument('id', type=int)
     remove.add_argument(
         '--wait', action='store_true',
-        help='let nobody reserve it any more, and wait until all leases are '
+        help='let no lease reserve it any more, and wait until all leases are '
              'over that have it; blazar-listener goes on if you do not')
 
 

@@ -138,7 +138,7 @@ def _give_up(instance: ty.Any) -> None:
             instance.updated_at is None or not timeutils.is_older_than(
                 instance.updated_at.replace(tzinfo=None), _LOST)):
         return
-    LOG.warning('Server %s: nobody makes the image that was asked for %s s '
-                'ago; it is asked for once more', instance.uuid, _LOST)
+    LOG.warning('Server %s: the image that was asked for %s s ago is not '
+                'being made; it is asked for once more', instance.uuid, _LOST)
     instance.task_state = None
     instance.save(expected_task_state=[task_states.IMAGE_SNAPSHOT_PENDING])

@@ -103,7 +103,7 @@ class Listener:
                   ('watch', watch.PAUSE, 'What does not fit any more',
                    self.watch.look),
                   ('retrying', retrying.PAUSE, 'For which leases there is '
-                   'room now', life.retrying.look),
+                   'capacity now', life.retrying.look),
                   ('leaving', self._interval, 'Which hosts are to leave',
                    self._enrolling.remove_left),
                   ('orphans', 3600 * conf.blazar.orphan_interval,

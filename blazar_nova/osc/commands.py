@@ -146,7 +146,7 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--auto-extend', metavar='<duration>',
         help='By how long it is prolonged before its end, such as 7d, again '
-             'and again while there is room (default: it is not)')
+             'and again while there is capacity (default: it is not)')
 
 
 def add_named(parser: argparse.ArgumentParser) -> None:
@@ -302,7 +302,7 @@ class Request(LeaseCommand):
         parser.add_argument(
             '--lease-type', metavar='<type>', choices=LEASE_TYPES,
             help=f'One of {", ".join(LEASE_TYPES)}; with "retry" it waits '
-                 f'for room where there is none (default: by the start)')
+                 f'for capacity where there is none (default: by the start)')
         parser.add_argument(
             '--retries', metavar='<number>', type=int,
             help='How often it is tried again (default: what the operator '

@@ -73,7 +73,7 @@ class PhysicalHosts(resources.ResourceType):
         if values.get('before_end', '') not in _BEFORE_END:
             raise errors.InvalidLeaseParams(
                 f'"before_end" must be one of {", ".join(_BEFORE_END[1:])}. '
-                f'Leave it out: the end is told of in any case.')
+                f'Leave it out: the end is announced in any case.')
         asked: Values = {'min': least, 'max': most}
         for key in ('hypervisor_properties', 'resource_properties'):
             asked[key] = values.get(key, '')

@@ -65,7 +65,7 @@ class TestRetrying(RetryingTestCase):
         lease = self.lease('mine')
         self.assertEqual(('WAITING', 'retry'), (
             lease['status'], lease['lease_type']))
-        self.assertIn('There is no room', lease['status_reason'])
+        self.assertIn('There is no capacity', lease['status_reason'])
         self.look()
         self.assertEqual('WAITING', self.lease('mine')['status'])
         self.assert_right()
@@ -94,7 +94,7 @@ class TestRetrying(RetryingTestCase):
         message = self.refused(
             409, self.boot, 'vm1', flavor='3', hints=self.lease_hints(
                 'mine', lease_type='immediate'))
-        self.assertIn('There is no room', message)
+        self.assertIn('There is no capacity', message)
         self.assertEqual(1, len(self.leases()))
 
     def test_after_the_last_try_it_is_in_error(self):
@@ -105,7 +105,7 @@ class TestRetrying(RetryingTestCase):
         self.listener.engine.run_due()
         lease = self.lease('mine')
         self.assertEqual('ERROR', lease['status'])
-        self.assertIn('It got no room until', lease['status_reason'])
+        self.assertIn('It got no capacity until', lease['status_reason'])
         self.assert_right()
         self.alice.delete_server(server['id'])
         self.wait_until_gone(server['id'])
@@ -136,7 +136,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual(lease['id'], listed['id'])
         error = str(self.ask('PUT', f'/leases/{lease["id"]}',
                              {'name': 'other'}, code=400))
-        self.assertIn('waits for room', error)
+        self.assertIn('waits for capacity', error)
         self.give_back()
         self.look()
         self.look()

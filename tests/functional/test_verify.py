@@ -244,7 +244,7 @@ class ServersTest(VerifyTestCase):
     def test_one_in_error_whose_booking_holds_room(self):
         server_id = self.fail_to_start('fails')
         self.assert_mended(f'server {server_id} is in ERROR in Nova, and its '
-                           f'booking holds room on host')
+                           f'booking holds capacity on host')
         # Nova had no host for it: it is tried again.
         self.assertEqual('STARTING', self.lease('fails')['status'])
 

@@ -279,7 +279,7 @@ class RefusedCommandTest(LeaseApiTestCase):
                  f'resource_type=virtual:instance,{NANO},amount=1', 'more')
         for name in ('blazar', 'openstack'):
             said = Tool(self, name, 'demo').fails('create', *words)
-            self.assertIn('ERROR: There is no room for this lease in its '
+            self.assertIn('ERROR: There is no capacity for this lease in its '
                           'time.', said)
             self.assertIn(f'(write "start": "{minute(start + HOUR)}")', said)
             self.assertIn('fits_now: 0 of 1', said)

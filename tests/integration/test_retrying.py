@@ -60,7 +60,7 @@ class RetryTest(WaitingTestCase):
         server_id, lease_id = self.wait_for_room()
         lease = self.lease(lease_id)
         self.assertEqual('WAITING', lease['status'])
-        self.assertIn('There is no room', lease['status_reason'])
+        self.assertIn('There is no capacity', lease['status_reason'])
         self.assertEqual('RESERVED', self.openstack(
             'server', 'show', server_id)['status'])
         self.assertIsNone(self.booked_hosts()[server_id])

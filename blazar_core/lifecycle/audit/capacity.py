@@ -84,8 +84,8 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
             f'Host {host.name} is none of Nova\'s any more, and leases are '
             f'booked on it: {concerned}.',
             'blazar-listener binds them to other hosts within seconds, or '
-            'their leases say that there is no room; bring the host back, or '
-            'free others')
+            'their leases say that there is no capacity; bring the host back, '
+            'or free others')
     return Difference(
         ('overfull', host.uuid),
         f'Host {host.name} has {host.capacity.get(rc, 0)} {rc}, but at '

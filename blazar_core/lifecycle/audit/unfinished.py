@@ -143,7 +143,7 @@ class Unfinished:
             yield Difference(
                 ('build', lease.row.id),
                 f'{lease.title} is {status}, but {lease.waiting} of its '
-                f'servers were not sent and nobody will send them: the API '
+                f'servers were not sent and no worker will send them: the API '
                 f'calls them RESERVED.',
                 'they go with their lease; delete them to be rid of them now')
 
@@ -210,11 +210,11 @@ class Unfinished:
                             models.Event.claimed_until < latest)))
                 .order_by(models.Event.due)).all()
         for event in found:
-            text = (f'is due since {when(event.due)}, and nobody has taken '
+            text = (f'is due since {when(event.due)}, and no worker has taken '
                     f'it up' if event.status == states.Event.UNDONE else
                     f'was claimed by {event.claimed_by}, which has given no '
                     f'sign of life since {when(event.claimed_until)}, and '
-                    f'nobody has taken it over')
+                    f'no worker has taken it over')
             yield Difference(
                 ('overdue', event.id, event.due, event.claimed_until),
                 f'{named(event.lease_id, event.name)}: its '

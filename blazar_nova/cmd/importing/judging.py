@@ -324,7 +324,7 @@ class _Leases:
             self._now), lease_id, whole, booking)
 
     def _take(self, known: adopting.KnownLease) -> None:
-        """There is room for it, beside other leases of its hosts in its time.
+        """Its hosts have capacity for it, beside other leases in its time.
 
         :raises Conflict: when there is none
         """

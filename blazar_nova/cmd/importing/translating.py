@@ -42,7 +42,7 @@ def check(lease: source.Lease) -> None:
     """
     if lease.status not in (source.PENDING, source.ACTIVE):
         raise errors.Conflict(
-            f'It is {lease.status or "in no state"} in Blazar: somebody was '
+            f'It is {lease.status or "in no state"} in Blazar: Blazar was '
             f'at work on it. Start blazar-manager until it is PENDING or '
             f'ACTIVE; if it does not get so, delete the lease there.')
     for one in lease.reservations:

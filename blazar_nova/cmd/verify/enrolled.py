@@ -60,13 +60,13 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
         if host.enrolment == states.Enrolment.ENROLLING:
             yield audit.Difference(
                 ('enrolling', host.uuid),
-                f'Host {host.name} is being enrolled, and takes nobody until '
-                f'it is.', '--fix finishes it', functools.partial(
+                f'Host {host.name} is being enrolled, and takes no server '
+                f'until it is.', '--fix finishes it', functools.partial(
                     at_work.add, host.name, host.extra or {}))
         elif host.id in left:
             yield audit.Difference(
                 ('leaving', host.uuid),
-                f'Host {host.name} is being taken out, and takes nobody '
+                f'Host {host.name} is being taken out, and takes no server '
                 f'until it is.', '--fix finishes it', functools.partial(
                     at_work.remove, host.id))
 

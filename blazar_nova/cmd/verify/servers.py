@@ -42,7 +42,7 @@ _LEFT = 3600
 #: So many servers between two lines of progress.
 _STEP = 1000
 
-_NOBODY = 'nova-api died while it was being created, and nobody will build it'
+_NOBODY = 'nova-api died while creating it, and no service will build it'
 
 State = clouds.ServerState
 
@@ -138,7 +138,7 @@ class Servers:
             return None if (row.running or row.host_id is None or
                             row.params is not None or
                             row.sent_at is None) else (
-                f'is in ERROR in Nova, and its booking holds room on host '
+                f'is in ERROR in Nova, and its booking holds capacity on host '
                 f'{row.host_name}', None)
         if row.status in (states.Lease.WAITING, states.Lease.PENDING):
             return self._judge_pending(row, seen)

@@ -137,8 +137,8 @@ class TestPending(AdoptingTestCase):
         before = self.everything()
         exc = self.assertRaises(
             errors.Conflict, self.adopting.adopt, self.known(19, 30, name))
-        self.assertEqual(f'Host {name} has no room for it: it is booked in '
-                         f'its time by lease {there["id"]}.', str(exc))
+        self.assertEqual(f'Host {name} has no capacity for it: it is booked '
+                         f'in its time by lease {there["id"]}.', str(exc))
         self.assertEqual(before, self.everything())
         self.adopting.adopt(self.known(20, 30, name))
 
@@ -222,7 +222,7 @@ class TestActive(AdoptingTestCase):
         exc = self.assertRaises(
             errors.Conflict, self.adopting.adopt,
             self.known(-5, 10, 'one', active=True))
-        self.assertIn('Host one has no room for it', str(exc))
+        self.assertIn('Host one has no capacity for it', str(exc))
 
     def test_one_that_should_be_over_has_its_hosts_until_it_is(self):
         known = self.known(-20, -10, 'one', active=True)
@@ -291,7 +291,7 @@ class TestPlaces(AdoptingTestCase):
         for known in (self.places(19, 30, 'one'), self.known(19, 30, 'one')):
             exc = self.assertRaises(
                 errors.Conflict, self.adopting.adopt, known)
-            self.assertIn('Host one has no room for it', str(exc))
+            self.assertIn('Host one has no capacity for it', str(exc))
         self.assertEqual(before, self.everything())
         self.adopting.adopt(self.places(19, 30, 'two', 'two'))
         self.assertRaises(errors.Conflict, self.adopting.adopt, self.places(

@@ -147,11 +147,11 @@ class TestLeases(AuditTestCase):
         self.assertEqual([], list(self.audit.differences()))
         self.change(models.Lease, status='ACTIVE')
         self.assert_not_mended('is ACTIVE, but 1 of its servers were not '
-                               'sent and nobody will send them')
+                               'sent and no worker will send them')
         self.change(models.Lease, status='STARTING')
         self.delete(models.HeldBuild)
         self.assert_not_mended('is STARTING, but 1 of its servers were not '
-                               'sent and nobody will send them')
+                               'sent and no worker will send them')
 
     def test_one_that_waits_to_be_sent_again_and_is_not_tried(self):
         self.lease(50, 100)
@@ -203,7 +203,7 @@ class TestLeases(AuditTestCase):
         self.assertEqual([], self.texts())
         self.clock.advance(1)
         self.assert_not_mended('its start_lease is due since 2027-01-15 '
-                               '08:00:50 UTC, and nobody has taken it up.')
+                               '08:00:50 UTC, and no worker has taken it up.')
 
     def test_an_event_of_a_worker_that_died(self):
         self.lease(50, 100)

@@ -115,7 +115,7 @@ class TestExtending(ExtendingTestCase):
         other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
         self.run_at(3 * HOUR)
         self.assertIn(events.NOT_PROLONGED, self.reason(lease))
-        self.assertIn('There is no room', self.reason(lease))
+        self.assertIn('There is no capacity', self.reason(lease))
         self.assertEqual(('ACTIVE', 4 * HOUR), (
             self.status(lease), self.end_of(lease)))
         for time in range(3 * HOUR, 4 * HOUR + 600, 300):

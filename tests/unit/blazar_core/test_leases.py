@@ -310,7 +310,7 @@ class TestUpdate(base.LeaseTestCase):
             self.assertEqual(answer, views.get(self.database, lease['id']))
             self.assertEqual(NOW + 1 if not start else NOW + 2, self.scalars(
                 models.Lease.updated_at, models.Lease.id == lease['id'])[0])
-        self.assert_refused(errors.Refused, 'no room',
+        self.assert_refused(errors.Refused, 'no capacity',
                             views.listed(self.database)[0],
                             end=201)
 
@@ -355,7 +355,7 @@ class TestUpdate(base.LeaseTestCase):
         self.report(uuid, 'one', {'VCPU': 1}, {'VCPU': 1})
         self.update(lease, end=50)
         self.assertEqual((0, 50), self.window(lease))
-        self.assert_refused(errors.Refused, 'no room', lease, end=51)
+        self.assert_refused(errors.Refused, 'no capacity', lease, end=51)
 
     def test_what_is_given_back_can_be_had_by_others(self):
         self.host('one', VCPU=1)
@@ -394,7 +394,7 @@ class TestUpdate(base.LeaseTestCase):
         self.update(lease, start=300, end=400)
         self.update(lease, start=310)
         self.update(lease, start=20, end=200)
-        self.assert_refused(errors.Refused, 'no room', other, start=199)
+        self.assert_refused(errors.Refused, 'no capacity', other, start=199)
         self.assertEqual((20, 200), self.window(lease))
 
     def test_it_keeps_its_hosts_if_there_is_room(self):
@@ -419,7 +419,7 @@ class TestUpdate(base.LeaseTestCase):
         lease = self.running_lease(0, 100)
         self.lease(100, 200)
         self.host('two', VCPU=1)
-        self.assert_refused(errors.Refused, 'no room', lease, end=150)
+        self.assert_refused(errors.Refused, 'no capacity', lease, end=150)
 
     def test_a_lease_that_is_over_cannot_be_changed(self):
         self.host('one', VCPU=1)

@@ -316,7 +316,7 @@ class TestGranted(LimitsTestCase):
         self.leases.changing.update(lease['id'], longer)
         refused = self.assertRaises(
             errors.Conflict, self.leases.changing.update, lease['id'], earlier)
-        self.assertIn('changed by somebody else', str(refused))
+        self.assertIn('changed meanwhile', str(refused))
         self.leases.changing.update(lease['id'], change(start=45, end=140))
         # What others make is not in its way.
         later = change(start=46, end=141)

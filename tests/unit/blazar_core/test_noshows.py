@@ -76,7 +76,7 @@ class TestNoShows(NoShowTestCase):
         found = views.get(self.database, lease['id'])
         self.assertEqual(
             ('TERMINATED', NOW + 150, 'It was ended at 2027-01-15 08:02:30 '
-             'UTC, as nobody had used it since its start.'),
+             'UTC, as it had not been used since its start.'),
             (found['status'], found['end_date'], found['status_reason']))
         self.assertEqual({}, self.places_type.open)
         # All of it can be had at once.

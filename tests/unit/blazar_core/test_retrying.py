@@ -101,7 +101,7 @@ class TestRetrying(RetryingTestCase):
         generation = self.generation('one')
         lease = self.held(end=2000)
         self.assertEqual('WAITING', lease['status'])
-        self.assertIn('There is no room', lease['status_reason'])
+        self.assertIn('There is no capacity', lease['status_reason'])
         self.assertEqual(NOW + 600, lease['retry_until'])
         self.assertFalse(lease['degraded'])
         self.assertEqual(generation, self.generation('one'))
@@ -176,8 +176,8 @@ class TestRetrying(RetryingTestCase):
             self.clock.advance(seconds)
             self.engine.run_due()
             self.assertEqual(status, self.status(lease))
-        self.assertIn('It got no room until', self.reason(lease))
-        self.assertIn('There is no room', self.reason(lease))
+        self.assertIn('It got no capacity until', self.reason(lease))
+        self.assertIn('There is no capacity', self.reason(lease))
         self.assertEqual(('lease.update', lease['id']), self.notified[-1])
         self.assertEqual({}, self.count_rows(
             'hosts', 'changes', 'leases', 'reservations', 'events',
@@ -310,7 +310,7 @@ class TestRetrying(RetryingTestCase):
         error = self.assertRaises(
             errors.InvalidLeaseParams, self.leases.changing.update,
             lease['id'], changing.Change(name='other'))
-        self.assertIn('waits for room', str(error))
+        self.assertIn('waits for capacity', str(error))
 
     def test_an_event_that_was_lost_is_written_again(self):
         self.fill(10000)

@@ -351,11 +351,11 @@ class TestMissing(WatchTestCase):
             ('PENDING', True, True), (
                 found['status'], found['degraded'],
                 found['reservations'][0]['missing_resources']))
-        self.assertIn('There is no room for this lease in its time.',
+        self.assertIn('There is no capacity for this lease in its time.',
                       found['status_reason'])
         self.assertEqual(1, self.told(lease))
         self.assertIn(f'WARNING Lease {lease["id"]}: ', self.log.output)
-        self.assertIn('has no room on host one any more', self.log.output)
+        self.assertIn('has no capacity on host one any more', self.log.output)
 
     def test_it_is_said_once(self):
         lease = self.lease(50, 1000, count=2)

@@ -148,7 +148,7 @@ class ServersTest(test_importing.JudgingTestCase):
         self.adopt(self.plan())
         work = adopting.Adopting(self.database, self.clock, self.types)
         exc = self.assertRaises(errors.Conflict, work.adopt, known)
-        self.assertIn('Host one has no room for it', str(exc))
+        self.assertIn('Host one has no capacity for it', str(exc))
         self.blazar.execute(
             "UPDATE leases SET status = 'PENDING' WHERE id = :id", id=first)
         self.assertIn('has parts of it', self.refusals()[first])

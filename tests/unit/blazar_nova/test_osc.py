@@ -399,7 +399,7 @@ class QuoteTest(OscTestCase):
             'start_date': '2026-12-01T14:00:00.000000',
             'end_date': '2026-12-01T16:00:00.000000'}
     FULL = {**FITS, 'fits': False, 'reason': 'no_room', 'fits_now': 1,
-            'message': 'There is no room for this lease in its time.',
+            'message': 'There is no capacity for this lease in its time.',
             'next_start': '2026-12-01T16:00:00.000000'}
 
     def test_one_that_fits(self):
@@ -513,15 +513,17 @@ class OfferTest(OscTestCase):
     def test_a_refusal_says_why_and_when(self):
         self.cloud.sees('POST /leases', (409, {
             'error_code': 409, 'error_name': 'NO_ROOM', 'reason': 'no_room',
-            'error_message': 'There is no room for this lease in its time.',
+            'error_message':
+                'There is no capacity for this lease in its time.',
             'next_start': '2026-12-01T16:00:00.000000', 'fits_now': 1}))
         self.assertEqual(
-            'There is no room for this lease in its time. (next_start: '
+            'There is no capacity for this lease in its time. (next_start: '
             '2026-12-01T16:00:00.000000, fits_now: 1)', self.fails(
                 'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
 
     def test_a_refusal_says_nothing_twice(self):
-        message = ('There is no room. next_start: 2026-12-01T16:00:00.000000.'
+        message = ('There is no capacity. '
+                   'next_start: 2026-12-01T16:00:00.000000.'
                    ' fits_now: 1 of 3.')
         self.cloud.sees('POST /leases', (409, {
             'error_code': 409, 'error_message': message, 'fits_now': 1,

@@ -42,18 +42,18 @@ LOG = logging.getLogger(__name__)
 
 R = ty.TypeVar('R')
 
-#: Seconds that the first search for room may lag behind the database: to ask
-#: costs half as much as to decide.
+#: Seconds that the first search for capacity may lag behind the database: to
+#: ask costs half as much as to decide.
 LAG = 0.1
 #: Seconds for which a host where a race was lost is taken only if need be.
 CROWDED = 1
 
 
 class Admission:
-    """Finds room, or says why there is none.
+    """Finds capacity, or says why there is none.
 
     :ivar index: in which it looks
-    :ivar starts: when there is room, and how much
+    :ivar starts: when there is capacity, and how much
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -67,14 +67,14 @@ class Admission:
 
     def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
               write: ty.Callable[[sa.Connection, picking.Picked], R]) -> R:
-        """Find hosts and write, again until nobody else is faster.
+        """Find hosts and write, again until no other process is faster.
 
         :param demands: all of them, or nothing
         :param write: decides in a transaction, by
             :func:`blazar_core.books.ledger.decide`, about the hosts it is
             given, one for each server of each demand
         :returns: what ``write`` returned, when it is committed
-        :raises Refused: when there is no room; says why and when
+        :raises Refused: when there is no capacity; says why and when
         :raises BooksBusy: when too many others book at the same moment
         """
         lags = iter([LAG])
@@ -86,7 +86,7 @@ class Admission:
                 with self._database.begin() as connection:
                     return write(connection, picked)
             except api.LostRace as race:
-                # Somebody else is busy there: look elsewhere first.
+                # Another process is busy there: look elsewhere first.
                 self._lost[race.host_id] = self._clock.now()
                 raise
 
@@ -95,9 +95,9 @@ class Admission:
     def _crowded(self) -> set[int]:
         """The ids of hosts about which others decided a moment ago.
 
-        Who decides side by side with others would meet them again and again
-        on the host that is the best for all of them. So each goes elsewhere
-        for a while.
+        Processes that decide side by side would meet again and again on the
+        host that is the best for all of them. So each goes elsewhere for a
+        while.
         """
         since = self._clock.now() - CROWDED
         self._lost = {host_id: when for host_id, when in self._lost.items()
@@ -157,7 +157,7 @@ class Admission:
 
     def quote(self, demands: ty.Sequence[model.Demand],
               window: model.Window) -> refusals.Refusal | None:
-        """What :meth:`pick_all` would say: None when there is room."""
+        """What :meth:`pick_all` would say: None when there is capacity."""
         try:
             self.pick_all(demands, window)
         except errors.Refused as exc:

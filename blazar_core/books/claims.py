@@ -13,9 +13,10 @@
 """Claims: what a scheduler lets in counts at once.
 
 Between the moment at which a scheduler has chosen a host and the moment at
-which the cloud tells of the server there are seconds, in which every other
-scheduler would see the same room. So whoever lets a server in writes it into
-the books first: of two that decide in one instant, one has to look again.
+which the cloud reports the server there are seconds, in which every other
+scheduler would see the same capacity. So a scheduler that lets a server in
+writes it into the books first: of two that decide in one instant, one has to
+look again.
 """
 
 import contextlib
@@ -73,8 +74,8 @@ class Claims:
 
         A leased server that is being built takes its booking with it; any
         other one counts on the host until the cloud says that it is there.
-        While the database is away nobody can tell them apart: all are judged
-        as those without a lease, by what is in memory.
+        While the database is away no process can tell them apart: all are
+        judged as those without a lease, by what is in memory.
 
         :param takes: what it takes of each provider of the host, by uuid
         :param forced: it goes there whatever is promised, unless the host
@@ -216,7 +217,7 @@ class Claims:
         """A server is about to be built on a host: its booking moves there.
 
         :raises Denied: when a reservation has all of it meanwhile
-        :raises LostRace: when somebody decided about the host meanwhile
+        :raises LostRace: when another process decided about the host meanwhile
         """
         if booking.host_id != host.id:
             ledger.amend(session, now, ledger.follow(booking, host.id), forced)
@@ -285,7 +286,7 @@ class Claims:
     def _fits(self, timeline: timelines.Timeline, host: model.Host,
               amounts: model.Resources, window: model.Window,
               own: ty.Sequence[ty.Any] = ()) -> bool:
-        """Whether there is no promise of somebody else, or room beside it."""
+        """Whether there is no promise to others, or capacity beside it."""
         with self._index.without(own):
             if not any(timeline.peak(host.id, window).values()):
                 return True

@@ -84,7 +84,7 @@ def begin(session: orm.Session, now: int, uuid: str,
     :raises InvalidLeaseParams: when that is too much
     :raises NotFound: when the books do not know it
     :raises Conflict: when it is enrolled, or something is booked there
-    :raises LostRace: when somebody else decided about it meanwhile
+    :raises LostRace: when another process decided about it meanwhile
     """
     host = session.scalars(sa.select(models.Host).where(
         models.Host.uuid == uuid)).one_or_none()
@@ -110,7 +110,7 @@ def finish(session: orm.Session, now: int, host_id: int) -> None:
     """The cloud keeps all others off a host: it can be reserved.
 
     :raises Conflict: when it is leaving meanwhile
-    :raises LostRace: when somebody else decided about it meanwhile
+    :raises LostRace: when another process decided about it meanwhile
     """
     host = get(session, host_id)
     if host.enrolment == states.Enrolment.LEAVING:
@@ -120,12 +120,12 @@ def finish(session: orm.Session, now: int, host_id: int) -> None:
 
 def leave(session: orm.Session, now: int, host_id: int,
           booked: bool = False) -> models.Host:
-    """From now on nobody can reserve a host; safe to repeat.
+    """From now on no lease can reserve a host; safe to repeat.
 
     :param booked: also while something is booked there: it stays what it is
         until that is over (:func:`left`)
     :raises Conflict: when something is booked there, and that is not wanted
-    :raises LostRace: when somebody else decided about it meanwhile
+    :raises LostRace: when another process decided about it meanwhile
     """
     host = get(session, host_id)
     if not booked:
@@ -152,7 +152,7 @@ def retire(session: orm.Session, now: int, host_id: int) -> None:
     asked.
 
     :raises Conflict: when it is not leaving any more
-    :raises LostRace: when somebody else decided about it meanwhile
+    :raises LostRace: when another process decided about it meanwhile
     """
     host = get(session, host_id)
     if host.enrolment != states.Enrolment.LEAVING:
@@ -172,7 +172,7 @@ def change(session: orm.Session, now: int, host_id: int,
     :param reservable: whether more of it may be reserved; None: as it is
     :raises InvalidLeaseParams: when too much would be said of it
     :raises Conflict: when it may be reserved, and is being taken out
-    :raises LostRace: when somebody else decided about it meanwhile
+    :raises LostRace: when another process decided about it meanwhile
     """
     host = get(session, host_id)
     values: dict[str, ty.Any] = {}

@@ -33,7 +33,7 @@ trimmed that are still needed, or the database is another one than it was (it
 was restored from a backup). The newest change that is known tells the latter:
 it has to be there, as it was, each time.
 
-What is searched here is a hint: whoever decides, decides in the database.
+What is found here is a hint: each decision is made in the database.
 """
 
 import collections
@@ -203,7 +203,7 @@ class Index:
         return take_back
 
     def written(self) -> None:
-        """Somebody could write: the database is there again.
+        """A process could write: the database is there again.
 
         One that can be read but not written is as good as away: what is let
         in counts here alone.
@@ -349,7 +349,7 @@ class Index:
 
     def _watch_overdue(self, timeline: timelines.Timeline,
                        rows: ty.Iterable[ty.Any], now: int) -> None:
-        """Servers that overstay keep their room."""
+        """Servers that overstay keep their capacity."""
         overdue = [(row.host_id, model.Window(row.end_date,
                                               now + ledger.OVERDUE),
                     row.resources) for row in rows

@@ -13,8 +13,8 @@
 """Holding: which reservation has all of a host, while it can be used.
 
 From then on whatever runs there runs within that reservation: it is not
-counted beside it, and the host's room is taken until the host is given back,
-whatever the dates say.
+counted beside it, and the host's capacity is taken until the host is given
+back, whatever the dates say.
 """
 
 import typing as ty
@@ -47,7 +47,7 @@ def hand_over(session: orm.Session, now: int,
     Safe to repeat.
 
     :raises InUse: when somebody has one of them yet; then nothing is done
-    :raises LostRace: when somebody else decided about one meanwhile
+    :raises LostRace: when another process decided about one meanwhile
     """
     bookings = {one.host_id: one for reservation in reservations
                 if reservation.whole for one in reservation.bookings
@@ -86,7 +86,7 @@ def take_in(session: orm.Session, now: int, host_ids: ty.Collection[int],
 
     :param server_ids: those that may be there
     :raises InUse: when others are, or it is not known which are
-    :raises LostRace: when somebody else decided about one meanwhile
+    :raises LostRace: when another process decided about one meanwhile
     """
     for host in _counted(session, host_ids):
         others = sorted(
@@ -109,7 +109,7 @@ def take_along(session: orm.Session, now: int,
 
     :param server_ids: by the host's id
     :raises InUse: when it is not known which servers are there
-    :raises LostRace: when somebody else decided about one meanwhile
+    :raises LostRace: when another process decided about one meanwhile
     """
     for host in _counted(session, server_ids):
         left = {one: entry for one, entry in (host.consumers or {}).items()
@@ -145,9 +145,9 @@ def holds(session: orm.Session,
 
 def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
     """A lease that ends has hosts for longer than it should: from now on
-    nobody reserves them until they are given back. Safe to repeat.
+    no lease can reserve them until they are given back. Safe to repeat.
 
-    :raises LostRace: when somebody else decided about one meanwhile
+    :raises LostRace: when another process decided about one meanwhile
     """
     whole = [one.id for one in lease.reservations if one.whole]
     if not whole or now < ledger.OVERDUE + lease.booked(model.Window(
@@ -167,7 +167,7 @@ def give_back(session: orm.Session, now: int,
 
     The cloud is asked what runs there: it was not counted.
 
-    :raises LostRace: when somebody else decided about one meanwhile
+    :raises LostRace: when another process decided about one meanwhile
     """
     for host in session.scalars(sa.select(models.Host).where(
             models.Host.held_by.in_(reservation_ids)).order_by(

@@ -102,8 +102,8 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
         None if it was not in the books: of what somebody has written since
         then, which may have asked later, nothing is written over
     :returns: whether anything was new
-    :raises LostRace: when somebody decided about the host meanwhile: ask the
-        cloud again
+    :raises LostRace: when another process decided about the host meanwhile:
+        ask the cloud again
     """
     row = _host(session, host.uuid)
     if row is None:
@@ -118,8 +118,8 @@ def report_usage(session: orm.Session, now: int, uuid: str,
                  seen: int | None) -> bool:
     """The same of what runs on a host alone; nothing if it is unknown.
 
-    :raises LostRace: when somebody decided about the host meanwhile: ask the
-        cloud again
+    :raises LostRace: when another process decided about the host meanwhile:
+        ask the cloud again
     """
     row = _host(session, uuid)
     return row is not None and _report(
@@ -137,7 +137,7 @@ def record(connection: sa.Connection, now: int, service_host: str, name: str,
     :returns: whether the books are right now; else ask the cloud. They
         cannot tell of a server with a booking, of a host that they do not
         know, and of one with classes of which nothing was told
-    :raises LostRace: when somebody decided about the host meanwhile
+    :raises LostRace: when another process decided about the host meanwhile
     """
     rows = [row for row in connection.execute(_TOLD, {
         'service_host': service_host, 'name': name, 'server': server_id})
@@ -192,7 +192,8 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
         written
     :raises Leased: when it has a booking, and that was not known
     :raises Full: when it does not fit
-    :raises LostRace: when somebody decided about the host since it was judged
+    :raises LostRace: when another process decided about the host since it was
+        judged
     """
     row = connection.execute(_CLAIMS, {
         'host': host.id, 'server': server_id}).one_or_none()
@@ -235,7 +236,7 @@ def keep(connection: sa.Connection, now: int, host_id: int, server_id: str,
 def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
     """Undo a claim: the server did not get there.
 
-    :raises LostRace: when somebody decided about the host meanwhile
+    :raises LostRace: when another process decided about the host meanwhile
     """
     row = connection.execute(_CLAIMS, {
         'host': claimed.host_id, 'server': claimed.server_id}).one()
@@ -263,7 +264,7 @@ def _confirm(connection: sa.Connection, now: int, row: ty.Any,
 
     The host is not looked at any more for its sake.
 
-    :raises LostRace: when somebody decided about the host meanwhile
+    :raises LostRace: when another process decided about the host meanwhile
     """
     amounts, until = row.consumers[server_id]
     known = {**row.consumers, server_id: (amounts, now)}
@@ -434,7 +435,7 @@ def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
     """Take the capacity from hosts of a pool that it does not have any more.
 
     :returns: their names
-    :raises LostRace: when somebody decided about one of them meanwhile
+    :raises LostRace: when another process decided about one of them meanwhile
     """
     gone = [row for row in session.scalars(sa.select(models.Host).where(
         models.Host.pool == pool, models.Host.uuid.not_in(uuids),

@@ -12,8 +12,8 @@
 
 """What fits: on which hosts a server may be placed, and where it may move.
 
-Hosts are judged in memory (:mod:`blazar_core.books.follower`) for whoever
-chooses among them, as a scheduler does; a claim decides
+Hosts are judged in memory (:mod:`blazar_core.books.follower`) for a
+scheduler that chooses among them; a claim decides
 (:mod:`blazar_core.books.claims`).
 """
 
@@ -152,7 +152,7 @@ class Judge:
 
     def _fits_for_ever(self, timeline: timelines.Timeline,
                        resources: model.Resources) -> Fits:
-        """Where there is room without an end."""
+        """Where there is capacity without an end."""
         window = model.Window(self._clock.now(), model.FOREVER)
         return Fits(None, self._fits_by_host(
             timeline, resources, window) | dict.fromkeys(

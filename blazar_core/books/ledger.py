@@ -134,7 +134,7 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
     :param force: for what is a fact already and no wish: the rule is not
         asked, but the guard is still moved
     :raises Full: when the rule does not hold on a host
-    :raises LostRace: when somebody else decided about a host meanwhile
+    :raises LostRace: when another process decided about a host meanwhile
     """
     edits = decide(session.connection(), now, edits, force)
     for row, new in edits:
@@ -319,7 +319,7 @@ def occupied(start: int, end: int, placed_at: int | None, now: int,
              ) -> model.Window:
     """The window of a booking as it counts.
 
-    A server that overstays keeps its room until it is really gone, whether
+    A server that overstays keeps its capacity until it is really gone, whether
     it runs or is being built.
     """
     return model.Window(start, end if placed_at is None or end > now
@@ -395,7 +395,7 @@ def advance(connection: sa.Connection, now: int,
                 'host': host.id, 'seen': host.generation,
                 'next': host.generation + 1}).rowcount
         except Exception as exc:
-            # Databases that say themselves that somebody was faster.
+            # Databases that say themselves that another process was faster.
             if not api.is_disturbance(exc):
                 raise
             raise api.LostRace(host.id) from exc

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The books as they are read: all bookings at once for who does it first, and
+"""The books as they are read: all bookings at once for the first reader, and
 hosts.
 """
 

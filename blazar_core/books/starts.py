@@ -26,7 +26,7 @@ from blazar_core.common import model
 
 __all__ = ['PATIENCE', 'SLICE', 'Starts']
 
-#: Seconds for which somebody's request is thought about, at most: what is not
+#: Seconds for which one request may search, at most: what is not
 #: known by then is said not to be.
 PATIENCE = 1.0
 #: How many starts are looked at before others may ask the books.

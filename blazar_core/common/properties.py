@@ -128,7 +128,7 @@ def both(one: Expression | None, other: Expression | None,
 def check(expression: Expression | None, public: ty.Collection[str]) -> None:
     """Make sure that a user may ask for that.
 
-    Whoever may ask for any property of a host can tell all of them apart.
+    A user who may ask for any property of a host can tell all hosts apart.
 
     :param public: the properties that may be asked for
     :raises InvalidLeaseParams: when there are others, or it is too long

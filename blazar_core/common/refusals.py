@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Why somebody cannot have what is asked for, and when it could be had."""
+"""Why a request cannot have what it asks for, and when it could have it."""
 
 import dataclasses
 import enum

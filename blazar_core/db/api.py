@@ -205,7 +205,7 @@ def found(session: orm.Session, lease_id: str) -> models.Lease:
 
 
 def locked(session: orm.Session, lease_id: str) -> models.Lease:
-    """A lease that nobody else changes until the transaction ends.
+    """A lease that no other process changes until the transaction ends.
 
     The first statement of its transaction, and it writes. What a transaction
     sees is fixed by the first thing that it reads, and where it has to wait
@@ -238,7 +238,7 @@ def _read_json(text: str) -> ty.Any:
 
 def is_disturbance(exc: BaseException) -> bool:
     """Whether it was another transaction's doing, and trying again helps."""
-    # A duplicate is a row that somebody else has just written: the next run
+    # A duplicate is a row that another process has just written: the next run
     # finds it.
     if isinstance(exc, Outdated | db_exception.DBDeadlock |
                   db_exception.DBDuplicateEntry):

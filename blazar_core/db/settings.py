@@ -14,8 +14,8 @@
 
 One process promises what another one has to keep. Where they judge by
 settings that each of them reads from a file of its own, the one might promise
-what the other refuses, and nobody would know before a lease starts. So each
-kind of process writes down with what it was started, and whoever looks can
+what the other refuses, and no process would know before a lease starts. So
+each kind of process writes down with what it was started, and another one can
 compare.
 """
 

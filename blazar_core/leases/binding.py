@@ -57,7 +57,7 @@ class Binding:
         :returns: the lease; None when it has changed meanwhile
         :raises NotFound: when it was withdrawn
         :raises Full: when there is no room on a host
-        :raises LostRace: when somebody else decided about one meanwhile
+        :raises LostRace: when another process decided about one meanwhile
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)

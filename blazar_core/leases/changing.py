@@ -61,7 +61,7 @@ class _Plan(ty.NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
-    """What is to become of a lease; None leaves a thing as it is.
+    """What a lease becomes; None leaves a thing as it is.
 
     :ivar events: all of the user's own that are still to come
     :ivar before_end_action: what is done before the end
@@ -108,7 +108,7 @@ class Changing:
         :raises InvalidLeaseParams: when that cannot be done to it; says why
         :raises Refused: when there is no room
         :raises LimitExceeded: when others made meanwhile have what it needs
-        :raises Conflict: when somebody else has just changed it
+        :raises Conflict: when another process has just changed it
         """
         return self._database.retried(self._update, lease_id, change)
 

@@ -83,8 +83,8 @@ class Joining:
         :param new: with what :meth:`reservations` has returned
         :returns: the lease, as :func:`~blazar_core.leases.views.describe` has
             it
-        :raises Conflict: when somebody else has changed one of them meanwhile,
-            or a lease was made with its key
+        :raises Conflict: when another process has changed one of them
+            meanwhile, or a lease was made with its key
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
         lease = self._database.retried(self._create, new, joiners)

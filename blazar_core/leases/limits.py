@@ -62,10 +62,10 @@ _PROJECTS = models.Project.__table__
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """A lease that somebody wants to make or change, as it would be then.
+    """A lease that a user wants to make or change, as it would be then.
 
-    :ivar project_id: whose lease it is, whoever asks; so is ``user_id``
-    :ivar window: how long it takes its room
+    :ivar project_id: whose lease it is, whichever user asks; so is ``user_id``
+    :ivar window: how long it takes its capacity
     :ivar cleaning_time: for how much of that it takes it for others
     :ivar servers: how many servers are in it
     :ivar resources: of all of its servers together

@@ -118,7 +118,7 @@ class NewLease:
 
 
 class Making:
-    """Makes leases, and takes back those that come to nothing."""
+    """Makes leases, and takes back those that fail."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, types: resources.Types,
@@ -332,7 +332,7 @@ class Making:
 
     def _withdraw(self, lease_id: str) -> None:
         with self._database.writer() as session:
-            # Locked: nobody adds to it any more what would keep it.
+            # Locked: no process adds to it any more what would keep it.
             lease = api.locked(session, lease_id)
             ledger.amend(session, self._clock.now(), [
                 ledger.Edit(booking, None) for booking in lease.bookings])

@@ -87,7 +87,7 @@ class Owning:
     def hand_over(self, lease_id: str, seen: int, owner: Owner,
                   granted: limits.Granted | None, keep_trust: bool,
                   back: bool = False) -> tuple[dict[str, ty.Any], str | None]:
-        """Give a lease to somebody else.
+        """Give a lease to another project or user.
 
         :param seen: its generation when this was decided
         :param granted: what the limits said of it; None: nothing limits it

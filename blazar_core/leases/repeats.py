@@ -102,7 +102,7 @@ def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,
          ) -> None:
     """Write a key down, in the transaction that makes its lease.
 
-    :raises Conflict: when somebody was faster
+    :raises Conflict: when another process was faster
     """
     if connection.execute(sa.select(_KEYS.c.lease_id).where(
             _KEYS.c.digest == key.digest)).first():

@@ -32,7 +32,7 @@ def announced(until: int) -> str:
 
 
 def begin(lease: models.Lease, now: int) -> None:
-    """Somebody uses a lease; it is locked."""
+    """Note that a lease is used; it is locked."""
     if lease.used_at is None:
         lease.used_at = now
         lease.status_reason = lease.status_reason.partition(

@@ -12,8 +12,8 @@
 
 """Servers within a reservation of whole hosts: which may, and when.
 
-They may have a lease of their own. Its bookings take nothing: whoever has the
-hosts has all of them already.
+They may have a lease of their own. Its bookings take nothing: the project
+that has the hosts has all of them already.
 """
 
 import sqlalchemy as sa

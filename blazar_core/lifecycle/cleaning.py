@@ -10,10 +10,10 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Cleaning: what a reservation had is made ready for whoever comes next.
+"""Cleaning: what a reservation had is made ready for the next lease.
 
-It begins when nobody is there any more, and until it is over the reservation
-holds its hosts: their room is free when they really are.
+It begins when no server is there any more, and until it is over the
+reservation holds its hosts: their capacity is free when they really are.
 """
 
 import typing as ty
@@ -101,7 +101,7 @@ class Cleaning:
 
     def soil(self, kind: resources.Kind, reserved: resources.Reserved,
              ) -> None:
-        """Somebody is there, or has come back: nothing is clean."""
+        """A server is there, or has come back: nothing is clean."""
         if kind.has_hosts:
             self._database.retried(self._soil, reserved.id)
 
@@ -149,8 +149,8 @@ class Cleaning:
 
     def _keep(self, reservation_id: str, held: _Held, clean: set[str],
               ) -> None:
-        """Write down what has become of hosts, if nobody else is at them by
-        now.
+        """Write down what has become of hosts, if no other process is at them
+        by now.
         """
         now = self._clock.now()
         with self._database.writer() as session:

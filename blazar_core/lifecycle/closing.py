@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""A lease is over: nobody can use it, and nothing of it is left."""
+"""A lease is over: no server can use it, and nothing of it is left."""
 
 import typing as ty
 

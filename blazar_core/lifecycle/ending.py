@@ -94,7 +94,7 @@ class Ending:
         self._limit = limit
 
     def expire(self, lease_id: str) -> facts.Outcome:
-        """An offer that nobody accepted in time is over."""
+        """An offer that was not accepted in time is over."""
         self._database.retried(self._expire, lease_id)
         return None
 
@@ -111,8 +111,8 @@ class Ending:
         """End a lease that its owner does not want any more.
 
         It is over at once if it has neither servers nor hosts; else it is
-        brought to its end by whoever carries out events. Safe to call again
-        at any time.
+        brought to its end by a worker that carries out events. Safe to call
+        again at any time.
 
         :param project_id: only if it is this one's; None: whosever it is
         :raises NotFound: when there is no such lease

@@ -52,9 +52,9 @@ class Lifecycle:
     :param notify: told of an event type and a lease, e.g. ``lease.create``
     :param patience: seconds a start waits for its host to be left
     :param lost_after: seconds that a build has not been on its way after
-        which nobody is at work on it any more
+        which no process works on it any more
     :param end_limit: seconds after an end after which servers are deleted
-        whatever was to become of them; 0: never
+        whatever ``on_end`` says; 0: never
     :param no_shows: of :class:`~blazar_core.lifecycle.noshows.NoShows`, after
         what time, and with what notice
     :param granting: what the limits say of leases that are prolonged

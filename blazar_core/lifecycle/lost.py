@@ -41,7 +41,7 @@ class Lost:
     """Sees to builds that got lost.
 
     :param lost_after: seconds that a build has not been on its way after
-        which nobody is at work on it any more
+        which no process works on it any more
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,

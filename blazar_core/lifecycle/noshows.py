@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""No-shows: leases that have begun, and of which nobody has used anything.
+"""No-shows: leases that have begun, and of which nothing has been used.
 
 They are announced, and ended some time after that. Whether one is used is
 written down under its lock when servers are let in
@@ -43,7 +43,7 @@ _AT_ONCE = 500
 
 
 class NoShows:
-    """Announces leases that nobody uses, and ends them.
+    """Announces leases that are not used, and ends them.
 
     :param notify: told of an event type and a lease
     :param after: seconds after its start after which a lease that nobody has

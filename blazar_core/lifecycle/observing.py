@@ -103,8 +103,8 @@ class Observing:
                 self._stands, lease_id, server_id, seen)
         if seen.state is clouds.ServerState.GONE:
             if self._was_never_sent(server_id):
-                # While it has its booking: who dies here is followed by a
-                # comparison that comes by again.
+                # While it has its booking: if the process dies here, the
+                # next comparison finds it again.
                 self._cloud.forget(server_id)
             self._database.retried(self._gone, lease_id, server_id)
         elif seen.state is clouds.ServerState.ERROR:
@@ -174,7 +174,7 @@ class Observing:
             return connection.scalar(_LEASE_OF, {'server': server_id})
 
     def _was_never_sent(self, server_id: str) -> bool:
-        """Whether nobody has begun to build a server of a lease.
+        """Whether no service has begun to build a server of a lease.
 
         Asked when it is gone: a build that is sent after this finds that.
         """

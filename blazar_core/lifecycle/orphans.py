@@ -13,8 +13,8 @@
 
 """Leases whose project or user does not exist any more.
 
-They are found, told of once, and ended where the operator wants that. It is
-the project that owns a lease: one whose user alone is gone is only told of.
+They are found, reported once, and ended where the operator wants that. It is
+the project that owns a lease: one whose user alone is gone is only reported.
 Nobody is gone of whom that could not be asked, and nothing is ended by one
 answer: it has to be the same when some time is over.
 """

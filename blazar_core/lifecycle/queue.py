@@ -72,7 +72,7 @@ _READ_WAITING = _READ.where(_WAITING, _IS_QUICK).order_by(
     *_OLDEST).limit(_BATCH)
 _READ_SLOW = _READ.where(
     sa.or_(_WAITING, _ABANDONED), ~_IS_QUICK).order_by(*_OLDEST).limit(_BATCH)
-#: Of one that is due, and nobody's; or whose worker has died.
+#: Of one that is due and unclaimed, or whose worker has died.
 _CLAIM = sa.update(models.Event).where(
     models.Event.id == sa.bindparam('event'), sa.or_(_WAITING, _ABANDONED),
 ).values(status=states.Event.IN_PROGRESS, claimed_by=sa.bindparam('worker'),

@@ -109,7 +109,7 @@ class Rebinding:
         """Give bookings of a reservation other hosts, as many as there are.
 
         :returns: false when its lease has changed meanwhile
-        :raises Outdated: when somebody was faster: look again
+        :raises Outdated: when another process was faster: look again
         """
         case = self._case(reservation_id)
         if case is None or not case.rows:
@@ -185,7 +185,7 @@ class Rebinding:
                 ) -> tuple[list[int], refusals.Refusal | None]:
         """Hosts for as many as possible, and why not for the others.
 
-        :raises Outdated: when somebody was faster: look again
+        :raises Outdated: when another process was faster: look again
         """
         window = lease.booked(model.Window(
             max(lease.start_date, self._clock.now()), lease.end_date))

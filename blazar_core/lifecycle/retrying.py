@@ -274,7 +274,7 @@ class Retrying:
         """Book what a lease has waited for.
 
         :raises Full: when there is no room on a host
-        :raises LostRace: when somebody else decided about one meanwhile
+        :raises LostRace: when another process decided about one meanwhile
         :raises Outdated: when it is for others than was thought
         """
         now = self._clock.now()

@@ -39,7 +39,7 @@ SEND_SECONDS = 10
 
 
 class _Closed(Exception):
-    """A build is not to be sent, or somebody else has sent it."""
+    """A build must not be sent, or another process has sent it."""
 
 
 class Sending:
@@ -148,7 +148,7 @@ class Sending:
         """Write down that the builds of servers are sent.
 
         :param servers: with when they were sent before
-        :raises _Closed: when somebody else has sent one of them, or it is
+        :raises _Closed: when another process has sent one of them, or it is
             gone
         """
         for server_id, before in servers.items():

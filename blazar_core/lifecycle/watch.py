@@ -160,8 +160,8 @@ class Watch:
     def _too_many(self, host: model.Host, now: int) -> list[ty.Any]:
         """The bookings for which a host has no room any more.
 
-        Who booked first stays. What runs there stays in any case, and so
-        does what is on its way there.
+        The lease that booked first stays. What runs there stays in any case,
+        and so does what is on its way there.
         """
         with self._database.reader() as session:
             rows = session.execute(_ON_HOST, {

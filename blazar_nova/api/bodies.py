@@ -94,7 +94,7 @@ class CreateRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChangeRequest:
-    """What is to become of a lease; its reservations as they were written.
+    """What a lease becomes; its reservations as they were written.
     """
 
     change: changing.Change

@@ -9,7 +9,7 @@
 #    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 #    License for the specific language governing permissions and limitations
 #    under the License.
-"""What is to become of a lease, by a request of the lease API."""
+"""What a lease becomes by a request of the lease API."""
 
 import contextlib
 import dataclasses
@@ -189,7 +189,7 @@ def actions_of(lease: dict[str, ty.Any],
                change: changing.Change | None = None) -> set[str]:
     """What is still to be done at the events of a lease.
 
-    :param change: what is to become of it; None: nothing
+    :param change: what it becomes; None: no change
     """
     own = {event['action'] for event in lease['events'] if (
         event['status'] in states.OPEN and

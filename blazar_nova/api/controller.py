@@ -88,9 +88,9 @@ class Leases:
 
     def _lease(self, request: webob.Request, lease_id: str, rule: str,
                ) -> dict[str, ty.Any]:
-        """A lease with which somebody may do something.
+        """A lease with which the user may do something.
 
-        Who may not even see it is told that there is none.
+        A user who may not even see it gets the answer that there is none.
         """
         lease = views.get(self._parts.database, lease_id)
         context = web.context(request)

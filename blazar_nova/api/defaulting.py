@@ -112,7 +112,7 @@ def check(conf: ty.Any) -> None:
 
 
 def _too_long(conf: ty.Any) -> str:
-    """Why nobody can have what every boot would get; empty: he can."""
+    """Why no boot can have the default lease; empty: it can."""
     defaults = lease_params.defaults(conf)
     limit, length = conf.enforcement.max_lease_duration, (
         defaults.length + defaults.grace_period)

@@ -95,11 +95,11 @@ class Handing:
 
     def _check_again(self, looked: owning.Looked, before: owning.Owner,
                      trust: str | None) -> None:
-        """Give a lease back onto whose hosts somebody came at that moment:
-        no booking tells of him. From now on nobody of the project before is
+        """Give a lease back onto whose hosts a server came at that moment:
+        no booking shows it. From now on no server of the project before is
         let in.
 
-        :raises Conflict: when somebody has come
+        :raises Conflict: when a server has come
         """
         try:
             self._check_hosts(looked)
@@ -192,7 +192,7 @@ class Handing:
 
     def _granted(self, looked: owning.Looked, owner: owning.Owner,
                  ) -> limits.Granted | None:
-        """Ask the limits of whom it is to belong to.
+        """Ask the limits of the new owner.
 
         For another project it is a new lease; for another user, a change.
         """

@@ -140,7 +140,7 @@ class Policy:
 
     def authorize(self, context: ty.Any, rule: str,
                   target: ty.Mapping[str, ty.Any]) -> None:
-        """Make sure that somebody may do something.
+        """Make sure that a user may do something.
 
         :param context: who, as oslo.context's RequestContext
         :param rule: what, e.g. ``blazar:leases:get``
@@ -153,7 +153,7 @@ class Policy:
 
     def allows(self, context: ty.Any, rule: str,
                target: ty.Mapping[str, ty.Any]) -> bool:
-        """Whether somebody may do something; see :meth:`authorize`.
+        """Whether a user may do something; see :meth:`authorize`.
 
         A token that is not for a project may do nothing.
         """

@@ -132,7 +132,7 @@ class Checks(upgradecheck.UpgradeCommands):
         return _result(checks.volumes(CONF), Code.WARNING)
 
     def _listener(self) -> Result:
-        """Somebody carries out what is due."""
+        """A worker carries out what is due."""
         overdue: list[audit.Difference] = []
         result = _checked(lambda: overdue.extend(
             verify.auditor(wiring.assemble(CONF)).overdue()), Code.WARNING)

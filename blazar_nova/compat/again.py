@@ -169,10 +169,10 @@ def _is_deleted(context: ty.Any, server_id: str) -> bool:
 
 
 def finish(server_id: str) -> None:
-    """Make an end of what somebody has begun, of a server that is in no cell.
+    """Finish the deletion that a process has begun, of a server in no cell.
 
-    Who died over it has left a server that is neither there nor gone. It
-    waits after this, or is gone if its user has deleted it.
+    A process that died over it has left a server that is neither there nor
+    gone. It waits after this, or is gone if its user has deleted it.
     """
     context = nova_context.get_admin_context()
     its, request = mapping(context, server_id), build_request(
@@ -251,7 +251,7 @@ def renew(record: ty.Any) -> None:
 
 
 def _drop(request: ty.Any) -> None:
-    """Nobody waits for the build of this server any more."""
+    """No process waits for the build of this server any more."""
     if request is not None:
         try:
             request.destroy()

@@ -27,7 +27,8 @@ from blazar_nova.compat import bounded
 __all__ = ['MADE', 'add', 'described', 'ensured', 'found', 'make', 'named',
            'of_zones', 'remove', 'zones']
 
-#: Somebody has made an aggregate of this name meanwhile, or this moment.
+#: Another process has made an aggregate of this name meanwhile, or this
+#: moment.
 MADE = (exception.AggregateNameExists, db_exception.DBDuplicateEntry)
 
 

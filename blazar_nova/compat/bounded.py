@@ -44,7 +44,7 @@ R = ty.TypeVar('R')
 #: Seconds that a call may take: as long as Nova waits for a cell.
 LIMIT = 60
 
-#: What says that somebody does not answer.
+#: What says that a service does not answer.
 _SILENCE = (db_exception.DBConnectionError, db_exception.CantStartEngineError,
             oslo_messaging.MessagingTimeout,
             oslo_messaging.MessageDeliveryFailure)

@@ -89,7 +89,7 @@ class BuildCall:
 
     def ask_for_lease(self) -> None:
         """Have its servers be some that were booted with a lease, as their
-        hints say it to users and to whoever compares the books with Nova.
+        hints say it to users and to every comparison of books and Nova.
         """
         for spec in self.request_spec:
             spec.scheduler_hints = {

@@ -252,8 +252,8 @@ def volumes(conf: ty.Any) -> list[str]:
 def api_paste(conf: ty.Any) -> list[str]:
     """The api-paste.ini that nova-api reads loads our application.
 
-    nova-api is told by its environment where that is; whoever looks may have
-    another one, and then has it beside his nova.conf.
+    The environment tells nova-api where that is; the process that checks may
+    have another environment, and then looks beside its nova.conf.
     """
     path = wsgi_app._get_config_files()[0]
     if not os.path.exists(path):

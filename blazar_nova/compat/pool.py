@@ -189,10 +189,10 @@ def open_to(reservation_id: str, project_id: str,
 
     def come(host: Member) -> None:
         own = nova_context.get_admin_context()
-        # First: whoever gives back what is half open looks there.
+        # First: the undo of what is half open looks there.
         aggregates.add(own, aggregate, host.service_host)
         if host.service_host not in isolated.hosts:
-            # Somebody has taken it out of the pool.
+            # An operator has taken it out of the pool.
             aggregates.add(own, isolated, host.service_host)
         traits.change(host.uuid, add=[traits.POOL, trait])
         if host.service_host in freepool.hosts:
@@ -330,7 +330,7 @@ def guests(members: ty.Collection[Member], reservation_id: str) -> list[str]:
     """The ids of the servers of a reservation that are on some hosts, or
     about to be.
 
-    Of others nothing is said, whoever has let them in. Costs one request of
+    Of others nothing is said, whatever has let them in. Costs one request of
     placement and one query for each host, and one more for each server that
     placement has there and its cell has not.
 

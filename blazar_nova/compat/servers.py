@@ -241,7 +241,7 @@ class NovaCloud:
             # Gone, or nearly so.
             again.finish(server_id)
         except exception.InstanceInvalidState:
-            # Going: whoever asked looks again.
+            # Going: the caller looks again.
             LOG.debug('Server %s is already being deleted', server_id)
 
     def bring(self, server_id: str, rest: clouds.Rest,

@@ -13,12 +13,12 @@
 """Builds that were sent and have not arrived: what there is of them.
 
 A conductor writes a server into its cell, and maps it to there some steps
-later; the scheduler claims its room in placement before that. A death in
-between leaves a server that is being built for ever. Nobody can know whether
-a conductor is dead or only slow; one that goes on finds that the BuildRequest
-is gone, and then undoes what it did (nova.conductor.manager,
-``_delete_build_request``). So whoever removes the BuildRequest decides, and
-only one can.
+later; the scheduler claims its capacity in placement before that. A death in
+between leaves a server that is being built for ever. No process can know
+whether a conductor is dead or only slow; one that goes on finds that the
+BuildRequest is gone, and then undoes what it did (nova.conductor.manager,
+``_delete_build_request``). So the process that removes the BuildRequest
+decides, and only one can.
 """
 
 import typing as ty

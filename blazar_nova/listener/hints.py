@@ -115,7 +115,7 @@ class Hints:
             return self._waiting.popitem(last=False)[1]
 
     def stop(self) -> None:
-        """Nobody waits any more."""
+        """No thread waits any more."""
         with self._news:
             self._stopping = True
             self._news.notify_all()

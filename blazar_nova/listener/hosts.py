@@ -129,8 +129,8 @@ class Hosts:
     def _before(self, uuid: str) -> tuple[int, int | None]:
         """When the cloud is asked about a host, and what is known then.
 
-        Others ask about it too, and whoever asked first may be the last to
-        write: he sees by that that he has to ask again.
+        Other listeners ask about it too, and the first to ask may be the last
+        to write: it sees by that that it has to ask again.
         """
         with self._parts.database.reader() as session:
             return self._parts.clock.now(), inventory.generations(

@@ -12,9 +12,9 @@
 
 """Keeps the books true to Nova.
 
-What Nova's notifications tell is mostly that something may have changed, and
-where; what is true is then asked of Nova and placement. Only a server of
-nobody's lease that came or left is taken at its word
+What Nova's notifications say is mostly that something may have changed, and
+where; what is true is then asked of Nova and placement. Only of a server
+without a lease that came or left the notification is believed
 (:func:`inventory.record`): that is what everybody's boots and deletions are.
 What no notification told, or what it told wrongly, is found by a comparison in
 full from time to time.
@@ -185,8 +185,8 @@ class Mirror:
     def recheck(self) -> None:
         """Look at the hosts whose recheck is due.
 
-        A scheduler has let somebody in there of whom nothing was heard, or
-        somebody has moved.
+        A scheduler has let a server in there of which no notification came,
+        or a server has moved.
         """
         looked = {True: set[str](), False: set[str]()}
         now = self._parts.clock.now()

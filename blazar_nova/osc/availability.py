@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The command that shows from when on there is room."""
+"""The command that shows from when on there is capacity."""
 
 import argparse
 import typing as ty

@@ -294,7 +294,7 @@ class Offer(LeaseCommand):
 
 
 class Request(LeaseCommand):
-    """Ask for a lease, which may wait for room."""
+    """Ask for a lease, which may wait for capacity."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)

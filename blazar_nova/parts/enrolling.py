@@ -62,9 +62,9 @@ class Enrolling:
             ) -> dict[str, ty.Any]:
         """Have a host serve leases only.
 
-        Nobody without a lease is let in from the first step on, so that what
-        is found to run there is all that will; but for alternates that a
-        conductor was given before, which ask nobody.
+        No server without a lease is let in from the first step on, so that
+        what is found to run there is all that will; but for alternates that a
+        conductor was given before, which no filter sees.
 
         :param name: of the hypervisor, or of its nova-compute
         :param extra: what is said of it beside what Nova says
@@ -112,14 +112,14 @@ class Enrolling:
         try:
             self._write(enrolment.retire, host.id)
         except errors.Conflict:
-            # While we were at it somebody was faster, and somebody else has
-            # enrolled it again.
+            # Meanwhile one operator was faster, and another one has enrolled
+            # it again.
             pool.join(member)
             raise
         LOG.info('Host %s (%s) serves everybody again', host.id, host.name)
 
     def retire(self, host_id: int) -> None:
-        """Let nobody reserve a host any more; it serves everybody again as
+        """Let no lease reserve a host any more; it serves everybody again as
         soon as nothing is booked there (:meth:`remove_left`).
 
         :raises NotFound: when there is none of that id
@@ -231,8 +231,8 @@ class Enrolling:
 
     def _write(self, work: ty.Callable[..., ty.Any], *args: ty.Any,
                ) -> ty.Any:
-        """Do something to a host in the books, again until nobody else has
-        decided about it meanwhile.
+        """Do something to a host in the books, again until no other process
+        has decided about it meanwhile.
         """
         def attempt() -> ty.Any:
             with self._database.writer() as session:

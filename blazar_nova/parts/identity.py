@@ -40,8 +40,8 @@ class Identity:
                user_ids: ty.Collection[str]) -> clouds.Absent:
         """Which of these do not exist any more.
 
-        Whoever says so of us as well, who are there, is not believed: a proxy
-        in front of keystone, or a policy that hides others.
+        An answer that says so of our own user as well is not believed: it
+        comes from a proxy in front of keystone, or a policy hides others.
 
         :raises CloudUnavailable: when nothing can be said of any; says why
         """

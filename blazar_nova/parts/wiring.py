@@ -164,7 +164,7 @@ def _check_schema(books: api.Database) -> None:
 
 
 def lost_after(conf: ty.Any) -> int:
-    """Seconds after which nobody is at work on a build any more.
+    """Seconds after which no process works on a build any more.
 
     :raises ConfigurationError: when somebody may still be
     """
@@ -204,7 +204,7 @@ def _compare_settings(process: str, mine: settings.Settings,
 
 def _admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
                ) -> admissions.Admission:
-    """What finds room, by the strategy that is configured."""
+    """What finds capacity, by the strategy that is configured."""
     return admissions.Admission(
         books, clock, strategies.spread
         if conf.blazar.randomize_host_selection else strategies.pack)

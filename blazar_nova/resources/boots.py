@@ -28,7 +28,7 @@ __all__ = ['Boots', 'demand_of']
 class Boots(resources.Kind):
     """What a boot asks for is the call that builds its servers.
 
-    Nobody asks for it by its name, and to start and end it is to build its
+    No request asks for it by its name, and to start and end it is to build its
     servers and to delete them: that is done for all servers of leases.
     """
 

@@ -46,10 +46,10 @@ _PLACES = ('availability_zone', 'aggregate', 'region')
 
 
 class PhysicalHosts(resources.ResourceType):
-    """So many whole hosts, on which nobody else is while the lease lasts.
+    """So many whole hosts, for one lease alone while it lasts.
 
-    Who has them boots with the hint ``reservation``; so do other projects
-    with which he shares them.
+    Its owner boots with the hint ``reservation``; so do other projects with
+    which the owner shares them.
     """
 
     has_hosts = True

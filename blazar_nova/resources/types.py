@@ -51,12 +51,12 @@ class Asking:
 
     @property
     def project_id(self) -> str:
-        """Of whoever asks."""
+        """Of the user of the request."""
         return ty.cast(str, self.context.project_id)
 
     @property
     def user_id(self) -> str:
-        """Of whoever asks."""
+        """Of the user of the request."""
         return ty.cast(str, self.context.user_id)
 
     def new_reservation(self, values: resources.Values,

@@ -119,7 +119,7 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
 
 
 def _kept(hosts: list[ty.Any], found: judge.Fits) -> list[ty.Any]:
-    """The hosts that have room."""
+    """The hosts that have capacity."""
     room_on, elsewhere = found.by_host.get, found.elsewhere
     if elsewhere and all(found.by_host.values()):
         return hosts

@@ -42,10 +42,10 @@ class _Class:
 class Calendar:
     """What is booked on every host, at every instant.
 
-    Bookings are not remembered one by one: whoever takes one away says again
-    what it was. Times from :data:`model.FOREVER` on are all the same: what is
-    booked until then is booked for ever. Not safe against threads that
-    change it meanwhile: the caller holds a lock, or a copy.
+    Bookings are not remembered one by one: the caller that takes one away
+    says again what it was. Times from :data:`model.FOREVER` on are all the
+    same: what is booked until then is booked for ever. Not safe against
+    threads that change it meanwhile: the caller holds a lock, or a copy.
 
     :param shared: classes that a host may offer through a shared provider: a
         host that reports none of its own is not judged by them

@@ -12,8 +12,8 @@
 
 """What is wrong in the books, as far as the books alone can tell.
 
-The books are kept right by whoever changes them. What is looked for here is
-what a crash between two transactions, a database that was restored, or a
+Every process that changes the books keeps them right. What is looked for here
+is what a crash between two transactions, a database that was restored, or a
 hand in the tables may have left behind. Reading is linear in the bookings,
 and by a handful of statements.
 

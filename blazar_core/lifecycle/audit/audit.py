@@ -68,7 +68,7 @@ class Audit:
         yield from self._sealed.differences()
 
     def overdue(self) -> ty.Iterator[Difference]:
-        """The events that nobody carries out."""
+        """The events that no worker carries out."""
         return self._unfinished.overdue()
 
     def credentials(self) -> dict[str, tuple[str, str, str]]:

@@ -22,7 +22,7 @@ __all__ = ['Difference', 'LISTENER', 'Mend', 'STUCK', 'named', 'when']
 #: Seconds after which what goes on by itself should have.
 STUCK = 300
 
-#: What an operator is told about what nobody does.
+#: What an operator is told when no worker does it.
 LISTENER = 'blazar-listener does it; does one run, and what does its log say?'
 
 Mend: ty.TypeAlias = ty.Callable[[], object]

@@ -197,7 +197,7 @@ class Unfinished:
                 claimed_until=0))
 
     def overdue(self) -> ty.Iterator[Difference]:
-        """The events that nobody carries out."""
+        """The events that no worker carries out."""
         latest = self._clock.now() - self._late
         with self._database.reader() as session:
             found = session.execute(

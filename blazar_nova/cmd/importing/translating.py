@@ -32,7 +32,7 @@ _LEFT_BEHIND = {
         'delete it there.',
 }
 
-#: In which state events go on; whoever was at one in Blazar is not any more.
+#: In which state events go on; no process of Blazar is at one any more.
 _STATUS = {'DONE': states.Event.DONE, 'ERROR': states.Event.ERROR}
 
 

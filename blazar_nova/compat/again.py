@@ -169,7 +169,7 @@ def _is_deleted(context: ty.Any, server_id: str) -> bool:
 
 
 def finish(server_id: str) -> None:
-    """Finish the deletion that a process has begun, of a server in no cell.
+    """Finish what a process has begun, of a server that is in no cell.
 
     A process that died over it has left a server that is neither there nor
     gone. It waits after this, or is gone if its user has deleted it.

@@ -216,8 +216,8 @@ class TestLeases(AuditTestCase):
         self.assertEqual([], self.texts())
         self.clock.advance(1)
         self.assert_not_mended('its start_lease was claimed by worker, '
-                               'which has given no sign of life since 2027-01-15 '
-                               '08:01 UTC')
+                               'which has given no sign of life since '
+                               '2027-01-15 08:01 UTC')
 
     def test_an_end_that_fails(self):
         self.running_lease(0, 100)

@@ -24,14 +24,11 @@ read as Nova reads them: see `plugin_conf` and `tests.paste`.
 """
 
 import base64
-import contextlib
 import gc
 import itertools
 import json
 import logging
 import os
-import shutil
-import sqlite3
 import threading
 import typing as ty
 from unittest import mock
@@ -41,11 +38,6 @@ import fixtures
 from nova.api.openstack import urlmap
 from nova.conf import CONF
 from nova import config as nova_config
-from nova import context as nova_context
-from nova.db.api import api as api_db
-from nova.db.main import api as main_db
-from nova.db import migration as nova_migration
-from nova import objects
 from nova.scheduler import manager as scheduler_manager
 from nova.scheduler import utils as scheduler_utils
 from nova import test as nova_test
@@ -57,13 +49,11 @@ from nova.virt import fake as fake_virt
 # Asks for the machine when it is imported, which Nova's fixtures forbid in a
 # test that is under way.
 import numpy  # noqa: F401
-from oslo_db.sqlalchemy import enginefacade
-from oslo_db.sqlalchemy import test_fixtures as db_fixtures
-from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_nova.parts import wiring
 
-from tests.functional import engines
+from tests.functional import databases
+from tests.functional import spared
 from tests import paste as pastes
 
 __all__ = ['ApiClient', 'Capacity', 'Identity', 'NovaBox', 'TokenReader',
@@ -207,97 +197,6 @@ class ApiClient(nova_client.TestOpenStackClient):
         return super().request(url, method, body, headers)
 
 
-# -- databases --------------------------------------------------------------
-
-class WriteLock(nova_fixtures.DatabaseWriteLock):
-    """Serializes writers of Nova's and placement's SQLite files.
-
-    The plugin's own database is left alone: it must stand concurrent writers
-    as it does in a cloud, where nothing serializes them.
-    """
-
-    def _get_lock(self, db_url: ty.Any) -> ty.Any:
-        if 'blazar' in os.path.basename(db_url.database or ''):
-            return contextlib.nullcontext()
-        return super()._get_lock(db_url)
-
-
-class NoDatabase(fixtures.Fixture):
-    """In the place of the database that Nova's harness would make."""
-
-    def __init__(self, **_which: ty.Any) -> None:
-        pass
-
-
-class Databases(fixtures.Fixture):
-    """Nova's API database and cells, each a SQLite file in WAL mode.
-
-    Nova's own CellDatabases fixture swaps one global context manager under a
-    lock, which deadlocks when native threads ask at once; with a file for
-    each cell nothing has to be swapped. Migrations run once per process,
-    then every box copies the migrated files.
-    """
-
-    CELLS: ty.ClassVar[dict[str, str]] = {
-        'cell0': objects.CellMapping.CELL0_UUID, 'cell1': uuids.cell1}
-    _migrated: ty.ClassVar[dict[str, bytes]] = {}
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.cell_mappings: dict[str, objects.CellMapping] = {}
-
-    def _setUp(self) -> None:
-        self.useFixture(engines.Engines())
-        self.useFixture(WriteLock())
-        for name in ('api', 'cell0', 'cell1'):
-            self._create(name)
-        for module in (api_db, main_db):
-            engine = enginefacade.transaction_context()
-            self.useFixture(db_fixtures.ReplaceEngineFacadeFixture(
-                module.context_manager, engine))
-            module.configure(CONF)
-            self.addCleanup(self._dispose, engine)
-        if not self._migrated:
-            self._migrate()
-        self._map_cells()
-
-    @staticmethod
-    def _dispose(engine: ty.Any) -> None:
-        engine.writer.get_engine().dispose()
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self.folder, f'{name}.sqlite')
-
-    def _create(self, name: str) -> None:
-        kind = 'api' if name == 'api' else 'main'
-        if kind in self._migrated:
-            with open(self._path(name), 'wb') as f:
-                f.write(self._migrated[kind])
-        else:
-            with contextlib.closing(sqlite3.connect(self._path(name))) as db:
-                db.execute('PRAGMA journal_mode=WAL')
-
-    def _migrate(self) -> None:
-        """Run the migrations, and keep what they made for the next box."""
-        nova_migration.db_sync(database='api')
-        nova_migration.db_sync(database='main')
-        for kind, name, module in (('api', 'api', api_db),
-                                   ('main', 'cell1', main_db)):
-            # Closing the last connection moves the WAL into the file.
-            module.get_engine().dispose()
-            with open(self._path(name), 'rb') as f:
-                self._migrated[kind] = f.read()
-        shutil.copy(self._path('cell1'), self._path('cell0'))
-
-    def _map_cells(self) -> None:
-        for name, uuid in self.CELLS.items():
-            self.cell_mappings[name] = objects.CellMapping(
-                context=nova_context.get_context(), uuid=uuid, name=name,
-                transport_url='fake:/' if name == 'cell1' else 'none:///',
-                database_connection=f'sqlite:///{self._path(name)}')
-            self.cell_mappings[name].create()
-
-
 # -- the API ----------------------------------------------------------------
 
 class Policy(nova_fixtures.RealPolicyFixture):
@@ -394,8 +293,11 @@ class NovaBox(nova_test.TestCase):
         # It has Nova's own policy, and no database but those of _setup_cells.
         with (mock.patch.object(nova_config, 'parse_args', parse_file),
               mock.patch.object(nova_fixtures, 'PolicyFixture', Policy),
-              mock.patch.object(nova_fixtures, 'Database', NoDatabase)):
+              mock.patch.object(nova_fixtures, 'Database', databases.Nothing),
+              mock.patch.object(nova_fixtures, 'DefaultFlavorsFixture',
+                                databases.Nothing)):
             super().setUp()
+        self.useFixture(spared.Spared())
         for name in CHATTY:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._setup_neighbors()
@@ -441,16 +343,18 @@ class NovaBox(nova_test.TestCase):
         return path
 
     def _setup_cells(self) -> None:
-        databases = self.useFixture(Databases(self.folder))
-        self.cell_mappings.update(databases.cell_mappings)
+        cells = self.useFixture(databases.Databases(self.folder))
+        self.cell_mappings.update(cells.cell_mappings)
 
     def _setup_neighbors(self) -> None:
         """The services around Nova: placement is real."""
         self.neutron = self.useFixture(nova_fixtures.NeutronFixture(self))
         self.glance = self.useFixture(nova_fixtures.GlanceFixture(self))
         self.cinder = self.useFixture(nova_fixtures.CinderFixture(self))
-        self.placement_fixture = self.useFixture(
-            func_fixtures.PlacementFixture())
+        with mock.patch('placement.tests.fixtures.Database',
+                        databases.PlacementDatabase):
+            self.placement_fixture = self.useFixture(
+                func_fixtures.PlacementFixture())
         self.placement = self.placement_fixture.api
         self.useFixture(nova_fixtures.AllServicesCurrent())
 

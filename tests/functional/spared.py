@@ -1,0 +1,122 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What Nova's harness spends on each test, and no test is about."""
+
+import threading
+import time
+import typing as ty
+
+import fixtures
+from futurist import _thread as futurist_thread
+import jsonschema
+from nova import service as nova_service
+from oslo_messaging._drivers import impl_fake
+
+__all__ = ['Spared']
+
+#: A class of JSON schemas, as far as it is used here.
+_CHECK = jsonschema.Draft202012Validator.check_schema
+
+
+class Spared(fixtures.Fixture):
+    """Nova does the same with it, in less time. To be used after its setUp().
+    """
+
+    def _setUp(self) -> None:
+        # Nova's harness has idle threads look a hundred times a second
+        # whether their pool is closed, as nobody tells them; now they are.
+        futurist_thread.ThreadWorker.MAX_IDLE_FOR = 1
+        for name, value in (
+                # No test is behind a proxy, and each request to Nova and to
+                # placement reads all variables of the environment for it.
+                ('requests.sessions.get_environ_proxies', no_proxies),
+                ('jsonschema.Draft202012Validator.check_schema',
+                 staticmethod(check_once)),
+                # Its row goes with the database.
+                ('nova.service.Service.kill', nova_service.Service.stop)):
+            self.useFixture(fixtures.MonkeyPatch(name, value))
+
+
+def no_proxies(*_args: ty.Any, **_kwargs: ty.Any) -> dict[str, str]:
+    """In the place of the proxies of the environment."""
+    return {}
+
+
+#: Schemas that were checked, by their id; they stay, so that it does too.
+_checked: dict[int, ty.Any] = {}
+
+
+def check_once(schema: ty.Any, *args: ty.Any, **kwargs: ty.Any) -> None:
+    """Check a schema the first time only: placement does with each request.
+
+    :raises jsonschema.SchemaError: as the original
+    """
+    if id(schema) not in _checked:
+        _CHECK(schema, *args, **kwargs)
+        _checked[id(schema)] = schema
+
+
+class _WakeUp:
+    """Work that is nothing, so that a thread looks whether it has to end."""
+
+    def run(self) -> None:
+        pass
+
+
+def _stop(worker: ty.Any) -> None:
+    """Tell a thread of a pool to end, also if it waits for work."""
+    worker.should_stop = True
+    # Without its pool it was the garbage collector that called, perhaps while
+    # this thread has the lock of the queue.
+    if worker.executor_ref() is not None:
+        worker.work_queue.put(_WakeUp())
+
+
+class _Arrivals:
+    """What the message bus in memory has instead of time.
+
+    It looks for messages, and sleeps for 50 ms. Now it sleeps until there is
+    one, if that is sooner.
+    """
+
+    time = staticmethod(time.time)
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._seen = threading.local()
+
+    def sleep(self, seconds: float) -> None:
+        seen = getattr(self._seen, 'count', -1)
+        with self._changed:
+            self._changed.wait_for(lambda: self._count != seen, seconds)
+            self._seen.count = self._count
+
+    def deliver(self, deliver: ty.Callable[..., None]
+                ) -> ty.Callable[..., None]:
+        """A FakeExchange.deliver_message that wakes who sleeps."""
+        def delivered(*args: ty.Any, **kwargs: ty.Any) -> None:
+            deliver(*args, **kwargs)
+            with self._changed:
+                self._count += 1
+                self._changed.notify_all()
+        return delivered
+
+
+# For the whole process: threads of pools end when tests are over, and the bus
+# is there before and after.
+futurist_thread.ThreadWorker.stop = _stop
+_ARRIVALS = _Arrivals()
+impl_fake.time = _ARRIVALS
+impl_fake.FakeExchange.deliver_message = _ARRIVALS.deliver(
+    impl_fake.FakeExchange.deliver_message)

@@ -13,6 +13,7 @@
 """The schema's versions (alembic)."""
 
 import contextlib
+import functools
 import os
 
 from alembic import command
@@ -53,8 +54,9 @@ def version(database: api.Database) -> str | None:
             connection).get_current_revision()
 
 
+@functools.cache
 def head() -> str:
-    """The revision that this code wants."""
+    """The revision that this code wants; read once per process."""
     wanted = script.ScriptDirectory.from_config(_config()).get_current_head()
     assert wanted is not None
     return wanted

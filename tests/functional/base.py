@@ -33,7 +33,7 @@ T = ty.TypeVar('T')
 #: An image that Nova's Glance fixture has.
 IMAGE = '155d900f-4e14-4e4c-a73d-069cbf4541e6'
 #: Seconds between two looks at a condition.
-LOOK = 0.05
+LOOK = 0.1
 
 #: Nova's tables that a boot writes to, by database.
 BOOT_TABLES = {

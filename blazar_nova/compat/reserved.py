@@ -18,6 +18,7 @@ when asked ``?status=``, stands in one table; what it may answer, in the
 response schemas. RESERVED is added to both, in place.
 """
 
+import functools
 import typing as ty
 
 from nova.api.openstack import common
@@ -42,11 +43,17 @@ def install() -> int:
     """
     # That there is none is found when it is looked up.
     getattr(common, '_STATE_MAP', {})[VM_STATE] = {'default': STATUS}
-    lists = list(_state_lists(vars(schemas), set()))
+    lists = _all_lists()
     for states in lists:
         if STATUS not in states:
             states.append(STATUS)
     return len(lists)
+
+
+@functools.cache
+def _all_lists() -> tuple[list[str], ...]:
+    """The lists of states in Nova's schemas, searched once per process."""
+    return tuple(_state_lists(vars(schemas), set()))
 
 
 def _state_lists(node: ty.Any, seen: set[int]) -> ty.Iterator[list[str]]:

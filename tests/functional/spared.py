@@ -12,6 +12,7 @@
 
 """What Nova's harness spends on each test, and no test is about."""
 
+import functools
 import threading
 import time
 import typing as ty
@@ -20,12 +21,14 @@ import fixtures
 from futurist import _thread as futurist_thread
 import jsonschema
 from nova import service as nova_service
+import os_service_types
 from oslo_messaging._drivers import impl_fake
 
 __all__ = ['Spared']
 
-#: A class of JSON schemas, as far as it is used here.
+#: What is called once where it was called each time.
 _CHECK = jsonschema.Draft202012Validator.check_schema
+_ALL_TYPES = os_service_types.ServiceTypes.all_types_by_service_type.fget
 
 
 class Spared(fixtures.Fixture):
@@ -42,6 +45,9 @@ class Spared(fixtures.Fixture):
                 ('requests.sessions.get_environ_proxies', no_proxies),
                 ('jsonschema.Draft202012Validator.check_schema',
                  staticmethod(check_once)),
+                # A copy of all of it for each look.
+                ('os_service_types.ServiceTypes.all_types_by_service_type',
+                 property(functools.cache(_ALL_TYPES))),
                 # Its row goes with the database.
                 ('nova.service.Service.kill', nova_service.Service.stop)):
             self.useFixture(fixtures.MonkeyPatch(name, value))

@@ -40,6 +40,7 @@ import testtools
 from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.leases import views
+from tests.integration import clients
 from tests import stack
 from tests.stack import cloud as accounts
 from tests.stack import configuration
@@ -83,8 +84,16 @@ def shared() -> stack.Stack:
         # What a run left that was killed.
         cloud.down()
         atexit.register(cloud.down)
+    # Here it costs no test its time.
+    loaded_clients()
     start(cloud, HOSTS)
     return cloud
+
+
+@functools.cache
+def loaded_clients() -> clients.Clients:
+    """Those of this process."""
+    return clients.Clients()
 
 
 def start(cloud: stack.Stack, hosts: int, token_expiry: int | None = None,
@@ -409,13 +418,21 @@ class IntegrationTestCase(testtools.TestCase):
 
     def run_client(self, *words: str, user: str = 'demo',
                    ) -> subprocess.CompletedProcess[str]:
-        """Run ``openstack``, ``nova`` or another command as a user."""
+        """Run ``openstack``, ``nova`` or ``blazar`` as a user."""
+        return loaded_clients().run(words, self.environ(user))
+
+    def run_process(self, *words: str, user: str = 'demo',
+                    ) -> subprocess.CompletedProcess[str]:
+        """Run any command as a user, as a shell would."""
         return subprocess.run(
-            words, env={**{name: value for name, value in os.environ.items()
-                           if not name.startswith('OS_')},
-                        **self.cloud.env(user), 'PYTHONWARNINGS': 'ignore'},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=3 * PATIENCE)
+            words, env=self.environ(user), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=3 * PATIENCE)
+
+    def environ(self, user: str) -> dict[str, str]:
+        """What commands of a user find in their environment."""
+        return {**{name: value for name, value in os.environ.items()
+                   if not name.startswith('OS_')},
+                **self.cloud.env(user), 'PYTHONWARNINGS': 'ignore'}
 
     def openstack(self, *words: str, user: str = 'demo') -> ty.Any:
         """Run ``openstack``, and return what it shows.
@@ -435,7 +452,7 @@ class IntegrationTestCase(testtools.TestCase):
 
     def verify(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run ``blazar-nova-manage verify``."""
-        return self.run_client(
+        return self.run_process(
             'blazar-nova-manage', '--config-file',
             f'{self.cloud.folder}/etc/nova/nova.conf', 'verify', *words)
 
@@ -455,13 +472,16 @@ class IntegrationTestCase(testtools.TestCase):
             f'{self.cloud.folder}/etc/nova/nova.conf'])
         return conf
 
+    @functools.cached_property
+    def database(self) -> api.Database:
+        """That of the books; its connections stay: it is looked often."""
+        database = api.Database(self.conf)
+        self.addCleanup(database.engine.dispose)
+        return database
+
     def leases(self) -> dict[str, Json]:
         """All leases by their ids, as they were described to a user."""
-        database = api.Database(self.conf)
-        try:
-            return {lease['id']: lease for lease in views.listed(database)}
-        finally:
-            database.engine.dispose()
+        return {lease['id']: lease for lease in views.listed(self.database)}
 
     def lease(self, lease_id: str) -> Json:
         return self.leases()[lease_id]

@@ -31,7 +31,6 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core.db import api
 from blazar_core.db import models
 from tests.integration import base
 from tests.integration import ledger
@@ -83,8 +82,6 @@ class PromisesTest(base.IntegrationTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.database = api.Database(self.conf)
-        self.addCleanup(self.database.engine.dispose)
         path = f'/os-quota-sets/{self.admin.project_id}'
         self.admin('PUT', path, {'quota_set': {
             'instances': -1, 'cores': -1, 'ram': -1}})

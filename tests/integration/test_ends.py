@@ -18,7 +18,7 @@ from tests.integration import base
 from tests.integration import test_tour
 
 #: Seconds for which a lease lasts.
-LASTS = 40
+LASTS = 25
 
 
 class EndsTest(test_tour.TourTestCase):
@@ -32,9 +32,9 @@ class EndsTest(test_tour.TourTestCase):
 
     def images(self, server_id: str) -> list[str]:
         """The names of the images of a server that can be used."""
-        return [one['Name'] for one in self.openstack(
-            'image', 'list', '--status', 'active', '--property',
-            f'instance_uuid={server_id}')]
+        return [one['name'] for one in self.demo(
+            'GET', f'/images?status=active&instance_uuid={server_id}',
+            service='glance')['images']]
 
     def act(self, action: str, server_id: str) -> None:
         """openstack server start, and the like"""
@@ -44,10 +44,10 @@ class EndsTest(test_tour.TourTestCase):
     def test_images_before_the_end_and_at_an_event(self) -> None:
         now = time.time()
         server_id = str(self.create('server', *self.lease_words(
-            'now', 600, name='kept', before_end=base.date(now + 40),
+            'now', 600, name='kept', before_end=base.date(now + 22),
             before_end_action='snapshot', events=[{
                 'event_type': 'halfway',
-                'event_date': base.date(now + 25),
+                'event_date': base.date(now + 15),
                 'action': 'snapshot'}]))['id'])
         lease_id = str(self.lease_of(server_id)['id'])
         self.wait_for_server(server_id)

@@ -12,6 +12,7 @@
 
 """Whole hosts on a real OpenStack: enrolled, leased, used and given back."""
 
+import concurrent.futures
 import time
 import typing as ty
 import uuid
@@ -109,7 +110,7 @@ class StayingTest(HostsTestCase):
         self.reservation_id = self.lease_['reservations'][0]['id']
         self.wait_for_lease(self.lease_['id'], 'ACTIVE')
 
-    def within(self, client: base.Client | None = None) -> str:
+    def within(self, client: base.Client) -> str:
         server_id = self.boot({'reservation': self.reservation_id},
                               client)['server']['id']
         self.wait_for_server(server_id)
@@ -133,25 +134,8 @@ class StayingTest(HostsTestCase):
         return host
 
     def test_by_each_way_that_there_is(self) -> None:
-        servers = [self.within(), self.within(self.other)]
-        for server_id in servers:
-            host = self.stays(server_id)
-            self.act(server_id, 'migrate')
-            host = self.stays(server_id, 'VERIFY_RESIZE', host)
-            self.act(server_id, 'confirmResize')
-            self.stays(server_id)
-            self.act(server_id, 'os-migrateLive', {
-                'host': None, 'block_migration': 'auto'})
-            self.stays(server_id, away_from=host)
-            self.act(server_id, 'resize', {
-                'flavorRef': self.flavors['m1.tiny']})
-            self.stays(server_id, 'VERIFY_RESIZE')
-            self.act(server_id, 'confirmResize')
-            self.stays(server_id)
-            self.act(server_id, 'shelve')
-            self.wait_for_server(server_id, 'SHELVED_OFFLOADED')
-            self.act(server_id, 'unshelve')
-            self.stays(server_id)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            servers = list(pool.map(self.walk, (self.demo, self.other)))
         self.evacuate(servers[0])
         self.outside()
         self.assertEqual(sorted(self.MINE),
@@ -166,6 +150,27 @@ class StayingTest(HostsTestCase):
             if host in self.MINE])
         done = self.verify()
         self.assertEqual(0, done.returncode, done.stdout)
+
+    def walk(self, client: base.Client) -> str:
+        """Boot a server and do all with it that moves it; returns its id."""
+        server_id = self.within(client)
+        host = self.stays(server_id)
+        self.act(server_id, 'migrate')
+        host = self.stays(server_id, 'VERIFY_RESIZE', host)
+        self.act(server_id, 'confirmResize')
+        self.stays(server_id)
+        self.act(server_id, 'os-migrateLive', {
+            'host': None, 'block_migration': 'auto'})
+        self.stays(server_id, away_from=host)
+        self.act(server_id, 'resize', {'flavorRef': self.flavors['m1.tiny']})
+        self.stays(server_id, 'VERIFY_RESIZE')
+        self.act(server_id, 'confirmResize')
+        self.stays(server_id)
+        self.act(server_id, 'shelve')
+        self.wait_for_server(server_id, 'SHELVED_OFFLOADED')
+        self.act(server_id, 'unshelve')
+        self.stays(server_id)
+        return server_id
 
     def evacuate(self, server_id: str) -> None:
         """Away from a host that dies, and comes back."""

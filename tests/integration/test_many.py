@@ -25,7 +25,7 @@ class SeveralServersTest(base.IntegrationTestCase):
 
     def test_one_lease_for_the_servers_of_a_request(self) -> None:
         # In time for what a slow client asks of it before.
-        hints = self.lease_hints(time.time() + 30)
+        hints = self.lease_hints(time.time() + 15)
         self.openstack(
             'server', 'create', '--image', 'cirros', '--flavor', 'm1.nano',
             '--nic', 'none', '--min', '3', '--max', '3',
@@ -38,7 +38,7 @@ class SeveralServersTest(base.IntegrationTestCase):
 
     def test_by_the_id_of_the_reservation(self) -> None:
         """The answer has no id of a server."""
-        answer = self.boot(self.lease_hints(time.time() + 12), name='by-id',
+        answer = self.boot(self.lease_hints(time.time() + 8), name='by-id',
                            min_count=3, max_count=3,
                            return_reservation_id=True)
         self.assertEqual({'reservation_id'}, set(answer))
@@ -77,7 +77,7 @@ class ManyLeasesTest(base.IntegrationTestCase):
     COUNTS = {'m1.large': 30, 'm1.medium': 20}
     VCPUS = {'m1.large': 4, 'm1.medium': 2}
     #: Seconds that booking all of them may take.
-    AHEAD = 30
+    AHEAD = 20
 
     def test_fifty_leases_that_start_in_the_same_second(self) -> None:
         self.assertEqual(20, len(self.cloud.hosts()))

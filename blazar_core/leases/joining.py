@@ -145,7 +145,7 @@ class Joining:
         with self._database.writer() as session:
             _lock(session.connection(), granted)
             lease = api.locked(session, lease_id)
-            _check(lease)
+            _check(lease, now)
             counted = self._take(session, now, joiners, wanted)
             window = lease.booked(model.Window(
                 lease.start_date, lease.end_date))
@@ -192,15 +192,17 @@ def _lock(connection: sa.Connection, granted: limits.Granted | None) -> None:
         granted.confirm(connection)
 
 
-def _check(lease: models.Lease) -> None:
+def _check(lease: models.Lease, now: int) -> None:
     """Whether servers may come under a lease.
 
     :raises Conflict: when not; says what to do
     """
-    if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None:
+    if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None or (
+            lease.end_date <= now):
         raise errors.Conflict(
             f'Lease {lease.id} is {views.status(lease)}: servers come under '
-            f'a lease while it is ACTIVE. Make a lease of their own for them.')
+            f'a lease while it is ACTIVE, before its end. Make a lease of '
+            f'their own for them.')
     if not all(one.booted and not one.spec for one in lease.reservations):
         raise errors.Conflict(
             f'Lease {lease.id} is not one of servers alone: it has '

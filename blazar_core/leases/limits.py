@@ -77,6 +77,8 @@ class Asked:
         Those of a lease that starts now do not, nor do those that are booted
         into a lease when it has started.
     :ivar server_ids: those of its servers that the cloud has already
+    :ivar running: what those of these take that ran before they had a lease:
+        the cloud counts all of that
     """
 
     project_id: str
@@ -90,6 +92,8 @@ class Asked:
     current: dict[str, ty.Any] | None = None
     held: bool = True
     server_ids: tuple[str, ...] = ()
+    running: ty.Mapping[str, model.Resources] = dataclasses.field(
+        default_factory=dict)
     cleaning_time: int = 0
 
 
@@ -258,7 +262,9 @@ class Limits:
             self._quota.amounts(asked.servers, asked.resources).keys(),
             [server for owner, server in found.servers
              if user_id in (None, owner)] +
-            [quotas.Server(one, False, {}) for one in asked.server_ids])
+            [quotas.Server(one, one in asked.running,
+                           asked.running.get(one, {}))
+             for one in asked.server_ids])
             for user_id, peak in self._peaks_of_quota(asked, found).items()
             if peak and self._quota is not None}
 

@@ -60,6 +60,10 @@ _LEASE_OF = sa.select(models.Reservation.lease_id).join(
         models.Booking.server_id == sa.bindparam('server'))
 
 
+class _Possible(Exception):
+    """What was tried can be done, and is not."""
+
+
 class Observing:
     """Makes the books true for servers.
 
@@ -131,7 +135,15 @@ class Observing:
         :returns: the lease without them
         :raises NotFound: when there is no lease of that id
         :raises Conflict: when one of them cannot leave; says what to do
+        :raises CloudUnavailable: when the cloud cannot let go of one now
         """
+        with contextlib.suppress(_Possible):
+            # Nothing is changed in the cloud by what is refused.
+            self._database.retried(self._leave, lease_id, servers, True)
+        for server_id in sorted(servers):
+            # First: a process that dies after this leaves a server that is
+            # in its lease by the books, and ends with it.
+            self._cloud.release(server_id)
         described = self._database.retried(self._leave, lease_id, servers)
         LOG.info('Lease %s: servers %s stay, without a lease', lease_id,
                  ', '.join(sorted(servers)))
@@ -140,29 +152,27 @@ class Observing:
         return described
 
     def _leave(self, lease_id: str, servers: ty.Mapping[str, bool],
-               ) -> facts.Lease:
+               tried: bool = False) -> facts.Lease:
+        """
+        :param tried: whether it is only seen if it can be done
+        :raises _Possible: when it can
+        """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status != states.Lease.ACTIVE or (
-                    lease.deleted_at is not None):
-                raise errors.Conflict(
-                    f'Lease {lease_id} is {views.status(lease)}: servers '
-                    f'leave a lease while it is ACTIVE.')
-            own = {row.server_id: row for row in lease.bookings
-                   if row.reservation.booted and row.running}
-            for server_id, is_there in sorted(servers.items()):
-                booking = own.get(server_id)
-                if booking is None or booking.reservation.spec:
-                    raise errors.Conflict(
-                        f'Server {server_id} cannot leave lease {lease_id}: '
-                        f'it does not run in it, or it is within a '
-                        f'reservation that it was booted with.')
+            for booking in _leaving(lease, servers, self._clock.now()):
+                is_there = servers[str(booking.server_id)]
                 if is_there and not self._has_room(session, booking):
                     raise errors.Conflict(
-                        f'Server {server_id} cannot leave lease {lease_id}: '
-                        f'what it has on its host is promised to others '
-                        f'later. Prolong the lease, or migrate the server.')
+                        f'Server {booking.server_id} cannot leave lease '
+                        f'{lease_id}: what it has on its host is promised to '
+                        f'others later. Prolong the lease, or migrate the '
+                        f'server.')
                 self._take_out(session, booking, None, is_there)
+            if tried:
+                raise _Possible
+            session.flush()
+            session.expire_all()
+            _count_again(session, lease)
             transitions.settle(session, lease, self._clock.now())
             session.flush()
             session.expire(lease)
@@ -366,3 +376,38 @@ class Observing:
         seen = self._cloud.look(server_id)
         return seen, self.observe(
             server_id, seen, None if booking is None else (booking.sent_at,))
+
+
+def _leaving(lease: models.Lease, server_ids: ty.Collection[str], now: int,
+             ) -> list[models.Booking]:
+    """The bookings of servers that are to leave a lease.
+
+    :raises Conflict: when one of them cannot leave; says what to do
+    """
+    if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None or (
+            lease.end_date <= now):
+        raise errors.Conflict(
+            f'Lease {lease.id} is {views.status(lease)}: servers leave a '
+            f'lease while it is ACTIVE, before its end.')
+    own = {row.server_id: row for row in facts.bookings(lease)
+           if row.reservation.booted and not row.reservation.spec and
+           row.running}
+    for server_id in server_ids:
+        if server_id not in own:
+            raise errors.Conflict(
+                f'Server {server_id} cannot leave lease {lease.id}: it does '
+                f'not run in it, or it is within a reservation that it was '
+                f'booted with.')
+    return [own[server_id] for server_id in sorted(server_ids)]
+
+
+def _count_again(session: orm.Session, lease: models.Lease) -> None:
+    """A lease without those that have left it. What it was is kept of one
+    that nobody is left in.
+    """
+    if not facts.bookings(lease):
+        return
+    for one in lease.reservations:
+        one.amount = len(one.bookings)
+        if not one.bookings:
+            session.delete(one)

@@ -20,7 +20,6 @@ from oslo_utils import uuidutils
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import inputs
-from blazar_core.common import states
 from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
@@ -83,7 +82,9 @@ class Joining:
             context.project_id, context.user_id, asked.lease,
             joining.reservations(joiners), key=key)
         new = dataclasses.replace(new, granted=self._parts.limits.check(
-            granting.asked_of(new, False, self._parts.types)))
+            dataclasses.replace(
+                granting.asked_of(new, False, self._parts.types),
+                running=_running(new.reservations))))
         with trusts.for_end(self._parts, context, new) as new:
             lease = joining.create(new, joiners)
         if new.credential is None:
@@ -133,7 +134,7 @@ class Joining:
             new, reservations=(*new.reservations, *wanted))
         return self._parts.limits.check(dataclasses.replace(
             granting.asked_of(new, False, self._parts.types),
-            lease_id=lease['id'],
+            lease_id=lease['id'], running=_running(wanted),
             current=self._parts.answers.lease(lease)))
 
     def _remove(self, servers: list[str], lease: dict[str, ty.Any],
@@ -154,10 +155,6 @@ class Joining:
                 raise errors.Conflict(
                     f'Server {server_id} is not built yet, or something is '
                     f'being done to it. Try again when it is ACTIVE.')
-        if lease['status'] == states.Lease.ACTIVE:
-            for server_id in servers:
-                # First: after a death here the server is still in its lease.
-                self._parts.cloud.release(server_id)
         return self._parts.lifecycle.observing.leave(lease['id'], {
             server_id: one.host is not None
             for server_id, one in seen.items()})
@@ -176,3 +173,10 @@ def _ids(value: object, key: str) -> list[str]:
             f'them: ["91ba74b5-1ffb-4c1a-a5f5-5c1a8e3a4d2b"]. Write more of '
             f'them in another request.')
     return [*dict.fromkeys(one.lower() for one in value)]
+
+
+def _running(reservations: ty.Iterable[making.NewReservation],
+             ) -> dict[str, ty.Mapping[str, int]]:
+    """What servers take that run: the quota of the cloud has it already."""
+    return {server_id: one.demand.resources for one in reservations
+            for server_id in one.server_ids}

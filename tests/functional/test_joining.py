@@ -227,3 +227,18 @@ class TestLimits(JoiningTestCase):
         self.adopt(other, code=403)
         self.put(lease, remove_servers=[self.server])
         self.adopt(other)
+
+
+class TestQuota(JoiningTestCase):
+    """A server counts once, whether it has a lease or not."""
+
+    more_conf = ('[quota]\n'
+                 'driver = nova.quota.DbQuotaDriver\n'
+                 'instances = 2\ncores = 4\n')
+
+    def test_what_the_cloud_counts_does_not_count_twice(self):
+        other = self.boot_active('other', flavor='3')['id']
+        self.listener.mirror.compare_all()
+        lease = self.adopt(self.server)
+        self.put(lease, add_servers=[other])
+        self.make(start_in=60, length=60, code=403)

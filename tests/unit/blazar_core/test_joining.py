@@ -1,0 +1,204 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers that run already: in the books."""
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_core.leases import joining
+from blazar_core.leases import making
+from blazar_core.leases import views
+from blazar_core.lifecycle import audit
+from tests import databases
+from tests.unit import base
+
+NOW = base.NOW
+RUNNING = clouds.ServerState.RUNNING
+
+load_tests = databases.load_tests
+
+
+class JoiningTestCase(base.LeaseTestCase):
+    """A host with eight CPUs, on which servers run that have no lease."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuid = self.host('one', VCPU=8)
+
+    def runs(self, *sizes):
+        """Servers of so many CPUs that run, as the books have it."""
+        joiners = [joining.Joiner(uuidutils.generate_uuid(), self.uuid)
+                   for _size in sizes]
+        consumers = {one.id: ({'VCPU': size}, NOW)
+                     for one, size in zip(joiners, sizes, strict=True)}
+        with self.database.writer() as session:
+            host = session.scalars(sa.select(models.Host)).one()
+            session.execute(sa.update(models.Host).values(
+                consumers={**(host.consumers or {}), **consumers},
+                usage={'VCPU': sum(sizes) + host.usage.get('VCPU', 0)}))
+        for one in joiners:
+            self.cloud.servers[one.id] = clouds.Seen(RUNNING, self.uuid)
+        return joiners
+
+    def adopt(self, joiners, end=100, **wanted):
+        return self.leases.joining.create(making.NewLease(
+            'project', 'user', self.request(0, end, **wanted),
+            self.leases.joining.reservations(joiners)), joiners)
+
+    def join(self, lease, joiners):
+        return self.leases.joining.join(
+            lease['id'], joiners, self.leases.joining.reservations(joiners),
+            None)
+
+    def leave(self, lease, *joiners):
+        return self.lifecycle.observing.leave(
+            lease['id'], {one.id: True for one in joiners})
+
+    def amounts(self, lease):
+        return [one['amount'] for one in views.get(
+            self.database, lease['id'])['reservations']]
+
+    def used(self):
+        usage, = self.scalars(models.Host.usage)
+        return usage.get('VCPU', 0)
+
+    def differences(self):
+        return [*audit.Audit(
+            self.database, self.clock, self.lifecycle, self.vault.open, 10,
+        ).differences()]
+
+
+class TestAdopting(JoiningTestCase):
+
+    def test_its_room_is_free_after_the_lease(self):
+        servers = self.runs(4, 4)
+        self.assertRaises(
+            errors.Refused, self.reserve, 200, 300, self.places(1))
+        lease = self.adopt(servers)
+        self.assertEqual('ACTIVE', lease['status'])
+        self.assertEqual(0, self.used())
+        self.reserve(200, 300, self.places(8))
+        self.assertRaises(
+            errors.Refused, self.reserve, 50, 300, self.places(1))
+        self.assertEqual([], self.differences())
+
+    def test_each_size_is_a_reservation(self):
+        lease = self.adopt(self.runs(1, 2, 1))
+        self.assertEqual([1, 2], sorted(self.amounts(lease)))
+
+    def test_what_is_not_on_the_host_by_the_books(self):
+        self.assert_conflict('is changing at this moment', [
+            joining.Joiner(uuidutils.generate_uuid(), self.uuid)])
+
+    def test_one_that_has_a_lease(self):
+        servers = self.runs(1)
+        lease = self.adopt(servers)
+        self.assertIn('has a lease already', str(self.assertRaises(
+            errors.Conflict, self.adopt, servers)))
+        self.assertEqual([lease['id']], self.scalars(models.Lease.id))
+
+    def test_one_on_a_host_of_leases_only(self):
+        servers = self.runs(1)
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(held_by='other'))
+        self.assert_conflict('serves leases only', servers)
+
+    def assert_conflict(self, part, servers):
+        self.assertIn(part, str(self.assertRaises(
+            errors.Conflict, self.adopt, servers)))
+        self.assertEqual([], self.scalars(models.Lease.id))
+
+
+class TestMembers(JoiningTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.servers = self.runs(1, 1)
+        self.adopted = self.adopt(self.servers)
+
+    def test_who_joins_is_in_the_reservation_of_its_size(self):
+        self.join(self.adopted, self.runs(1, 2))
+        self.assertEqual([1, 3], sorted(self.amounts(self.adopted)))
+        self.assertEqual(0, self.used())
+        self.assertEqual([], self.differences())
+
+    def test_who_leaves_is_not_counted_in_the_lease(self):
+        left = self.leave(self.adopted, self.servers[0])
+        self.assertEqual([1], [one['amount'] for one in left['reservations']])
+        self.assertEqual([1], self.amounts(self.adopted))
+        self.assertEqual([self.servers[0].id], self.cloud.released)
+        self.assertEqual(1, self.used())
+        self.assertEqual([], self.differences())
+        self.join(self.adopted, self.servers[:1])
+        self.assertEqual([2], self.amounts(self.adopted))
+
+    def test_all_of_a_size_leave_and_join_again(self):
+        other = self.runs(2)
+        for _round in range(3):
+            self.join(self.adopted, other)
+            self.assertEqual([1, 2], sorted(self.amounts(self.adopted)))
+            self.leave(self.adopted, *other)
+            self.assertEqual([2], self.amounts(self.adopted))
+        self.assertEqual([], self.differences())
+
+    def test_the_last_one_ends_the_lease(self):
+        self.leave(self.adopted, *self.servers)
+        self.assertEqual('TERMINATED', self.status(self.adopted))
+        self.assertEqual(2, self.used())
+        self.assertEqual([], self.cloud.deleted)
+        self.assertEqual([], self.differences())
+
+    def test_all_leave_or_none(self):
+        stranger, = self.runs(1)
+        self.assertRaises(errors.Conflict, self.leave, self.adopted,
+                          self.servers[0], stranger)
+        self.assertEqual([2], self.amounts(self.adopted))
+        self.assertEqual(1, self.used())
+        self.assertEqual([], self.cloud.released)
+
+    def test_none_leaves_what_is_promised(self):
+        self.reserve(200, 300, self.places(8))
+        before = self.everything()
+        self.assertIn('promised to others', str(self.assertRaises(
+            errors.Conflict, self.leave, self.adopted, self.servers[0])))
+        self.assertEqual(before, self.everything())
+        self.assertEqual([], self.cloud.released)
+
+    def test_one_that_the_cloud_does_not_let_go_stays_in_the_lease(self):
+        self.cloud.broken['release'] = errors.CloudUnavailable('Not now.')
+        before = self.everything()
+        self.assertRaises(errors.CloudUnavailable, self.leave, self.adopted,
+                          self.servers[0])
+        self.assertEqual(before, self.everything())
+
+    def test_none_joins_or_leaves_what_ends(self):
+        other = self.runs(1)
+        self.cloud.stubborn |= {one.id for one in self.servers}
+        self.clock.advance(100)
+        # It is due, and nobody has come to it yet.
+        self.assertRaises(errors.Conflict, self.join, self.adopted, other)
+        self.assertRaises(
+            errors.Conflict, self.leave, self.adopted, self.servers[0])
+        self.new_engine().run_due()
+        self.assertEqual('TERMINATING', self.status(self.adopted))
+        self.assertRaises(errors.Conflict, self.join, self.adopted, other)
+        self.assertRaises(
+            errors.Conflict, self.leave, self.adopted, self.servers[0])
+        self.assertEqual(1, self.used())
+
+    def test_none_joins_a_reservation_that_servers_are_booted_into(self):
+        lease = self.reserve(0, 100, self.places(1), active=True)
+        self.assertRaises(errors.Conflict, self.join, lease, self.runs(1))

@@ -15,12 +15,15 @@
 pick finds hosts; refusal is a quote for more than there is at that time,
 with its next_start; fits_for is what the scheduler asks for each server, and
 let_in the same with the claim of a host;
+hosts.alike looks for 200 of 1,200 whole hosts with properties (ratio: how
+many times longer than for any 200, which is hosts.any);
 free is what GET /availability asks, for ten starts; page is a hundred leases
 of the list of all, from anywhere in it, with their reservations and events.
 All of it with the database: statements are counted at the driver. A refusal
 says in the log which leases stand in the way, which it has to look up.
 """
 
+import functools
 import logging
 import typing as ty
 import unittest
@@ -36,29 +39,78 @@ from blazar_core.books import claims
 from blazar_core.books import judge
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
+from blazar_core.common import properties
 from blazar_core.common import refusals
+from blazar_core.db import models
 from blazar_core.leases import views
 
 HOSTS, BOOKINGS = 1000, 10_000
+#: Those that can be leased whole, and how many of them are asked for.
+WHOLE, WANTED = 1200, 200
 DEMAND = {'VCPU': 8, 'MEMORY_MB': 32_768, 'DISK_GB': 160}
 SERVER = '00000000-0000-0000-0000-000000000001'
 
 
 def run(quick: bool) -> ty.Iterator[records.Record]:
     size = 100 if quick else 1
-    world = worlds.parts(HOSTS // size, BOOKINGS // size * 8)
     # Ten bookings a host, for as much as a lane has.
-    for name in ('host', 'start', 'end'):
-        setattr(world, name, getattr(world, name)[:BOOKINGS // size])
-    world.amounts = {rc: amount[:BOOKINGS // size]
-                     for rc, amount in world.amounts.items()}
+    world = _sparse(HOSTS // size, BOOKINGS // size * 8, BOOKINGS // size)
     for kind in servers.KINDS:
         try:
             with servers.place(kind) as place:
                 filled.fill(place.url, world, BOOKINGS // size, events=True)
                 yield from measure(kind, place.url, world)
+            with servers.place(kind) as place:
+                yield from whole(kind, place.url, size)
         except unittest.SkipTest as skip:
             print(f'{kind}: {skip}')
+
+
+def _sparse(hosts: int, bookings: int, kept: int) -> worlds.World:
+    """Parts of hosts, and so many of the bookings, drawn at random."""
+    world = worlds.parts(hosts, bookings)
+    for name in ('host', 'start', 'end'):
+        setattr(world, name, getattr(world, name)[:kept])
+    world.amounts = {rc: amount[:kept]
+                     for rc, amount in world.amounts.items()}
+    return world
+
+
+def whole(kind: str, url: str, size: int) -> ty.Iterator[records.Record]:
+    """Search for whole hosts, by what they are like; half of them are so."""
+    hosts = WHOLE // size
+    # Twenty of some 800 bookings a host: most hosts are free for a week.
+    world = _sparse(hosts, 800 * hosts, 20 * hosts)
+    filled.fill(url, world, hosts)
+    database = filled.connect(url)
+    with database.writer() as session:
+        table = models.Host.__table__
+        session.execute(sa.update(table).values(
+            enrolment='enrolled', reservable=True,
+            properties={'vcpus': 64, 'hypervisor_type': 'QEMU'},
+            extra={'gpu': 'A100'}))
+        session.execute(sa.update(table).where(table.c.id % 2 == 0).values(
+            extra={'gpu': 'none'}))
+    search = admission.Admission(database, clocks.ManualClock(worlds.NOW))
+    windows = [model.Window(worlds.NOW + day * worlds.DAY,
+                            worlds.NOW + (day + 7) * worlds.DAY)
+               for day in range(1, 300)]
+    found = {}
+    for name, expression in (
+            ('any', ''), ('alike', '["and", ["==", "$gpu", "A100"], '
+                                   '[">=", "$vcpus", "8"]]')):
+        demand = model.Demand(
+            model.WHOLE, WANTED // size, among=model.Among.ENROLLED,
+            properties=properties.parse(expression))
+        search.pick(demand, windows[0])
+        found[name] = [*records.times(
+            f'availability.{kind}.hosts.{name}',
+            functools.partial(search.pick, demand), windows)]
+        yield from found[name]
+    yield records.Record(
+        f'availability.{kind}.hosts.alike', 'ratio',
+        found['alike'][0].value / found['any'][0].value)
+    database.engine.dispose()
 
 
 def measure(kind: str, url: str, world: worlds.World,

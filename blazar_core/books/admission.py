@@ -125,12 +125,13 @@ class Admission:
             start is looked for
         :raises Refused: when they do not all fit
         """
-        demands = self._picking.named(demands)
         alike = _alike(demands)
-        merged = [dataclasses.replace(demands[numbers[0]], count=sum(
-            demands[number].count for number in numbers))
+        merged: ty.Sequence[model.Demand] = [
+            dataclasses.replace(demands[numbers[0]], count=sum(
+                demands[number].count for number in numbers))
             for numbers in alike]
-        with self._picking.asked(lag, instead_of) as timeline:
+        with self._picking.asked_for(
+                merged, lag, instead_of) as (timeline, merged):
             found = self._picking.together(
                 timeline, merged, window, last, kept)
         if not isinstance(found, picking.Short):
@@ -149,8 +150,8 @@ class Admission:
 
         :param instead_of: rows of bookings that would go in exchange
         """
-        demand, = self._picking.named([demand])
-        with self._picking.asked(0, instead_of) as timeline:
+        with self._picking.asked_for(
+                [demand], 0, instead_of) as (timeline, (demand,)):
             rooms = timeline.fits(
                 demand, window, self._picking.allowed(timeline, demand))
         return min(picking.most_of(demand, rooms), demand.count)

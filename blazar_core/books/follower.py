@@ -38,6 +38,7 @@ What is found here is a hint: each decision is made in the database.
 
 import collections
 import contextlib
+import functools
 import threading
 import typing as ty
 
@@ -53,9 +54,10 @@ from blazar_core.books import snapshot
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
+from blazar_core.common import properties
 from blazar_core.db import api
 
-__all__ = ['ALONE', 'Apart', 'Index', 'KEEP']
+__all__ = ['ALONE', 'Alike', 'Apart', 'Index', 'KEEP']
 
 LOG = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ KEEP = 3600
 #: Seconds after which what was let in without the database counts no more,
 #: when no process had to do without it again: the others wrote it.
 ALONE = 300
+#: Of how many expressions it is remembered which hosts match.
+_EXPRESSIONS = 100
 
 
 class _Guest(ty.NamedTuple):
@@ -92,6 +96,11 @@ class Apart(ty.NamedTuple):
     held: dict[str, list[str]]
 
 
+#: Which hosts, by their uuids, match an expression.
+Alike: ty.TypeAlias = ty.Callable[
+    [properties.Expression | None], frozenset[str]]
+
+
 class Index:
     """What the books say, ready to be searched."""
 
@@ -104,6 +113,8 @@ class Index:
         self.ids_by_uuid: dict[str, int] = {}
         self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
         self._apart: Apart | None = None
+        #: Says which hosts are alike, as they were last; None: not judged.
+        self.judged: Alike | None = None
         self._overdue: list[tuple[int, model.Window, model.Resources]] = []
         self._forgotten = 0
         #: The instant since which everything is known.
@@ -260,6 +271,20 @@ class Index:
                         host.held_by, []).append(host.uuid)
         return self._apart
 
+    def alike(self) -> Alike:
+        """Within :meth:`fresh`: the uuids of the hosts that are what somebody
+        asks for.
+
+        Also to be asked later; says then what was so. Judges all hosts for
+        each expression once, and remembers some, until a host changes.
+        """
+        if self.judged is None:
+            hosts = {host.uuid: host.properties
+                     for host in self.hosts.values()}
+            self.judged = functools.lru_cache(_EXPRESSIONS)(
+                lambda one: frozenset(properties.matching(one, hosts)))
+        return self.judged
+
     @contextlib.contextmanager
     def without(self, bookings: ty.Sequence[ty.Any]) -> ty.Iterator[None]:
         """Within :meth:`fresh`: as if these bookings were not there."""
@@ -298,6 +323,7 @@ class Index:
         self._known, self._overdue = news.Known(hosts, top, now), []
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
         self._uuids, self._apart = np.empty(0, object), None
+        self.judged = None
         self._watch_overdue(timeline, overdue, now)
         self._timeline = timeline
         self._forgotten = now
@@ -339,6 +365,8 @@ class Index:
                     row.resources, row.sign)
             if known is None or _place_of(known) != _place_of(host):
                 self._apart = None
+            if known is None or known.properties != host.properties:
+                self.judged = None
             self.hosts[host.id] = host
             self.ids_by_uuid[host.uuid] = host.id
         if found.overdue is not None:

@@ -23,7 +23,6 @@ from blazar_core.books import follower
 from blazar_core.books import strategies
 from blazar_core.books import timeline as timelines
 from blazar_core.common import model
-from blazar_core.common import properties
 
 __all__ = ['Kept', 'MANY', 'Picked', 'Picking', 'Short', 'count_of', 'most_of']
 
@@ -72,6 +71,24 @@ class Picking:
             with self._index.without(instead_of):
                 yield timeline
 
+    @contextlib.contextmanager
+    def asked_for(self, demands: ty.Sequence[model.Demand], lag: float,
+                  instead_of: ty.Sequence[ty.Any] = (),
+                  ) -> ty.Iterator[tuple[
+                      timelines.Timeline, ty.Sequence[model.Demand]]]:
+        """The same, with demands that name their hosts, as :meth:`named`.
+
+        Hosts are judged before; where they have changed since, again.
+        """
+        alike = self._index.judged
+        while True:
+            found = None if alike is None else _named(demands, alike)
+            with self.asked(lag, instead_of) as timeline:
+                if found is not None and alike is self._index.alike():
+                    yield timeline, found
+                    return
+                alike = self._index.alike()
+
     def named(self, demands: ty.Sequence[model.Demand],
               ) -> ty.Sequence[model.Demand]:
         """Demands that name their hosts instead of what these must be like.
@@ -81,16 +98,8 @@ class Picking:
         if all(demand.properties is None for demand in demands):
             return demands
         with self._index.fresh():
-            hosts = {host.uuid: host.properties
-                     for host in self._index.hosts.values()}
-        found: dict[properties.Expression | None, frozenset[str]] = {}
-        for one in {demand.properties for demand in demands}:
-            found[one] = frozenset(properties.matching(one, hosts))
-        return [demand if demand.properties is None else dataclasses.replace(
-            demand, properties=None, hosts=found[demand.properties]
-            if demand.hosts is None
-            else found[demand.properties] & demand.hosts)
-            for demand in demands]
+            alike = self._index.alike()
+        return _named(demands, alike)
 
     def together(self, timeline: timelines.Timeline,
                  demands: ty.Sequence[model.Demand], window: model.Window,
@@ -206,6 +215,17 @@ class Picking:
             if uuid in self._index.ids_by_uuid:
                 members[timeline.index(self._index.ids_by_uuid[uuid])] = count
         return members
+
+
+def _named(demands: ty.Sequence[model.Demand], alike: follower.Alike,
+           ) -> ty.Sequence[model.Demand]:
+    found = {one: alike(one) for one in {
+        demand.properties for demand in demands} if one is not None}
+    return [demand if demand.properties is None else dataclasses.replace(
+        demand, properties=None, hosts=found[demand.properties]
+        if demand.hosts is None
+        else found[demand.properties] & demand.hosts)
+        for demand in demands]
 
 
 def count_of(kept: ty.Iterable[Kept]) -> int:

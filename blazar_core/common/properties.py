@@ -243,7 +243,8 @@ def _value(value: object) -> Value:
         raise errors.InvalidLeaseParams(
             f'A property compares with a text or a number, not with '
             f'{_shown(value)}.')
-    return value
+    # It compares as text, and would be equal to 1 as a value of Python.
+    return str(value) if isinstance(value, bool) else value
 
 
 def _shown(node: object, most: int = 80) -> str:

@@ -12,7 +12,6 @@
 
 """Aggregates of Nova; each function leaves what is so already."""
 
-import contextlib
 import typing as ty
 
 from nova.compute import api as compute_api
@@ -21,11 +20,10 @@ from nova import exception
 from nova import objects
 from oslo_db import exception as db_exception
 
-from blazar_core.common import errors
 from blazar_nova.compat import bounded
 
-__all__ = ['MADE', 'add', 'described', 'ensured', 'found', 'make', 'named',
-           'of_zones', 'remove', 'zones']
+__all__ = ['MADE', 'described', 'ensured', 'found', 'make', 'named',
+           'of_zones', 'zones']
 
 #: Another process has made an aggregate of this name meanwhile, or this
 #: moment.
@@ -70,35 +68,6 @@ def make(context: ty.Any, **values: ty.Any) -> ty.Any:
     compute_api.AggregateAPI().query_client.update_aggregates(
         context, [aggregate])
     return aggregate
-
-
-def add(context: ty.Any, aggregate: ty.Any, service_host: str) -> None:
-    try:
-        compute_api.AggregateAPI().add_host_to_aggregate(
-            context, aggregate.id, service_host)
-    except exception.AggregateHostExists:
-        pass
-    except exception.NovaException as exc:
-        raise errors.CloudUnavailable(
-            f'Nova does not put host {service_host} into the aggregate '
-            f'{aggregate.name}: {exc}') from exc
-
-
-def remove(context: ty.Any, aggregate: ty.Any, service_host: str) -> None:
-    try:
-        compute_api.AggregateAPI().remove_host_from_aggregate(
-            context, aggregate.id, service_host)
-    except (exception.AggregateHostNotFound, exception.AggregateNotFound):
-        pass
-    except (exception.ComputeHostNotFound, exception.HostMappingNotFound):
-        # Nova does not know the host any more; its name stays there.
-        with contextlib.suppress(exception.AggregateHostNotFound):
-            objects.Aggregate.get_by_id(
-                context, aggregate.id).delete_host(service_host)
-    except exception.NovaException as exc:
-        raise errors.CloudUnavailable(
-            f'Nova does not take host {service_host} out of the '
-            f'aggregate {aggregate.name}: {exc}') from exc
 
 
 def zones() -> dict[str, str]:

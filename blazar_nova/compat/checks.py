@@ -24,11 +24,15 @@ import typing as ty
 
 from nova.api.openstack import common
 from nova.api.openstack import wsgi_app
+from nova import availability_zones
 from nova.compute import api as compute_api
 from nova.compute import vm_states
 from nova import conductor
+from nova.db.api import models as api_models
 from nova.limit import placement
 from nova import objects
+from nova.objects import instance
+from nova.scheduler.client import query
 from nova import version
 import oslo_messaging
 
@@ -53,15 +57,22 @@ _RESIZE = ['self', 'context', 'instance', 'scheduler_hint', 'flavor',
            'reservations', 'clean_shutdown', 'request_spec', 'host_list',
            'do_cast']
 
-#: What we call of nova.compute.api.AggregateAPI.
-_AGGREGATES = {
-    'add_host_to_aggregate': ['self', 'context', 'aggregate_id', 'host_name'],
-    'delete_aggregate': ['self', 'context', 'aggregate_id'],
-    'remove_host_from_aggregate': ['self', 'context', 'aggregate_id',
-                                   'host_name'],
-    'update_aggregate_metadata': ['self', 'context', 'aggregate_id',
-                                  'metadata'],
-}
+#: What we call of Nova about aggregates, and what it takes.
+_AGGREGATES: tuple[tuple[str, ty.Any, str, list[str]], ...] = (
+    ('nova.compute.api.AggregateAPI', compute_api.AggregateAPI,
+     'delete_aggregate', ['self', 'context', 'aggregate_id']),
+    ('nova.compute.api.AggregateAPI', compute_api.AggregateAPI,
+     'update_aggregate_metadata',
+     ['self', 'context', 'aggregate_id', 'metadata']),
+    ('nova.scheduler.client.query.SchedulerQueryClient',
+     query.SchedulerQueryClient, 'update_aggregates',
+     ['self', 'context', 'aggregates']),
+    ('nova.availability_zones', availability_zones,
+     'update_host_availability_zone_cache',
+     ['context', 'host', 'availability_zone']),
+    ('nova.objects.InstanceList', instance.InstanceList,
+     'get_count_by_hosts', ['context', 'hosts']),
+)
 
 #: Fields that we read or write, by object.
 _FIELDS = {
@@ -117,9 +128,11 @@ def nova_objects() -> list[str]:
                          conductor.ComputeTaskAPI, _CALL)
     problems += signature('nova.conductor.ComputeTaskAPI', 'resize_instance',
                           conductor.ComputeTaskAPI, _RESIZE)
-    for name, takes in _AGGREGATES.items():
-        problems += signature('nova.compute.api.AggregateAPI', name,
-                              compute_api.AggregateAPI, takes)
+    for where, owner, name, takes in _AGGREGATES:
+        problems += signature(where, name, owner, takes)
+    for column in ('aggregate_id', 'host'):
+        problems += attribute('nova.db.api.models.AggregateHost', column,
+                              api_models.AggregateHost)
     if not callable(getattr(placement, '_get_enforcer', None)):
         problems.append('nova.limit.placement was expected to have '
                         '_get_enforcer, which knows the unified limits.')

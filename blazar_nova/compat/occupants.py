@@ -10,24 +10,29 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The servers within a reservation of hosts that Blazar has made.
+"""The servers on hosts, and within which reservation of them they are.
 
-Nothing in a server says so but its hint: so it is asked where it is, whose it
-is, and with which hint it came.
+A server that was let in is bound to its reservation
+(:mod:`blazar_nova.compat.hosted`). Of one that Blazar has let in nothing says
+so but its hint: so it is asked where it is, whose it is, and with which hint
+it came.
 """
 
 import typing as ty
 
 from nova.compute import vm_states
 from nova import context as nova_context
+from nova import exception
 from nova import objects
 
 from blazar_core.common import errors
 from blazar_nova.compat import bounded
+from blazar_nova.compat import hosted
+from blazar_nova.compat import hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import survey
 
-__all__ = ['Occupant', 'of', 'on', 'shelved']
+__all__ = ['Occupant', 'everybody', 'guests', 'of', 'on', 'shelved']
 
 
 class Occupant(ty.NamedTuple):
@@ -52,12 +57,54 @@ class Occupant(ty.NamedTuple):
             project_id is not None and project_id == self.project_id)
 
 
+def guests(members: ty.Collection[pool.Member], reservation_id: str) -> list[str]:
+    """The ids of the servers of a reservation that are on some hosts, or
+    about to be.
+
+    Of others nothing is said, whatever has let them in. Costs one request of
+    placement and one query for each host, and one more for each server that
+    placement has there and its cell has not.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    return sorted({one for found in pool.for_each(
+        reservation_id, 'looked at', _everybody, members)
+        for one, bound_to in found.items() if bound_to == reservation_id})
+
+
+def _everybody(host: pool.Member) -> dict[str, str | None]:
+    """The servers on a host, each with the reservation it is bound to."""
+    context = nova_context.get_admin_context()
+    found: dict[str, str | None] = {}
+    try:
+        mapping = objects.HostMapping.get_by_host(context, host.service_host)
+    except exception.HostMappingNotFound:
+        pass
+    else:
+        with nova_context.target_cell(
+                context, mapping.cell_mapping) as in_cell:
+            found = {one.uuid: hosted.reservation_of(one.flavor)
+                     for one in objects.InstanceList.get_by_host(
+                         in_cell, host.service_host, ['flavor'])}
+    there = hosts.taken([host.uuid]) if host.uuid else {}
+    return found | {one: hosted.reservation_of_server(one)
+                    for one in there.keys() - found.keys()}
+
+
+def everybody(host: pool.Member) -> set[str]:
+    """The ids of all servers that are on a host, or about to be.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    return set(bounded.of_api(_everybody, host))
+
+
 def on(host: pool.Member) -> list[Occupant]:
     """The servers that are on a host, or about to be, by their ids.
 
     :raises CloudUnavailable: when that cannot be said now
     """
-    there = sorted(pool.everybody(host))
+    there = sorted(everybody(host))
     return bounded.of_api(_described, there) if there else []
 
 

@@ -39,12 +39,13 @@ from oslo_log import log as logging
 from blazar_core.common import errors
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import bounded
-from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
+from blazar_nova.compat import membership
+from blazar_nova.compat import providers
 from blazar_nova.compat import service
 from blazar_nova.compat import traits
 
-__all__ = ['Member', 'close', 'everybody', 'give_to', 'guests', 'join',
+__all__ = ['Member', 'close', 'for_each', 'forget', 'give_to', 'join',
            'joined', 'leave', 'leave_after_lease', 'list_opts', 'members_of',
            'open_to', 'opened', 'problems']
 
@@ -124,18 +125,13 @@ def join(host: Member) -> None:
 
 def _join(host: Member) -> None:
     context = nova_context.get_admin_context()
-    isolated = _isolated(context)
+    isolated, freepool = _isolated(context), _freepool(context)
     traits.make(traits.POOL)
-    traits.change(host.uuid, add=[traits.POOL])
-    aggregates.add(context, isolated, host.service_host)
-    answer = hosts.ask_placement(
-        f'/resource_providers/{host.uuid}/aggregates') or {}
-    if isolated.uuid not in answer.get('aggregates', ()):
-        raise errors.CloudUnavailable(
-            f'Placement does not have host {host.service_host} in the '
-            f'aggregate {_ISOLATED} yet. Run: nova-manage placement '
-            f'sync_aggregates')
-    aggregates.add(context, _freepool(context), host.service_host)
+    membership.put(context, isolated, [host.service_host])
+    providers.change(host.uuid, 'traits', [traits.POOL])
+    providers.change(host.uuid, 'aggregates', [isolated.uuid, freepool.uuid])
+    membership.put(context, freepool, [host.service_host])
+    membership.tell(context, isolated, freepool)
 
 
 def joined() -> set[str]:
@@ -168,11 +164,16 @@ def leave(host: Member) -> None:
 
 def _leave(host: Member) -> None:
     context = nova_context.get_admin_context()
-    for aggregate in (
-            _freepool(context), aggregates.found(context, _ISOLATED)):
-        if aggregate is not None:
-            aggregates.remove(context, aggregate, host.service_host)
-    traits.change(host.uuid, remove=[traits.POOL])
+    there = [_freepool(context)]
+    isolated = aggregates.found(context, _ISOLATED)
+    if isolated is not None:
+        there.append(isolated)
+    providers.change(host.uuid, 'aggregates', remove=[
+        one.uuid for one in there])
+    providers.change(host.uuid, 'traits', remove=[traits.POOL])
+    for aggregate in there:
+        membership.take_out(context, aggregate, [host.service_host])
+    membership.tell(context, *there)
 
 
 # -- reservations ------------------------------------------------------------
@@ -188,28 +189,40 @@ def open_to(reservation_id: str, project_id: str,
     trait = traits.of(reservation_id)
 
     def come(host: Member) -> None:
-        own = nova_context.get_admin_context()
-        # First: the undo of what is half open looks there.
-        aggregates.add(own, aggregate, host.service_host)
-        if host.service_host not in isolated.hosts:
-            # An operator has taken it out of the pool.
-            aggregates.add(own, isolated, host.service_host)
-        traits.change(host.uuid, add=[traits.POOL, trait])
-        if host.service_host in freepool.hosts:
-            aggregates.remove(own, freepool, host.service_host)
+        providers.change(host.uuid, 'aggregates', [
+            aggregate.uuid, isolated.uuid], [freepool.uuid])
+        providers.change(host.uuid, 'traits', [traits.POOL, trait])
 
     traits.make(traits.POOL, trait)
-    _for_each(reservation_id, 'opened', come, members)
+    for_each(reservation_id, 'opened', come, members)
+    bounded.of_api(_left, freepool, members, aggregate, isolated)
     _clear(reservation_id, {host.service_host for host in members})
 
 
 def _prepared(reservation_id: str, project_id: str,
               members: ty.Sequence[Member]) -> tuple[ty.Any, ty.Any, ty.Any]:
-    """The aggregates of the pool, of a reservation, and of what is free."""
+    """The aggregates of the pool, of a reservation, and of what is free.
+
+    The hosts are in the first two then. Whoever gives back what is half open
+    looks for them in that of the reservation; and somebody may have taken one
+    out of the pool.
+    """
     context = nova_context.get_admin_context()
-    return (_isolated(context),
-            _aggregate_of(context, reservation_id, project_id, members),
-            _freepool(context))
+    isolated = _isolated(context)
+    aggregate = _aggregate_of(context, reservation_id, project_id, members)
+    names = [host.service_host for host in members]
+    membership.put(context, aggregate, names)
+    membership.put(context, isolated, names)
+    return isolated, aggregate, _freepool(context)
+
+
+def _left(aggregate: ty.Any, members: ty.Iterable[Member],
+          *others: ty.Any) -> None:
+    """Hosts have left an aggregate; the schedulers hear of others, too."""
+    context = nova_context.get_admin_context()
+    membership.take_out(context, aggregate, [
+        host.service_host for host in members])
+    membership.tell(context, aggregate, *others)
 
 
 def give_to(reservation_id: str, project_id: str) -> None:
@@ -252,23 +265,32 @@ def _remove(context: ty.Any, aggregate: ty.Any) -> None:
 
 def _clear(reservation_id: str, keep: ty.Collection[str]) -> None:
     """Take all hosts out of a reservation but those of these services."""
-    gone = [host for host in members_of(reservation_id)
-            if host.service_host not in keep]
+    gone = bounded.of_api(_members_of, reservation_id, keep)
     if not gone:
         return
     aggregate, freepool = bounded.of_api(
         lambda: (_found(nova_context.get_admin_context(), reservation_id),
                  _freepool(nova_context.get_admin_context())))
+    if aggregate is None:
+        return
     trait = traits.of(reservation_id)
 
     def go(host: Member) -> None:
-        own = nova_context.get_admin_context()
         if host.uuid:
-            traits.change(host.uuid, remove=[trait])
-            aggregates.add(own, freepool, host.service_host)
-        aggregates.remove(own, aggregate, host.service_host)
+            providers.change(host.uuid, 'traits', remove=[trait])
+            providers.change(host.uuid, 'aggregates', [freepool.uuid],
+                             [aggregate.uuid])
 
-    _for_each(reservation_id, 'given back', go, gone)
+    for_each(reservation_id, 'given back', go, gone)
+    bounded.of_api(_given_back, aggregate, freepool, gone)
+
+
+def _given_back(aggregate: ty.Any, freepool: ty.Any,
+                members: ty.Iterable[Member]) -> None:
+    context = nova_context.get_admin_context()
+    membership.put(context, freepool, [
+        host.service_host for host in members if host.uuid])
+    _left(aggregate, members, freepool)
 
 
 def opened() -> set[str]:
@@ -301,8 +323,11 @@ def _forget(reservation_id: str) -> None:
     if aggregate is None or aggregate.metadata.get(
             'reservation') != reservation_id:
         return
-    for service_host in aggregate.hosts:
-        aggregates.remove(context, aggregate, service_host)
+    for host in _hosts_of(aggregate):
+        if host.uuid:
+            providers.change(
+                host.uuid, 'aggregates', remove=[aggregate.uuid])
+    membership.take_out(context, aggregate, aggregate.hosts)
     _remove(context, aggregate)
 
 
@@ -314,58 +339,20 @@ def members_of(reservation_id: str) -> list[Member]:
     return bounded.of_api(_members_of, reservation_id)
 
 
-def _members_of(reservation_id: str) -> list[Member]:
+def _members_of(reservation_id: str,
+                but: ty.Collection[str] = ()) -> list[Member]:
     aggregate = _found(nova_context.get_admin_context(), reservation_id)
-    if aggregate is None:
-        return []
+    return [] if aggregate is None else _hosts_of(aggregate, but)
+
+
+def _hosts_of(aggregate: ty.Any, but: ty.Collection[str] = (),
+              ) -> list[Member]:
     found = []
-    for service_host in aggregate.hosts:
+    for service_host in sorted(set(aggregate.hosts) - set(but)):
         # Of a host that is gone, its name alone is left.
         nodes = hosts.on_service_host(service_host)
         found.append(Member(nodes[0].uuid if nodes else '', service_host))
     return found
-
-
-def guests(members: ty.Collection[Member], reservation_id: str) -> list[str]:
-    """The ids of the servers of a reservation that are on some hosts, or
-    about to be.
-
-    Of others nothing is said, whatever has let them in. Costs one request of
-    placement and one query for each host, and one more for each server that
-    placement has there and its cell has not.
-
-    :raises CloudUnavailable: when that cannot be said now
-    """
-    return sorted({one for found in _for_each(
-        reservation_id, 'looked at', _everybody, members)
-        for one, bound_to in found.items() if bound_to == reservation_id})
-
-
-def _everybody(host: Member) -> dict[str, str | None]:
-    """The servers on a host, each with the reservation it is bound to."""
-    context = nova_context.get_admin_context()
-    found: dict[str, str | None] = {}
-    try:
-        mapping = objects.HostMapping.get_by_host(context, host.service_host)
-    except exception.HostMappingNotFound:
-        pass
-    else:
-        with nova_context.target_cell(
-                context, mapping.cell_mapping) as in_cell:
-            found = {one.uuid: hosted.reservation_of(one.flavor)
-                     for one in objects.InstanceList.get_by_host(
-                         in_cell, host.service_host, ['flavor'])}
-    there = hosts.taken([host.uuid]) if host.uuid else {}
-    return found | {one: hosted.reservation_of_server(one)
-                    for one in there.keys() - found.keys()}
-
-
-def everybody(host: Member) -> set[str]:
-    """The ids of all servers that are on a host, or about to be.
-
-    :raises CloudUnavailable: when that cannot be said now
-    """
-    return set(bounded.of_api(_everybody, host))
 
 
 # -- aggregates --------------------------------------------------------------
@@ -432,9 +419,9 @@ def _found(context: ty.Any, reservation_id: str) -> ty.Any:
         return aggregates.found(context, reservation_id)
 
 
-def _for_each(reservation_id: str, done: str,
-              work: ty.Callable[[Member], R],
-              members: ty.Collection[Member]) -> list[R]:
+def for_each(reservation_id: str, done: str,
+             work: ty.Callable[[Member], R],
+             members: ty.Collection[Member]) -> list[R]:
     """See to hosts, several at a time and each in a bounded time; what fails
     keeps no other from it.
 

@@ -14,17 +14,14 @@
 
 import typing as ty
 
-from blazar_core.common import errors
 from blazar_nova.compat import hosts
 
-__all__ = ['POOL', 'PREFIX', 'change', 'known', 'make', 'of']
+__all__ = ['POOL', 'PREFIX', 'known', 'make', 'of']
 
 #: How all of ours begin.
 PREFIX = 'CUSTOM_BLAZAR_'
 #: What a request has to require for placement to offer it the pool.
 POOL = f'{PREFIX}POOL'
-#: How often a change of traits is tried while others change them too.
-_ATTEMPTS = 5
 
 
 def of(reservation_id: str) -> str:
@@ -46,29 +43,3 @@ def make(*names: str) -> None:
     """Have placement know some traits."""
     for name in names:
         hosts.tell_placement('put', f'/traits/{name}')
-
-
-def change(uuid: str, add: ty.Collection[str] = (),
-           remove: ty.Collection[str] = ()) -> None:
-    """Give a provider traits, or take some from it.
-
-    :raises CloudUnavailable: when it cannot be done now
-    """
-    url = f'/resource_providers/{uuid}/traits'
-    for _attempt in range(_ATTEMPTS):
-        now = hosts.ask_placement(url)
-        if now is None:
-            if add:
-                raise errors.CloudUnavailable(
-                    f'Placement does not know host {uuid}.')
-            return
-        there = set(now['traits'])
-        wanted = (there | set(add)) - set(remove)
-        if wanted == there:
-            return
-        if hosts.tell_placement('put', url, {
-                'traits': sorted(wanted), 'resource_provider_generation':
-                now['resource_provider_generation']}):
-            return
-    raise errors.CloudUnavailable(
-        f'The traits of host {uuid} are changed by others all the time.')

@@ -27,6 +27,7 @@ from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import occupants
 from blazar_nova.compat import pool
 from blazar_nova.compat import service
 from blazar_nova.parts import wiring
@@ -222,7 +223,7 @@ class Enrolling:
             awaited = inventory.awaited(
                 None if row is None else row.consumers,
                 self._parts.clock.now())
-        return awaited.keys() | pool.everybody(host)
+        return awaited.keys() | occupants.everybody(host)
 
     def _give_up(self, host_id: int, host: pool.Member) -> None:
         self._write(enrolment.leave, host_id)

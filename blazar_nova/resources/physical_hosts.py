@@ -111,7 +111,7 @@ class PhysicalHosts(resources.ResourceType):
         self.start(reserved)
 
     def guests(self, reserved: resources.Reserved) -> ty.Collection[str]:
-        return pool.guests({
+        return occupants.guests({
             *_members(reserved), *pool.members_of(reserved.id)}, reserved.id)
 
     def servers_of(self, reserved: resources.Reserved) -> ty.Collection[str]:

@@ -35,9 +35,12 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import verify
+from blazar_nova.compat import aggregates
 from blazar_nova.compat import claims
 from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import membership
 from blazar_nova.compat import pool
+from blazar_nova.compat import providers
 from blazar_nova.compat import traits
 from blazar_nova.parts import enrolling
 from tests.functional import nova_box
@@ -641,7 +644,7 @@ class TestEnds(HostsTestCase):
         def silent(*_args):
             raise errors.CloudUnavailable('placement is away')
 
-        with fixtures.MonkeyPatch('blazar_nova.compat.pool.guests', silent):
+        with fixtures.MonkeyPatch('blazar_nova.compat.occupants.guests', silent):
             self.end(lease)
             self.wait_until_gone(server['id'])
             self.run_until(self.clock.now() + 600)
@@ -1053,7 +1056,7 @@ class TestAsking(HostsTestCase):
         api.add_host_to_aggregate(context, zone.id, 'host2')
         traits.make('CUSTOM_RACK')
         for uuid in (one.uuid for one in nova_hosts.all_hosts()[0]):
-            traits.change(uuid, add=['CUSTOM_RACK'])
+            providers.change(uuid, 'traits', ['CUSTOM_RACK'])
         for params, expected in (
                 ({'availability_zone': 'az1'}, 'host2'),
                 ({'availability_zone': 'nova'}, 'host1'),
@@ -1164,13 +1167,12 @@ class TestMany(HostsTestCase):
         lease = self.make(reservations=[
             self.hosts_wanted(wanted, wanted)])
         self.look()
-        asked = []
-        for name in ('ask_placement', 'tell_placement'):
-            real = getattr(nova_hosts, name)
-            self.useFixture(fixtures.MonkeyPatch(
-                f'blazar_nova.compat.hosts.{name}',
-                lambda *args, real=real: (
-                    asked.append(args), real(*args))[1]))
+        asked, told = [], []
+        for name in ('get', 'put', 'post', 'delete'):
+            self._counted('nova.scheduler.client.report.'
+                          f'SchedulerReportClient.{name}', asked)
+        self._counted('nova.scheduler.rpcapi.SchedulerAPI.update_aggregates',
+                      told)
         self.run_until(clocks.SystemClock().now())
         lease = self.get(lease)
         self.assertEqual('ACTIVE', lease['status'])
@@ -1178,8 +1180,102 @@ class TestMany(HostsTestCase):
         self.assertEqual(wanted, len(there[lease['reservations'][0]['id']]))
         self.assertEqual(self.COUNT - wanted, len(there['freepool']))
         self.assertEqual(self.COUNT, len(there['blazar_pool']))
-        # To read what traits a host has, and to write what it has then.
-        self.assertLessEqual(len(asked), 2 * wanted + 5)
+        # To read what traits and aggregates a host has, and to write them.
+        self.assertLessEqual(len(asked), 4 * wanted + 5)
+        # The aggregate when it is made, and once what is in it then.
+        self.assertLessEqual(len(told), 3)
+
+    def _counted(self, name, calls):
+        real = pydoc.locate(name)
+        self.useFixture(fixtures.MonkeyPatch(
+            name, lambda *args, **kwargs: (
+                calls.append(args), real(*args, **kwargs))[1]))
+
+
+class TestZones(HostsTestCase):
+    """What Nova looks at before a host comes into an aggregate of a zone."""
+
+    def setUp(self):
+        super().setUp()
+        self.context = nova_context.get_admin_context()
+        self.aggregate = aggregates.make(
+            self.context, name='zoned', metadata={'availability_zone': 'az1'})
+
+    def hosts_in(self, name='zoned'):
+        return self.aggregates()[name]
+
+    def refused_by_it(self, change, *hosts):
+        return str(self.assertRaises(
+            errors.CloudUnavailable, change, self.context, self.aggregate,
+            hosts))
+
+    def test_hosts_come_and_go_as_often_as_one_likes(self):
+        for _again in range(2):
+            membership.put(
+                self.context, self.aggregate, ['host1', 'host2'])
+            self.assertEqual(['host1', 'host2'], self.hosts_in())
+        membership.put(self.context, self.aggregate, ['host2', 'plain'])
+        self.assertEqual(['host1', 'host2', 'plain'], self.hosts_in())
+        for _again in range(2):
+            membership.take_out(
+                self.context, self.aggregate, ['host1', 'plain'])
+            self.assertEqual(['host2'], self.hosts_in())
+
+    def test_the_schedulers_hear_of_all_that_is_there_now(self):
+        told = []
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.rpcapi.SchedulerAPI.update_aggregates',
+            lambda _self, _context, found: told.extend(found)))
+        membership.put(self.context, self.aggregate, ['host1', 'host2'])
+        gone = aggregates.make(self.context, name='gone', metadata={})
+        gone.destroy()
+        told.clear()
+        membership.tell(self.context, self.aggregate, gone)
+        self.assertEqual([['host1', 'host2']], [
+            sorted(one.hosts) for one in told])
+
+    def test_one_that_is_in_another_zone(self):
+        other = aggregates.make(
+            self.context, name='other', metadata={'availability_zone': 'az2'})
+        membership.put(self.context, other, ['host2'])
+        message = self.refused_by_it(membership.put, 'host1', 'host2')
+        self.assertIn('Hosts host2 do not come', message)
+        self.assertIn('availability zone az2', message)
+        self.assertEqual([], self.hosts_in())
+
+    def test_one_with_servers(self):
+        """They would be in another zone than they were booted into."""
+        server = self.boot_active('one')
+        host = self.host_of(server)
+        self.assertIn('1 servers are there', self.refused_by_it(
+            membership.put, 'host1', 'host2', 'plain'))
+        self.assertEqual([], self.hosts_in())
+        self.admin.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        membership.put(self.context, self.aggregate, [host])
+        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+                 if one.name == host)
+        providers.change(uuid, 'aggregates', [self.aggregate.uuid])
+        self.boot_active('two', availability_zone='az1')
+        # One that is there already changes nothing for it.
+        membership.put(self.context, self.aggregate, [host])
+        self.refused_by_it(membership.take_out, host)
+        self.assertEqual([host], self.hosts_in())
+
+    def test_a_cell_that_does_not_answer(self):
+        """Its hosts wait, and no others."""
+        cell = self.cell_mappings['cell1'].uuid
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.bounded.of_cells', lambda *_args: {
+                cell: nova_context.did_not_respond_sentinel}))
+        self.assertIn('cell does not answer', self.refused_by_it(
+            membership.put, 'host1'))
+        membership.put(self.context, self.aggregate, ['unmapped'])
+        self.assertEqual(['unmapped'], self.hosts_in())
+
+    def test_an_aggregate_that_is_gone(self):
+        self.aggregate.destroy()
+        membership.take_out(self.context, self.aggregate, ['host1'])
 
 
 class TestVerify(HostsTestCase):
@@ -1256,8 +1352,10 @@ class Dying(fixtures.Fixture):
     """
 
     PLACES = ('nova.objects.aggregate.Aggregate.create',
-              'nova.compute.api.AggregateAPI.add_host_to_aggregate',
-              'nova.compute.api.AggregateAPI.remove_host_from_aggregate',
+              'blazar_nova.compat.membership.put',
+              'blazar_nova.compat.membership.take_out',
+              'nova.scheduler.client.query.SchedulerQueryClient.'
+              'update_aggregates',
               'nova.compute.api.AggregateAPI.delete_aggregate',
               'blazar_nova.compat.hosts.tell_placement',
               'blazar_core.books.enrolment._write',

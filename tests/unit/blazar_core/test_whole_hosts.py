@@ -12,6 +12,7 @@
 
 """Whole hosts in the books: reserved, held, given back, whatever the cloud."""
 
+import dataclasses
 import typing as ty
 
 import fixtures
@@ -1530,6 +1531,22 @@ class TestEnrolment(WholeHostsTestCase):
         self.assertEqual({self.uuid_of('one')}, set(found))
         self.assertEqual([{'gpu': 'A100', 'nvme': '2'}],
                          self.scalars(models.Host.extra))
+
+    def test_who_asks_again_goes_by_what_it_is_like_by_then(self):
+        host_id = self.enrol('one', gpu='1')
+        window = model.Window(NOW + 50, NOW + 100)
+        wanted = model.Demand(
+            model.WHOLE, 1, among=model.Among.ENROLLED,
+            properties=properties.parse('["=", "$gpu", 1]'))
+        for said, found in (('1', True), ('2', False), ('1', True)):
+            self.write(enrolment.change, host_id, {'gpu': said}, None)
+            for _again in range(2):
+                self.assertEqual(found, self.admission.quote(
+                    [wanted], window) is None, said)
+        # Two expressions that are equal, and not alike.
+        self.assertIsNotNone(self.admission.quote([dataclasses.replace(
+            wanted, properties=properties.parse('["=", "$gpu", true]'))],
+            window))
 
     def test_the_comparison_with_the_cloud_leaves_that_alone(self):
         self.enrol('one', gpu='A100')

@@ -1,0 +1,53 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What placement knows of a host beside its inventory: traits, aggregates."""
+
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_nova.compat import hosts
+
+__all__ = ['change']
+
+#: How often a change is tried while others change the same.
+_ATTEMPTS = 5
+
+
+def change(uuid: str, what: ty.Literal['aggregates', 'traits'],
+           add: ty.Collection[str] = (),
+           remove: ty.Collection[str] = ()) -> None:
+    """Give a provider traits, or put it into aggregates; or the other way.
+
+    Two requests, and one where it is so already.
+
+    :param add: the names of traits, or the uuids of aggregates; these win
+    :raises CloudUnavailable: when it cannot be done now
+    """
+    url = f'/resource_providers/{uuid}/{what}'
+    for _attempt in range(_ATTEMPTS):
+        now = hosts.ask_placement(url)
+        if now is None:
+            if add:
+                raise errors.CloudUnavailable(
+                    f'Placement does not know host {uuid}.')
+            return
+        there = set(now[what])
+        wanted = (there - set(remove)) | set(add)
+        if wanted == there:
+            return
+        if hosts.tell_placement('put', url, {
+                what: sorted(wanted), 'resource_provider_generation':
+                now['resource_provider_generation']}):
+            return
+    raise errors.CloudUnavailable(
+        f'The {what} of host {uuid} are changed by others all the time.')

@@ -231,6 +231,13 @@ class Changing:
                 f'Lease {lease.id} waits for capacity: it can be changed when '
                 f'it has got it. Until then, delete it and ask for another '
                 f'one.')
+        alone = lease.end_date + lease.grace_period
+        if (lease.deleted_at is None and now < alone and
+                lease.status == states.Lease.TERMINATING):
+            raise errors.Conflict(
+                f'Lease {lease.id} is over, and its servers are left alone '
+                f'until {clocks.minute(alone)}: it cannot be changed any '
+                f'more. Make another lease for those that are to go on.')
         if lease.deleted_at is not None or not begun and (
                 lease.status not in states.BEFORE):
             raise errors.InvalidLeaseParams(

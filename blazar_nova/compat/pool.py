@@ -129,8 +129,14 @@ def _join(host: Member) -> None:
     traits.make(traits.POOL)
     membership.put(context, isolated, [host.service_host])
     providers.change(host.uuid, 'traits', [traits.POOL])
-    providers.change(host.uuid, 'aggregates', [isolated.uuid, freepool.uuid])
     membership.put(context, freepool, [host.service_host])
+    there = [isolated.uuid, freepool.uuid]
+    # After that: who opens a reservation puts it there, and then out of here.
+    if objects.AggregateList.get_by_host(
+            context, host.service_host, key='reservation'):
+        membership.take_out(context, freepool, [host.service_host])
+        there.remove(freepool.uuid)
+    providers.change(host.uuid, 'aggregates', there)
     membership.tell(context, isolated, freepool)
 
 

@@ -733,6 +733,9 @@ class TestAfterwards(HostsTestCase):
             self.assertEqual('TERMINATING', self.get(lease)['status'])
             self.assertEqual('ACTIVE', self.admin.get_server(
                 server['id'])['status'])
+            self.assertIn('are left alone until', self.ask(
+                'PUT', f'/leases/{lease["id"]}', {'end_date': self.at(
+                    4 * HOUR)}, code=409)['error_message'])
         self.run_until(self.over + 1810)
         self.wait_until_gone(server['id'])
         self.run_until(self.over + 2400)
@@ -1312,6 +1315,18 @@ class TestVerify(HostsTestCase):
         text, = self.texts()
         self.assertIn('host1 is enrolled, and Nova does not keep', text)
         self.assertEqual([text], self.texts(fix=True))
+        self.assertEqual(([], before), (self.texts(), self.aggregates()))
+
+    def test_what_is_leased_is_put_back_and_is_not_free(self):
+        _lease, reservation_id = self.lease_hosts()
+        before = self.aggregates()
+        mine, = before[reservation_id]
+        context = nova_context.get_admin_context()
+        compute_api.AggregateAPI().remove_host_from_aggregate(
+            context, aggregates.found(context, 'blazar_pool').id, mine)
+        text, = self.texts()
+        self.assertIn(f'{mine} is enrolled, and Nova does not keep', text)
+        self.texts(fix=True)
         self.assertEqual(([], before), (self.texts(), self.aggregates()))
 
     def test_a_host_that_an_operator_took_from_a_reservation(self):

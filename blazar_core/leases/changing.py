@@ -236,8 +236,7 @@ class Changing:
                 lease.status == states.Lease.TERMINATING):
             raise errors.Conflict(
                 f'Lease {lease.id} is over, and its servers are left alone '
-                f'until {clocks.minute(alone)}: it cannot be changed any '
-                f'more. Make another lease for those that are to go on.')
+                f'until {clocks.minute(alone)}. Make another lease.')
         if lease.deleted_at is not None or not begun and (
                 lease.status not in states.BEFORE):
             raise errors.InvalidLeaseParams(

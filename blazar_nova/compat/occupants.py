@@ -57,7 +57,8 @@ class Occupant(ty.NamedTuple):
             project_id is not None and project_id == self.project_id)
 
 
-def guests(members: ty.Collection[pool.Member], reservation_id: str) -> list[str]:
+def guests(members: ty.Collection[pool.Member], reservation_id: str,
+           ) -> list[str]:
     """The ids of the servers of a reservation that are on some hosts, or
     about to be.
 

@@ -36,7 +36,6 @@ from nova import objects
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from blazar_core.common import errors
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts

@@ -644,7 +644,8 @@ class TestEnds(HostsTestCase):
         def silent(*_args):
             raise errors.CloudUnavailable('placement is away')
 
-        with fixtures.MonkeyPatch('blazar_nova.compat.occupants.guests', silent):
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.occupants.guests', silent):
             self.end(lease)
             self.wait_until_gone(server['id'])
             self.run_until(self.clock.now() + 600)

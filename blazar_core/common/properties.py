@@ -23,6 +23,9 @@ sides are numbers they compare as numbers, else as text: ``"9"`` is less than
 ``"10"``, and ``"node9"`` is not less than ``"node10"``. A host without the
 property matches no comparison with it. An empty string or array is no
 condition: every host matches.
+
+``["=", "$capabilities:gpu", "<in> A1"]`` asks for the property ``gpu`` in the
+words of extra specs of flavors (:mod:`blazar_core.common.specs`).
 """
 
 import dataclasses
@@ -32,6 +35,7 @@ import operator
 import typing as ty
 
 from blazar_core.common import errors
+from blazar_core.common import specs
 
 __all__ = ['Expression', 'Properties', 'both', 'check', 'matching', 'parse']
 
@@ -67,6 +71,9 @@ class Comparison:
     def matches(self, properties: Properties) -> bool:
         if self.name not in properties:
             return False
+        if self.operator == _SPEC:
+            return any(specs.matches(str(properties[self.name]), str(spec))
+                       for spec in self.values)
         return any(_COMPARE[self.operator](*_alike(
             properties[self.name], value)) for value in self.values)
 
@@ -98,6 +105,9 @@ _COMPARE: dict[str, ty.Callable[[ty.Any, ty.Any], bool]] = {
     '<': operator.lt, '>': operator.gt, '<=': operator.le,
     '>=': operator.ge, 'in': operator.eq,
 }
+#: How a property begins that is compared as extra specs are, and the operator
+#: that it has then.
+_SPEC = 'capabilities:'
 _COMBINE: dict[str, ty.Callable[[ty.Iterable[bool]], bool]] = {
     'and': all, 'or': any,
 }
@@ -233,7 +243,25 @@ def _comparison(name: str, operands: list[object]) -> Comparison:
         raise errors.InvalidLeaseParams(
             f'"in" needs one or more values, and "{prop[:80]}" is compared '
             f'with none. Write for example ["in", "$vcpus", "8", "16"].')
-    return Comparison(name, prop[1:], tuple(_value(one) for one in values))
+    found = tuple(_value(one) for one in values)
+    return _spec(name, prop.removeprefix(f'${_SPEC}'), found) if (
+        prop.startswith(f'${_SPEC}')) else Comparison(name, prop[1:], found)
+
+
+def _spec(name: str, prop: str, values: tuple[Value, ...]) -> Comparison:
+    if name not in ('=', '==', 'in'):
+        raise errors.InvalidLeaseParams(
+            f'"{name}" cannot compare "${_SPEC}{prop[:80]}": what it is '
+            f'compared with has its own operator. Write '
+            f'["=", "${_SPEC}gpu", "<in> A1"].')
+    for value in values:
+        problem = specs.problem(str(value))
+        if problem is not None:
+            raise errors.InvalidLeaseParams(
+                f'{_shown(value)} is nothing to compare '
+                f'"${_SPEC}{prop[:80]}" with ({problem[:80]}). Write for '
+                f'example ">= 8", "s== A100" or "<or> A100 <or> H100".')
+    return Comparison(_SPEC, prop, tuple(map(str, values)))
 
 
 def _value(value: object) -> Value:

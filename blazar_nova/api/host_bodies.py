@@ -135,6 +135,8 @@ def properties(query: _Query) -> dict[str, bool]:
 
 
 def _key(key: str) -> str:
+    # By that it is asked for in the words of extra specs.
+    key = key.removeprefix('capabilities:')
     if key in _OWN:
         raise errors.InvalidLeaseParams(
             f'"{key}" is no extra capability: every host has it by itself. '

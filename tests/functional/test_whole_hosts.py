@@ -1026,7 +1026,9 @@ class TestAsking(HostsTestCase):
 
     def test_by_what_a_host_is_like(self):
         _lease, reservation_id = self.lease_hosts(
-            1, 2, resource_properties=json.dumps(['==', '$gpu', 'A100']),
+            1, 2, resource_properties=json.dumps([
+                'and', ['==', '$gpu', 'A100'],
+                ['=', '$capabilities:gpu', '<in> A1']]),
             hypervisor_properties=json.dumps(['>=', '$vcpus', '4']))
         self.assertEqual(['host1'], self.aggregates()[reservation_id])
         for key in ('hypervisor_properties', 'resource_properties'):

@@ -41,6 +41,50 @@ def says(expression: object) -> bool:
     return matches(properties.parse(expression), HOST)
 
 
+class SpecTest(testtools.TestCase):
+    """Properties that are compared as extra specs of flavors are."""
+
+    def has(self, gpu, spec, operator='='):
+        return matches(properties.parse(
+            [operator, '$capabilities:gpu', spec]), {'gpu': gpu})
+
+    def test_each_operator(self):
+        for spec, yes, no in (
+                ('A100', 'A100', 'A1'), ('a b', 'a b', 'a'),
+                ('s== A100', 'A100', 'H100'), ('s!= A100', 'H100', 'A100'),
+                ('s< b', 'a', 'b'), ('s<= b', 'b', 'c'),
+                ('s> b', 'c', 'b'), ('s>= b', 'b', 'a'),
+                ('== 8', '8.0', '9'), ('!= 8', '9', '8'), ('< 8', '7', '10'),
+                ('<= 8', '8', '10'), ('> 8', '10', '8'), ('>= 8', '8', '7'),
+                ('= 8', '10', '7'), ('<in> A1', 'A100', 'H100'),
+                ('<or> A100 <or> H100', 'H100', 'H1'),
+                ('<all-in> aes mmx', "['aes', 'mmx', 'x']", "['aes']"),
+                ('<range-in> [ 1 4 )', '1', '4')):
+            self.assertTrue(self.has(yes, spec), spec)
+            self.assertFalse(self.has(no, spec), spec)
+
+    def test_what_cannot_be_compared_does_not_match(self):
+        for gpu, spec in (('A100', '>= 8'), ('aes', '<all-in> aes'),
+                          ('x', '<range-in> [ 1 4 ]')):
+            self.assertFalse(self.has(gpu, spec), spec)
+        self.assertFalse(matches(properties.parse(
+            ['=', '$capabilities:rack', '7']), {'gpu': '7'}))
+
+    def test_it_is_said_what_to_write(self):
+        for spec in ('', '>=', '>= many', '== x', '<in>', '<or>',
+                     '<range-in> 1 4', '<range-in> [ 4 1 ]'):
+            self.assertIn('Write for example ">= 8"', str(self.assertRaises(
+                errors.InvalidLeaseParams, self.has, '8', spec)), spec)
+        self.assertIn('has its own operator', str(self.assertRaises(
+            errors.InvalidLeaseParams, self.has, '8', '8', '>=')))
+
+    def test_who_may_ask_for_the_property_may_ask_so(self):
+        expression = properties.parse(['in', '$capabilities:gpu', 'a', 'b'])
+        properties.check(expression, ['gpu'])
+        self.assertRaises(errors.InvalidLeaseParams, properties.check,
+                          expression, ['rack'])
+
+
 class ExpressionTest(testtools.TestCase):
 
     def test_each_operator(self):

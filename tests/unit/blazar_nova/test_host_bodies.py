@@ -40,6 +40,15 @@ class TestCreate(base.RefusalTestCase):
                                 'c': 7, 'd': -0.5, 'e': 'x y',
                                 'f': None})[1])
 
+    def test_one_may_be_named_as_in_extra_specs(self):
+        self.assertEqual(('one', {'gpu': 'A100'}), host_bodies.create(
+            {'name': 'one', 'capabilities:gpu': 'A100'}))
+        self.assertEqual(({'gpu': None}, None), host_bodies.change(
+            {'capabilities:gpu': None}))
+        self.assertRaises(
+            errors.InvalidLeaseParams, host_bodies.change,
+            {'capabilities:vcpus': '8'})
+
     def test_capabilities_may_be_so_long(self):
         key, value = 'k' * host_bodies.MAX_KEY, 'v' * host_bodies.MAX_VALUE
         self.assertEqual({key: value}, host_bodies.create(

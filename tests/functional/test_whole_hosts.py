@@ -433,6 +433,20 @@ class TestLife(HostsTestCase):
                              availability_zone='nova:host1'))
         self.fails(self.boot('forced', client=self.admin, host='host1'))
 
+    def test_nothing_starves_however_few_placement_answers(self):
+        """More hosts are enrolled than it names candidates."""
+        self.flags(group='scheduler', max_placement_results=1)
+        self.enrol('host1', 'host2')
+        for number in range(2):
+            self.assertEqual('plain', self.host_of(
+                self.boot_active(f'plain{number}')))
+        for number in range(2):
+            _lease, reservation_id = self.lease_hosts()
+            server = self.within(f'in{number}', reservation_id)
+            self.wait_for_status(server['id'], 'ACTIVE')
+            self.assertEqual(self.aggregates()[reservation_id],
+                             [self.host_of(server)])
+
     def test_it_is_shared_with_whom_its_owner_says(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
@@ -1037,6 +1051,7 @@ class TestAsking(HostsTestCase):
             self.assertIn('$secret', error['error_message'])
 
     def test_what_there_is_not_is_said_at_once(self):
+        self.flags(group='placement', region_name='RegionOne')
         for params, part in (
                 ({'availability_zone': 'nowhere'}, 'no availability_zone'),
                 ({'aggregate': 'nothing'}, 'no aggregate'),
@@ -1044,6 +1059,8 @@ class TestAsking(HostsTestCase):
                 ({'traits': ['a b']}, 'no trait a b'),
                 ({'traits': [1]}, '"traits" must be a text'),
                 ({'region': ''}, '"region" must be a text'),
+                ({'region': 'RegionTwo'}, 'The hosts of region RegionTwo '
+                 'are not here: it is RegionOne'),
                 ({'min': 3, 'max': 2}, '"max" must be at least "min"'),
                 ({'min': 0}, '"min" is 0'), ({'max': None}, 'Missing'),
                 ({'before_end': 'snapshot'}, '"before_end" must be one of'),

@@ -212,6 +212,42 @@ class Cloud(ty.Protocol):
         """
         ...
 
+    def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
+        """Which of these servers may be moved to other hosts as they run, as
+        far as they themselves go.
+
+        Not those that are bound to what they have of their host or to others
+        of a group, to which something is being done, or that are to be kept
+        where they are.
+
+        :returns: by id, whether one may be although it has a lease
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        ...
+
+    def targets(self, server_id: str) -> frozenset[str]:
+        """The uuids of the hosts to which a server may move by the cloud's
+        own rules, whatever is free there.
+
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        ...
+
+    def move(self, server_id: str, host: str, lease_id: str,
+             deadline: Deadline) -> str:
+        """Ask for a running server to be moved to another host.
+
+        What becomes of that is seen by :meth:`look`: the server is busy until
+        it is there, or stays.
+
+        :param host: its uuid
+        :param lease_id: the lease for which room is made
+        :param deadline: after that it is not asked for
+        :returns: why it stays; empty: the cloud has taken it up
+        :raises CloudUnavailable: when it is not known whether it has
+        """
+        ...
+
     def forget(self, server_id: str) -> None:
         """Remove what is left of a server that is gone.
 

@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import follower
+from blazar_core.books import freeing
 from blazar_core.books import picking
 from blazar_core.books import starts
 from blazar_core.books import strategies
@@ -54,6 +55,7 @@ class Admission:
 
     :ivar index: in which it looks
     :ivar starts: when there is capacity, and how much
+    :ivar freeing: what could be moved so that there is some
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -61,6 +63,8 @@ class Admission:
         self.index = follower.Index(database, clock)
         self._picking = picking.Picking(self.index, strategy)
         self.starts = starts.Starts(clock, self.index, self._picking)
+        self.freeing = freeing.Freeing(
+            database, clock, self.index, self._picking)
         self._database = database
         self._clock = clock
         self._lost: dict[int, int] = {}

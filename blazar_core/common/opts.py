@@ -153,6 +153,23 @@ OPTS: list[cfg.Opt] = [
         help='Seconds between two of these times, where the request does not '
              'say so.'),
     cfg.IntOpt(
+        'best_effort_timeout', default=1800, min=10, max=2592000,
+        help='Seconds for which room is made for a lease of the type '
+             '``best_effort``, where the request does not say so. Then it is '
+             'TIMEDOUT.'),
+    cfg.IntOpt(
+        'best_effort_moves', default=20, min=0,
+        help='How many servers may be live-migrated, at most, to make room '
+             'for one lease of that type, whosever they are. Left alone are '
+             'those with CPUs of their own, a NUMA topology or PCI devices, '
+             'those that are locked or in a server group that keeps its '
+             'servers together or apart, and those that are marked by '
+             '``blazar:keep=true`` in the extra specs of their flavor or, '
+             'unless that says ``blazar:preemptible=true``, in their own '
+             'metadata. Servers with a lease move only if their flavor says '
+             '``blazar:preemptible=true``. 0: nothing is moved, and such a '
+             'lease waits for room that falls free.'),
+    cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,
         help='Minutes for which a leased whole host belongs to no lease when '
              'the servers of one lease have gone, before another lease can '

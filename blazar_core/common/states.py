@@ -23,27 +23,31 @@ import typing as ty
 from blazar_core.common import errors
 
 __all__ = ['Action', 'BEFORE', 'BEGUN', 'ENDING', 'EVENT', 'Event',
-           'EventType', 'HOLDING', 'LEASE', 'Lease', 'Machine', 'OPEN',
-           'RESERVATION', 'Reservation', 'TO_START']
+           'EventType', 'HOLDING', 'LEASE', 'Lease', 'MOVE', 'Machine', 'Move',
+           'OPEN', 'RESERVATION', 'Reservation', 'SEEKING', 'TO_START',
+           'UNSETTLED']
 
 
 class Lease(enum.StrEnum):
     """OFFERED: booked for some minutes, to be accepted. WAITING: there is no
-    room yet, and nothing is booked; it is tried again. PENDING: booked, its
-    time has not come. STARTING: what it is for is made ready (its servers are
+    room yet, and nothing is booked; it is tried again. IN_PROGRESS: there is
+    no room yet, and servers are moved to make some. PENDING: booked, its time
+    has not come. STARTING: what it is for is made ready (its servers are
     being built). ACTIVE: it can be used. TERMINATING: its time is over or it
     was ended, its servers are going. TERMINATED: they are gone and the
-    capacity is free. ERROR: something failed (status_reason says what); its
-    end still comes.
+    capacity is free. TIMEDOUT: no room could be made in time. ERROR:
+    something failed (status_reason says what). The end of both still comes.
     """
 
     OFFERED = 'OFFERED'
     WAITING = 'WAITING'
+    IN_PROGRESS = 'IN_PROGRESS'
     PENDING = 'PENDING'
     STARTING = 'STARTING'
     ACTIVE = 'ACTIVE'
     TERMINATING = 'TERMINATING'
     TERMINATED = 'TERMINATED'
+    TIMEDOUT = 'TIMEDOUT'
     ERROR = 'ERROR'
 
 
@@ -66,6 +70,21 @@ class Event(enum.StrEnum):
     IN_PROGRESS = 'IN_PROGRESS'
     DONE = 'DONE'
     ERROR = 'ERROR'
+
+
+class Move(enum.StrEnum):
+    """How far the move of a server is by which room is made for a lease.
+
+    ASKED: somebody is about to ask for it, or has died over that. UNDER_WAY:
+    the cloud has taken it up. MOVED: the server is not where it was. FAILED:
+    it is, and stays there.
+    """
+
+    PLANNED = 'planned'
+    ASKED = 'asked'
+    UNDER_WAY = 'under way'
+    MOVED = 'moved'
+    FAILED = 'failed'
 
 
 class Enrolment(enum.StrEnum):
@@ -107,12 +126,15 @@ LEASE = Machine('lease', {
     Lease.OFFERED: [Lease.PENDING, Lease.TERMINATING, Lease.TERMINATED],
     Lease.WAITING: [Lease.PENDING, Lease.TERMINATING, Lease.TERMINATED,
                     Lease.ERROR],
+    Lease.IN_PROGRESS: [Lease.PENDING, Lease.TERMINATING, Lease.TERMINATED,
+                        Lease.TIMEDOUT],
     Lease.PENDING: [Lease.STARTING, Lease.TERMINATING, Lease.TERMINATED,
                     Lease.ERROR],
     Lease.STARTING: [Lease.ACTIVE, Lease.TERMINATING, Lease.TERMINATED,
                      Lease.ERROR],
     Lease.ACTIVE: [Lease.TERMINATING, Lease.TERMINATED, Lease.ERROR],
     Lease.TERMINATING: [Lease.TERMINATED, Lease.ERROR],
+    Lease.TIMEDOUT: [Lease.TERMINATING, Lease.TERMINATED],
     Lease.ERROR: [Lease.TERMINATING, Lease.TERMINATED],
     Lease.TERMINATED: [],
 })
@@ -122,7 +144,9 @@ BEFORE = (Lease.OFFERED, Lease.PENDING)
 #: Of one of which something is to start.
 TO_START = (Lease.PENDING, Lease.STARTING)
 #: Of one whose servers may wait to be built.
-HOLDING = (Lease.WAITING, *TO_START)
+HOLDING = (Lease.WAITING, Lease.IN_PROGRESS, *TO_START)
+#: Of one that has no room yet.
+SEEKING = (Lease.WAITING, Lease.IN_PROGRESS)
 #: Of one that has begun and does not end yet.
 BEGUN = (Lease.STARTING, Lease.ACTIVE)
 #: Of one whose servers have to go.
@@ -146,6 +170,17 @@ EVENT = Machine('event', {
     Event.ERROR: [Event.UNDONE, Event.DONE],
 })
 
+MOVE = Machine('move', {
+    Move.PLANNED: [Move.ASKED],
+    Move.ASKED: [Move.UNDER_WAY, Move.MOVED, Move.FAILED],
+    Move.UNDER_WAY: [Move.MOVED, Move.FAILED],
+    Move.MOVED: [],
+    Move.FAILED: [],
+})
+
+#: The states of a move of which it is not known what becomes of it.
+UNSETTLED = (Move.ASKED, Move.UNDER_WAY)
+
 #: The states of an event that is still to be carried out.
 OPEN = (Event.UNDONE, Event.IN_PROGRESS)
 
@@ -160,6 +195,7 @@ class EventType(enum.StrEnum):
     START = 'start_lease'
     EXPIRE = 'expire_offer'
     RETRY = 'retry_lease'
+    MAKE_ROOM = 'make_room'
     EXTEND = 'extend_lease'
     BEFORE_END = 'before_end_lease'
     END = 'end_lease'

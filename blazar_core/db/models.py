@@ -26,7 +26,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Reservation']
+           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Move', 'Reservation']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -81,11 +81,11 @@ class Lease(Stateful, Base):
 
     ``lease_type`` is that of the request (None: made by a release that did
     not know any). One that is WAITING is tried every ``retry_interval``
-    seconds, for the last time at ``retry_until``. From then on it lasts
-    ``lasts`` seconds (None: to its end). ``admitted_at`` is when it got its
-    room after that. Before its end it is prolonged by ``auto_extend`` seconds.
-    ``used_at`` is when servers were let in first; that nobody uses it was told
-    at ``no_show_at``.
+    seconds, for the last time at ``retry_until``; until then room is made for
+    one that is IN_PROGRESS. From then on it lasts ``lasts`` seconds (None: to
+    its end). ``admitted_at`` is when it got its room after that. Before its
+    end it is prolonged by ``auto_extend`` seconds. ``used_at`` is when servers
+    were let in first; that nobody uses it was told at ``no_show_at``.
     """
 
     __tablename__ = 'leases'
@@ -329,6 +329,29 @@ class Booking(Base):
 
     reservation: orm.Mapped[Reservation] = orm.relationship(
         back_populates='bookings')
+
+
+class Move(Stateful, Base):
+    """A server that moves, or has moved, so that there is room for a lease.
+
+    ``source`` and ``target`` are ids of hosts, ``resources`` what it takes.
+    It is asked for at ``asked_at``, and for one lease at most once.
+    """
+
+    __tablename__ = 'moves'
+    machine = states.MOVE
+
+    # No foreign key: the lease may be withdrawn first.
+    lease_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    server_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    source: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    target: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    asked_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 
 class Change(Base):

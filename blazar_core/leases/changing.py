@@ -35,6 +35,7 @@ from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import resizing
 from blazar_core.leases import views
+from blazar_core.leases import waiting
 from blazar_core.leases import within
 from blazar_core import resources
 
@@ -226,11 +227,10 @@ class Changing:
         """
         now = self._clock.now()
         begun = lease.status in states.BEGUN
-        if lease.status == states.Lease.WAITING:
+        if lease.status in states.SEEKING:
             raise errors.InvalidLeaseParams(
-                f'Lease {lease.id} waits for capacity: it can be changed when '
-                f'it has got it. Until then, delete it and ask for another '
-                f'one.')
+                f'{waiting.unready(lease, "it can be changed")} Until then, '
+                f'delete it and ask for another one.')
         alone = lease.end_date + lease.grace_period
         if (lease.deleted_at is None and now < alone and
                 lease.status == states.Lease.TERMINATING):
@@ -389,9 +389,9 @@ class Changing:
             lease.name = change.name
         wanted = [(event.event_type, event.time, event.action)
                   for event in change.events or ()]
-        waiting = [event for event in lease.events
-                   if event.status == states.Event.UNDONE]
-        before = [event for event in waiting
+        coming = [event for event in lease.events
+                  if event.status == states.Event.UNDONE]
+        before = [event for event in coming
                   if event.event_type == states.EventType.BEFORE_END]
         if change.before_end is not None:
             lease.before_end_date = change.before_end
@@ -410,7 +410,7 @@ class Changing:
             events.check_action(event_type, action, time, window)
         for event in [
                 *(before if change.before_end is not None else ()),
-                *(event for event in waiting if change.events is not None and
+                *(event for event in coming if change.events is not None and
                   states.EventType.is_users(event.event_type)),
                 *events.forgotten(lease)]:
             session.delete(event)

@@ -102,10 +102,9 @@ class NewLease:
         So long it counts for the limits of its project.
         """
         request, booked = self.request, self.booked
-        if request.retry is None or request.lasts is None:
+        if request.patience is None or request.lasts is None:
             return booked
-        return model.Window(booked.start, booked.end + (
-            request.retry.interval * request.retry.times))
+        return model.Window(booked.start, booked.end + request.patience)
 
     @property
     def demands(self) -> list[model.Demand]:
@@ -149,8 +148,8 @@ class Making:
     def create(self, new: NewLease, sealed: str | None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or none.
 
-        Where there is no room for one with retries, and it is known how to
-        start it later, it waits for room.
+        Where there is no room for one with retries or a timeout, and it is
+        known how to start it later, it does without for a while.
 
         :param sealed: the call to be sent at its start; None when the caller
             sends it now, and the lease starts with that, or when it does not
@@ -162,7 +161,7 @@ class Making:
         :raises Conflict: when one was made with its key meanwhile
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
-        may_wait = new.request.retry is not None and (
+        may_wait = new.request.patience is not None and (
             sealed is not None or not new.server_ids)
         why = self.why_wait(new) if may_wait else ''
         lease = None
@@ -202,18 +201,19 @@ class Making:
 
     def _wait(self, new: NewLease, sealed: str | None,
               why: str) -> dict[str, ty.Any]:
-        """Write a lease that waits for room."""
-        retry = new.request.retry
-        assert retry is not None
+        """Write a lease that waits for room, or for which some is made."""
         now, request = self._clock.now(), new.request
-        until = now + retry.interval * retry.times
+        retry = request.retry
+        until = now + (request.patience or 0)
         nowhere: list[list[int | None]] = [
             [None] * demand.count for demand in new.demands]
         rows = rows_of(new, nowhere, now, False, self._types)
         rows.lease |= {
-            'status': states.Lease.WAITING,
-            'status_reason': waiting.reason(why),
-            'retry_interval': retry.interval,
+            'status': states.Lease.IN_PROGRESS if retry is None
+            else states.Lease.WAITING,
+            'status_reason': waiting.made(why) if retry is None
+            else waiting.reason(why),
+            'retry_interval': retry and retry.interval,
             'retry_until': until if request.lasts is not None
             else min(until, request.window.end),
             'lasts': request.lasts}
@@ -222,8 +222,10 @@ class Making:
         for event in rows.events:
             event['due'] = model.FOREVER
         rows.events.append(events.row(
-            rows.lease['id'], states.EventType.RETRY, now + retry.interval,
-            now))
+            rows.lease['id'], states.EventType.MAKE_ROOM, now, now)
+            if retry is None else events.row(
+                rows.lease['id'], states.EventType.RETRY,
+                now + retry.interval, now))
         with self._database.begin() as connection:
             return self._book(connection, rows, new, nowhere)
 
@@ -256,7 +258,7 @@ class Making:
             rows.lease['status'] == states.Lease.STARTING) else None
         edits: ty.Sequence[ledger.Edit] = [ledger.Edit(None, ledger.NewBooking(
             row['id'], host_id, server_id, new.booked if rows.lease[
-                'status'] != states.Lease.WAITING else new.span,
+                'status'] not in states.SEEKING else new.span,
             one.demand.resources, sent_at=sent_at,
             among=one.demand.among))
             for row, one, host_ids in zip(

@@ -28,6 +28,7 @@ from blazar_core.db import notes
 from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import views
+from blazar_core.leases import waiting
 from blazar_core.leases import within
 from blazar_core import resources
 
@@ -155,10 +156,10 @@ def _check_status(lease: models.Lease) -> None:
         raise errors.Conflict(
             f'Lease {lease.id} is {views.status(lease)}: it can no longer '
             f'be handed over.')
-    if lease.status == states.Lease.WAITING:
+    if lease.status in states.SEEKING:
         raise errors.Conflict(
-            f'Lease {lease.id} waits for capacity: it can be handed over when '
-            f'it has got it. Try again then.')
+            f'{waiting.unready(lease, "it can be handed over")} Try again '
+            f'then.')
 
 
 def _check_project(session: orm.Session, lease: models.Lease) -> None:

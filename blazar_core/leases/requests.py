@@ -40,12 +40,14 @@ class EventRequest:
 
 class LeaseType(enum.StrEnum):
     """IMMEDIATE: now, or not at all. SCHEDULED: for later, or not at all.
-    RETRY: where there is no room, it is tried again.
+    RETRY: where there is no room, it is tried again. BEST_EFFORT: where there
+    is none, servers of others are moved.
     """
 
     IMMEDIATE = 'immediate'
     SCHEDULED = 'scheduled'
     RETRY = 'retry'
+    BEST_EFFORT = 'best_effort'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class LeaseRequest:
     alone for ``grace_period`` seconds after the end. ``retry``: None is not
     at all. ``lasts`` is how many seconds it lasts whenever it starts; None: it
     ends when its window does. Before its end it is prolonged by
-    ``auto_extend`` seconds; 0: it is not.
+    ``auto_extend`` seconds; 0: it is not. ``timeout``: for so many seconds
+    servers of others are moved where there is no room; None: none are.
     """
 
     name: str | None
@@ -83,6 +86,14 @@ class LeaseRequest:
     retry: Retry | None = None
     lasts: int | None = None
     auto_extend: int = 0
+    timeout: int | None = None
+
+    @property
+    def patience(self) -> int | None:
+        """Seconds for which it does without room; None: it does not."""
+        if self.retry is not None:
+            return self.retry.interval * self.retry.times
+        return self.timeout
 
     @property
     def actions(self) -> set[str]:
@@ -95,5 +106,7 @@ class LeaseRequest:
         """What is not said is decided by the start."""
         if self.retry is not None:
             return LeaseType.RETRY
+        if self.timeout is not None:
+            return LeaseType.BEST_EFFORT
         return (LeaseType.IMMEDIATE if self.starts_now
                 else LeaseType.SCHEDULED)

@@ -281,7 +281,7 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
     ``resources_changed`` (it has other hosts than when it was made).
     """
     reservations = [_describe_reservation(
-        one, lease.status == states.Lease.WAITING)
+        one, lease.status in states.SEEKING)
         for one in lease.reservations]
     return {
         'id': lease.id, 'name': lease.name, 'status': status(lease),

@@ -10,14 +10,16 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The reasons of leases that wait, and which lease of a project is next."""
+"""The reasons of leases that have no capacity yet, and which lease of a project
+is next.
+"""
 
 import sqlalchemy as sa
 
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['behind', 'reason']
+__all__ = ['behind', 'made', 'reason', 'unready']
 
 
 def reason(why: str) -> str:
@@ -26,6 +28,26 @@ def reason(why: str) -> str:
     :param why: there was none when it was tried last
     """
     return f'It waits for capacity, and is tried again: {why}'
+
+
+def made(why: str) -> str:
+    """What is said of a lease for which room is to be made.
+
+    :param why: there is none yet
+    """
+    return f'Servers of others are to be moved for it: {why}'
+
+
+def unready(lease: models.Lease, what: str) -> str:
+    """Why something cannot be done to a lease that has no room yet.
+
+    :param what: such as "it can be changed"
+    """
+    state = ('Room is made for lease' if
+             lease.status == states.Lease.IN_PROGRESS else 'Lease')
+    waits = '' if lease.status == states.Lease.IN_PROGRESS else (
+        ' waits for capacity')
+    return f'{state} {lease.id}{waits}: {what} when it has got it.'
 
 
 def behind(connection: sa.Connection, project_id: str,

@@ -254,6 +254,9 @@ class Engine:
         if claim.event_type == states.EventType.RETRY:
             return functools.partial(
                 self._lifecycle.retrying.due, claim.lease_id)
+        if claim.event_type == states.EventType.MAKE_ROOM:
+            return functools.partial(
+                self._lifecycle.making_room.go_on, claim.lease_id)
         if claim.event_type == states.EventType.EXTEND:
             return functools.partial(
                 self._lifecycle.extending.extend, claim.lease_id)
@@ -288,14 +291,14 @@ class Engine:
 
         The end of a lease or an offer is never given up: its capacity would
         be lost; nor is a change: it would be used where it is not; nor are
-        the retries of a lease, which would wait for ever; nor is prolonging
-        one, which is tried until its end comes.
+        the retries of a lease, which would wait for ever, or making room for
+        it; nor is prolonging one, which is tried until its end comes.
         """
         attempts = claim.attempts + 1
         if attempts > self._max_retries and claim.event_type not in (
                 states.EventType.END, states.EventType.EXPIRE,
-                states.EventType.RETRY, states.EventType.CHANGED,
-                states.EventType.EXTEND):
+                states.EventType.RETRY, states.EventType.MAKE_ROOM,
+                states.EventType.CHANGED, states.EventType.EXTEND):
             self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
                     self._queue.update, claim, status=states.Event.ERROR,

@@ -34,6 +34,7 @@ from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import extending
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lost
+from blazar_core.lifecycle import making_room
 from blazar_core.lifecycle import noshows
 from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import retrying
@@ -58,6 +59,7 @@ class Lifecycle:
     :param no_shows: of :class:`~blazar_core.lifecycle.noshows.NoShows`, after
         what time, and with what notice
     :param granting: what the limits say of leases that are prolonged
+    :param moves: how many servers are moved to make room for one lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -68,7 +70,7 @@ class Lifecycle:
                  policies: ends.Policies, end_limit: int = 0,
                  no_shows: tuple[int, int] = (0, 0),
                  granting: extending.Granting = lambda _lease, _change: None,
-                 ) -> None:
+                 moves: int = 0) -> None:
         self.closing = closing.Closing(
             database, clock, cloud, opens, notify, types)
         self.observing = observing.Observing(
@@ -90,6 +92,8 @@ class Lifecycle:
             database, clock, notify, self.ending, *no_shows)
         self.retrying = retrying.Retrying(
             database, clock, admission, opens, types, notify)
+        self.making_room = making_room.MakingRoom(
+            database, clock, admission, cloud, notify, self.retrying, moves)
         self.telling = telling.Telling(
             database, clock, notify, self.closing, copying.Copying(
                 database, cloud, self.closing, types), types)

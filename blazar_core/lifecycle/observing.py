@@ -46,7 +46,8 @@ _BY_BOOT = sa.select(models.Lease.id).where(sa.exists().where(
     models.Reservation.lease_id == models.Lease.id,
     models.Reservation.params.is_(None)))
 #: Those that go on by what becomes of their servers.
-_GOING_ON = (*states.HOLDING, states.Lease.ACTIVE, states.Lease.ERROR)
+_GOING_ON = (*states.HOLDING, states.Lease.ACTIVE, states.Lease.TIMEDOUT,
+             states.Lease.ERROR)
 #: Those of which a process may have left something to be done.
 _LEFT = _BY_BOOT.where(sa.or_(
     models.Lease.status == states.Lease.STARTING,

@@ -40,7 +40,8 @@ _BATCH = 50
 #: What moves leases; all else only tells of them.
 _URGENT = (states.EventType.START, states.EventType.END,
            states.EventType.EXPIRE, states.EventType.RETRY,
-           states.EventType.EXTEND, states.EventType.CHANGED)
+           states.EventType.MAKE_ROOM, states.EventType.EXTEND,
+           states.EventType.CHANGED)
 
 #: Due events as they are read, and whose they are.
 _READ = sa.select(

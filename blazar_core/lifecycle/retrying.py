@@ -27,6 +27,7 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
@@ -38,6 +39,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
+from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core.leases import within
@@ -47,7 +49,7 @@ from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 from blazar_core import resources
 
-__all__ = ['PAUSE', 'Retrying']
+__all__ = ['PAUSE', 'Retrying', 'fail', 'wanting']
 
 LOG = logging.getLogger(__name__)
 
@@ -117,7 +119,7 @@ class Retrying:
         """Try a lease; says whether it waits no more."""
         self._tried.add(lease_id)
         try:
-            why = self._try(lease_id)
+            why = self.admit(lease_id)
         except (errors.CloudUnavailable, errors.BooksBusy) as exc:
             LOG.warning('Lease %s waits for capacity, and it cannot be found '
                         'out now whether there is some: %s', lease_id, exc)
@@ -151,7 +153,7 @@ class Retrying:
         try:
             # The last time everybody is tried.
             why = (self._behind(lease) if left > 0 else '') or (
-                self._try(lease_id))
+                self.admit(lease_id))
         except (errors.CloudUnavailable, errors.BooksBusy) as exc:
             # However long it takes: it is not the lease that fails.
             return facts.Later(facts.AWAY, str(exc), facts.LONGEST_WAIT)
@@ -198,23 +200,16 @@ class Retrying:
                 return None
             lease.status_reason, lease.updated_at = reason, now
             if last:
-                lease.status_reason = (
-                    f'It got no capacity until {clocks.minute(now)} UTC: '
-                    f'{why}')
-                if lease.lasts is not None:
-                    # Its end comes as if it had got it now.
-                    start = max(lease.start_date, now)
-                    events.redate(lease, model.Window(
-                        start, start + lease.lasts), now)
-                transitions.fail_waiting(session, lease, now)
-                events.begin(lease, states.EventType.RETRY, now)
+                fail(session, lease, f'It got no capacity until '
+                     f'{clocks.minute(now)} UTC: {why}',
+                     states.EventType.RETRY, now)
             session.flush()
             return views.describe(lease)
 
     # -- one lease -----------------------------------------------------------
 
-    def _try(self, lease_id: str) -> str | None:
-        """Give a lease its room.
+    def admit(self, lease_id: str) -> str | None:
+        """Give a lease its room, if there is some.
 
         :returns: why there is none; None: it waits no more
         :raises CloudUnavailable: when it cannot be said now what it needs
@@ -225,10 +220,8 @@ class Retrying:
     def _admit(self, lease_id: str) -> str | None:
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            if lease.status != states.Lease.WAITING:
+            if lease.status not in states.SEEKING:
                 return None
-            held = session.get(models.HeldBuild, lease_id)
-            sealed = None if held is None else held.sealed
             now = self._clock.now()
             start = max(lease.start_date, now)
             end = lease.end_date if lease.lasts is None else (
@@ -245,19 +238,14 @@ class Retrying:
                     session, outer, lease.project_id, window, later=True)
                 if why:
                     return why
-            asked = [(one, resources.reserved(session, one),
-                      len(_wanting(one))) for one in lease.reservations]
-        wanted: _Demands = {}
-        for one, reserved, count in asked:
-            said = self._demands.of(one, reserved, sealed)
-            if isinstance(said, refusals.Refusal):
-                return said.sentence()
-            wanted[one.id] = dataclasses.replace(
-                said, count=count, least=None if said.least is None
-                else min(said.least, count))
+            # What keeps others off there, while room is made.
+            own = [row for row in lease.bookings if row.host_id is not None]
+        wanted = self.needs(lease_id)
+        if isinstance(wanted, refusals.Refusal):
+            return wanted.sentence()
         try:
             picked = self._admission.pick_all(
-                [*wanted.values()], lease.booked(window))
+                [*wanted.values()], lease.booked(window), instead_of=own)
         except errors.Refused as exc:
             return str(exc)
         described = self._enter(
@@ -268,6 +256,28 @@ class Retrying:
             steps.reached(steps.Step.RETRY_ADMITTED, lease_id)
             self._notify('lease.update', described)
         return None
+
+    def needs(self, lease_id: str) -> _Demands | refusals.Refusal:
+        """What the reservations of a lease need now, by their ids; or why
+        there is no host at all for one.
+
+        :raises CloudUnavailable: when it cannot be said now
+        """
+        with self._database.reader() as session:
+            held = session.get(models.HeldBuild, lease_id)
+            sealed = None if held is None else held.sealed
+            asked = [(one, resources.reserved(session, one),
+                      len(wanting(one)))
+                     for one in api.found(session, lease_id).reservations]
+        wanted: _Demands = {}
+        for one, reserved, count in asked:
+            said = self._demands.of(one, reserved, sealed)
+            if isinstance(said, refusals.Refusal):
+                return said
+            wanted[one.id] = dataclasses.replace(
+                said, count=count, least=None if said.least is None
+                else min(said.least, count))
+        return wanted
 
     def _enter(self, lease_id: str, window: model.Window, wanted: _Demands,
                picked: ty.Mapping[str, list[int]]) -> facts.Lease | None:
@@ -280,13 +290,13 @@ class Retrying:
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status != states.Lease.WAITING:
+            if lease.status not in states.SEEKING:
                 return None
             booked = lease.booked(window)
             edits = []
             for one in lease.reservations:
                 demand = wanted[one.id]
-                if demand.count != len(_wanting(one)):
+                if demand.count != len(wanting(one)):
                     raise api.Outdated('some of its servers have gone')
                 one.amount = len(picked[one.id])
                 edits += [ledger.Edit(
@@ -294,7 +304,7 @@ class Retrying:
                         row, window=booked, host_id=host_id,
                         resources=demand.resources, among=demand.among))
                     for row, host_id in itertools.zip_longest(
-                        _wanting(one), picked[one.id])]
+                        wanting(one), picked[one.id])]
             ledger.amend(session, now, edits)
             lease.enter(states.Lease.PENDING, now)
             lease.status_reason, lease.admitted_at = '', now
@@ -302,14 +312,32 @@ class Retrying:
             if lease.lasts is not None:
                 events.move_own(lease, window.start - lease.start_date)
             events.redate(lease, window, now)
-            events.begin(lease, states.EventType.RETRY, now)
+            events.begin(lease, states.EventType.MAKE_ROOM if (
+                lease.lease_type == requests.LeaseType.BEST_EFFORT
+            ) else states.EventType.RETRY, now)
             session.flush()
             session.expire(lease)
             return views.describe(lease)
 
 
-def _wanting(reservation: models.Reservation) -> list[models.Booking]:
-    """The bookings that need a host."""
+def fail(session: orm.Session, lease: models.Lease, reason: str,
+         over: states.EventType, now: int) -> None:
+    """A lease that had no capacity will not get any.
+
+    :param over: the event that has tried to
+    """
+    lease.status_reason, lease.updated_at = reason, now
+    if lease.lasts is not None:
+        # Its end comes as if it had got it now.
+        start = max(lease.start_date, now)
+        events.redate(
+            lease, model.Window(start, start + lease.lasts), now)
+    transitions.fail_waiting(session, lease, now)
+    events.begin(lease, over, now)
+
+
+def wanting(reservation: models.Reservation) -> list[models.Booking]:
+    """The bookings for which there is to be capacity."""
     return [row for row in reservation.bookings if row.failed_at is None]
 
 

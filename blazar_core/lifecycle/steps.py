@@ -42,6 +42,11 @@ class Step(enum.Enum):
     # While it waits for room.
     RETRY_TRIED = 'retry: it was tried, and it is not written down why not'
     RETRY_ADMITTED = 'retry: it has got its room'
+    # While room is made for it.
+    ROOM_PLANNED = 'room: it is written down who is to move'
+    ROOM_TAKEN = 'room: a move is to be asked for, and is not yet'
+    ROOM_ASKED = 'room: it is asked for, and that is not written down yet'
+    ROOM_SEEN = 'room: it is written down what has become of moves'
     # Its end.
     END_CLAIMED = 'end: the event is claimed'
     END_BEGUN = 'end: nothing of it can start any more'

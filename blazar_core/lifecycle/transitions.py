@@ -111,9 +111,11 @@ def _give_hosts_back(session: orm.Session,
 def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
                  ) -> None:
     """What was not sent yet is not sent any more."""
-    if lease.status in (states.Lease.WAITING, states.Lease.PENDING) or (
+    if lease.status in (*states.SEEKING, states.Lease.PENDING) or (
             facts.comes_first(lease)):
-        lease.enter(states.Lease.ERROR, now)
+        lease.enter(states.Lease.TIMEDOUT if (
+            lease.status == states.Lease.IN_PROGRESS
+        ) else states.Lease.ERROR, now)
         for reservation in lease.reservations:
             reservation.enter(states.Reservation.ERROR, now)
     waiting = [row for row in facts.bookings(lease) if row.sent_at is None]

@@ -174,6 +174,9 @@ class Watch:
         line.set_host(host.id, host.capacity, host.usage)
         loose = []
         for row in rows:
+            if row.status == states.Lease.IN_PROGRESS:
+                # It has none of it yet, and keeps others off.
+                continue
             if bindings.may_move(row, row.later, row.held, row):
                 loose.append(row)
             elif row.end_date > now or row.end_date + self._patience <= now:

@@ -57,6 +57,7 @@ _CREATE_KEYS = {
     'lease_type': '"retry"',
     'retries': '12',
     'retry_interval': '300',
+    'timeout': '1800',
 }
 _CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'name', 'start_date', 'end_date', 'before_end_date', 'before_end_action',
@@ -129,7 +130,8 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
     window = lease_params.window_of(start, end, now)
     offer = values.get('offer_seconds')
     retry = lease_types.retry_of(values, window, now, defaults.retry)
-    if retry is not None and offer is not None:
+    timeout = lease_types.timeout_of(values, window, defaults.timeout)
+    if offer is not None and (retry, timeout) != (None, None):
         raise errors.InvalidLeaseParams(
             'An offer is made now, or not at all. Leave "offer_seconds" out, '
             'or "lease_type".')
@@ -145,7 +147,8 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
             values.get('on_end', defaults.ends[0]), defaults),
         starts_now=start == now,
         grace_period=lease_params.grace_of(values.get(
-            'grace_period', defaults.grace_period)), retry=retry,
+            'grace_period', defaults.grace_period)),
+        retry=retry, timeout=timeout,
         before_end_action=action,
         auto_extend=lease_types.extension_of(values.get('auto_extend', 0)))
     lease_types.check_extension(

@@ -129,6 +129,9 @@ class Leases:
         self._policy.authorize(
             context, 'blazar:leases:post' if asked.offer_seconds is None
             else 'blazar:leases:offer', target)
+        if asked.lease.timeout is not None:
+            self._policy.authorize(
+                context, 'blazar:leases:best_effort', target)
         asking = changes.asking(self._parts, context)
         try:
             new = making.NewLease(

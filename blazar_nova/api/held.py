@@ -26,6 +26,7 @@ from blazar_core.lifecycle import steps
 from blazar_nova.api import boot as boot_
 from blazar_nova.api import defaulting
 from blazar_nova.api import faults
+from blazar_nova.api import policy
 from blazar_nova.api import trusts
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
@@ -48,6 +49,7 @@ class Admission:
         self._vault = parts.vault
         self._limits = parts.limits
         self._defaulting = defaulting.Defaulting(parts)
+        self._policy = policy.Policy(parts.conf)
 
     def __call__(self, call: calls.BuildCall,
                  send: ty.Callable[[], None]) -> None:
@@ -125,6 +127,10 @@ class Admission:
     def _admit(self, request: requests.LeaseRequest, call: calls.BuildCall,
                send: ty.Callable[[], None]) -> dict[str, ty.Any]:
         """Make a lease of a boot; returns it."""
+        if request.timeout is not None:
+            self._policy.authorize(
+                call.context, 'blazar:leases:best_effort',
+                {'project_id': call.context.project_id})
         demand = self._demand(call)
         new = making.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,
@@ -132,13 +138,14 @@ class Admission:
                 demand, call.server_ids, spec=within.spec(
                     hosted.reservation_of(call.request_spec[0].flavor))),))
         new = dataclasses.replace(new, granted=self._limits.check(
-            granting.asked_of(new, not request.starts_now or
-                              request.retry is not None, self._parts.types)))
+            granting.asked_of(
+                new, not request.starts_now or request.patience is not None,
+                self._parts.types)))
         if request.starts_now and not self._leases.making.why_wait(new):
             try:
                 return self._start(new, call, send)
             except errors.Refused:
-                if request.retry is None:
+                if request.patience is None:
                     raise
         return self._hold(new, call)
 
@@ -173,7 +180,7 @@ class Admission:
         servers = ', '.join(call.server_ids)
         call.mark_reserved()
         steps.reached(steps.Step.CREATE_MARKED, servers)
-        if new.request.retry is None:
+        if new.request.patience is None:
             # Keystone is not asked for what will not be.
             self._leases.making.check(new)
         sealed = self._vault.seal(call.dump())

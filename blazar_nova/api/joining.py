@@ -67,11 +67,11 @@ class Joining:
         asked = bodies.create(values, self._parts.clock.now(),
                               lease_params.defaults(self._parts.conf))
         if asked.reservations or asked.offer_seconds is not None or (
-                asked.lease.retry is not None):
+                asked.lease.patience is not None):
             raise errors.InvalidLeaseParams(
                 'A lease of "servers" that run has nothing else, and does not '
                 'wait for capacity. Leave "reservations", "offer_seconds" and '
-                '"retries" out.')
+                '"lease_type" out.')
         if not asked.lease.starts_now:
             raise errors.InvalidLeaseParams(
                 'A lease of "servers" that run starts now. Leave "start_date" '

@@ -20,8 +20,8 @@ says what that means, or which sentence answers it. What was decided:
 * ``lease_params`` is a string that holds a JSON object. Its keys are
   ``name``, ``start``, ``end`` or ``duration``, ``before_end``,
   ``before_end_action``, ``events``, ``on_end``, ``grace_period``,
-  ``auto_extend``, ``lease_type``, ``retries`` and ``retry_interval``; none
-  may be null, one that is not wanted is left out.
+  ``auto_extend``, ``lease_type``, ``retries``, ``retry_interval`` and
+  ``timeout``; none may be null, one that is not wanted is left out.
 * Hints whose names begin with "blazar" are marks that the service makes.
 * Blanks around a name are cut, as Nova does for servers.
 * Dates and durations are what :mod:`blazar_nova.api.dates` says.
@@ -78,6 +78,7 @@ _KEYS = {
     'lease_type': '"retry"',
     'retries': '12',
     'retry_interval': '"5m"',
+    'timeout': '"30m"',
 }
 
 _Object: ty.TypeAlias = dict[str, object]
@@ -99,6 +100,8 @@ class Defaults:
     #: Seconds.
     grace_period: int = 0
     retry: requests.Retry = requests.Retry(300, 12)
+    #: Seconds.
+    timeout: int = 1800
 
     @property
     def actions(self) -> tuple[states.Action, ...]:
@@ -117,7 +120,8 @@ def defaults(conf: ty.Any) -> Defaults:
             24 * group.reservation_length_days)),
         minutes_before_end=group.minutes_before_end_lease,
         ends=tuple(group.on_end), grace_period=group.grace_period,
-        retry=requests.Retry(group.retry_interval, group.retries))
+        retry=requests.Retry(group.retry_interval, group.retries),
+        timeout=group.best_effort_timeout)
 
 
 def check_defaults(made: Defaults, now: int) -> None:
@@ -287,6 +291,7 @@ def _request(params: _Object, start: int, end: int, now: int,
              defaults: Defaults) -> requests.LeaseRequest:
     window = window_of(start, end, now)
     retry = lease_types.retry_of(params, window, now, defaults.retry)
+    timeout = lease_types.timeout_of(params, window, defaults.timeout)
     before_end, action = _before_end(params, window, now, defaults)
     request = requests.LeaseRequest(
         name=_name(params),
@@ -298,9 +303,11 @@ def _request(params: _Object, start: int, end: int, now: int,
         starts_now=start == now,
         before_end_action=action,
         grace_period=grace_of(params.get(
-            'grace_period', defaults.grace_period)), retry=retry,
+            'grace_period', defaults.grace_period)),
+        retry=retry, timeout=timeout,
         auto_extend=lease_types.extension_of(params.get('auto_extend', 0)),
-        lasts=None if retry is None or 'end' in params else end - start)
+        lasts=None if 'end' in params or (
+            retry is None and timeout is None) else end - start)
     lease_types.check_extension(
         request.auto_extend, request.on_end, request.actions)
     return request

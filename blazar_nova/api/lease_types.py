@@ -11,7 +11,7 @@
 #    under the License.
 
 """The types of leases: what ``lease_type`` says, how often one is tried where
-there is no room, and by how much one is prolonged.
+there is no room, for how long some is made, and by how much one is prolonged.
 """
 
 import typing as ty
@@ -25,7 +25,8 @@ from blazar_core.lifecycle import ends
 from blazar_nova.api import dates
 from blazar_nova.parts import ends as policies
 
-__all__ = ['MAX_WAIT', 'check_extension', 'extension_of', 'retry_of']
+__all__ = ['MAX_WAIT', 'check_extension', 'extension_of', 'retry_of',
+           'timeout_of']
 
 #: Seconds; for so long, in all, room is waited for.
 MAX_WAIT = 2592000
@@ -56,6 +57,10 @@ def retry_of(values: ty.Mapping[str, object], window: model.Window, now: int,
             raise errors.InvalidLeaseParams(
                 f'"{key}" is only for a lease that is tried again. Write '
                 f'"lease_type": "retry" with it, or leave it out.')
+    if asked == requests.LeaseType.BEST_EFFORT and window.start != now:
+        raise errors.InvalidLeaseParams(
+            'A best-effort lease starts as soon as there is room. Leave its '
+            'start out, or write "lease_type": "scheduled".')
     if asked == requests.LeaseType.IMMEDIATE and window.start != now:
         raise errors.InvalidLeaseParams(
             'An immediate lease starts now. Leave its start out, or write '
@@ -65,6 +70,29 @@ def retry_of(values: ty.Mapping[str, object], window: model.Window, now: int,
             'A scheduled lease starts later. Write a start, or "lease_type": '
             '"immediate".')
     return None
+
+
+def timeout_of(values: ty.Mapping[str, object], window: model.Window,
+               default: int) -> int | None:
+    """For how many seconds room is made for a lease; None: none is.
+
+    :param values: may have ``lease_type`` and ``timeout``
+    :param default: of what is not said
+    :raises InvalidLeaseParams: when they do not go together
+    """
+    if values.get('lease_type') != requests.LeaseType.BEST_EFFORT:
+        if 'timeout' in values:
+            raise errors.InvalidLeaseParams(
+                '"timeout" is only for a lease for which room is made. Write '
+                '"lease_type": "best_effort" with it, or leave it out.')
+        return None
+    seconds = dates.length(
+        values.get('timeout', default), 'timeout', 10, MAX_WAIT)
+    if window.end + seconds >= dates.LATEST:
+        raise errors.InvalidLeaseParams(
+            f'The end and a timeout of {seconds} seconds lead beyond the year '
+            f'9998. Write an earlier end.')
+    return seconds
 
 
 def _retry(values: ty.Mapping[str, object], window: model.Window,

@@ -46,6 +46,7 @@ _OWN_EVENTS = {
     'before_end_lease': 'its before_end',
     'expire_offer': 'the seconds of the offer',
     'retry_lease': 'retries and retry_interval',
+    'make_room': 'lease_type and timeout',
 }
 
 _EVENT_TYPE = re.compile(r'[A-Za-z0-9_.-]{1,64}')

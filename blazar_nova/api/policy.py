@@ -75,6 +75,11 @@ _RULES = [
     _rule('leases:post', PROJECT_MEMBER_OR_ADMIN,
           'Make a lease, or ask what would become of it (dry_run).',
           'POST /v1/leases'),
+    _rule('leases:best_effort', PROJECT_MEMBER_OR_ADMIN,
+          'Have servers of others live-migrated to make room for a lease '
+          '(lease_type best_effort), as many as [blazar] best_effort_moves '
+          'says; who may must be allowed to make a lease, too.',
+          'POST /v1/leases', 'POST /servers'),
     _rule('leases:offer', PROJECT_MEMBER_OR_ADMIN,
           'Have capacity held for a lease for some time (offer_seconds), and '
           'accept that.', 'POST /v1/leases', f'POST {_LEASE}/accept'),

@@ -57,6 +57,9 @@ _RESIZE = ['self', 'context', 'instance', 'scheduler_hint', 'flavor',
            'reservations', 'clean_shutdown', 'request_spec', 'host_list',
            'do_cast']
 
+_LIVE_MIGRATE = ['self', 'context', 'instance', 'block_migration',
+                 'disk_over_commit', 'host_name', 'force', 'async_']
+
 #: What we call of Nova about aggregates, and what it takes.
 _AGGREGATES: tuple[tuple[str, ty.Any, str, list[str]], ...] = (
     ('nova.compute.api.AggregateAPI', compute_api.AggregateAPI,
@@ -128,6 +131,8 @@ def nova_objects() -> list[str]:
                          conductor.ComputeTaskAPI, _CALL)
     problems += signature('nova.conductor.ComputeTaskAPI', 'resize_instance',
                           conductor.ComputeTaskAPI, _RESIZE)
+    problems += signature('nova.compute.api.API', 'live_migrate',
+                          compute_api.API, _LIVE_MIGRATE)
     for where, owner, name, takes in _AGGREGATES:
         problems += signature(where, name, owner, takes)
     for column in ('aggregate_id', 'host'):

@@ -40,6 +40,7 @@ from blazar_nova.compat import hosts
 from blazar_nova.compat import keeping
 from blazar_nova.compat import leftovers
 from blazar_nova.compat import look
+from blazar_nova.compat import migrating
 from blazar_nova.compat import quota
 from blazar_nova.compat import reserved
 from blazar_nova.compat import stranded
@@ -83,8 +84,11 @@ class Trusts(ty.Protocol):
     def held(self) -> set[str]:
         ...
 
+    def service(self) -> ty.Any:
+        ...
 
-class NovaCloud:
+
+class NovaCloud(migrating.Migrating):
     """What the core needs of a cloud, done with Nova.
 
     For any process that has read nova.conf and has access to the API
@@ -388,6 +392,9 @@ class NovaCloud:
             # Nova would only say that it is already being deleted.
             instance.task_state = None
         self._compute_api.delete(context, instance)
+
+    def _as_service(self) -> ty.Any:
+        return self._trusts.service()
 
     def forget(self, server_id: str) -> None:
         """Remove what Nova keeps of a server that was never built."""

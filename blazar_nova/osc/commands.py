@@ -54,7 +54,7 @@ STAGES = ['OFFERED', 'WAITING', 'PENDING', 'STARTING', 'ACTIVE', 'TERMINATING',
           'TERMINATED']
 
 #: What a lease may be.
-LEASE_TYPES = ['immediate', 'scheduled', 'retry']
+LEASE_TYPES = ['immediate', 'scheduled', 'retry', 'best_effort']
 
 #: Seconds between two looks at a lease.
 PAUSE = 5
@@ -238,7 +238,7 @@ def is_at(lease: Json, wanted: str) -> bool:
     status = lease['status']
     stage = STAGES.index(status) if status in STAGES else None
     goal, active = STAGES.index(wanted), STAGES.index('ACTIVE')
-    lost = (status in ('ERROR', 'DELETING') if stage is None
+    lost = (status in ('TIMEDOUT', 'ERROR', 'DELETING') if stage is None
             else stage > active)
     if goal <= active and lost:
         reason = lease.get('status_reason')
@@ -302,7 +302,8 @@ class Request(LeaseCommand):
         parser.add_argument(
             '--lease-type', metavar='<type>', choices=LEASE_TYPES,
             help=f'One of {", ".join(LEASE_TYPES)}; with "retry" it waits '
-                 f'for capacity where there is none (default: by the start)')
+                 f'for capacity where there is none, with "best_effort" '
+                 f'servers of others are moved (default: by the start)')
         parser.add_argument(
             '--retries', metavar='<number>', type=int,
             help='How often it is tried again (default: what the operator '
@@ -311,6 +312,10 @@ class Request(LeaseCommand):
             '--retry-interval', metavar='<duration>', type=seconds,
             help='How long to wait between two times, such as 5m (default: '
                  'what the operator chose)')
+        parser.add_argument(
+            '--timeout', metavar='<duration>', type=seconds,
+            help='For how long room is made with "best_effort", such as 30m '
+                 '(default: what the operator chose)')
         add_wait(parser)
         return parser
 
@@ -319,7 +324,7 @@ class Request(LeaseCommand):
             'POST', '/leases', json={
                 **demand(parsed_args, parsed_args.name),
                 **given(parsed_args, 'lease_type', 'retries',
-                        'retry_interval')})['lease'])
+                        'retry_interval', 'timeout')})['lease'])
 
 
 class Accept(LeaseCommand):

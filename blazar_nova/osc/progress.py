@@ -33,7 +33,8 @@ class Progress:
         line = f'{lease["name"]}: {status}'
         if status in ('OFFERED', 'PENDING'):
             line += f', starts {when(lease["start_date"])}'
-        elif status == 'WAITING' and lease.get('retry_until'):
+        elif status in ('WAITING', 'IN_PROGRESS') and (
+                lease.get('retry_until')):
             line += f', until {when(lease["retry_until"])}'
         elif status == 'ACTIVE':
             line += f', ends {when(lease["end_date"])}'

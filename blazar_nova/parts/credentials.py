@@ -253,6 +253,20 @@ class Credentials:
             raise errors.CloudUnavailable(
                 f'Keystone does not let the service user in: {exc}') from exc
 
+    def service(self) -> ty.Any:
+        """A token of the service user itself, and what it is good for.
+
+        :returns: keystoneauth1's AccessInfo; None where there is no keystone
+        :raises CloudUnavailable: when it cannot be had
+        """
+        if not self.is_configured():
+            return None
+        try:
+            return self._session.auth.get_access(self._session)
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone does not let the service user in: {exc}') from exc
+
     def exists(self, path: str) -> bool | None:
         """Whether keystone has something, asked as the service user.
 

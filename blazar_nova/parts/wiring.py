@@ -113,7 +113,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         conf.blazar.start_patience, lost_after(conf), types, ends.available(),
         conf.blazar.end_limit,
         (conf.blazar.no_show_time, conf.blazar.no_show_notice),
-        functools.partial(granting.of_change, allowed, types, words))
+        functools.partial(granting.of_change, allowed, types, words),
+        conf.blazar.best_effort_moves)
     known = identity.Identity(trusts)
     return Parts(
         conf, books, clock, secrets, trusts, search, types, words,

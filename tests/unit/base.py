@@ -14,6 +14,7 @@
 
 import abc
 import collections
+import dataclasses
 import threading
 import time
 import typing as ty
@@ -111,6 +112,11 @@ class FakeCloud:
     :ivar copied_at: the images that were asked for at events: of which server
         and event, each with its label and credential
     :ivar released: servers that were made ordinary ones
+    :ivar bound: servers that may not be moved
+    :ivar preemptible: servers that may be though they have a lease
+    :ivar reach: the hosts to which servers may be moved; others to all
+    :ivar hosts: the uuids of all
+    :ivar moves: the moves that were asked for, in order: who, and where to
     :ivar broken: raised instead of what is asked for
     """
 
@@ -133,6 +139,11 @@ class FakeCloud:
         self.copies: dict[str, str] = {}
         self.copied_at: dict[tuple[str, str], tuple[str, str | None]] = {}
         self.released: list[str] = []
+        self.bound: set[str] = set()
+        self.preemptible: set[str] = set()
+        self.reach: dict[str, frozenset[str]] = {}
+        self.hosts: set[str] = set()
+        self.moves: list[tuple[str, str]] = []
         self.broken: dict[str, Exception] = {}
 
     def send(self, call: str, credential: str | None,
@@ -215,6 +226,37 @@ class FakeCloud:
     def release(self, server_id: str) -> None:
         self._break('release')
         self.released.append(server_id)
+
+    def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
+        self._break('movable')
+        return {one: one in self.preemptible for one in server_ids
+                if one in self.servers and one not in self.bound and
+                not self.servers[one].busy}
+
+    def targets(self, server_id: str) -> frozenset[str]:
+        self._break('targets')
+        return self.reach.get(server_id, frozenset(self.hosts))
+
+    def move(self, server_id: str, host: str, _lease_id: str,
+             deadline: clouds.Deadline) -> str:
+        self._break('move')
+        if server_id in self.broken:
+            return str(self.broken[server_id])
+        if deadline.passed():
+            return 'It is too late.'
+        self.moves.append((server_id, host))
+        self.servers[server_id] = dataclasses.replace(
+            self.servers[server_id], busy=True)
+        return ''
+
+    def arrive(self, server_id: str, host: str | None = None) -> None:
+        """A server that was asked to move has done so, or stays.
+
+        :param host: where it is now; None: where it was
+        """
+        seen = self.servers[server_id]
+        self.servers[server_id] = dataclasses.replace(
+            seen, busy=False, host=host or seen.host)
 
     def forget(self, server_id: str) -> None:
         self._break('forget')
@@ -363,6 +405,7 @@ class LeaseTestCase(DatabaseTestCase):
     patience = 300
     end_limit = 0
     no_shows = (0, 0)
+    most_moves = 10
 
     def setUp(self) -> None:
         super().setUp()
@@ -381,7 +424,7 @@ class LeaseTestCase(DatabaseTestCase):
             self.vault.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.patience, LOST_AFTER, self.types, self.policies(),
-            self.end_limit, self.no_shows)
+            self.end_limit, self.no_shows, moves=self.most_moves)
 
     def more_types(self) -> dict[str, resources.ResourceType]:
         """What else can be reserved."""

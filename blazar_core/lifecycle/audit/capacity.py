@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle.audit.differences import Difference
@@ -43,8 +44,10 @@ def overbooked(database: api.Database, clock: clocks.Clock,
                       models.Booking.end_date, models.Booking.resources,
                       models.Booking.placed_at,
                       models.Reservation.lease_id)
-            .join(models.Booking.reservation)
+            .join(models.Booking.reservation).join(models.Reservation.lease)
             .where(models.Booking.host_id.is_not(None),
+                   # That has none of it yet, and keeps others off.
+                   models.Lease.status != states.Lease.IN_PROGRESS,
                    sa.or_(models.Booking.end_date > now,
                           models.Booking.placed_at.is_not(None)))
             .order_by(models.Booking.host_id),

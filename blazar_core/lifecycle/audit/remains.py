@@ -104,7 +104,9 @@ class Remains:
                 .join(models.Booking.reservation)
                 .join(models.Reservation.lease)
                 .where(
-                    models.Lease.status != states.Lease.TERMINATED,
+                    # Where room is made others are kept off for longer.
+                    models.Lease.status.not_in((
+                        states.Lease.IN_PROGRESS, states.Lease.TERMINATED)),
                     models.Booking.host_id.is_not(None),
                     sa.or_(
                         models.Booking.start_date != models.Lease.start_date,

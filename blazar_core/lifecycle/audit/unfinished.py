@@ -151,6 +151,7 @@ class Unfinished:
         """What moves a lease on is an event that will still come."""
         wanted = {states.Lease.OFFERED: [states.EventType.EXPIRE],
                   states.Lease.WAITING: [states.EventType.RETRY],
+                  states.Lease.IN_PROGRESS: [states.EventType.MAKE_ROOM],
                   states.Lease.PENDING: [
                       states.EventType.START, states.EventType.END],
                   }.get(lease.row.status, [states.EventType.END])
@@ -182,7 +183,9 @@ class Unfinished:
                     event_type == states.EventType.START and
                     lease.status not in states.TO_START) or (
                     event_type == states.EventType.RETRY and
-                    lease.status != states.Lease.WAITING) or any(
+                    lease.status != states.Lease.WAITING) or (
+                    event_type == states.EventType.MAKE_ROOM and
+                    lease.status != states.Lease.IN_PROGRESS) or any(
                         event.event_type == event_type and
                         event.status in states.OPEN
                         for event in lease.events):

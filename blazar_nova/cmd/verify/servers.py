@@ -140,7 +140,7 @@ class Servers:
                             row.sent_at is None) else (
                 f'is in ERROR in Nova, and its booking holds capacity on host '
                 f'{row.host_name}', None)
-        if row.status in (states.Lease.WAITING, states.Lease.PENDING):
+        if row.status in (*states.SEEKING, states.Lease.PENDING):
             return self._judge_pending(row, seen)
         if state is State.HELD and row.sent_at is not None and (
                 row.status in states.BEGUN):

@@ -50,6 +50,7 @@ class TestOpts(base.BaseTestCase):
              'orphan_interval': 24,
              'orphaned_leases': 'report',
              'retries': 12, 'retry_interval': 300,
+             'best_effort_timeout': 1800, 'best_effort_moves': 20,
              'grace_period': 0, 'cleaning_time': 0, 'cleaning_command': '',
              'cleaning_timeout': 10, 'encryption_keys': [],
              'public_properties': ['hypervisor_type', 'vcpus'],

@@ -16,7 +16,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
 
-MACHINES = (states.LEASE, states.RESERVATION, states.EVENT)
+MACHINES = (states.LEASE, states.RESERVATION, states.EVENT, states.MOVE)
 
 
 def reachable(machine, state):
@@ -73,12 +73,16 @@ class TestTables(base.BaseTestCase):
                     final, reachable(machine, state), (machine.name, state))
 
     def test_every_state_can_be_reached_from_the_first(self):
-        """Leases that wait for room are not offered: they begin so."""
+        """Leases that have no room are not offered: they begin so."""
+        apart = {'WAITING', 'IN_PROGRESS', 'TIMEDOUT'}
         for machine in MACHINES:
             first = next(iter(machine.steps))
-            self.assertEqual(set(machine.steps) - {first, 'WAITING'},
-                             reachable(machine, first), machine.name)
-        self.assertIn('PENDING', reachable(states.LEASE, 'WAITING'))
+            self.assertEqual(set(machine.steps) - {first} - (
+                apart if machine is states.LEASE else set()),
+                reachable(machine, first), machine.name)
+        for seeking in states.SEEKING:
+            self.assertIn('PENDING', reachable(states.LEASE, seeking))
+        self.assertIn('TIMEDOUT', states.LEASE.steps['IN_PROGRESS'])
 
     def test_a_lease_never_goes_back(self):
         for earlier, later in (('STARTING', 'PENDING'),
@@ -86,6 +90,10 @@ class TestTables(base.BaseTestCase):
                                ('TERMINATING', 'ACTIVE'),
                                ('TERMINATING', 'STARTING'),
                                ('TERMINATED', 'ACTIVE'),
+                               ('PENDING', 'IN_PROGRESS'),
+                               ('TIMEDOUT', 'IN_PROGRESS'),
+                               ('TIMEDOUT', 'PENDING'),
+                               ('WAITING', 'TIMEDOUT'),
                                ('ERROR', 'ACTIVE')):
             self.assertRaises(errors.InvalidTransition, states.LEASE.check,
                               earlier, later)
@@ -126,7 +134,8 @@ class TestTables(base.BaseTestCase):
 
     def test_every_state_fits_its_column(self):
         for machine, table in zip(
-                MACHINES, (models.Lease, models.Reservation, models.Event),
+                MACHINES, (models.Lease, models.Reservation, models.Event,
+                           models.Move),
                 strict=True):
             width = table.__table__.c.status.type.length
             for state in machine.steps:

@@ -38,6 +38,7 @@ LEAST = {
     'blazar:leases:get': 'reader',
     'blazar:leases:get_all_projects': 'admin',
     'blazar:leases:post': 'member',
+    'blazar:leases:best_effort': 'member',
     'blazar:leases:offer': 'member',
     'blazar:leases:put': 'member',
     'blazar:leases:hand_over': 'admin',

@@ -1,0 +1,157 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Freeing: what the books say of hosts on which there is to be room.
+
+What is read is handed to the planner (:mod:`blazar_core.books.planning`). The
+generations of the hosts are handed on, so that whoever writes a plan down
+finds out whether it still goes by what is so.
+"""
+
+import collections
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.books import follower
+from blazar_core.books import ledger
+from blazar_core.books import picking
+from blazar_core.books import planning
+from blazar_core.books import timeline as timelines
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Freeing', 'Scene']
+
+
+class Scene(ty.NamedTuple):
+    """The hosts that serve everybody, and what is there.
+
+    :ivar wishes: what is wanted; its ``hosts`` are those of the demands
+    :ivar ordinary: servers without a lease, as if all of them could move
+    :ivar leased: servers with one that lasts as long as what is wanted
+    :ivar generations: of the hosts, by id
+    :ivar ids: of the hosts, by uuid
+    """
+
+    places: list[planning.Place]
+    wishes: list[planning.Wish]
+    ordinary: list[planning.Movable]
+    leased: list[planning.Movable]
+    generations: dict[int, int]
+    ids: dict[str, int]
+
+
+class Freeing:
+    """Reads what a plan is made of.
+
+    :param index: in which room is looked for
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 index: follower.Index, picking: picking.Picking) -> None:
+        self._database = database
+        self._clock = clock
+        self._index = index
+        self._picking = picking
+
+    def scene(self, demands: ty.Sequence[model.Demand], window: model.Window,
+              instead_of: ty.Sequence[ty.Any],
+              excluded: ty.Collection[str],
+              coming: ty.Iterable[tuple[int, model.Resources]]) -> Scene:
+        """What a plan for some demands goes by; no whole hosts.
+
+        :param window: as long as they are to have room, from now on
+        :param instead_of: rows of bookings that would go in exchange
+        :param excluded: servers that are not to be moved
+        :param coming: what is to come to hosts, by their ids, and may not be
+            there yet
+        """
+        demands = self._picking.named(demands)
+        arriving: dict[int, collections.Counter[str]] = (
+            collections.defaultdict(collections.Counter))
+        for host_id, amounts in coming:
+            arriving[host_id].update(amounts)
+        with self._index.fresh() as timeline:
+            apart, hosts = self._index.apart(), self._index.hosts
+            ids = [host_id for host_id, serving in zip(
+                timeline.ids, apart.serving, strict=True) if not serving and
+                hosts[host_id].capacity]
+            with self._index.without(instead_of):
+                places = [_place(timeline, hosts[host_id], window, arriving[
+                    host_id]) for host_id in ids]
+            wishes = [_wish(timeline, one, self._picking.allowed(
+                timeline, one), ids) for one in demands]
+            generations = {one: hosts[one].generation for one in ids}
+            uuids = {hosts[one].uuid: one for one in ids}
+        wanted = {host_id for one in wishes for host_id in one.hosts}
+        now = self._clock.now()
+        with self._database.connection() as connection:
+            ordinary = [planning.Movable(server_id, row.id, amounts)
+                        for row in connection.execute(
+                            _CONSUMERS, {'hosts': [*wanted]})
+                        # Of one that has changed since, another plan knows.
+                        if row.generation == generations[row.id]
+                        for server_id, (amounts, told) in sorted(
+                            (row.consumers or {}).items())
+                        if any(amounts.values()) and told <= now and
+                        server_id not in excluded]
+            leased = [planning.Movable(row.server_id, row.host_id, dict(
+                row.resources)) for row in connection.execute(
+                    _LEASED, {'hosts': [*wanted], 'end': window.end})
+                if row.resources and row.server_id not in excluded and
+                (row.params or {}).get('affinity') is None]
+        return Scene(places, wishes, ordinary, leased, generations, uuids)
+
+
+def _place(timeline: timelines.Timeline, host: model.Host,
+           window: model.Window, coming: model.Resources) -> planning.Place:
+    def free(window: model.Window) -> dict[str, int]:
+        booked = timeline.peak(host.id, window)
+        return {rc: amount - host.usage.get(rc, 0) - booked.get(rc, 0) - (
+            coming.get(rc, 0))
+            for rc, amount in host.capacity.items()}
+
+    within = free(window)
+    return planning.Place(host.id, within, within if (
+        window.end >= model.FOREVER) else free(
+            model.Window(window.end, model.FOREVER)))
+
+
+def _wish(timeline: timelines.Timeline, demand: model.Demand,
+          allowed: ty.Any, ids: ty.Collection[int]) -> planning.Wish:
+    usable = set(ids) if allowed is None else {
+        host_id for host_id, may in zip(timeline.ids, allowed, strict=True)
+        if may} & set(ids)
+    return planning.Wish(
+        demand.resources, demand.count, demand.most_per_host(),
+        frozenset(usable), demand.affinity is model.Affinity.SAME)
+
+
+_HOSTS, _BOOKINGS = models.Host.__table__, models.Booking.__table__
+_CONSUMERS = sa.select(
+    _HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.consumers,
+).where(_HOSTS.c.id.in_(sa.bindparam('hosts', expanding=True))).order_by(
+    _HOSTS.c.id)
+_LEASED = sa.select(
+    _BOOKINGS.c.server_id, _BOOKINGS.c.host_id, _BOOKINGS.c.resources,
+    models.Reservation.__table__.c.params,
+).join(models.Reservation.__table__).join(models.Lease.__table__).where(
+    _BOOKINGS.c.host_id.in_(sa.bindparam('hosts', expanding=True)),
+    _BOOKINGS.c.server_id.is_not(None), _BOOKINGS.c.running,
+    _BOOKINGS.c.moving_to.is_(None), ledger.TAKES,
+    _BOOKINGS.c.end_date >= sa.bindparam('end'),
+    models.Lease.status == states.Lease.ACTIVE,
+    models.Lease.deleted_at.is_(None)).order_by(_BOOKINGS.c.id)

@@ -1,0 +1,220 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers that are live-migrated, so that there is room for a lease.
+
+By Nova's own API, in the name of the service user, with the host named but not
+forced: its scheduler asks the filters about it, and claims it in the books.
+"""
+
+import abc
+import typing as ty
+
+from nova.compute import vm_states
+from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
+from nova import exception
+from nova import objects
+from oslo_log import log as logging
+from oslo_utils import strutils
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_nova.compat import again
+from blazar_nova.compat import bounded
+from blazar_nova.compat import calls
+from blazar_nova.compat import demand
+from blazar_nova.compat import hosted
+from blazar_nova.compat import hosts
+from blazar_nova.compat import survey
+
+__all__ = ['Migrating']
+
+LOG = logging.getLogger(__name__)
+
+#: Marks in the extra specs of a flavor; the first one in the metadata of a
+#: server, too.
+_KEEP, _PREEMPTIBLE = 'blazar:keep', 'blazar:preemptible'
+#: Server groups with these bind their servers to where they are.
+_BINDING = ('affinity', 'anti-affinity')
+#: In what Nova moves a server that goes on running.
+_LIVE = (vm_states.ACTIVE, vm_states.PAUSED)
+
+
+class Migrating(abc.ABC):
+    """What of :class:`blazar_core.cloud.Cloud` is about moves."""
+
+    _compute_api: ty.Any
+
+    @abc.abstractmethod
+    def _in_cell(self, work: ty.Callable[..., ty.Any], server_id: str,
+                 *args: ty.Any) -> ty.Any:
+        """Do something about a server, in the time that its cell has."""
+
+    @abc.abstractmethod
+    def _as_service(self) -> ty.Any:
+        """A token of the service user; None where there is no keystone.
+
+        :raises CloudUnavailable: when it cannot be had
+        """
+
+    def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
+        """Which of these servers may be live-migrated, as far as they
+        themselves go; see :meth:`blazar_core.cloud.Cloud.movable`.
+
+        Those in cells that do not answer are not. Costs two statements for
+        each 500 of them, and what their flavors and metadata take.
+        """
+        context = nova_context.get_admin_context()
+        found: dict[str, bool] = {}
+        for batch in survey.batches(server_ids):
+            answers = bounded.of_cells(context, _instances, batch)
+            for answer in answers.values():
+                if not nova_context.is_cell_failure_sentinel(answer):
+                    found |= {instance.uuid: _is(_PREEMPTIBLE, instance.flavor
+                                                 .extra_specs)
+                              for instance in answer if _is_free(instance)}
+            for server_id in bounded.of_api(_grouped, context, batch):
+                found.pop(server_id, None)
+        return found
+
+    def targets(self, server_id: str) -> frozenset[str]:
+        """To which hosts Nova would move a server, were there room: in its
+        cell, up, of its hypervisor, and by all prefilters.
+
+        :raises CloudUnavailable: when placement or its cell does not answer
+        """
+        return bounded.of_api(_targets, server_id)
+
+    def move(self, server_id: str, host: str, lease_id: str,
+             deadline: clouds.Deadline) -> str:
+        """Ask Nova to live-migrate a server to a host.
+
+        The action that the owner of the server sees among those of his server
+        has the id of the lease as that of its request.
+
+        :raises CloudUnavailable: when it is not known whether Nova does
+        """
+        return ty.cast(str, self._in_cell(
+            self._move, server_id, host, lease_id, deadline))
+
+    def _move(self, server_id: str, host: str, lease_id: str,
+              deadline: clouds.Deadline) -> str:
+        access = self._as_service()
+        # Where it goes glance may be asked for its image, by this token.
+        context = nova_context.get_admin_context() if access is None else (
+            calls.in_name_of(nova_context.RequestContext(
+                user_id=access.user_id, project_id=access.project_id),
+                access).elevated())
+        context.request_id = f'req-{lease_id}'
+        name = next((one.service_host for one in hosts.all_hosts()[0]
+                     if one.uuid == host), None)
+        if name is None:
+            return 'Nova does not know the host to which it is to go.'
+        try:
+            instance = self._compute_api.get(
+                context, server_id, expected_attrs=[
+                    'flavor', 'metadata', 'numa_topology', 'pci_requests'])
+            if not _is_free(instance):
+                return 'it is not to be moved any more, or something is ' \
+                    'being done to it.'
+            if deadline.passed():
+                return 'this process stood still.'
+            LOG.info('Server %s: live-migrating it to %s, for lease %s',
+                     server_id, name, lease_id)
+            self._compute_api.live_migrate(
+                context, instance, None, None, name, force=False, async_=True)
+        except exception.NovaException as exc:
+            return f'Nova refuses: {exc}'
+        return ''
+
+
+def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:
+    return objects.InstanceList.get_by_filters(
+        context, {'uuid': server_ids, 'deleted': False},
+        expected_attrs=['flavor', 'metadata', 'numa_topology',
+                        'pci_requests'])
+
+
+def _is_free(instance: ty.Any) -> bool:
+    """Whether a server runs, and is bound neither to what it has of its host
+    nor by anybody's word.
+    """
+    specs = instance.flavor.extra_specs
+    if instance.vm_state not in _LIVE or instance.task_state is not None or (
+            instance.locked or not instance.host or
+            instance.numa_topology is not None or
+            hosted.reservation_of(instance.flavor) is not None):
+        return False
+    if (instance.pci_requests is not None and instance.pci_requests.requests
+        ) or 'accel:device_profile' in specs or (
+            specs.get('hw:cpu_policy') in ('dedicated', 'mixed')) or any(
+            name.startswith('resources') and name.endswith(':PCPU')
+            for name in specs):
+        return False
+    return not _is(_KEEP, specs) and (
+        _is(_PREEMPTIBLE, specs) or not _is(_KEEP, instance.metadata))
+
+
+def _is(mark: str, where: ty.Mapping[str, str]) -> bool:
+    return strutils.bool_from_string(where.get(mark, ''))
+
+
+def _grouped(context: ty.Any, server_ids: list[str]) -> list[str]:
+    """Those in a group that keeps its servers together or apart."""
+    member, policy = api_models.InstanceGroupMember, (
+        api_models.InstanceGroupPolicy)
+    with api_db.context_manager.reader.using(context):
+        return list(context.session.scalars(
+            sa.select(member.instance_uuid).join(
+                policy, policy.group_id == member.group_id).where(
+                member.instance_uuid.in_(server_ids),
+                policy.policy.in_(_BINDING))))
+
+
+def _targets(server_id: str) -> frozenset[str]:
+    context = nova_context.get_admin_context()
+    its = again.mapping(context, server_id)
+    if its is None or its.cell_mapping is None:
+        return frozenset()
+    with nova_context.target_cell(context, its.cell_mapping) as in_cell:
+        try:
+            source = objects.Instance.get_by_uuid(
+                in_cell, server_id, expected_attrs=[]).node
+        except exception.InstanceNotFound:
+            return frozenset()
+    try:
+        spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
+        # As Nova does: that was about where it was built.
+        spec.reset_forced_destinations()
+        eligible = demand.demand_of(context, [spec]).hosts or frozenset()
+    except (demand.NoSuchHost, exception.RequestSpecNotFound):
+        return frozenset()
+    near = {mapping.host for mapping in
+            objects.HostMappingList.get_by_cell_id(
+                context, its.cell_mapping.id)}
+    up, known = hosts.services_up(), hosts.all_hosts()[0]
+    here = next((host for host in known if host.name == source and
+                 host.service_host in near), None)
+    if here is None:
+        raise errors.CloudUnavailable(
+            f'The host of server {server_id} is not known now.')
+    kind, version = (here.properties[name] for name in (
+        'hypervisor_type', 'hypervisor_version'))
+    return frozenset(
+        host.uuid for host in known
+        if host.uuid in eligible and host.uuid != here.uuid and
+        host.service_host in near & up and
+        host.properties['hypervisor_type'] == kind and
+        host.properties['hypervisor_version'] >= version)

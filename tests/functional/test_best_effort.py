@@ -1,0 +1,228 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases for which servers of others are live-migrated, on the real Nova."""
+
+from unittest import mock
+
+from nova.conductor.tasks import live_migrate
+from nova import exception
+
+from blazar_core.books import inventory
+from blazar_core.common import clock as clocks
+from blazar_core.lifecycle import making_room
+from blazar_nova.cmd import verify
+from tests.functional import nova_box
+from tests.functional import test_api
+
+#: A flavor of Nova's tests that takes all of a host.
+WHOLE = '4'
+
+
+class BestEffortTestCase(test_api.ApiTestCase):
+    """Three hosts with four CPUs each; on each one are two servers of another
+    project.
+    """
+
+    hosts = {f'host{number}': nova_box.Capacity(
+        vcpus=4, memory_mb=8192, disk_gb=200) for number in (1, 2, 3)}
+
+    def setUp(self):
+        super().setUp()
+        # One who may say on which host.
+        self.bob = self.api('f' * 32, 'bob', ('admin', 'member', 'reader'))
+        self.servers = [
+            self.boot_active(f'bob{number}', client=self.bob,
+                             availability_zone=f'nova:host{number % 3 + 1}',
+                             )['id'] for number in range(6)]
+        # Those that have just come are left alone.
+        self.clock.advance(2 * inventory.CLAIM_SECONDS)
+        self.fill_books()
+
+    def wanted(self, **params):
+        """A boot that takes a whole host."""
+        return self.boot('mine', flavor=WHOLE, hints=self.lease_hints(
+            'mine', duration='1h', lease_type='best_effort', **params))
+
+    def go_on(self, seconds=2):
+        self.fill_books()
+        self.clock.advance(seconds)
+        self.run_due()
+
+    def settle(self):
+        """Wait until no server moves any more."""
+        for server_id in self.servers:
+            self.wait_for(lambda one=server_id: self.admin.get_server(one)[
+                'OS-EXT-STS:task_state'] is None, what='moved')
+
+    def where(self):
+        """On which host each of bob's servers is."""
+        return {one: self.admin.get_server(one)[
+            'OS-EXT-SRV-ATTR:hypervisor_hostname'] for one in self.servers}
+
+    def assert_right(self):
+        self.fill_books()
+        report = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(False)
+        self.assertEqual([], [one.text for one in report.left] +
+                         report.failures)
+
+
+class TestBestEffort(BestEffortTestCase):
+
+    def test_servers_of_others_are_moved_and_the_lease_starts(self):
+        before = self.where()
+        server = self.wanted(timeout='10m')
+        lease = self.lease('mine')
+        self.assertEqual(('IN_PROGRESS', 'best_effort'), (
+            lease['status'], lease['lease_type']))
+        self.assertEqual('RESERVED', self.alice.get_server(
+            server['id'])['status'])
+        self.run_until(clocks.SystemClock().now())
+        self.assertIn('of 2 servers moved.',
+                      self.lease('mine')['status_reason'])
+        self.settle()
+        self.assert_right()
+        for _time in range(20):
+            self.go_on()
+            if self.lease('mine')['status'] != 'IN_PROGRESS':
+                break
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        lease = self.lease('mine')
+        self.assertEqual('ACTIVE', lease['status'], lease)
+        self.assertGreaterEqual(
+            clocks.parse_iso(lease['start_date']), self.began)
+        moved = [one for one, host in self.where().items()
+                 if host != before[one]]
+        self.assertEqual(2, len(moved))
+        # Their owner sees for what.
+        for one in moved:
+            actions = self.bob.api_get(
+                f'/servers/{one}/os-instance-actions').body['instanceActions']
+            self.assertIn(('live-migration', f'req-{lease["id"]}'), [
+                (action['action'], action['request_id'])
+                for action in actions])
+        self.assert_right()
+
+    def test_a_failed_migration_is_planned_around(self):
+        bad = self.servers[0]
+        execute = live_migrate.LiveMigrationTask._execute
+
+        def fail(task):
+            if task.instance.uuid == bad:
+                raise exception.MigrationPreCheckError(reason='It may not.')
+            return execute(task)
+
+        with mock.patch.object(
+                live_migrate.LiveMigrationTask, '_execute', fail):
+            # Only the hosts of these two can be freed by moving them.
+            for one in self.servers:
+                if one not in (bad, self.servers[3]) and (
+                        self.where()[one] != 'host2'):
+                    self.bob.api_put(f'/servers/{one}/metadata', {
+                        'metadata': {'blazar:keep': 'true'}})
+            server = self.wanted(timeout='20m')
+            for _time in range(40):
+                self.run_until(clocks.SystemClock().now())
+                self.settle()
+                self.go_on(making_room.SETTLE)
+                if self.lease('mine')['status'] != 'IN_PROGRESS':
+                    break
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        self.assertEqual('host1', self.where()[bad])
+        self.assertEqual('ACTIVE', self.lease('mine')['status'])
+        self.assert_right()
+
+    def test_who_is_to_be_kept_is_and_in_the_end_it_is_timed_out(self):
+        for one in self.servers:
+            self.bob.api_put(f'/servers/{one}/metadata', {
+                'metadata': {'blazar:keep': 'true'}})
+        before = self.where()
+        server = self.wanted(timeout='60s')
+        self.run_until(clocks.SystemClock().now())
+        self.assertIn('No servers could be moved',
+                      self.lease('mine')['status_reason'])
+        self.go_on(70)
+        lease = self.lease('mine')
+        self.assertEqual('TIMEDOUT', lease['status'])
+        self.assertIn('0 servers were moved for it.', lease['status_reason'])
+        self.assertEqual(before, self.where())
+        self.assert_right()
+        self.alice.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        self.fill_books()
+        self.assertEqual('TERMINATED', self.lease('mine')['status'])
+
+    def test_what_is_asked_for_by_the_lease_api(self):
+        lease = self.make(lease_type='best_effort', timeout=600, reservations=[
+            self.reservation(vcpus=4, memory_mb=1024)])
+        self.assertEqual('IN_PROGRESS', lease['status'])
+        listed, = self.ask('GET', '/leases', code=200,
+                           status='IN_PROGRESS')['leases']
+        self.assertEqual(lease['id'], listed['id'])
+        error = str(self.ask('PUT', f'/leases/{lease["id"]}', {
+            'name': 'other'}, code=400))
+        self.assertIn('Room is made for lease', error)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.run_until(clocks.SystemClock().now())
+        self.assertEqual('TERMINATED', self.lease(lease['id'])['status'])
+        self.assert_right()
+
+
+class TestWords(test_api.ApiTestCase):
+
+    def test_what_does_not_go_together_is_refused(self):
+        for params, sentence in (
+                ({'timeout': '5m'}, '"lease_type": "best_effort"'),
+                ({'lease_type': 'retry', 'timeout': '5m'},
+                 '"timeout" is only for'),
+                ({'lease_type': 'best_effort', 'retries': 3},
+                 '"retries" is only for'),
+                ({'lease_type': 'best_effort', 'timeout': '1s'}, '"timeout"'),
+                ({'lease_type': 'best_effort', 'start': self.at(600)},
+                 'starts as soon as there is room')):
+            self.assertIn(sentence, self.refused(
+                400, self.boot, 'vm1', hints=self.lease_hints(
+                    'mine', duration='1h', **params)), params)
+        self.assertIn('An offer is made now', self.make(
+            code=400, offer_seconds=600, lease_type='best_effort',
+        )['error_message'])
+
+    def test_who_may_not_is_told(self):
+        rules = {'blazar:leases:best_effort': 'role:admin'}
+        with mock.patch('blazar_nova.api.policy.Policy.authorize',
+                        self.only_admins(rules)):
+            self.assertIn('blazar:leases:best_effort', self.make(
+                code=403, lease_type='best_effort')['error_message'])
+            self.assertIn('blazar:leases:best_effort', self.refused(
+                403, self.boot, 'vm1', hints=self.lease_hints(
+                    'mine', lease_type='best_effort')))
+            self.make()
+        self.assertEqual(['lease1'], [
+            lease['name'] for lease in self.leases()])
+
+    def only_admins(self, rules):
+        """A policy that lets nobody but admins do some things."""
+        from blazar_nova.api import policy
+        authorize = policy.Policy.authorize
+
+        def changed(its, context, rule, target):
+            if rule in rules:
+                its._enforcer.set_rules(
+                    policy.policy.Rules.from_dict(rules), overwrite=False,
+                    use_conf=False)
+            return authorize(its, context, rule, target)
+
+        return changed

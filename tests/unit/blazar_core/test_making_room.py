@@ -1,0 +1,559 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases for which servers of others are moved."""
+
+import threading
+from unittest import mock
+
+from oslo_utils import uuidutils
+
+from blazar_core.books import admission
+from blazar_core.books import claims
+from blazar_core.books import inventory
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.leases import changing
+from blazar_core.leases import owning
+from blazar_core.lifecycle import audit
+from blazar_core.lifecycle import making_room
+from blazar_core.lifecycle import moving
+from blazar_core.lifecycle import retrying
+from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import watch
+from tests import databases
+from tests.unit import base
+
+NOW = base.NOW
+State = clouds.ServerState
+
+load_tests = databases.load_tests
+
+
+class Killed(BaseException):
+    """A process dies."""
+
+
+class RoomTestCase(base.LeaseTestCase):
+    """Three hosts with four CPUs each, and what runs there without a lease.
+
+    One and two have two servers of two CPUs each; three has room for two.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.capacity = {'VCPU': 4, 'MEMORY_MB': 4096}
+        self.names, self.there = {}, {}
+        for name in 'one', 'two', 'three':
+            self.names[name] = self.host(name, **self.capacity)
+            self.there[name] = {}
+        self.cloud.hosts = set(self.names.values())
+        self.servers = [self.put('one'), self.put('one'), self.put('two'),
+                        self.put('two')]
+        self.engine = self.new_engine()
+        self.audit = audit.Audit(
+            self.database, self.clock, self.lifecycle, self.vault.open, 10)
+
+    def put(self, name, vcpus=2):
+        """Have a server run on a host."""
+        server_id = uuidutils.generate_uuid()
+        self.there[name][server_id] = {
+            'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}
+        self.cloud.servers[server_id] = clouds.Seen(
+            State.RUNNING, self.names[name])
+        self.tell(name)
+        return server_id
+
+    def tell(self, *names):
+        """Write down what runs on hosts, as the comparison does."""
+        for name in names:
+            uuid = self.names[name]
+            with self.database.writer() as session:
+                inventory.report(session, self.clock.now(), model.HostFacts(
+                    uuid, name, name, self.capacity), self.there[name],
+                    inventory.generations(session, [uuid])[uuid])
+
+    def arrive(self, server_id, told=True):
+        """A server has come where it was to move; returns where that is."""
+        target = dict(self.cloud.moves)[server_id]
+        to = next(name for name, uuid in self.names.items()
+                  if uuid == target)
+        old = next(name for name, some in self.there.items()
+                   if server_id in some)
+        self.there[to][server_id] = self.there[old].pop(server_id)
+        self.cloud.arrive(server_id, target)
+        if told:
+            self.tell(old, to)
+        return to
+
+    def stay(self, server_id):
+        """Its move has failed."""
+        self.cloud.arrive(server_id)
+
+    def wanted(self, count=1, vcpus=4, timeout=600, end=5000, lasts=None,
+               sealed=True, **values):
+        """A lease for servers that are to have room."""
+        request = self.request(0, end, timeout=timeout, lasts=lasts)
+        self.places_type.demand_of = lambda reserved: model.Demand(
+            {'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus},
+            hosts=values.get('hosts'))
+        if not sealed:
+            return self.reserve(0, 0, self.places(count, vcpus, **values),
+                                request=request)
+        return self.leases.making.create(self.new_lease(
+            count=count, request=request, resources={
+                'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}, **values),
+            self.vault.seal('call'))
+
+    def go_on(self, seconds=2):
+        """Time passes, and what is due is done."""
+        self.engine.run_due()
+        self.clock.advance(seconds)
+        self.engine.run_due()
+
+    def moves(self, lease):
+        with self.database.reader() as session:
+            return {row.server_id: row.status for row in session.query(
+                models.Move).filter_by(lease_id=lease['id'])}
+
+    def bookings(self):
+        with self.database.reader() as session:
+            return session.query(models.Booking).all()
+
+    def asked(self):
+        """Who was asked to move."""
+        return [server_id for server_id, _host in self.cloud.moves]
+
+
+class TestMakingRoom(RoomTestCase):
+
+    def test_where_there_is_room_nobody_moves(self):
+        lease = self.wanted(vcpus=2)
+        self.assertEqual(('PENDING', 'best_effort'), (
+            lease['status'], lease['lease_type']))
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual([], self.cloud.moves)
+
+    def test_servers_move_and_the_lease_starts(self):
+        # What is free on host three is enough for one that moves.
+        self.put('three', 2)
+        self.there['two'].clear()
+        self.put('two', 2)
+        self.put('two', 1)
+        lease = self.wanted(vcpus=3)
+        self.assertEqual(('IN_PROGRESS', NOW + 600, False), (
+            lease['status'], lease['retry_until'], lease['degraded']))
+        self.go_on()
+        self.assertIn('0 of 1 servers moved.', self.reason(lease))
+        self.assertEqual(1, len(self.cloud.moves))
+        self.assertEqual('IN_PROGRESS', self.status(lease))
+        to = self.arrive(*self.asked())
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual('', self.reason(lease))
+        self.assertEqual([('call', base.servers_of(lease))], self.cloud.sent)
+        self.assertNotEqual(to, self.host_of(base.servers_of(lease)[0]))
+        self.assertEqual('DONE', self.events_of(lease)['make_room'])
+        self.assertEqual({'moved'}, set(self.moves(lease).values()))
+        self.assertEqual([], [*self.audit.differences()])
+
+    def test_what_moves_is_told_as_it_goes(self):
+        lease = self.wanted(vcpus=4)
+        self.go_on()
+        self.assertEqual([], self.cloud.moves)
+        # A host is free already: what leads there needs no plan.
+        self.assertEqual('STARTING', self.status(lease))
+        lease = self.wanted(vcpus=4)
+        self.go_on()
+        self.assertIn('No servers could be moved', self.reason(lease))
+        self.assertEqual([], self.cloud.moves)
+
+
+class FourHosts(RoomTestCase):
+    """Host three has no room for who leaves, host four has."""
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.bound.add(self.put('three', 3))
+        self.names['four'] = self.host('four', **self.capacity)
+        self.there['four'] = {}
+        self.cloud.hosts.add(self.names['four'])
+        # Not for those that want a host.
+        self.common = frozenset(
+            self.names[name] for name in ('one', 'two', 'three'))
+
+    def wanted(self, **values):
+        return super().wanted(hosts=self.common, **values)
+
+
+class TestMoving(FourHosts):
+
+    def test_progress_is_said(self):
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual(2, len(self.cloud.moves))
+        self.assertEqual({self.names['four']},
+                         {host for _who, host in self.cloud.moves})
+        self.assertIn('0 of 2 servers moved.', self.reason(lease))
+        self.assertIn(('lease.update', lease['id']), self.notified)
+        first, second = self.asked()
+        self.arrive(first)
+        self.go_on()
+        self.assertIn('1 of 2 servers moved.', self.reason(lease))
+        self.arrive(second)
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+
+    def test_nobody_gets_in_between_two_moves(self):
+        self.wanted()
+        self.go_on()
+        first, _second = self.asked()
+        source = next(name for name, some in self.there.items()
+                      if first in some)
+        self.arrive(first)
+        boot = claims.Claims(self.database, self.clock, self.admission.index)
+        self.assertRaises(
+            claims.Denied, boot.claim, uuidutils.generate_uuid(),
+            {self.names[source]: {'VCPU': 1, 'MEMORY_MB': 1}})
+        self.assertRaises(errors.Refused, self.lease, 0, 100, resources={
+            'VCPU': 2}, hosts=frozenset({self.names[source]}))
+
+    def test_others_stay_bound_where_they_are(self):
+        self.there['one'].clear()
+        self.put('one', 1)
+        self.put('one', 2)
+        self.cloud.bound |= set(self.servers)
+        later = self.lease(100, 200, resources={
+            'VCPU': 1, 'MEMORY_MB': 1}, hosts=frozenset({self.names['one']}))
+        self.cloud.servers[base.servers_of(later)[0]] = clouds.Seen(
+            State.HELD)
+        self.wanted(vcpus=3)
+        self.go_on()
+        self.assertEqual(2, len(self.cloud.moves))
+        look = watch.Watch(
+            self.database, self.clock, self.admission, self.leases.binding,
+            self.vault.open, self.types, lambda *_args: None, 300)
+        look.look()
+        self.assertEqual('one', self.host_of(base.servers_of(later)[0]))
+        self.assertEqual([], [*self.audit.differences()])
+
+    def test_a_failed_move_is_planned_around(self):
+        lease = self.wanted()
+        self.go_on()
+        first, second = self.asked()
+        self.arrive(first)
+        self.stay(second)
+        self.go_on()
+        self.assertIn('1 of 1 servers moved. 1 could not be moved.',
+                      self.reason(lease))
+        # What has moved is in the books after a while.
+        self.go_on(making_room.SETTLE)
+        others = self.asked()[2:]
+        self.assertEqual(set(self.servers) - {first, second}, set(others))
+        self.assertEqual(len(self.asked()), len(set(self.asked())))
+
+    def test_who_is_refused_stays_and_another_plan_is_made(self):
+        self.cloud.broken = dict.fromkeys(
+            self.servers[:1], errors.Conflict('It may not.'))
+        lease = self.wanted()
+        self.go_on()
+        self.go_on()
+        self.go_on(making_room.SETTLE)
+        for one in self.servers[1:]:
+            if one in self.asked() and self.cloud.servers[one].busy:
+                self.arrive(one)
+        for _time in range(3):
+            self.go_on(making_room.SETTLE)
+        self.assertEqual(len(self.asked()), len(set(self.asked())))
+        self.assertNotIn(self.servers[0], self.asked())
+        self.assertIn(self.status(lease), ('IN_PROGRESS', 'STARTING'))
+
+    def test_at_its_deadline_it_says_what_was_moved(self):
+        lease = self.wanted(timeout=60, end=5000)
+        self.go_on()
+        first, _second = self.asked()
+        self.arrive(first)
+        self.go_on()
+        self.go_on(60)
+        self.assertEqual('TIMEDOUT', self.status(lease))
+        reason = self.reason(lease)
+        self.assertIn('No room could be made for it until', reason)
+        self.assertIn(
+            '1 servers were moved for it, 1 are being moved yet.', reason)
+        # Whose they are is nobody else's concern.
+        self.assertNotIn(first, reason)
+        self.assertEqual('DONE', self.events_of(lease)['make_room'])
+        self.assertEqual([None], [
+            row.host_id for row in self.bookings()])
+        self.assertEqual([], [*self.audit.differences()])
+        self.assertEqual([], self.cloud.sent)
+        # Its end still comes, and takes its server along.
+        server_id, = base.servers_of(lease)
+        self.cloud.servers[server_id] = clouds.Seen(State.ERROR)
+        self.clock.advance(5000)
+        self.engine.run_due()
+        self.assertIn(server_id, self.cloud.deleted)
+
+    def test_one_with_a_length_lasts_as_long_from_when_it_has_its_room(self):
+        lease = self.wanted(lasts=5000)
+        self.go_on(40)
+        self.assertEqual([], [*self.audit.differences()])
+        for one in self.asked():
+            self.arrive(one)
+        self.go_on(10)
+        self.assertEqual('STARTING', self.status(lease))
+        row, = self.bookings()
+        self.assertEqual(5000, row.end_date - row.start_date)
+        self.assertGreater(row.start_date, NOW + 30)
+
+    def test_who_is_moved_goes_where_it_may_only(self):
+        self.cloud.reach = dict.fromkeys(
+            self.servers, frozenset({self.names['one'], self.names['two']}))
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([], self.cloud.moves)
+        self.assertIn('No servers could be moved', self.reason(lease))
+        for one in self.servers[2:]:
+            self.cloud.reach[one] = frozenset({self.names['four']})
+        self.go_on(10)
+        self.assertEqual(set(self.servers[2:]), set(self.asked()))
+
+    def test_who_is_bound_stays(self):
+        self.cloud.bound.add(self.servers[0])
+        self.wanted()
+        self.go_on()
+        self.assertEqual(set(self.servers[2:]), set(self.asked()))
+
+    def test_no_more_than_may_are_moved(self):
+        self.lifecycle.making_room._most = 1
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([], self.cloud.moves)
+        self.assertIn('more than 1 would have to be', self.reason(lease))
+        self.lifecycle.making_room._most = 0
+        self.go_on(10)
+        self.assertEqual([], self.cloud.moves)
+
+    def test_one_that_is_deleted_moves_nobody_any_more(self):
+        with mock.patch.object(moving, 'AT_ONCE', 1):
+            lease = self.wanted()
+            self.go_on()
+            self.lifecycle.ending.delete(lease['id'])
+            self.cloud.servers.pop(base.servers_of(lease)[0], None)
+            self.arrive(*self.asked())
+            self.go_on()
+            self.go_on(100)
+        self.assertEqual(1, len(self.asked()))
+        self.assertEqual([], [
+            row.host_id for row in self.bookings()])
+
+    def test_it_cannot_be_changed_or_handed_over(self):
+        lease = self.wanted()
+        for seconds in 0, 2:
+            self.clock.advance(seconds)
+            self.assertIn('Room is made for lease', str(self.assertRaises(
+                errors.InvalidLeaseParams, self.leases.changing.update,
+                lease['id'], changing.Change(end=NOW + 9000))))
+            self.assertIn('Room is made for lease', str(self.assertRaises(
+                errors.Conflict, self.leases.owning.hand_over, lease['id'],
+                self.leases.owning.look(lease['id']).generation,
+                owning.Owner('project', 'other'), None, False)))
+            self.engine.run_due()
+
+    def test_two_leases_move_nobody_twice(self):
+        leases = [self.wanted(), self.wanted()]
+        for _time in range(6):
+            self.go_on()
+            for one in self.asked():
+                if self.cloud.servers[one].busy:
+                    self.arrive(one)
+            self.go_on(making_room.SETTLE)
+        self.assertEqual(len(self.asked()), len(set(self.asked())))
+        self.assertEqual({'IN_PROGRESS', 'STARTING'}, {
+            self.status(one) for one in leases})
+
+    def test_a_silent_cloud_is_asked_again(self):
+        self.cloud.broken['movable'] = errors.CloudUnavailable('It is away.')
+        lease = self.wanted()
+        self.go_on()
+        self.assertIn('It is away.', self.reason(lease))
+        del self.cloud.broken['movable']
+        self.cloud.broken['move'] = errors.CloudUnavailable('It is away.')
+        self.go_on(10)
+        self.assertEqual(['asked', 'asked'], [*self.moves(lease).values()])
+        del self.cloud.broken['move']
+        # Nobody knows whether it was asked for: not again, in any case.
+        self.go_on(10)
+        self.assertEqual([], self.cloud.moves)
+        self.go_on(moving.LOST)
+        self.go_on(2)
+        self.assertEqual(2, len(self.cloud.moves))
+        self.assertEqual(
+            ['failed', 'failed', 'under way', 'under way'],
+            sorted(self.moves(lease).values()))
+
+    def test_room_that_falls_free_is_taken(self):
+        lease = self.wanted()
+        self.go_on()
+        self.there['three'].clear()
+        self.tell('three')
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual('three', self.host_of(base.servers_of(lease)[0]))
+
+    def test_leased_servers_move_if_they_may_be_preempted(self):
+        self.there['one'].clear()
+        self.tell('one')
+        other = self.running_lease(0, 9000, resources={
+            'VCPU': 2, 'MEMORY_MB': 1024},
+            hosts=frozenset({self.names['one']}))
+        server_id, = base.servers_of(other)
+        self.cloud.bound |= set(self.servers[2:])
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([], self.cloud.moves)
+        self.cloud.preemptible = {server_id}
+        self.go_on(10)
+        self.assertEqual([(server_id, self.names['four'])], self.cloud.moves)
+        self.cloud.arrive(server_id, self.names['four'])
+        self.lifecycle.observing.check(server_id)
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual('four', self.host_of(server_id))
+
+    def test_without_a_server_left_it_is_over(self):
+        lease = self.wanted()
+        self.go_on()
+        self.lifecycle.observing.observe(
+            base.servers_of(lease)[0], clouds.Seen(State.GONE))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.go_on()
+
+
+class TestRace(FourHosts):
+    """Two listeners work on one lease at the same moment."""
+
+    def listener(self):
+        """One with a connection of its own, and its own view of the books.
+        """
+        database = self.books.connect()
+        search = admission.Admission(database, self.clock)
+        return making_room.MakingRoom(
+            database, self.clock, search, self.cloud, lambda *_args: None,
+            retrying.Retrying(
+                database, self.clock, search, self.vault.open, self.types,
+                lambda *_args: None), 10)
+
+    def race(self):
+        """All moves are asked for by both, if they can."""
+        self.lease_ids = [self.wanted()['id']]
+        listeners = [self.listener(), self.listener()]
+        listeners[0]._plan_around(self.lease_ids[0], 'No room.')
+        barrier, failed = threading.Barrier(2), []
+        read = moving.Moving._rows
+
+        def both(its, lease_id):
+            """What both of them see: nobody has asked."""
+            rows = read(its, lease_id)
+            barrier.wait(20)
+            return rows
+
+        def work(listener):
+            try:
+                listener._moving.ask(self.lease_ids[0])
+            except Exception as exc:
+                failed.append(exc)
+
+        with mock.patch.object(moving.Moving, '_rows', both):
+            threads = [self.in_thread(lambda one=one: work(one))
+                       for one in listeners]
+            for thread in threads:
+                thread.join(60)
+        self.assertEqual([], failed)
+        return self.asked()
+
+    def test_each_move_is_asked_for_once(self):
+        asked = self.race()
+        self.assertEqual(len(set(asked)), len(asked))
+
+    def test_without_the_guard_it_is_not(self):
+        with mock.patch.object(moving, '_is_taken', lambda _move: False):
+            asked = self.race()
+        self.assertLess(len(set(asked)), len(asked))
+
+
+class TestDeath(FourHosts):
+    """Whoever makes room dies at every step, and another one goes on."""
+
+    def test_at_every_step(self):
+        for step in (steps.Step.ROOM_PLANNED, steps.Step.ROOM_TAKEN,
+                     steps.Step.ROOM_ASKED, steps.Step.ROOM_SEEN,
+                     steps.Step.RETRY_ADMITTED):
+            with self.subTest(step):
+                self._die_at(step)
+
+    def _die_at(self, step):
+        lease = self.wanted()
+        deaths = []
+
+        def reached(here, _what):
+            if here is step and len(deaths) < 2:
+                deaths.append(here)
+                raise Killed
+
+        with mock.patch.object(steps, 'reached', reached):
+            for _time in range(60):
+                if self.status(lease) == 'STARTING':
+                    break
+                try:
+                    self.engine.run_due()
+                except Killed:
+                    # Its claim runs out.
+                    self.engine = self.new_engine(f'heir{len(deaths)}')
+                for one in self.asked():
+                    if self.cloud.servers[one].busy:
+                        self.arrive(one)
+                self.clock.advance(10)
+        self.assertTrue(deaths, step)
+        self.assertEqual('STARTING', self.status(lease), (
+            step, self.reason(lease)))
+        self.assertEqual(len(self.asked()), len(set(self.asked())), step)
+        self.assertEqual([], [
+            one for one in self.audit.differences()
+            if one.key[0] == 'overfull'], step)
+        self.reset()
+
+    def reset(self):
+        """As it was before."""
+        with self.database.writer() as session:
+            session.query(models.Move).delete()
+        for lease_id in self.scalars(models.Lease.id):
+            self.lifecycle.ending.delete(lease_id)
+            for server_id in self.scalars(
+                    models.Booking.server_id,
+                    models.Booking.server_id.is_not(None)):
+                self.cloud.servers.pop(server_id, None)
+                self.lifecycle.observing.observe(
+                    server_id, clouds.Seen(State.GONE))
+            self.engine.run_due()
+        for some in self.there.values():
+            for server_id in some:
+                self.cloud.servers.pop(server_id, None)
+            some.clear()
+        self.cloud.moves.clear()
+        self.servers = [self.put('one'), self.put('one'), self.put('two'),
+                        self.put('two')]
+        self.cloud.bound.add(self.put('three', 3))
+        self.tell(*self.names)

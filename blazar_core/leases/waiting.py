@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The reasons of leases that have no capacity yet, and which lease of a project
+"""The reasons of leases without capacity yet, and which lease of a project
 is next.
 """
 

@@ -177,6 +177,18 @@ class Cloud(ty.Protocol):
         """
         ...
 
+    def wake(self, server_id: str, credential: str | None) -> None:
+        """Ask for a server that is shelved to run again; nothing when it is
+        gone, or something is being done to it. Safe to repeat.
+
+        :param credential: what lets us act for the owner of its lease
+        :raises CloudUnavailable: when it cannot be done now; says why
+        :raises NotDelegated: when it takes the owner's name, and that cannot
+            be had
+        :raises Forbidden: when it takes that of the owner of another project
+        """
+        ...
+
     def copy(self, server_id: str, lease_id: str, name: str,
              credential: str | None, event: str = '', label: str = '',
              ) -> None:

@@ -81,11 +81,26 @@ class Admission:
         :raises Refused: when there is no capacity; says why and when
         :raises BooksBusy: when too many others book at the same moment
         """
+        return self.admit_all(
+            [(demands, window)],
+            lambda connection, picked: write(connection, picked[0]))
+
+    def admit_all(self, wanted: ty.Sequence[tuple[
+            ty.Sequence[model.Demand], model.Window]],
+            write: ty.Callable[[sa.Connection, list[picking.Picked]], R],
+    ) -> R:
+        """As :meth:`admit`, for what does not meet: all of it, or nothing.
+
+        :param wanted: windows of which none overlaps another one, with what
+            is wanted over each
+        :param write: is given hosts for each of them
+        """
         lags = iter([LAG])
 
         def attempt() -> R:
-            picked = self.pick_all(demands, window, last=self._crowded(),
-                                   lag=next(lags, 0))
+            crowded, lag = self._crowded(), next(lags, 0)
+            picked = [self.pick_all(demands, window, last=crowded, lag=lag)
+                      for demands, window in wanted]
             try:
                 with self._database.begin() as connection:
                     return write(connection, picked)

@@ -103,6 +103,12 @@ OPTS: list[cfg.Opt] = [
              'after it was first tried, after which servers are deleted that '
              'did not come to another end by then: their capacity is promised '
              'to others. 0: never. ``recycle`` has no limit.'),
+    cfg.IntOpt(
+        'max_occurrences', default=100, min=1, max=1000,
+        help='How often a lease may recur at most. Each occurrence is a lease '
+             'of its own for all limits, and each with a boot has held '
+             'servers of its own: the limits in [enforcement] hold for all '
+             'of them together.'),
     cfg.StrOpt(
         'orphaned_leases', default='report', choices=(
             ('report', 'It is reported: by the notification '

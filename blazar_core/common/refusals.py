@@ -42,9 +42,15 @@ class Refusal:
     fits_now: int
     next_start: int | None
     next_start_after: int | None = None
+    occurrence: int | None = None
 
     def sentence(self) -> str:
         """What the user reads."""
+        if self.occurrence is not None:
+            return (f'Occurrence of {clock.minute(self.occurrence)} UTC: '
+                    f'{_WHY[self.reason]} fits_now: {self.fits_now} of '
+                    f'{self.wanted}. Write another rule, or "fits": "some" '
+                    f'to have those for which there is capacity.')
         return ' '.join([_WHY[self.reason], self._when()])
 
     def _when(self) -> str:

@@ -85,7 +85,9 @@ class Lease(Stateful, Base):
     one that is IN_PROGRESS. From then on it lasts ``lasts`` seconds (None: to
     its end). ``admitted_at`` is when it got its room after that. Before its
     end it is prolonged by ``auto_extend`` seconds. ``used_at`` is when servers
-    were let in first; that nobody uses it was told at ``no_show_at``.
+    were let in first; that nobody uses it was told at ``no_show_at``. It is an
+    occurrence of ``recurrence_id``
+    (:class:`blazar_core.db.notes.Recurrence`); None: of nothing.
     """
 
     __tablename__ = 'leases'
@@ -97,6 +99,7 @@ class Lease(Stateful, Base):
         sa.Index('leases_project_start_idx', 'project_id', 'start_date',
                  'id'),
         sa.Index('leases_admitted_idx', 'project_id', 'admitted_at'),
+        sa.Index('leases_recurrence_idx', 'recurrence_id', 'start_date'),
     )
 
     id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
@@ -127,6 +130,7 @@ class Lease(Stateful, Base):
         sa.Integer, default=0, server_default='0')
     used_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     no_show_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    recurrence_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')

@@ -23,7 +23,7 @@ from sqlalchemy import orm
 
 from blazar_core.db import models
 
-__all__ = ['Orphan', 'RequestKey', 'Setting', 'WouldEnd']
+__all__ = ['Orphan', 'Recurrence', 'RequestKey', 'Setting', 'WouldEnd']
 
 
 class RequestKey(models.Base):
@@ -98,3 +98,25 @@ class Orphan(models.Base):
     seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     told_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+
+
+class Recurrence(models.Base):
+    """What leases are the occurrences of, which one request has asked for.
+
+    Each of these is a lease like any other, and needs nothing of this to
+    begin and end. ``servers`` are those that are kept from one to the next,
+    if ``between`` says so. ``left_out`` are the occurrences for which there
+    was no room: their start, end and why.
+    """
+
+    __tablename__ = 'recurrences'
+
+    id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    rule: orm.Mapped[str] = orm.mapped_column(sa.String(320))
+    timezone: orm.Mapped[str] = orm.mapped_column(sa.String(128))
+    # The word itself is one of SQL's.
+    between: orm.Mapped[str] = orm.mapped_column(
+        'between_policy', sa.String(16))
+    servers: orm.Mapped[list[str]] = orm.mapped_column(sa.JSON)
+    left_out: orm.Mapped[list[dict[str, ty.Any]]] = orm.mapped_column(sa.JSON)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)

@@ -22,6 +22,7 @@ from blazar_core.leases import joining
 from blazar_core.leases import making
 from blazar_core.leases import owning
 from blazar_core.leases import places
+from blazar_core.leases import recurring
 from blazar_core.leases import servers
 from blazar_core import resources
 
@@ -39,6 +40,8 @@ class Leases:
         self.binding = binding.Binding(database, clock, types)
         self.joining = joining.Joining(database, clock, types)
         self.owning = owning.Owning(database, clock, types)
+        self.recurring = recurring.Recurring(
+            database, clock, admission, self.making)
         self.places = places.Places(database, clock)
         self.credentials = credentials.Credentials(database, clock)
         self.servers = servers.Servers(database)

@@ -72,6 +72,7 @@ class NewLease:
     :ivar credential: what lets us act for the user when it starts, sealed
     :ivar key: what its user calls his request, to get one lease for it
     :ivar granted: what the limits said of it; None: nothing limits it
+    :ivar recurrence_id: of what it is an occurrence; None: of nothing
     """
 
     project_id: str
@@ -81,6 +82,7 @@ class NewLease:
     credential: str | None = None
     key: repeats.Key | None = None
     granted: limits.Granted | None = None
+    recurrence_id: str | None = None
 
     @property
     def cleaning_time(self) -> int:
@@ -154,8 +156,7 @@ class Making:
         :param sealed: the call to be sent at its start; None when the caller
             sends it now, and the lease starts with that, or when it does not
             come with a boot
-        :returns: the lease, as :func:`~blazar_core.leases.views.describe` has
-        it
+        :returns: the lease, see :func:`~blazar_core.leases.views.describe`
         :raises Refused: when there is no room; says why and when
         :raises BooksBusy: when too many others book at the same moment
         :raises Conflict: when one was made with its key meanwhile
@@ -169,7 +170,7 @@ class Making:
             try:
                 lease = self._admission.admit(
                     new.demands, new.booked,
-                    lambda connection, picked: self._create(
+                    lambda connection, picked: self.write(
                         connection, new, sealed, picked))
             except errors.Refused as exc:
                 if not may_wait:
@@ -179,14 +180,14 @@ class Making:
             lease = self._database.retried(self._wait, new, sealed, why)
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
                  lease['id'], lease['name'], new.project_id, lease['status'],
-                 clocks.iso(lease['start_date']),
-                 clocks.iso(lease['end_date']),
+                 *map(clocks.iso, (lease['start_date'], lease['end_date'])),
                  ', '.join(new.server_ids) or 'come later')
         return lease
 
-    def _create(self, connection: sa.Connection, new: NewLease,
-                sealed: str | None, picked: picking.Picked,
-                ) -> dict[str, ty.Any]:
+    def write(self, connection: sa.Connection, new: NewLease,
+              sealed: str | None, picked: picking.Picked,
+              ) -> dict[str, ty.Any]:
+        """Write a lease, for which hosts were picked; see :meth:`create`."""
         rows = rows_of(new, picked, self._clock.now(), sealed is None and bool(
             new.server_ids), self._types)
         self._keep_secrets(rows, new, sealed)
@@ -232,9 +233,8 @@ class Making:
     def _keep_secrets(self, rows: 'Rows', new: NewLease,
                       sealed: str | None) -> None:
         if sealed is not None:
-            rows.held = [{
-                'lease_id': rows.lease['id'], 'sealed': sealed,
-                'created_at': rows.lease['created_at']}]
+            rows.held = [{'lease_id': rows.lease['id'], 'sealed': sealed,
+                          'created_at': rows.lease['created_at']}]
         rows.keep_credential(new)
 
     def _book(self, connection: sa.Connection, rows: 'Rows', new: NewLease,
@@ -243,7 +243,6 @@ class Making:
         """Write a lease and its bookings.
 
         :param picked: for each demand the hosts; None: it has none yet
-
         :raises Conflict: when one was made with its key meanwhile
         :raises LimitExceeded: when others have what it needs
         """
@@ -256,11 +255,11 @@ class Making:
         # A lease that starts at once has its build sent right after this.
         sent_at = rows.lease['created_at'] if (
             rows.lease['status'] == states.Lease.STARTING) else None
+        window = new.span if rows.lease[
+            'status'] in states.SEEKING else new.booked
         edits: ty.Sequence[ledger.Edit] = [ledger.Edit(None, ledger.NewBooking(
-            row['id'], host_id, server_id, new.booked if rows.lease[
-                'status'] not in states.SEEKING else new.span,
-            one.demand.resources, sent_at=sent_at,
-            among=one.demand.among))
+            row['id'], host_id, server_id, window, one.demand.resources,
+            sent_at=sent_at, among=one.demand.among))
             for row, one, host_ids in zip(
                 rows.reservations, new.reservations, picked, strict=True)
             for server_id, host_id in zip(
@@ -409,7 +408,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'status_reason': '', 'lease_type': request.lease_type,
         'retry_interval': None, 'retry_until': None, 'lasts': None,
         'admitted_at': None, 'no_show_at': None,
-        'auto_extend': request.auto_extend,
+        'auto_extend': request.auto_extend, 'recurrence_id': new.recurrence_id,
         'used_at': None if not new.server_ids and all(
             types.of(one.resource_type, one.params is None).is_for_boots
             for one in new.reservations) else now,

@@ -19,7 +19,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['EventRequest', 'LeaseRequest', 'LeaseType', 'MAX_AMOUNT',
-           'MAX_EVENTS', 'Retry']
+           'MAX_EVENTS', 'Recurrence', 'Retry']
 
 #: No lease is for more servers in all of its reservations together.
 MAX_AMOUNT = 1000
@@ -63,6 +63,29 @@ class Retry:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Recurrence:
+    """How a lease recurs.
+
+    :ivar timezone: in whose dates ``rule`` is meant
+    :ivar between: what becomes of its servers at the end of an occurrence
+        that is not the last one
+    :ivar some: content with those for which there is room
+    :ivar windows: of the occurrences, in their order
+    """
+
+    rule: str
+    timezone: str
+    between: str
+    some: bool
+    windows: tuple[model.Window, ...]
+
+    @property
+    def keeps_servers(self) -> bool:
+        """Whether all occurrences have the same servers."""
+        return self.between != 'delete'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LeaseRequest:
     """What a boot asks for. Times are seconds since the epoch, UTC.
 
@@ -72,7 +95,8 @@ class LeaseRequest:
     at all. ``lasts`` is how many seconds it lasts whenever it starts; None: it
     ends when its window does. Before its end it is prolonged by
     ``auto_extend`` seconds; 0: it is not. ``timeout``: for so many seconds
-    servers of others are moved where there is no room; None: none are.
+    servers of others are moved where there is no room; None: none are. ``recurrence``:
+    None is once.
     """
 
     name: str | None
@@ -87,6 +111,7 @@ class LeaseRequest:
     lasts: int | None = None
     auto_extend: int = 0
     timeout: int | None = None
+    recurrence: Recurrence | None = None
 
     @property
     def patience(self) -> int | None:
@@ -94,6 +119,23 @@ class LeaseRequest:
         if self.retry is not None:
             return self.retry.interval * self.retry.times
         return self.timeout
+
+    @property
+    def occurrences(self) -> 'list[LeaseRequest]':
+        """What is asked for each time; the events move with its start, what
+        is before the end with that.
+        """
+        return [dataclasses.replace(
+            self, window=window, recurrence=None,
+            starts_now=self.starts_now and window == self.window,
+            before_end=None if self.before_end is None else max(
+                window.start, self.before_end + (
+                    window.end - self.window.end)),
+            events=tuple(dataclasses.replace(event, time=min(
+                window.end, event.time + window.start - self.window.start))
+                for event in self.events))
+                for window in self.recurrence.windows] if (
+            self.recurrence is not None) else [self]
 
     @property
     def actions(self) -> set[str]:

@@ -47,6 +47,8 @@ class Query:
 
     :ivar status: None leaves out those that are over, unless ``ended``
     :ivar start: those that end after this, and begin before ``end``
+    :ivar occurrences: each of a lease that recurs; else the one that goes
+        on, the next or the last one stands for all
     :ivar sort: columns, and whether they descend
     :ivar marker: only those that come after this one
     """
@@ -61,6 +63,7 @@ class Query:
     marker: str | None = None
     ended: bool = False
     limit: int = 1000
+    occurrences: bool = False
 
 
 def get(database: api.Database, lease_id: str) -> dict[str, ty.Any]:
@@ -156,6 +159,9 @@ def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
         # By their names, so that an index finds them.
         conditions.append(lease.status.in_(
             [state for state in states.LEASE.steps if state not in over]))
+    if not query.occurrences:
+        conditions.append(sa.or_(
+            lease.recurrence_id.is_(None), ~_standing_before(over)))
     if query.project_id is not None:
         conditions.append(lease.project_id == query.project_id)
     if query.name is not None:
@@ -174,6 +180,22 @@ def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
             sa.select(models.Reservation.lease_id).where(
                 models.Reservation.resource_type == query.resource_type)))
     return conditions
+
+
+def _standing_before(over: ty.Collection[str]) -> sa.ColumnElement[bool]:
+    """Whether another occurrence stands for all of what recurs: the first
+    that is not over, or else the last.
+    """
+    lease, other = models.Lease, orm.aliased(models.Lease)
+    is_over = lease.status.in_(over)
+    return sa.exists().where(
+        other.recurrence_id == lease.recurrence_id, other.id != lease.id,
+        sa.or_(
+            sa.and_(other.status.not_in(over), sa.or_(
+                is_over, other.start_date < lease.start_date)),
+            sa.and_(is_over, other.status.in_(over),
+                    other.deleted_at.is_(None),
+                    other.start_date > lease.start_date)))
 
 
 def _described(session: orm.Session, found: ty.Sequence[ty.Any],
@@ -298,6 +320,7 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
             if lease.start_date <= lease.created_at
             else requests.LeaseType.SCHEDULED),
         'retry_until': lease.retry_until,
+        'recurrence_id': lease.recurrence_id,
         'reservations': reservations,
         'events': [{name: getattr(event, name) for name in (
             'id', 'lease_id', 'event_type', 'time', 'status', 'created_at',

@@ -34,6 +34,7 @@ from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import observing
+from blazar_core.lifecycle import resuming
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 
@@ -334,7 +335,7 @@ class Ending:
                     lease.end_date > now):
                 return facts.Later(lease.end_date - now, 'it was prolonged')
             name = ends.DELETE if lease.deleted_at is not None else (
-                lease.on_end)
+                resuming.on_end(session, lease))
             if ends.missing(name, self._policies):
                 if when_due and now < lease.end_date + self._patience:
                     return facts.Later(facts.AWAY, (

@@ -37,6 +37,7 @@ from blazar_core.lifecycle import lost
 from blazar_core.lifecycle import making_room
 from blazar_core.lifecycle import noshows
 from blazar_core.lifecycle import observing
+from blazar_core.lifecycle import resuming
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import starting
@@ -79,7 +80,9 @@ class Lifecycle:
             database, clock, cloud, opens, notify)
         self.starting = starting.Starting(
             database, clock, cloud, notify, patience, self.sending,
-            self.closing, types)
+            self.closing, types, resuming.Resuming(
+                database, clock, cloud, notify, self.observing,
+                self.closing))
         self.lost = lost.Lost(
             database, clock, cloud, lost_after, self.sending, self.observing)
         self.ending = ending.Ending(

@@ -261,7 +261,9 @@ class Observing:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             booking = facts.booking_of(session, server_id)
-            if booking is None:
+            if booking is None or seen.host is None and (
+                    seen.rest is not None and not booking.running):
+                # One that is shelved is there when it has been brought back.
                 return []
             stale = transitions.follow(
                 session, lease, booking, seen.host, self._clock.now())

@@ -31,6 +31,7 @@ from blazar_core.leases import views
 from blazar_core.leases import within
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import resuming as resumings
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import steps
 from blazar_core import resources
@@ -54,7 +55,8 @@ class Starting:
                  cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None], patience: int,
                  sending: sending.Sending, closing: closing.Closing,
-                 types: resources.Types) -> None:
+                 types: resources.Types, resuming: resumings.Resuming) -> None:
+        self._resuming = resuming
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -79,10 +81,12 @@ class Starting:
                 return None
             if when_due and lease.start_date > now:
                 return facts.Later(lease.start_date - now, 'it was moved')
-            waiting = facts.waiting(lease)
-            if facts.servers(lease) and (held is None or not waiting):
+            waiting, kept = facts.waiting(lease), resumings.is_kept(
+                lease, held)
+            if not kept and facts.servers(lease) and (
+                    held is None or not waiting):
                 return None
-            if facts.is_building(lease):
+            if not kept and facts.is_building(lease):
                 return facts.Later(
                     facts.AWAY, 'its other servers are being built',
                     facts.LONGEST_WAIT)
@@ -94,6 +98,8 @@ class Starting:
         if why:
             self._explain(lease_id, why)
             return facts.Later(facts.AWAY, why, facts.LONGEST_WAIT)
+        if kept:
+            return self._resuming.resume(lease_id, when_due)
         if sealed is None:
             return self._begin(lease_id, when_due)
         steps.reached(steps.Step.START_READ, lease_id)

@@ -31,6 +31,7 @@ from blazar_nova.api import dates
 from blazar_nova.api import lease_params
 from blazar_nova.api import lease_types
 from blazar_nova.api import own_events
+from blazar_nova.api import recurrences
 from blazar_nova.parts import answers
 
 __all__ = ['ChangeRequest', 'CreateRequest', 'MAX_LIMIT', 'MAX_RESERVATIONS',
@@ -58,6 +59,7 @@ _CREATE_KEYS = {
     'retries': '12',
     'retry_interval': '300',
     'timeout': '1800',
+    'recurrence': recurrences.EXAMPLE,
 }
 _CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'name', 'start_date', 'end_date', 'before_end_date', 'before_end_action',
@@ -75,7 +77,7 @@ _QUERY_KEYS = {
     'resource_type': 'virtual:instance', 'start_date': '2026-12-01 16:07',
     'end_date': '2026-12-02 16:07', 'sort': 'created_at:desc,name',
     'limit': '100', 'marker': 'the id of a lease', 'fields': 'id,name',
-    'ended': 'true',
+    'ended': 'true', 'occurrences': 'true',
 }
 #: No page of a list is longer; this is also the default.
 MAX_LIMIT = 1000
@@ -124,6 +126,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
     """
     values = inputs.json_object(body, 'The body of the request')
     inputs.check_keys(values, _CREATE_KEYS, 'the lease')
+    values = recurrences.localized(values)
     start = dates.start_of(
         _text(values, 'start_date', defaults.start), now)
     end = dates.parse_date(_text(values, 'end_date'), now)
@@ -136,8 +139,10 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
             'An offer is made now, or not at all. Leave "offer_seconds" out, '
             'or "lease_type".')
     before_end, action = _before_end(values, window, now, defaults)
+    recurrence = recurrences.recurrence_of(
+        values, window, defaults.max_occurrences)
     request = requests.LeaseRequest(
-        name=lease_params.name_of(_text(values, 'name'))
+        recurrence=recurrence, name=lease_params.name_of(_text(values, 'name'))
         if 'name' in values else None,
         window=window,
         before_end=before_end,
@@ -219,6 +224,8 @@ def query(values: collections.abc.Mapping[str, str], now: int,
         sort=_sort(values.get('sort', 'start_date')),
         marker=values.get('marker'),
         ended=inputs.boolean(values.get('ended', 'false'), 'ended'),
+        occurrences=inputs.boolean(
+            values.get('occurrences', 'false'), 'occurrences'),
         limit=inputs.integer(
             values.get('limit', MAX_LIMIT), 'limit', 1, MAX_LIMIT),
     ), _fields(values['fields']) if 'fields' in values else None

@@ -33,6 +33,7 @@ from blazar_nova.api import handing
 from blazar_nova.api import joining
 from blazar_nova.api import lease_params
 from blazar_nova.api import policy
+from blazar_nova.api import recurring
 from blazar_nova.api import trusts
 from blazar_nova.api import web
 from blazar_nova.parts import granting
@@ -55,6 +56,7 @@ class Leases:
         self._changes = changes.Changes(parts)
         self._handing = handing.Handing(parts)
         self._joining = joining.Joining(parts)
+        self._recurring = recurring.Recurring(parts)
 
     # -- looking -----------------------------------------------------------
 
@@ -71,7 +73,13 @@ class Leases:
                     'The leases of other projects are for admins. Leave '
                     'project_id out.')
             query = dataclasses.replace(query, project_id=context.project_id)
+        if query.marker is not None and not query.occurrences:
+            query = dataclasses.replace(
+                query, marker=self._parts.leases.recurring.current(
+                    query.marker))
         found, more = views.page(self._parts.database, query)
+        if not query.occurrences:
+            found = self._parts.leases.recurring.as_one(found)
         body: dict[str, ty.Any] = {
             'leases': [_chosen(self._parts.answers.lease(lease), fields)
                        for lease in found]}
@@ -92,7 +100,10 @@ class Leases:
 
         A user who may not even see it gets the answer that there is none.
         """
-        lease = views.get(self._parts.database, lease_id)
+        try:
+            lease = views.get(self._parts.database, lease_id)
+        except errors.NotFound:
+            lease = self._parts.leases.recurring.get(lease_id)
         context = web.context(request)
         target = {'project_id': lease['project_id']}
         if not self._policy.allows(context, 'blazar:leases:get', target):
@@ -115,7 +126,8 @@ class Leases:
                 made = repeats.made_by(self._parts.database, key)
                 if made is None:
                     raise
-        return self._answer(201, made)
+        return self._answer(201, self._parts.leases.recurring.as_one(
+            [made])[0])
 
     def _create(self, request: webob.Request, key: repeats.Key | None,
                 ) -> web.Answer:
@@ -139,11 +151,17 @@ class Leases:
                     asking.new_reservation(one)
                     for one in asked.reservations), key=key)
             bodies.check_total(demand.count for demand in new.demands)
-            new = dataclasses.replace(new, granted=self._parts.limits.check(
-                granting.asked_of(new, False, self._parts.types)))
+            recurs = asked.lease.recurrence is not None
+            if not recurs:
+                new = dataclasses.replace(new, granted=(
+                    self._parts.limits.check(granting.asked_of(
+                        new, False, self._parts.types))))
             if dry:
-                return 200, {'quote': _quote(
-                    new, self._parts.leases.making.quote(new))}
+                quote = (self._recurring.quote if recurs
+                         else self._parts.leases.making.quote)
+                return 200, {'quote': _quote(new, quote(new))}
+            if recurs:
+                return self._answer(201, self._recurring.create(context, new))
         except errors.Refused as exc:
             if not dry:
                 raise
@@ -182,8 +200,17 @@ class Leases:
     def update(self, request: webob.Request, lease_id: str) -> web.Answer:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
         context, body = web.context(request), web.body(request)
+        if lease['recurrence_id'] and (
+                joining.is_asked(body) or handing.is_asked(body)):
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease_id} recurs: servers cannot join or leave it, '
+                f'and it cannot be handed over. Ask for a lease that does '
+                f'not.')
         if joining.is_asked(body):
             return self._answer(200, self._joining.make(body, lease))
+        if 'recurrence' in lease:
+            return self._answer(200, self._recurring.update(
+                context, body, lease))
         if not handing.is_asked(body):
             return self._answer(200, self._changes.make(context, body, lease))
         if not self._policy.allows(context, 'blazar:leases:hand_over', {
@@ -195,15 +222,20 @@ class Leases:
 
     def delete(self, request: webob.Request, lease_id: str) -> web.Answer:
         try:
-            self._lease(request, lease_id, 'blazar:leases:delete')
+            lease = self._lease(request, lease_id, 'blazar:leases:delete')
         except errors.NotFound:
-            owner = views.owner_of_deleted(self._parts.database, lease_id)
+            owner = views.owner_of_deleted(
+                self._parts.database,
+                self._parts.leases.recurring.current(lease_id))
             if owner is None or not self._policy.allows(
                     web.context(request), 'blazar:leases:delete',
                     {'project_id': owner}):
                 raise
             return 204, None
-        self._parts.lifecycle.ending.delete(lease_id)
+        if 'recurrence' in lease:
+            self._recurring.delete(lease_id)
+        else:
+            self._parts.lifecycle.ending.delete(lease_id)
         return 204, None
 
     # -- asking what would fit ---------------------------------------------

@@ -27,6 +27,7 @@ from blazar_nova.api import boot as boot_
 from blazar_nova.api import defaulting
 from blazar_nova.api import faults
 from blazar_nova.api import policy
+from blazar_nova.api import recurring
 from blazar_nova.api import trusts
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
@@ -50,6 +51,7 @@ class Admission:
         self._limits = parts.limits
         self._defaulting = defaulting.Defaulting(parts)
         self._policy = policy.Policy(parts.conf)
+        self._recurring = recurring.Recurring(parts)
 
     def __call__(self, call: calls.BuildCall,
                  send: ty.Callable[[], None]) -> None:
@@ -131,6 +133,8 @@ class Admission:
             self._policy.authorize(
                 call.context, 'blazar:leases:best_effort',
                 {'project_id': call.context.project_id})
+        if request.recurrence is not None:
+            return self._recurring.hold(request, request.recurrence, call)
         demand = self._demand(call)
         new = making.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,

@@ -20,8 +20,9 @@ says what that means, or which sentence answers it. What was decided:
 * ``lease_params`` is a string that holds a JSON object. Its keys are
   ``name``, ``start``, ``end`` or ``duration``, ``before_end``,
   ``before_end_action``, ``events``, ``on_end``, ``grace_period``,
-  ``auto_extend``, ``lease_type``, ``retries``, ``retry_interval`` and
-  ``timeout``; none may be null, one that is not wanted is left out.
+  ``auto_extend``, ``lease_type``, ``retries``, ``retry_interval``,
+  ``timeout`` and ``recurrence``; none may be null, one that is not wanted is
+  left out.
 * Hints whose names begin with "blazar" are marks that the service makes.
 * Blanks around a name are cut, as Nova does for servers.
 * Dates and durations are what :mod:`blazar_nova.api.dates` says.
@@ -45,6 +46,7 @@ from blazar_core.lifecycle import ends
 from blazar_nova.api import dates
 from blazar_nova.api import lease_types
 from blazar_nova.api import own_events
+from blazar_nova.api import recurrences
 from blazar_nova.parts import ends as policies
 
 __all__ = ['Defaults', 'LEASE_PARAMS', 'RESERVED', 'check_defaults',
@@ -79,6 +81,7 @@ _KEYS = {
     'retries': '12',
     'retry_interval': '"5m"',
     'timeout': '"30m"',
+    'recurrence': recurrences.EXAMPLE,
 }
 
 _Object: ty.TypeAlias = dict[str, object]
@@ -102,6 +105,7 @@ class Defaults:
     retry: requests.Retry = requests.Retry(300, 12)
     #: Seconds.
     timeout: int = 1800
+    max_occurrences: int = 100
 
     @property
     def actions(self) -> tuple[states.Action, ...]:
@@ -121,7 +125,8 @@ def defaults(conf: ty.Any) -> Defaults:
         minutes_before_end=group.minutes_before_end_lease,
         ends=tuple(group.on_end), grace_period=group.grace_period,
         retry=requests.Retry(group.retry_interval, group.retries),
-        timeout=group.best_effort_timeout)
+        timeout=group.best_effort_timeout,
+        max_occurrences=group.max_occurrences)
 
 
 def check_defaults(made: Defaults, now: int) -> None:
@@ -159,7 +164,7 @@ def lease_request(
     if LEASE_PARAMS not in hints:
         start = dates.parse_date(defaults.start, now)
         return _request({}, start, start + defaults.length, now, defaults)
-    params = _load(_scalar(hints[LEASE_PARAMS]))
+    params = recurrences.localized(_load(_scalar(hints[LEASE_PARAMS])))
     start = dates.start_of(_text(params, 'start', defaults.start), now)
     return _request(params, start, _end(params, start, now), now, defaults)
 
@@ -293,8 +298,10 @@ def _request(params: _Object, start: int, end: int, now: int,
     retry = lease_types.retry_of(params, window, now, defaults.retry)
     timeout = lease_types.timeout_of(params, window, defaults.timeout)
     before_end, action = _before_end(params, window, now, defaults)
+    recurrence = recurrences.recurrence_of(
+        params, window, defaults.max_occurrences, defaults.ends)
     request = requests.LeaseRequest(
-        name=_name(params),
+        name=_name(params), recurrence=recurrence,
         window=window,
         before_end=before_end,
         events=own_events.read(

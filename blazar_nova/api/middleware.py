@@ -34,6 +34,7 @@ from blazar_nova.api import boot as boots
 from blazar_nova.api import defaulting
 from blazar_nova.api import faults
 from blazar_nova.api import lease_params
+from blazar_nova.api import recurrences
 from blazar_nova.compat import hosted
 from blazar_nova.compat import router
 from blazar_nova.parts import wiring
@@ -99,6 +100,9 @@ class LeaseMiddleware:
             asked = lease_params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
             self._check_reservation(environ, hints, asked)
+            if asked is not None and asked.recurrence is not None and (
+                    not asked.recurrence.keeps_servers):
+                _multiply(environ, len(asked.recurrence.windows))
         except errors.BlazarError as exc:
             code, _name = faults.code_of(exc)
             return router.fault(environ, code, str(exc)) or self._app
@@ -248,6 +252,16 @@ def _body(environ: Environ) -> dict[str, ty.Any]:
     except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}
+
+
+def _multiply(environ: Environ, times: int) -> None:
+    """Have a boot make the servers of all occurrences of its lease; Nova
+    says what is wrong with one that is none.
+    """
+    body = _body(environ)
+    if isinstance(body.get('server'), dict):
+        webob.Request(environ).body = jsonutils.dump_as_bytes(
+            recurrences.multiplied(body, times))
 
 
 def _resized(environ: Environ) -> str | None:

@@ -58,6 +58,15 @@ class BuildCall:
     def server_ids(self) -> tuple[str, ...]:
         return tuple(spec.instance_uuid for spec in self.request_spec)
 
+    def part(self, server_ids: ty.Collection[str]) -> 'BuildCall':
+        """The call that builds some of its servers."""
+        return dataclasses.replace(
+            self, build_requests=[
+                one for one in self.build_requests
+                if one.instance_uuid in server_ids],
+            request_spec=[one for one in self.request_spec
+                          if one.instance_uuid in server_ids])
+
     def hint(self, name: str) -> str | None:
         """What a hint of the boot says; None: there is none of this name."""
         hints = self.request_spec[0].scheduler_hints or {}

@@ -26,7 +26,7 @@ from oslo_utils import timeutils
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 
-__all__ = ['RESTS', 'bring', 'copy', 'is_copied']
+__all__ = ['RESTS', 'bring', 'copy', 'is_copied', 'wake']
 
 LOG = logging.getLogger(__name__)
 
@@ -66,6 +66,19 @@ def bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
                 instance.vm_state == vm_states.SHELVED) else api.shelve}[rest]
     LOG.info('Server %s: asked Nova to have it %s', instance.uuid, rest.value)
     _ask(work, context, instance)
+
+
+def wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
+    """Ask Nova to bring a server back that is shelved; nothing while it does
+    something to it.
+
+    :param context: in the name of who may use its image
+    :raises CloudUnavailable: when Nova does not do that to such a server
+    """
+    if instance.task_state is None and instance.vm_state in (
+            vm_states.SHELVED, vm_states.SHELVED_OFFLOADED):
+        LOG.info('Server %s: it is to be unshelved', instance.uuid)
+        _ask(api.unshelve, context, instance)
 
 
 def copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,

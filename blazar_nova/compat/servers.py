@@ -274,6 +274,21 @@ class NovaCloud(migrating.Migrating):
             keeping.bring(self._compute_api, context, self._compute_api.get(
                 context, server_id), rest)
 
+    def wake(self, server_id: str, credential: str | None) -> None:
+        """Ask Nova to unshelve a server, in the name of the owner.
+
+        :raises CloudUnavailable: see :meth:`bring`
+        :raises NotDelegated: see :meth:`bring`
+        :raises Forbidden: see :meth:`bring`
+        """
+        self._within(_GLANCE, self._wake, server_id, credential)
+
+    def _wake(self, server_id: str, credential: str | None) -> None:
+        with contextlib.suppress(exception.InstanceNotFound):
+            context = self._in_its_name(server_id, credential)
+            keeping.wake(self._compute_api, context, self._compute_api.get(
+                context, server_id, expected_attrs=['flavor', 'info_cache']))
+
     def copy(self, server_id: str, lease_id: str, name: str,
              credential: str | None, event: str = '', label: str = '',
              ) -> None:

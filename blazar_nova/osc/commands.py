@@ -147,6 +147,18 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
         '--auto-extend', metavar='<duration>',
         help='By how long it is prolonged before its end, such as 7d, again '
              'and again while there is capacity (default: it is not)')
+    parser.add_argument(
+        '--recur', metavar='<rule>',
+        help='How it recurs, as a rule of iCalendar, such as '
+             '"FREQ=WEEKLY;COUNT=10" (default: it does not)')
+    parser.add_argument(
+        '--timezone', metavar='<name>',
+        help='With --recur: where the dates are those of the wall, such as '
+             'Europe/Berlin (default: UTC)')
+    parser.add_argument(
+        '--fits', choices=('all', 'some'),
+        help='With --recur: whether there has to be capacity for all of its '
+             'occurrences (default: all)')
 
 
 def add_named(parser: argparse.ArgumentParser) -> None:
@@ -179,7 +191,23 @@ def demand(parsed_args: argparse.Namespace, name: str) -> Json:
             'end_date': parsed_args.end_date,
             'reservations': parsed_args.reservations,
             'events': [],
+            **recurrence(parsed_args),
             **given(parsed_args, 'on_end', 'grace_period', 'auto_extend')}
+
+
+def recurrence(parsed_args: argparse.Namespace) -> Json:
+    """How a lease recurs, if it does.
+
+    :raises CommandError: when only some of it is said
+    """
+    more = given(parsed_args, 'timezone', 'fits')
+    if parsed_args.recur is None:
+        if more:
+            raise exceptions.CommandError(
+                f'--{" and --".join(more)} go with --recur. Write how the '
+                f'lease recurs, or leave them out.')
+        return {}
+    return {'recurrence': {'rule': parsed_args.recur, **more}}
 
 
 # Output

@@ -32,8 +32,8 @@ LOG = logging.getLogger(__name__)
 FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
           'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
           'on_end', 'grace_period', 'auto_extend', 'lease_type',
-          'retry_until', 'created_at', 'updated_at',
-          'reservations', 'events')
+          'retry_until', 'recurrence_id', 'recurrence', 'occurrences',
+          'created_at', 'updated_at', 'reservations', 'events')
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
 _Lease: ty.TypeAlias = ty.Mapping[str, ty.Any]
@@ -50,6 +50,10 @@ class Answers:
         lease = _in_words(described) | {
             # A secret of ours; clients expect the key.
             'trust_id': None,
+            # Of what stands for all of its occurrences, and of nothing else.
+            'recurrence': described.get('recurrence'),
+            'occurrences': [_in_words(one) for one in described.get(
+                'occurrences', ())],
             'reservations': [self._reservation(one)
                              for one in described['reservations']],
             'events': [_in_words(event) for event in described['events']]}
@@ -63,8 +67,9 @@ class Answers:
         else.
         """
         told = self.lease(described)
-        del told['trust_id']
-        return {'version': '1.3', 'lease_id': told['id'], **told, 'events': [
+        for name in ('trust_id', 'recurrence', 'occurrences'):
+            del told[name]
+        return {'version': '1.4', 'lease_id': told['id'], **told, 'events': [
             {**event, 'event_date': event['time']}
             for event in told['events']]}
 

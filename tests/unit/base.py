@@ -136,6 +136,7 @@ class FakeCloud:
         self.stubborn: set[str] = set()
         self.rests: list[tuple[str, clouds.Rest]] = []
         self.slow: set[str] = set()
+        self.woken: list[str] = []
         self.copies: dict[str, str] = {}
         self.copied_at: dict[tuple[str, str], tuple[str, str | None]] = {}
         self.released: list[str] = []
@@ -206,6 +207,10 @@ class FakeCloud:
             self.servers[server_id] = clouds.Seen(
                 State.RUNNING, None if rest is clouds.Rest.SHELVED else host,
                 rest=rest)
+
+    def wake(self, server_id: str, _credential: str | None) -> None:
+        self._break('wake')
+        self.woken.append(server_id)
 
     def copy(self, server_id: str, _lease_id: str, name: str,
              credential: str | None, event: str = '', label: str = '',

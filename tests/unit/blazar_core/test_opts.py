@@ -59,6 +59,7 @@ class TestOpts(base.BaseTestCase):
              'claim_seconds': 60, 'start_patience': 300,
              'without_books': 'allow',
              'lost_build_seconds': None, 'event_max_retries': 10,
+             'max_occurrences': 100,
              'randomize_host_selection': False,
              'admission_retries': 20},
             dict(self.conf().blazar.items()))

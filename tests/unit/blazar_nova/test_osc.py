@@ -250,7 +250,8 @@ class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
     OURS = ['accept', 'add server', 'adopt', 'availability', 'hand over',
-            'offer', 'quote', 'remove server', 'request', 'share', 'wait']
+            'occurrences', 'offer', 'quote', 'remove server', 'request',
+            'share', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(
@@ -537,6 +538,40 @@ class OfferTest(OscTestCase):
             'reservation', 'offer', 'l', *WINDOW, '--reservation', INSTANCE)
         self.assertEqual(0, code)
         self.assertIn(f"amount='3', id='{OTHER}'", out)
+
+
+class RecurringTest(OscTestCase):
+    """A lease that recurs, and its occurrences."""
+
+    def request(self, *words):
+        return ('request', 'lease1', *WINDOW, '--reservation', INSTANCE,
+                *words)
+
+    def test_a_request(self):
+        self.cloud.sees('POST /leases', (201, {'lease': a_lease()}))
+        self.reservation(*self.request(
+            '--recur', 'FREQ=DAILY;COUNT=2', '--timezone', 'Europe/Berlin',
+            '--fits', 'some'))
+        self.assertEqual(
+            {'rule': 'FREQ=DAILY;COUNT=2', 'timezone': 'Europe/Berlin',
+             'fits': 'some'}, self.asked().body['recurrence'])
+
+    def test_once_if_nothing_is_said(self):
+        self.cloud.sees('POST /leases', (201, {'lease': a_lease()}))
+        self.reservation(*self.request())
+        self.assertNotIn('recurrence', self.asked().body)
+
+    def test_the_rest_goes_with_a_rule(self):
+        self.assertIn('go with --recur', self.fails(*self.request(
+            '--timezone', 'Europe/Berlin')))
+
+    def test_its_occurrences(self):
+        each = {'id': OTHER, 'start_date': '2026-12-01T14:00:00.000000',
+                'end_date': '2026-12-01T16:00:00.000000',
+                'status': 'PENDING', 'reason': ''}
+        self.cloud.sees(f'GET /leases/{ID}', (200, {
+            'lease': a_lease(occurrences=[each])}))
+        self.assertEqual([each], self.reservation('occurrences', ID))
 
 
 class AcceptTest(OscTestCase):

@@ -1,0 +1,222 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Leases that recur: many that were asked for at once, and are shown as one.
+
+Each occurrence is a lease like any other, so that nothing of what begins,
+ends, moves and heals leases knows of them. What they have in common is told
+by :class:`blazar_core.db.notes.Recurrence`, whose id is that of all together.
+"""
+
+import collections
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import admission as admissions
+from blazar_core.books import picking
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.db import notes
+from blazar_core.leases import making as makings
+from blazar_core.leases import requests
+from blazar_core.leases import views
+
+__all__ = ['Recurring']
+
+LOG = logging.getLogger(__name__)
+
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+class Recurring:
+    """Leases that recur."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission, making: makings.Making,
+                 ) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._making = making
+
+    # -- making them ---------------------------------------------------------
+
+    def fitting(self, leases: ty.Sequence[makings.NewLease], some: bool,
+                ) -> tuple[list[makings.NewLease], list[_Lease]]:
+        """Those for which there is capacity now; books nothing.
+
+        :param leases: the occurrences, in their order
+        :param some: content with some of them
+        :returns: these, and of the others their dates, and why not
+        :raises InvalidLeaseParams: when they overlap
+        :raises Refused: when there is no capacity for one, or for none of some
+        """
+        _check_apart(leases)
+        fits, left_out, first = [], [], None
+        for new in leases:
+            refusal = self._making.quote(new)
+            if refusal is None:
+                fits.append(new)
+                continue
+            window = new.request.window
+            refusal = dataclasses.replace(refusal, occurrence=window.start)
+            first = first or refusal
+            if not some:
+                break
+            left_out.append({
+                'start_date': window.start, 'end_date': window.end,
+                'reason': dataclasses.replace(
+                    refusal, occurrence=None).sentence()})
+        if first is not None and not (some and fits):
+            raise errors.Refused(first)
+        return fits, left_out
+
+    def create(self, recurrence_id: str, asked: requests.Recurrence,
+               leases: ty.Sequence[makings.NewLease],
+               sealed: ty.Sequence[str | None],
+               left_out: ty.Sequence[_Lease],
+               kept: ty.Sequence[str] = ()) -> list[_Lease]:
+        """Admit occurrences: all of them, or none.
+
+        :param leases: that do not overlap, with this id
+        :param sealed: for each, the call to be sent at its start
+        :param left_out: those for which there was no capacity
+        :param kept: the servers that are kept from one to the next
+        :returns: the leases
+        :raises Refused: when there is no capacity for one
+        :raises BooksBusy: when too many others book at the same moment
+        :raises Conflict: when one was made with its key meanwhile
+        :raises LimitExceeded: when they are too many, or too much
+        """
+        def write(connection: sa.Connection, picked: list[picking.Picked],
+                  ) -> list[_Lease]:
+            # In each, others of them count for what comes after it.
+            made = [self._making.write(connection, *one) for one in zip(
+                leases, sealed, picked, strict=True)]
+            connection.execute(notes.Recurrence.__table__.insert().values(
+                id=recurrence_id, rule=asked.rule, timezone=asked.timezone,
+                between_policy=asked.between, servers=list(kept),
+                left_out=list(left_out), created_at=self._clock.now()))
+            return made
+
+        made = self._admission.admit_all(
+            [(new.demands, new.booked) for new in leases], write)
+        LOG.info('Lease %s (%s) of project %s: from %s on, %s times (%s), '
+                 'leases %s', recurrence_id, made[0]['name'],
+                 made[0]['project_id'], clocks.iso(made[0]['start_date']),
+                 len(made), asked.rule, ', '.join(
+                     one['id'] for one in made))
+        return made
+
+    # -- looking at them -----------------------------------------------------
+
+    def get(self, recurrence_id: str) -> _Lease:
+        """All occurrences as one lease: as the first that is not over has it,
+        or the last.
+
+        :returns: the lease, as :meth:`as_one` makes it
+        :raises NotFound: when there is none of that id, or all were deleted
+        """
+        with self._database.reader() as session:
+            rows = [row for row in _occurrences(session, [recurrence_id])
+                    if not _is_gone(row)]
+            if not rows:
+                raise errors.NotFound(
+                    f'Lease {recurrence_id} could not be found.')
+            current = _current(rows)
+            lease = views.describe(api.found(session, current.id))
+        return self.as_one([lease])[0]
+
+    def as_one(self, leases: ty.Sequence[_Lease]) -> list[_Lease]:
+        """Leases, each occurrence as what stands for all of its like.
+
+        It has the ``id`` of all together, ``recurrence`` and ``occurrences``
+        beside what it has as a lease.
+        """
+        ids = {one['recurrence_id'] for one in leases} - {None}
+        if not ids:
+            return list(leases)
+        with self._database.reader() as session:
+            known = {row.id: row for row in session.scalars(
+                sa.select(notes.Recurrence).where(
+                    notes.Recurrence.id.in_(ids)))}
+            occurrences = collections.defaultdict(list)
+            for row in _occurrences(session, ids):
+                occurrences[row.recurrence_id].append({
+                    'id': row.id, 'start_date': row.start_date,
+                    'end_date': row.end_date, 'status': views.status(row)
+                    if not _is_gone(row) else 'DELETED', 'reason': ''})
+        for row in known.values():
+            occurrences[row.id] += [
+                {'id': None, 'status': 'LEFT_OUT', **one}
+                for one in row.left_out]
+        return [one if one['recurrence_id'] not in known else {
+            **one, 'id': one['recurrence_id'],
+            'recurrence': {name: getattr(
+                known[one['recurrence_id']], name) for name in (
+                    'rule', 'timezone', 'between')},
+            'occurrences': sorted(
+                occurrences[one['recurrence_id']],
+                key=lambda each: (each['start_date'], each['id'] or ''))}
+                for one in leases]
+
+    def current(self, lease_id: str) -> str:
+        """The id of the lease that stands for all; of any other its own."""
+        with self._database.reader() as session:
+            rows = _occurrences(session, [lease_id])
+        return str(_current(rows).id) if rows else lease_id
+
+    def unfinished(self, recurrence_id: str) -> list[_Lease]:
+        """The occurrences that are not over, first to last."""
+        with self._database.reader() as session:
+            return [views.describe(api.found(session, row.id))
+                    for row in _occurrences(session, [recurrence_id])
+                    if row.status not in states.LEASE.final()]
+
+
+def _check_apart(leases: ty.Sequence[makings.NewLease]) -> None:
+    for new, after in zip(leases, leases[1:], strict=False):
+        if new.booked.end > after.booked.start:
+            raise errors.InvalidLeaseParams(
+                f'The occurrences overlap: that of '
+                f'{clocks.minute(new.request.window.start)} UTC takes '
+                f'capacity until {clocks.minute(new.booked.end)}, with its '
+                f'period of grace and the time for cleaning, and the next '
+                f'one begins at {clocks.minute(after.booked.start)}. Write '
+                f'an earlier end, or a rule with more time between them.')
+
+
+def _occurrences(session: orm.Session, ids: ty.Collection[str],
+                 ) -> ty.Sequence[ty.Any]:
+    lease = models.Lease.__table__.c
+    return session.execute(sa.select(
+        lease.id, lease.recurrence_id, lease.start_date, lease.end_date,
+        lease.status, lease.deleted_at).where(
+            lease.recurrence_id.in_(ids)).order_by(
+                lease.start_date, lease.id)).all()
+
+
+def _current(rows: ty.Sequence[ty.Any]) -> ty.Any:
+    return next((row for row in rows
+                 if row.status not in states.LEASE.final()), rows[-1])
+
+
+def _is_gone(row: ty.Any) -> bool:
+    return row.deleted_at is not None and row.status in states.LEASE.final()

@@ -1,0 +1,177 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Servers that are kept from one occurrence of a lease to the next.
+
+Between two of them they are shelved, and of no lease. When the next one
+begins they get the capacity that is booked for them there, and are brought
+back.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import ledger
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.db import notes
+from blazar_core.leases import using
+from blazar_core.leases import views
+from blazar_core.lifecycle import closing
+from blazar_core.lifecycle import ends
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import observing
+from blazar_core.lifecycle import transitions
+
+__all__ = ['Resuming', 'is_kept', 'on_end']
+
+LOG = logging.getLogger(__name__)
+
+
+def is_kept(lease: models.Lease, held: models.HeldBuild | None) -> bool:
+    """Whether the servers of a lease that is to start were there before it.
+    """
+    return (lease.recurrence_id is not None and held is None and
+            not facts.comes_first(lease))
+
+
+def on_end(session: orm.Session, lease: models.Lease) -> str:
+    """What is done to the servers of a lease at its end: where they are kept
+    for another occurrence, what keeps them.
+    """
+    kept = None if lease.recurrence_id is None else session.get(
+        notes.Recurrence, lease.recurrence_id)
+    if kept is None or kept.between == ends.DELETE or session.execute(
+            sa.select(models.Lease.id).where(
+                models.Lease.recurrence_id == lease.recurrence_id,
+                models.Lease.start_date > lease.start_date,
+                models.Lease.status.in_(states.TO_START))).first() is None:
+        return lease.on_end
+    return kept.between
+
+
+class Resuming:
+    """Starts leases whose servers were there before.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: clouds.Cloud,
+                 notify: ty.Callable[[str, facts.Lease], None],
+                 observing: observing.Observing, closing: closing.Closing,
+                 ) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._observing = observing
+        self._closing = closing
+
+    def resume(self, lease_id: str, when_due: bool) -> facts.Outcome:
+        """Bring the servers of a lease back; done when they run. Safe to
+        repeat.
+
+        :param when_due: put it off when the lease was moved meanwhile
+        """
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            kept = session.get(notes.Recurrence, lease.recurrence_id)
+            left = set(kept.servers if kept else ()) - set(
+                facts.servers(lease))
+            begun = lease.status == states.Lease.STARTING
+        if not begun:
+            there = [one for one in sorted(left) if self._cloud.look(
+                one).state is not clouds.ServerState.GONE]
+            taken = self._database.retried(
+                self._take, lease_id, there, when_due)
+            if taken is not None:
+                return taken
+        waiting = []
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            if lease.status not in states.TO_START:
+                return None
+            servers = facts.servers(lease)
+        credential = self._closing.credential(lease_id)
+        for server_id in servers:
+            seen = self._cloud.look(server_id)
+            self._observing.observe(server_id, seen)
+            if seen.rest is clouds.Rest.SHELVED or seen.busy:
+                waiting.append(server_id)
+            if seen.rest is clouds.Rest.SHELVED and not seen.busy:
+                try:
+                    self._cloud.wake(server_id, credential)
+                except (errors.CloudUnavailable, errors.NotDelegated,
+                        errors.Forbidden) as exc:
+                    LOG.warning('Lease %s: server %s cannot be brought back '
+                                'yet: %s', lease_id, server_id, exc)
+                    self._database.retried(self._explain, lease_id, [
+                        server_id], str(exc))
+        if not waiting:
+            return None
+        return facts.Later(facts.AGAIN, 'its servers are being brought back',
+                           facts.LONGEST_WAIT)
+
+    def _take(self, lease_id: str, there: ty.Sequence[str], when_due: bool,
+              ) -> facts.Outcome:
+        """Give servers the capacity that is booked for them.
+
+        :param there: the servers that there are
+        :returns: what is to be waited for; None: nothing
+        """
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.PENDING or lease.end_date <= now:
+                return None
+            if when_due and lease.start_date > now:
+                return facts.Later(lease.start_date - now, 'it was moved')
+            if there and session.execute(sa.select(models.Booking.id).where(
+                    models.Booking.server_id.in_(there))).first():
+                return facts.Later(
+                    facts.AGAIN, 'its servers are in the occurrence before',
+                    4 * facts.AGAIN)
+            if not there:
+                lease.status_reason = (
+                    'Its servers were deleted before it began.')
+                self._notify('lease.event.end_lease', transitions.finish(
+                    session, lease, now))
+                return None
+            rows = facts.bookings(lease)
+            for row, server_id in zip(rows, there, strict=False):
+                row.server_id, row.sent_at = server_id, now
+            # Those that somebody has deleted do not come any more.
+            ledger.amend(session, now, [
+                ledger.Edit(row, None) for row in rows[len(there):]])
+            using.begin(lease, now)
+            lease.enter(states.Lease.STARTING, now)
+            session.flush()
+            session.expire(lease)
+            described = views.describe(lease)
+        self._notify('lease.event.start_lease', described)
+        return None
+
+    def _explain(self, lease_id: str, server_ids: ty.Sequence[str],
+                 why: str) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == states.Lease.STARTING:
+                lease.status_reason = facts.put_off(server_ids, why)

@@ -1,0 +1,233 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Leases that recur: made, moved and deleted as one.
+
+A boot makes the servers of all occurrences at once (:mod:`.middleware`), and
+each occurrence holds its own.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import typing as ty
+
+from oslo_utils import uuidutils
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import recurrence as recurrences
+from blazar_core.common import refusals
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_nova.api import bodies
+from blazar_nova.api import changes
+from blazar_nova.api import lease_params
+from blazar_nova.api import trusts
+from blazar_nova.compat import calls
+from blazar_nova.compat import demand as demands
+from blazar_nova.compat import hosted
+from blazar_nova.parts import granting
+from blazar_nova.parts import wiring
+from blazar_nova.resources import boots
+
+__all__ = ['Recurring']
+
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+class Recurring:
+    """What is done to all occurrences of a lease."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._all = parts.leases.recurring
+        self._changes = changes.Changes(parts)
+
+    # -- making ------------------------------------------------------------
+
+    def hold(self, request: requests.LeaseRequest,
+             asked: requests.Recurrence, call: calls.BuildCall) -> _Lease:
+        """Make a lease of a boot that has the servers of all occurrences.
+
+        Those for which there is no capacity are taken back, if it is content
+        with the others.
+
+        :returns: all occurrences as one
+        """
+        times, ids = len(asked.windows), call.server_ids
+        if asked.keeps_servers:
+            times = 1
+        each = len(ids) // times
+        if each * times != len(ids) or hosted.reservation_of(
+                call.request_spec[0].flavor) is not None:
+            raise errors.InvalidLeaseParams(
+                'A lease that recurs is not for servers within a reservation '
+                'of hosts. Leave the hint "reservation" out, or '
+                '"recurrence".')
+        parts = [call.part(ids[number:number + each])
+                 for number in range(0, len(ids), each)]
+        with demands.refused(each, f'Boot of {", ".join(ids)}'):
+            demand = boots.demand_of(
+                call.context, parts[0], self._parts.leases.servers)
+        leases = self._occurrences(making.NewLease(
+            call.context.project_id, call.context.user_id, request,
+            (making.NewReservation(demand, parts[0].server_ids),)), ids)
+        call.mark_reserved()
+        fits, left_out = self._all.fitting(leases, asked.some)
+        # The first servers are those of the first: one of them is answered.
+        # Where they are kept, no other has any before it begins.
+        paired = [*itertools.zip_longest(fits, parts[:len(fits)])]
+        made = self._make(call.context, asked, [
+            dataclasses.replace(new, reservations=(making.NewReservation(
+                demand, () if part is None else part.server_ids),))
+            for new, part in paired], left_out, [
+            None if part is None else self._parts.vault.seal(part.dump())
+            for _new, part in paired], ids)
+        for part in parts[len(fits):]:
+            part.undo()
+        return made
+
+    def create(self, context: ty.Any, new: making.NewLease) -> _Lease:
+        """Make a lease whose reservations are used when it has begun."""
+        asked = new.request.recurrence
+        assert asked is not None
+        fits, left_out = self._all.fitting(
+            self._occurrences(new), asked.some)
+        if new.key is not None:
+            fits[0] = dataclasses.replace(fits[0], key=new.key)
+        return self._make(context, asked, fits, left_out,
+                          [None] * len(fits), ())
+
+    def quote(self, new: making.NewLease) -> refusals.Refusal | None:
+        """Why there is no capacity for a lease; None when there is."""
+        assert new.request.recurrence is not None
+        try:
+            self._all.fitting(
+                self._occurrences(new), new.request.recurrence.some)
+        except errors.Refused as exc:
+            return exc.refusal
+        return None
+
+    def _occurrences(self, new: making.NewLease,
+                     server_ids: tuple[str, ...] = (),
+                     ) -> list[making.NewLease]:
+        """Each as a lease that is within the limits.
+
+        :param server_ids: those that the cloud has already
+        """
+        recurrence_id = uuidutils.generate_uuid()
+        leases = [dataclasses.replace(
+            new, request=one, recurrence_id=recurrence_id, key=None)
+            for one in new.request.occurrences]
+        return [dataclasses.replace(
+            one, granted=self._parts.limits.check(dataclasses.replace(
+                granting.asked_of(one, bool(server_ids), self._parts.types),
+                server_ids=server_ids))) for one in leases]
+
+    def _make(self, context: ty.Any, asked: requests.Recurrence,
+              leases: list[making.NewLease], left_out: list[_Lease],
+              sealed: ty.Sequence[str | None], ids: tuple[str, ...],
+              ) -> _Lease:
+        """
+        :param ids: the servers of the boot; none: they come later
+        """
+        recurrence_id = ty.cast(str, leases[0].recurrence_id)
+        with contextlib.ExitStack() as undone:
+            if ids or trusts.needs_one(
+                    leases[0].request.on_end, leases[0].request.actions):
+                leases = [self._entrusted(
+                    context, new, asked.between if asked.keeps_servers
+                    else new.request.on_end, undone) for new in leases]
+            made = self._all.create(
+                recurrence_id, asked, leases, sealed, left_out,
+                ids if asked.keeps_servers else ())
+            undone.pop_all()
+        for new, lease in zip(leases, made, strict=True):
+            if new.credential is None:
+                trusts.entrust(self._parts, context, lease)
+            self._parts.notify('lease.create', lease)
+        return self._all.as_one(made[:1])[0]
+
+    def _entrusted(self, context: ty.Any, new: making.NewLease, on_end: str,
+                   undone: contextlib.ExitStack) -> making.NewLease:
+        """One of them with its trust, which ends with it."""
+        give = trusts.needed if trusts.needs_one(
+            on_end, new.request.actions) else trusts.given
+        trust = give(self._parts, context, on_end, new.span.end)
+        undone.callback(trusts.take_back, self._parts, trust)
+        return new if trust is None else dataclasses.replace(
+            new, credential=self._parts.vault.seal(trust))
+
+    # -- changing ----------------------------------------------------------
+
+    def update(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
+        """Rename and move all occurrences that are to come, by as much as the
+        one that stands for them, as the wall says it in their time zone.
+
+        One after the other, in the order in which none gets in the way of
+        the next.
+
+        :param lease: as :meth:`blazar_core.leases.recurring.Recurring.get`
+            has it
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        :raises Conflict: when one cannot be moved, and some have been
+        """
+        asked = bodies.change(
+            body, self._parts.clock.now(), lease,
+            lease_params.defaults(self._parts.conf))
+        if set(ty.cast(dict[str, ty.Any], body)) - {
+                'name', 'start_date', 'end_date', 'end', 'duration'}:
+            raise errors.InvalidLeaseParams(
+                'Of all occurrences together the name, the start and the end '
+                'are changed. Change anything else of each occurrence, by '
+                'its own id.')
+        zone = recurrences.zone_of(lease['recurrence']['timezone'])
+        shifts = {name: _by(lease[name], new, zone) for name, new in (
+            ('start_date', asked.change.start), ('end_date',
+                                                 asked.change.end))
+            if new is not None}
+        unfinished = self._all.unfinished(lease['id'])
+        if min(shifts.values(), default=datetime.timedelta()) >= (
+                datetime.timedelta()):
+            unfinished.reverse()
+        for number, one in enumerate(unfinished):
+            words = {} if asked.change.name is None else {
+                'name': asked.change.name}
+            words |= {name: clocks.iso(recurrences.later(
+                one[name], by, zone)) for name, by in shifts.items()}
+            try:
+                self._changes.make(context, words, one)
+            except errors.BlazarError as exc:
+                if not number:
+                    raise
+                raise errors.Conflict(
+                    f'{number} of {len(unfinished)} occurrences have been '
+                    f'changed, that of {clocks.minute(one["start_date"])} '
+                    f'UTC cannot be: {exc} Look at them, and change the '
+                    f'others by their own ids.') from exc
+        return self._all.get(lease['id'])
+
+    def delete(self, recurrence_id: str) -> None:
+        """End all occurrences, the last first; safe to repeat."""
+        for one in reversed(self._all.unfinished(recurrence_id)):
+            with contextlib.suppress(errors.NotFound):
+                self._parts.lifecycle.ending.delete(one['id'])
+
+
+def _by(old: int, new: int, zone: ty.Any) -> datetime.timedelta:
+    """How much later a date is, as the wall says."""
+    before, after = (datetime.datetime.fromtimestamp(one, zone).replace(
+        tzinfo=None) for one in (old, new))
+    return after - before

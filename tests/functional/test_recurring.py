@@ -1,0 +1,477 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Leases that recur, on the real Nova."""
+
+import datetime
+import json
+import zoneinfo
+
+from blazar_core.common import clock as clocks
+from blazar_nova.cmd import verify
+from tests.functional import base
+from tests.functional import test_api
+from tests.functional import test_whole_hosts
+
+HOUR, DAY = 3600, 86400
+
+
+def seconds(text):
+    return int(datetime.datetime.fromisoformat(text).replace(
+        tzinfo=datetime.timezone.utc).timestamp())
+
+
+class RecurringTestCase(test_api.ApiTestCase):
+
+    def recurrence(self, count=3, **more):
+        return {'rule': f'FREQ=DAILY;COUNT={count}', **more}
+
+    def boot_each(self, name='vm', count=3, start_in=HOUR, **more):
+        """A boot each day for an hour; the lease that it got."""
+        how = more.pop('how', {})
+        self.boot(name, hints=self.lease_hints(
+            name, start_in, recurrence=self.recurrence(count, **how)), **more)
+        return self.only(name)
+
+    def only(self, name):
+        lease, = [one for one in self.listed() if one['name'] == name]
+        return lease
+
+    def listed(self, **query):
+        return self.ask('GET', '/leases', code=200, **query)['leases']
+
+    def names(self):
+        return {one['name']: one['status'] for one in
+                self.alice.get_servers()}
+
+    def start_of(self, lease, number):
+        return seconds(lease['occurrences'][number]['start_date'])
+
+    def check(self):
+        """The books and Nova agree."""
+        self.fill_books()
+        report = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(False)
+        self.assertEqual([], [one.text for one in report.left] +
+                         report.failures)
+
+    def end_of(self, number, lease):
+        self.run_until(seconds(lease['occurrences'][number]['end_date']) + 1)
+
+        def is_over():
+            self.clock.advance(5)
+            self.run_due()
+            return self.get(lease)['occurrences'][number][
+                'status'] == 'TERMINATED'
+
+        self.wait_for(is_over, what=f'the end of occurrence {number}')
+
+    def statuses(self, lease):
+        return [one['status'] for one in self.get(lease)['occurrences']]
+
+
+class TestBoots(RecurringTestCase):
+
+    def test_each_occurrence_has_a_server_of_its_own(self):
+        lease = self.boot_each()
+        self.assertEqual(
+            {'vm-1': 'RESERVED', 'vm-2': 'RESERVED', 'vm-3': 'RESERVED'},
+            self.names())
+        self.assertEqual(['PENDING'] * 3, self.statuses(lease))
+        self.assertEqual([self.began + HOUR + day * DAY
+                          for day in range(3)], [
+            self.start_of(lease, number) for number in range(3)])
+        for number, name in enumerate(('vm-1', 'vm-2', 'vm-3')):
+            self.run_until(self.start_of(lease, number))
+            server, = [one['id'] for one in self.alice.get_servers()
+                       if one['name'] == name]
+            self.wait_for_status(server, 'ACTIVE')
+            self.fill_books()
+            self.assertEqual('ACTIVE', self.statuses(lease)[number])
+            self.check()
+            self.end_of(number, lease)
+            self.wait_until_gone(server)
+        self.assertEqual({}, self.names())
+        self.assertEqual([], self.listed())
+        whole, = self.listed(ended='true')
+        self.assertEqual((lease['id'], 'TERMINATED'),
+                         (whole['id'], whole['status']))
+        self.assertEqual(3, len(self.listed(
+            ended='true', occurrences='true')))
+
+    def test_several_servers_each_time_and_the_answer_says_of_which(self):
+        response = self.alice.api_request(
+            '/servers', method='POST', headers={
+                'Content-Type': 'application/json'},
+            body=json.dumps({
+                'server': {'name': 'vm', 'imageRef': base.IMAGE,
+                           'flavorRef': '1', 'networks': 'none',
+                           'min_count': 2},
+                'os:scheduler_hints': self.lease_hints(
+                    'vm', HOUR, recurrence=self.recurrence(2))}))
+        self.assertEqual(202, response.status_code, response.text)
+        self.assertEqual(self.only('vm')['id'],
+                         response.headers['OpenStack-Lease-Id'])
+        self.assertEqual(4, len(self.names()))
+        self.assertEqual([2, 2], [
+            len(self.get(one)['reservations'][0]['servers'])
+            for one in self.only('vm')['occurrences']])
+        self.check()
+
+    def test_all_or_nothing(self):
+        """The second one has no room."""
+        self.fill(DAY + HOUR)
+        message = self.refused(409, self.boot, 'vm', hints=self.lease_hints(
+            'vm', HOUR, recurrence=self.recurrence()))
+        self.assertIn(
+            f'Occurrence of {self.at(HOUR + DAY)} UTC: There is no capacity',
+            message)
+        self.assertEqual({}, self.names())
+        self.assertEqual(['other'], [one['name'] for one in self.listed()])
+        self.check()
+
+    def fill(self, start_in):
+        """All hosts are somebody's for an hour."""
+        self.make(start_in, name='other', reservations=[
+            self.reservation(vcpus=4, amount=2, memory_mb=8000)])
+
+    def test_what_fits_and_said_what_does_not(self):
+        self.fill(HOUR)
+        lease = self.boot_each(how={'fits': 'some'})
+        self.assertEqual(['LEFT_OUT', 'PENDING', 'PENDING'],
+                         self.statuses(lease))
+        self.assertIn('There is no capacity',
+                      lease['occurrences'][0]['reason'])
+        self.assertEqual(2, len(self.names()))
+        self.check()
+        self.run_until(self.start_of(lease, 1))
+        for name in ('vm-1',):
+            server, = [one['id'] for one in self.alice.get_servers()
+                       if one['name'] == name]
+            self.wait_for_status(server, 'ACTIVE')
+
+    def test_none_fits(self):
+        for day in range(2):
+            self.fill(HOUR + day * DAY)
+        self.refused(409, self.boot, 'vm', hints=self.lease_hints(
+            'vm', HOUR, recurrence=self.recurrence(2, fits='some')))
+        self.assertEqual({}, self.names())
+
+    def test_one_that_starts_now(self):
+        lease = self.boot_each(start_in=None, count=2)
+        self.run_due()
+        server, = lease['reservations'][0]['servers']
+        self.wait_for_status(server, 'ACTIVE')
+        self.fill_books()
+        self.assertEqual(['ACTIVE', 'PENDING'], self.statuses(lease))
+
+    def test_its_dates_are_those_of_the_zone(self):
+        """Nine in Berlin, before and after the clocks have changed."""
+        zone = zoneinfo.ZoneInfo('Europe/Berlin')
+        day = datetime.datetime.fromtimestamp(
+            self.began, zone).date() + datetime.timedelta(days=2)
+        self.boot('vm', hints=self.lease_hints(
+            'vm', start=f'{day} 09:00', end=f'{day} 12:00',
+            before_end=f'{day} 11:30',
+            events=[{'event_type': 'break', 'event_date': f'{day} 10:30'}],
+            recurrence={'rule': 'FREQ=WEEKLY;INTERVAL=12;COUNT=3',
+                        'timezone': 'Europe/Berlin'}))
+        lease = self.only('vm')
+        self.assertEqual(['09:00-12:00'] * 3, ['-'.join(
+            datetime.datetime.fromtimestamp(
+                seconds(one[key]), zone).strftime('%H:%M')
+            for key in ('start_date', 'end_date'))
+            for one in lease['occurrences']])
+        for one in lease['occurrences']:
+            each = self.get(one)
+            events = {event['event_type']: seconds(event['time']) - seconds(
+                one['start_date']) for event in each['events']}
+            self.assertEqual((5400, 9000), (
+                events['break'], events['before_end_lease']))
+        # Of the three, some are in summer and some in winter.
+        self.assertEqual(2, len({one['start_date'][11:13]
+                                 for one in lease['occurrences']}))
+
+    def test_refusals_say_what_to_write(self):
+        for how, part in (
+                ({'rule': 'FREQ=SECONDLY;COUNT=2'}, 'Write one of HOURLY'),
+                ({'rule': 'FREQ=DAILY;COUNT=101'}, '100 times at most'),
+                ({'rule': 'FREQ=DAILY'}, 'needs COUNT or UNTIL'),
+                ({'rule': 5}, 'needs a text for'),
+                ({'timezone': 'UTC'}, 'needs a text for'),
+                ({'rule': 'FREQ=HOURLY;COUNT=2', 'tz': 'UTC'}, 'not known'),
+                ({'rule': 'FREQ=DAILY;COUNT=2', 'timezone': 'Mars'},
+                 'no time zone'),
+                ({'rule': 'FREQ=DAILY;COUNT=2', 'fits': 'most'},
+                 'Write all or some'),
+                ({'rule': 'FREQ=DAILY;COUNT=2', 'between': 'suspend'},
+                 'is not available'),
+                ({'rule': 'FREQ=HOURLY;COUNT=2', 'fits': 'some'},
+                 'The occurrences overlap'), (7, 'JSON object')):
+            message = self.refused(
+                400, self.boot, 'vm', hints=self.lease_hints(
+                    'vm', HOUR, length=2 * HOUR, recurrence=how))
+            self.assertIn(part, message.replace('\\"', '"'))
+        for more, part in (({'lease_type': 'retry'}, 'lease_type'),
+                           ({'auto_extend': '1d'}, 'auto_extend')):
+            message = self.refused(400, self.boot, 'vm', hints=(
+                self.lease_hints('vm', HOUR, recurrence=self.recurrence(),
+                                 **more)))
+            self.assertIn(f'has no "{part}"', message.replace('\\"', '"'))
+        self.assertIn('same min_count and max_count', self.refused(
+            400, self.boot, 'vm', hints=self.lease_hints(
+                'vm', HOUR, recurrence=self.recurrence()), min_count=1,
+            max_count=2))
+        self.assertIn('are the most', self.refused(
+            400, self.boot, 'vm', hints=self.lease_hints(
+                'vm', HOUR, recurrence=self.recurrence(100)), count=11))
+        self.assertEqual({}, self.names())
+        self.assertEqual([], self.listed())
+
+    def test_the_limits_hold_for_all_of_them_together(self):
+        self.flags(max_held_servers_per_project=2, group='enforcement')
+        message = self.refused(403, self.boot, 'vm', hints=self.lease_hints(
+            'vm', HOUR, recurrence=self.recurrence()))
+        self.assertIn('max_held_servers_per_project', message)
+        self.assertEqual({}, self.names())
+        self.boot_each(count=2)
+
+
+class TestKept(RecurringTestCase):
+    """One server for all occurrences, shelved between them."""
+
+    def end_of(self, number, lease):
+        super().end_of(number, lease)
+        self.fill_books()
+
+    def test_one_server_is_shelved_and_brought_back(self):
+        lease = self.boot_each(how={'between': 'shelve'})
+        server, = self.alice.get_servers()
+        self.assertEqual(('vm', 'RESERVED'),
+                         (server['name'], server['status']))
+        for number in range(3):
+            self.run_until(self.start_of(lease, number))
+
+            def runs():
+                self.clock.advance(5)
+                self.run_due()
+                return self.alice.get_server(
+                    server['id'])['status'] == 'ACTIVE'
+
+            self.wait_for(runs, what='the server runs')
+            self.fill_books()
+            self.assertEqual('ACTIVE', self.statuses(lease)[number])
+            self.assertEqual([server['id']], self.get(
+                lease)['reservations'][0]['servers'])
+            self.check()
+            self.end_of(number, lease)
+            if number < 2:
+                self.assertEqual('SHELVED_OFFLOADED', self.alice.get_server(
+                    server['id'])['status'])
+                self.assertEqual([], self.books(
+                    'SELECT id FROM bookings WHERE server_id IS NOT NULL'))
+                self.assertEqual({}, self.allocations(server['id']))
+                self.check()
+        self.wait_until_gone(server['id'])
+        self.assertEqual(['TERMINATED'] * 3, self.statuses(lease))
+
+    def test_what_somebody_has_deleted_does_not_come_again(self):
+        lease = self.boot_each(count=2, how={'between': 'shelve'})
+        self.run_until(self.start_of(lease, 0))
+        server, = self.alice.get_servers()
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        self.end_of(0, lease)
+        self.alice.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        self.run_until(self.start_of(lease, 1))
+        self.assertEqual(['TERMINATED'] * 2, self.statuses(lease))
+        self.assertEqual([], self.books('SELECT id FROM bookings'))
+        self.check()
+
+    def test_all_are_deleted_between_two(self):
+        lease = self.boot_each(how={'between': 'shelve'})
+        self.run_until(self.start_of(lease, 0))
+        server, = self.alice.get_servers()
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.run_until(clocks.SystemClock().now())
+        self.wait_until_gone(server['id'])
+        self.check()
+
+
+class TestOneAndAll(RecurringTestCase):
+
+    def servers_of(self, lease, number):
+        return self.get(lease['occurrences'][number])['reservations'][0][
+            'servers']
+
+    def test_one_is_skipped(self):
+        lease = self.boot_each()
+        server, = self.servers_of(lease, 1)
+        self.ask('DELETE', f'/leases/{lease["occurrences"][1]["id"]}',
+                 code=204)
+        self.run_until(clocks.SystemClock().now())
+        self.wait_until_gone(server)
+        self.clock.advance(5)
+        self.run_due()
+        self.assertEqual(['PENDING', 'DELETED', 'PENDING'],
+                         self.statuses(lease))
+        self.check()
+
+    def test_one_is_moved(self):
+        lease = self.boot_each()
+        one = lease['occurrences'][1]
+        self.ask('PUT', f'/leases/{one["id"]}', {
+            'start_date': self.at(DAY + 3 * HOUR),
+            'end_date': self.at(DAY + 5 * HOUR)}, code=200)
+        self.assertEqual(
+            [HOUR, DAY + 3 * HOUR, 2 * DAY + HOUR],
+            [self.start_of(self.get(lease), number) - self.began
+             for number in range(3)])
+
+    def test_one_is_ended_and_the_others_go_on(self):
+        lease = self.boot_each()
+        self.run_until(self.start_of(lease, 0))
+        server, = self.servers_of(lease, 0)
+        self.wait_for_status(server, 'ACTIVE')
+        self.fill_books()
+        self.ask('DELETE', f'/leases/{lease["occurrences"][0]["id"]}',
+                 code=204)
+        self.run_due()
+        self.wait_until_gone(server)
+        self.fill_books()
+        self.assertEqual(['DELETED', 'PENDING', 'PENDING'],
+                         self.statuses(lease))
+
+    def test_all_are_moved(self):
+        """Over each other."""
+        lease = self.boot_each(name='vm')
+        for by in (DAY, -DAY, 2 * HOUR):
+            before = self.get(lease)
+            start = self.start_of(before, 0) + by
+            body = {'name': 'moved', 'start_date': clocks.iso(start),
+                    'end_date': clocks.iso(start + HOUR)}
+            after = self.ask('PUT', f'/leases/{lease["id"]}', body,
+                             code=200)['lease']
+            self.assertEqual(
+                [self.start_of(before, number) + by for number in range(3)],
+                [self.start_of(after, number) for number in range(3)])
+        self.assertEqual(['moved'] * 3, [
+            one['name'] for one in self.listed(occurrences='true')])
+        self.check()
+
+    def test_not_all_could_be_moved_and_said_so(self):
+        lease = self.boot_each()
+        self.make(2 * HOUR, name='other', reservations=[
+            self.reservation(vcpus=4, amount=2, memory_mb=8000)])
+        start = self.start_of(lease, 0) + HOUR
+        error = self.ask('PUT', f'/leases/{lease["id"]}', {
+            'start_date': clocks.iso(start),
+            'end_date': clocks.iso(start + HOUR)}, code=409)
+        self.assertIn('2 of 3 occurrences have been changed', str(error))
+
+    def test_nothing_else_is_changed_of_all(self):
+        lease = self.boot_each()
+        for body in ({'on_end': 'shelve'}, {'project_id': 'other'},
+                     {'grace_period': 60}, {'servers': ['x']}):
+            self.ask('PUT', f'/leases/{lease["id"]}', body, code=400)
+
+    def test_all_are_deleted_by_one_request(self):
+        lease = self.boot_each()
+        self.run_until(self.start_of(lease, 0))
+        server, = self.servers_of(lease, 0)
+        self.wait_for_status(server, 'ACTIVE')
+        self.fill_books()
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.run_due()
+        self.wait_until_gone(server)
+        self.fill_books()
+        self.assertEqual({}, self.names())
+        self.ask('GET', f'/leases/{lease["id"]}', code=404)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.check()
+
+    def test_another_project_sees_and_changes_nothing(self):
+        lease = self.boot_each()
+        mallory = self.api('other', 'mallory')
+        for method, body in (('GET', None), ('PUT', {'name': 'x'}),
+                             ('DELETE', None)):
+            for one in (lease, lease['occurrences'][0]):
+                self.ask(method, f'/leases/{one["id"]}', body, mallory, 404)
+        self.assertEqual([], self.ask(
+            'GET', '/leases', client=mallory, code=200)['leases'])
+        self.assertEqual(['PENDING'] * 3, self.statuses(lease))
+
+    def test_lists_have_it_once_and_pages_go_on_after_it(self):
+        for name in ('a', 'b', 'c'):
+            self.boot_each(name, count=2)
+        first = self.ask('GET', '/leases', code=200, sort='name', limit='1')
+        self.assertEqual(['a'], [one['name'] for one in first['leases']])
+        rest = self.listed(sort='name', marker=first['leases'][0]['id'])
+        self.assertEqual(['b', 'c'], [one['name'] for one in rest])
+        self.assertEqual(6, len(self.listed(occurrences='true')))
+
+
+class TestPlaces(RecurringTestCase):
+
+    def test_each_occurrence_has_places_of_its_own(self):
+        lease = self.make(HOUR, recurrence=self.recurrence(2))
+        self.assertEqual(['PENDING'] * 2, self.statuses(lease))
+        self.run_until(self.start_of(lease, 0))
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+        server = self.boot_active(
+            'in', flavor=self.get(lease)['reservations'][0]['id'])
+        self.fill_books()
+        self.end_of(0, lease)
+        self.wait_until_gone(server['id'])
+        self.run_until(self.start_of(lease, 1))
+        after = self.get(lease)
+        self.assertEqual('ACTIVE', after['status'])
+        self.assertNotEqual(lease['reservations'][0]['id'],
+                            after['reservations'][0]['id'])
+        self.check()
+
+    def test_what_would_fit(self):
+        for amount, fits in ((1, True), (5, False)):
+            quote = self.ask('POST', '/leases', {
+                'name': 'x', 'start_date': self.at(HOUR),
+                'end_date': self.at(2 * HOUR), 'reservations': [
+                    self.reservation(amount=amount)],
+                'recurrence': self.recurrence()}, code=200,
+                dry_run='true')['quote']
+            self.assertEqual(fits, quote['fits'])
+
+    def test_servers_are_not_kept_in_places(self):
+        error = self.make(HOUR, code=400, recurrence=self.recurrence(
+            between='shelve'))
+        self.assertIn('servers that come with a boot', str(error))
+        error = self.make(HOUR, code=400, recurrence=self.recurrence(),
+                          offer_seconds=600)
+        self.assertIn('has no "offer_seconds"', str(error).replace('\\', ''))
+
+
+class TestHosts(test_whole_hosts.HostsTestCase):
+
+    def test_whole_hosts_recur(self):
+        self.enrol('host1')
+        lease = self.make(HOUR, reservations=[{
+            'resource_type': 'physical:host', 'min': 1, 'max': 1,
+            'hypervisor_properties': '', 'resource_properties': ''}],
+            recurrence={'rule': 'FREQ=DAILY;COUNT=2'})
+        self.assertEqual(['PENDING'] * 2, [
+            one['status'] for one in lease['occurrences']])
+        self.run_until(seconds(lease['occurrences'][0]['start_date']))
+        self.assertEqual('ACTIVE', self.get(lease)['status'])

@@ -1,0 +1,85 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""A lease that recurs, as a user has it."""
+
+import json
+import time
+
+from tests.integration import base
+from tests.integration import test_tour
+
+#: Seconds for which an occurrence lasts; the next begins an hour after it.
+LASTS = 60
+
+
+class RecurringTest(test_tour.TourTestCase):
+
+    def hints(self, name: str, start: float, **recurrence: str) -> list[str]:
+        """A lease from then on, and once more an hour later."""
+        return ['--hint', 'reserved=True', '--hint', 'lease_params=' + (
+            json.dumps({
+                'name': name, 'start': base.date(start),
+                'duration': f'{LASTS}s', 'recurrence': {
+                    'rule': 'FREQ=HOURLY;COUNT=2', 'timezone': 'UTC',
+                    **recurrence}}))]
+
+    def occurrences(self, name: str) -> list[dict[str, str]]:
+        return self.openstack('reservation', 'occurrences', name)
+
+    def take_away(self, name: str) -> None:
+        """What is to come of it does not end by itself in time."""
+        self.run_client('openstack', 'reservation', 'lease', 'delete', name)
+
+    def move_next(self, name: str) -> None:
+        """Have the next occurrence begin with the minute after the next."""
+        start = (time.time() // 60 + 2) * 60
+        one = [each for each in self.occurrences(name)
+               if each['status'] == 'PENDING'][0]
+        done = self.run_client(
+            'openstack', 'reservation', 'lease', 'set', one['id'],
+            '--start-date', base.date(start)[:16],
+            '--end-date', base.date(start + LASTS)[:16])
+        self.assertEqual(0, done.returncode, done.stderr)
+
+    def servers(self) -> dict[str, dict[str, str]]:
+        return {one['Name']: one for one in self.openstack('server', 'list')}
+
+    def test_one_with_servers_of_its_own_and_one_that_is_kept(self) -> None:
+        later = time.time() + 1200
+        for name in ('class', 'kept'):
+            self.addCleanup(self.take_away, name)
+        self.create('class', *self.hints('class', later))
+        kept = str(self.create('kept', *self.hints(
+            'kept', later, between='shelve'))['id'])
+        self.assertEqual({'class-1', 'class-2', 'kept'},
+                         self.servers().keys())
+        for name in ('class', 'kept'):
+            self.assertEqual(['PENDING'] * 2, [
+                one['status'] for one in self.occurrences(name)])
+            self.move_next(name)
+        first, second = (self.servers()[name]['ID']
+                         for name in ('class-1', 'class-2'))
+        for server_id in (first, kept):
+            self.wait_for_server(server_id, seconds=240)
+        self.wait_until_gone(first, LASTS + 120)
+        self.wait_for_server(kept, 'SHELVED_OFFLOADED', LASTS + 120)
+        self.assertEqual('RESERVED', self.server(second)['status'])
+        for name in ('class', 'kept'):
+            self.move_next(name)
+        for server_id in (second, kept):
+            self.wait_for_server(server_id, seconds=240)
+        for server_id in (second, kept):
+            self.wait_until_gone(server_id, LASTS + 120)
+        done = self.verify()
+        self.assertEqual(0, done.returncode, done.stdout)

@@ -1,0 +1,320 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Leases that recur: admitted together, told as one, and their servers."""
+
+from concurrent import futures
+import threading
+
+from oslo_utils import uuidutils
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.leases import changing
+from blazar_core.leases import leases
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_core.leases import views
+from blazar_core.lifecycle import ends
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+State = clouds.ServerState
+
+
+class RecurringTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('host', VCPU=1)
+
+    def policies(self):
+        return {ends.DELETE: ends.Delete(), ends.SHELVE: ends.Shelve()}
+
+    def wanted(self, *starts, between='delete', some=False, lasts=50,
+               count=1):
+        """How it recurs, and its occurrences: each of one CPU."""
+        windows = tuple(model.Window(NOW + start, NOW + start + lasts)
+                        for start in starts)
+        asked = requests.Recurrence(
+            'FREQ=HOURLY;COUNT=3', 'UTC', between, some, windows)
+        recurrence_id = uuidutils.generate_uuid()
+        return asked, [making.NewLease(
+            'project', 'user', request, (making.NewReservation(
+                model.Demand({'VCPU': 1}, count), () if (
+                    between == 'shelve' and number) else tuple(
+                        uuidutils.generate_uuid() for _one in range(count))),),
+            credential=self.vault.seal(f'trust{number}'),
+            recurrence_id=recurrence_id)
+            for number, request in enumerate(self.request(
+                starts[0], starts[0] + lasts, recurrence=asked).occurrences)]
+
+    def make(self, *starts, recurring=None, **how):
+        asked, wanted = self.wanted(*starts, **how)
+        recurring = recurring or self.leases.recurring
+        fits, left_out = recurring.fitting(wanted, asked.some)
+        kept = wanted[0].server_ids if asked.keeps_servers else ()
+        recurring.create(wanted[0].recurrence_id, asked, fits, [
+            self.vault.seal('call') if one.server_ids else None
+            for one in fits], left_out, kept)
+        return recurring.get(wanted[0].recurrence_id)
+
+    def statuses(self, lease):
+        return [one['status'] for one in self.leases.recurring.get(
+            lease['id'])['occurrences']]
+
+
+class TestAdmission(RecurringTestCase):
+
+    def test_all_of_them_are_booked(self):
+        lease = self.make(100, 200, 300)
+        self.assertEqual([NOW + 100, NOW + 200, NOW + 300], sorted(
+            self.scalars(models.Booking.start_date)))
+        self.assertEqual(['PENDING'] * 3, self.statuses(lease))
+        self.assertEqual(lease['id'], lease['recurrence_id'])
+
+    def test_or_none_and_it_is_said_which(self):
+        self.lease(190, 210)
+        before = self.everything()
+        error = self.assertRaises(errors.Refused, self.make, 100, 200, 300)
+        self.assertIn('Occurrence of 2027-01-15 08:03:20 UTC', str(error))
+        self.assertEqual(before, self.everything())
+
+    def test_or_some_and_it_is_said_which(self):
+        self.lease(190, 210)
+        lease = self.make(100, 200, 300, some=True)
+        self.assertEqual(['PENDING', 'LEFT_OUT', 'PENDING'],
+                         self.statuses(lease))
+        self.assertIn('There is no capacity',
+                      lease['occurrences'][1]['reason'])
+
+    def test_but_not_none_of_some(self):
+        self.lease(100, 400)
+        self.assertRaises(errors.Refused, self.make, 100, 200, some=True)
+
+    def test_none_that_overlap(self):
+        error = self.assertRaises(
+            errors.InvalidLeaseParams, self.make, 100, 149)
+        self.assertIn('an earlier end', str(error))
+        self.make(100, 150)
+
+    def test_events_move_along(self):
+        asked, _leases = self.wanted(100, 200)
+        one, other = self.request(
+            100, 150, before_end=NOW + 140, events=(
+                requests.EventRequest('tea', NOW + 120),),
+            recurrence=asked).occurrences
+        self.assertEqual((NOW + 140, NOW + 120), (
+            one.before_end, one.events[0].time))
+        self.assertEqual((NOW + 240, NOW + 220), (
+            other.before_end, other.events[0].time))
+
+
+class TestAsOne(RecurringTestCase):
+
+    def page(self, **query):
+        return [one['id'] for one in views.page(
+            self.database, views.Query(**query))[0]]
+
+    def test_the_next_one_stands_for_all(self):
+        lease = self.make(100, 200, 300)
+        ids = [one['id'] for one in lease['occurrences']]
+        self.assertEqual(ids[:1], self.page())
+        self.assertEqual(ids, self.page(occurrences=True))
+        self.lifecycle.ending.delete(ids[0])
+        self.cloud.servers.clear()
+        self.lifecycle.ending.end(ids[0])
+        self.assertEqual(ids[1:2], self.page())
+        self.assertEqual(ids[1], self.leases.recurring.current(lease['id']))
+        self.assertEqual(['DELETED', 'PENDING', 'PENDING'],
+                         self.statuses(lease))
+
+    def test_of_what_is_over_the_last_one_does(self):
+        lease = self.make(100, 200)
+        ids = [one['id'] for one in lease['occurrences']]
+        self.clock.advance(1000)
+        for lease_id in ids:
+            self.lifecycle.ending.end(lease_id)
+        self.assertEqual([], self.page())
+        self.assertEqual(ids[1:], self.page(ended=True))
+
+    def test_what_was_deleted_is_not_there(self):
+        lease = self.make(100, 200)
+        for one in lease['occurrences']:
+            self.lifecycle.ending.delete(one['id'])
+            self.lifecycle.ending.end(one['id'])
+        self.assertRaises(errors.NotFound, self.leases.recurring.get,
+                          lease['id'])
+        self.assertEqual([], self.page(ended=True))
+
+
+class TestKept(RecurringTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.lease = self.make(100, 200, 300, between='shelve')
+        self.ids = [one['id'] for one in self.lease['occurrences']]
+        self.server, = self.lease['reservations'][0]['servers']
+
+    def start(self, number):
+        self.clock.advance(max(0, NOW + 100 * (number + 1) -
+                               self.clock.now()))
+        return self.lifecycle.starting.start(self.ids[number], True)
+
+    def runs(self):
+        self.cloud.servers[self.server] = clouds.Seen(
+            State.RUNNING, self.uuid_of('host'))
+        self.lifecycle.observing.check(self.server)
+
+    def end(self, number):
+        self.clock.advance(max(0, NOW + 100 * (number + 1) + 50 -
+                               self.clock.now()))
+        self.lifecycle.ending.end(self.ids[number], True)
+
+    def test_it_is_shelved_and_brought_back_and_deleted(self):
+        self.start(0)
+        self.runs()
+        for number in (1, 2):
+            self.end(number - 1)
+            self.assertEqual((self.server, clouds.Rest.SHELVED),
+                             self.cloud.rests[-1])
+            self.assertEqual('TERMINATED',
+                             self.statuses(self.lease)[number - 1])
+            self.assertIsNotNone(self.start(number))
+            self.assertEqual([self.server] * number, self.cloud.woken)
+            self.runs()
+            self.assertIsNone(self.start(number))
+            self.assertEqual('ACTIVE', self.statuses(self.lease)[number])
+        self.end(2)
+        self.assertEqual([self.server], self.cloud.deleted)
+
+    def test_who_dies_over_it_is_followed_by_another(self):
+        """The room was given to it, and it was not brought back."""
+        self.start(0)
+        self.runs()
+        self.end(0)
+        self.cloud.broken['wake'] = RuntimeError('dead')
+        self.assertRaises(RuntimeError, self.start, 1)
+        del self.cloud.broken['wake']
+        self.assertEqual('STARTING', self.statuses(self.lease)[1])
+        self.lifecycle.observing.check(self.server)
+        self.assertEqual('STARTING', self.statuses(self.lease)[1])
+        self.start(1)
+        self.assertEqual([self.server], self.cloud.woken)
+
+    def test_what_cannot_be_brought_back_is_said_and_tried_again(self):
+        self.start(0)
+        self.runs()
+        self.end(0)
+        self.cloud.broken['wake'] = errors.CloudUnavailable('glance is away')
+        self.assertIsNotNone(self.start(1))
+        self.assertIn('glance is away', views.get(
+            self.database, self.ids[1])['status_reason'])
+
+    def test_it_waits_until_the_one_before_is_over(self):
+        self.start(0)
+        self.runs()
+        self.assertIn('host is not empty', self.start(1).why)
+        self.lifecycle.starting._patience = 0
+        self.assertIn('occurrence before', self.start(1).why)
+        self.assertEqual([], self.cloud.woken)
+
+    def test_where_it_was_deleted_the_next_one_ends(self):
+        self.start(0)
+        self.runs()
+        self.end(0)
+        self.cloud.servers.clear()
+        self.assertIsNone(self.start(1))
+        self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
+        self.assertEqual([NOW + 300],
+                         self.scalars(models.Booking.start_date))
+
+    def test_at_the_end_of_what_is_the_last_by_now_it_is_deleted(self):
+        self.start(0)
+        self.runs()
+        for lease_id in self.ids[1:]:
+            self.lifecycle.ending.delete(lease_id)
+        self.end(0)
+        self.assertEqual([self.server], self.cloud.deleted)
+
+
+class TestRaces(RecurringTestCase):
+    """With processes' own connections and books in memory."""
+
+    scenarios = [databases.SCENARIOS[0], *databases.SERVERS]
+
+    def together(self, *works):
+        """What they answer who do something at the same moment."""
+        both = threading.Barrier(len(works))
+
+        def one(work):
+            both.wait()
+            try:
+                return work()
+            except errors.BlazarError as exc:
+                return exc
+
+        with futures.ThreadPoolExecutor(len(works)) as pool:
+            return list(pool.map(one, works))
+
+    def other(self):
+        database = self.books.connect()
+        self.addCleanup(database.engine.dispose)
+        return leases.Leases(database, self.clock, type(self.admission)(
+            database, self.clock), self.types)
+
+    def test_of_two_for_the_same_time_one_has_all_and_one_nothing(self):
+        """Neither of them has a part."""
+        others = [self.other(), self.other()]
+        for number in range(5):
+            start = 1000 * (number + 1)
+            answers = self.together(*(
+                lambda one=one: self.make(
+                    start, start + 100, start + 200,
+                    recurring=one.recurring) for one in others))
+            self.assertEqual(1, sum(
+                isinstance(one, errors.Refused) for one in answers), answers)
+        self.assertEqual(5 * 3, len(self.scalars(models.Booking.id)))
+        self.assertEqual(1, len({len(self.statuses(one)) for one in [
+            {'id': recurrence_id} for recurrence_id in self.scalars(
+                models.Lease.recurrence_id)]}))
+
+    def test_one_moves_and_one_deletes_each(self):
+        """What is deleted is not moved any more, and the books are right."""
+        lease = self.make(1000, 2000, 3000)
+        other = self.other()
+        ids = [one['id'] for one in lease['occurrences']]
+
+        def move():
+            for number, lease_id in reversed([*enumerate(ids)]):
+                other.changing.update(lease_id, changing.Change(
+                    start=NOW + 1000 * (number + 1) + 100,
+                    end=NOW + 1000 * (number + 1) + 150))
+
+        def delete():
+            for lease_id in reversed(ids):
+                self.lifecycle.ending.delete(lease_id)
+
+        moved, deleted = self.together(move, delete)
+        self.assertIsNone(deleted)
+        self.assertTrue(moved is None or isinstance(
+            moved, errors.InvalidLeaseParams), moved)
+        self.cloud.servers.clear()
+        for lease_id in ids:
+            self.lifecycle.ending.end(lease_id)
+        self.assertEqual([], self.scalars(models.Booking.id))

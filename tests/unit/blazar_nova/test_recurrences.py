@@ -1,0 +1,97 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""How a lease recurs, as users write it."""
+
+from oslotest import base
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_nova.api import recurrences
+
+RULE = {'rule': 'FREQ=DAILY;COUNT=2'}
+WINDOW = model.Window(1800000000, 1800003600)
+
+
+class TestLocalized(base.BaseTestCase):
+
+    def test_dates_without_an_offset_get_that_of_the_zone(self):
+        found = recurrences.localized({
+            'name': '2026-07-01 09:00', 'start': '2026-07-01 09:00',
+            'end_date': '2026-12-01T09:00:00', 'before_end': 'now',
+            'end': '2026-07-01 09:00Z', 'events': [
+                {'event_type': 'x', 'event_date': '2026-7-1 9:00'}, 5],
+            'recurrence': {**RULE, 'timezone': 'Europe/Berlin'}})
+        self.assertEqual(
+            ('2026-07-01 09:00', '2026-07-01 09:00+02:00',
+             '2026-12-01T09:00:00+01:00', 'now', '2026-07-01 09:00Z',
+             [{'event_type': 'x', 'event_date': '2026-7-1 9:00+02:00'}, 5]),
+            tuple(found[key] for key in (
+                'name', 'start', 'end_date', 'before_end', 'end', 'events')))
+
+    def test_what_is_no_date_stays(self):
+        for text in ('2026-02-30 09:00', 'soon', 5, None, '0000-01-01 00:00'):
+            self.assertEqual(text, recurrences.localized({
+                'start': text, 'recurrence': RULE})['start'])
+
+    def test_without_it_nothing_is_touched(self):
+        values = {'start': '2026-07-01 09:00', 'recurrence': None}
+        self.assertIs(values, recurrences.localized(values))
+
+
+class TestBetween(base.BaseTestCase):
+
+    def read(self, known, **how):
+        return recurrences.recurrence_of(
+            {'recurrence': {**RULE, **how}}, WINDOW, 100, known)
+
+    def test_what_there_is(self):
+        self.assertEqual('delete', self.read(['delete']).between)
+        self.assertTrue(self.read(
+            ['delete', 'shelve'], between='shelve').keeps_servers)
+
+    def test_what_there_is_not(self):
+        for known, between, part, no in (
+                (['delete', 'shelve'], 'suspend', 'keeps its capacity', '-'),
+                (['delete', 'shelve'], 'suspend', 'or "shelve"', '-'),
+                (['delete'], 'shelve', 'Write "delete"', 'or "shelve"'),
+                ((), 'shelve', 'that come with a boot', '-')):
+            error = str(self.assertRaises(
+                errors.InvalidLeaseParams, self.read, known, between=between))
+            self.assertIn(part, error)
+            self.assertNotIn(no, error)
+
+
+class TestMultiplied(base.BaseTestCase):
+
+    def test_each_occurrence_has_as_many(self):
+        for server, count in (({}, 3), ({'min_count': 2}, 6),
+                              ({'min_count': '2', 'max_count': 2}, 6)):
+            body = {'server': {'name': 'x', **server}, 'hints': {}}
+            self.assertEqual(
+                {'server': {'name': 'x', 'min_count': count,
+                            'max_count': count}, 'hints': {}},
+                recurrences.multiplied(body, 3))
+
+    def test_what_nova_refuses_is_left_to_nova(self):
+        for count in ('x', -1, 0, None, [], '9' * 5000):
+            body = {'server': {'min_count': count}}
+            self.assertEqual(body, recurrences.multiplied(body, 3))
+
+    def test_what_cannot_be(self):
+        for server, part in (
+                ({'max_count': 2}, 'same min_count and max_count'),
+                ({'min_count': 1001}, '1000 are the most')):
+            self.assertIn(part, str(self.assertRaises(
+                errors.InvalidLeaseParams, recurrences.multiplied,
+                {'server': server}, 1)))

@@ -20,7 +20,8 @@ __all__ = ['Faults', 'RATES']
 
 #: What may happen, and how often at most when it is possible at all.
 RATES = {
-    'death': 0.002, 'freeze': 0.001, 'freeze at gate': 0.6, 'db begin': 0.01,
+    'death': 0.002, 'death at step': 0.1, 'freeze': 0.001,
+    'freeze at gate': 0.6, 'db begin': 0.01,
     'db statement': 0.003, 'db commit': 0.01, 'db told': 0.01,
     'placement slow': 0.6, 'call hangs': 0.05, 'call fails': 0.1,
     'call untold': 0.1, 'cast lost': 0.3, 'build fails': 0.1,
@@ -110,7 +111,8 @@ class Faults:
         process = task.process
         if not process.mortal or not self.on:
             return
-        if self.happens('death'):
+        if self.happens('death') or (
+                what.startswith('step') and self.happens('death at step')):
             self._baton.tell(f'{process.name} dies at {what}')
             self.kill(process)
             self._baton.end_turn_for_ever()

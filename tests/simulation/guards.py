@@ -18,7 +18,9 @@ from unittest import mock
 
 import sqlalchemy as sa
 from sqlalchemy import orm
+from sqlalchemy.orm import attributes
 
+from blazar_core.books import holding
 from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
@@ -31,6 +33,7 @@ from tests.unit.blazar_core import racer
 __all__ = ['GUARDS', 'without']
 
 _claim = inventory.claim
+_along = holding.take_along
 
 
 _HOSTS = models.Host.__table__
@@ -73,6 +76,19 @@ def _hand_over(session: orm.Session, now: int,
                 session.expire(host)
 
 
+def _take_along(session: orm.Session, now: int,
+                server_ids: ty.Mapping[int, ty.Collection[str]]) -> None:
+    """What holding.take_along does, whoever has come or gone meanwhile."""
+    for host in session.scalars(sa.select(models.Host).where(
+            models.Host.id.in_(server_ids))):
+        # From here on nobody else writes.
+        session.execute(sa.update(_HOSTS).where(
+            _HOSTS.c.id == host.id).values(updated_at=now))
+        attributes.set_committed_value(host, 'generation', session.scalar(
+            sa.select(_HOSTS.c.generation).where(_HOSTS.c.id == host.id)))
+    _along(session, now, server_ids)
+
+
 #: By name: where each stands, and what stands there then.
 GUARDS: dict[str, tuple[str, ty.Any]] = {
     'generation': ('blazar_core.books.ledger._TAKE', _TAKE),
@@ -105,6 +121,16 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
               lambda self, cloud, ended, seen: True),
     'copied': ('blazar_core.lifecycle.copying.Copying._bring',
                lambda self, event, server_id: None),
+    'behind': ('blazar_core.leases.waiting.behind',
+               lambda connection, project_id, lease_id=None: ''),
+    'end': ('blazar_core.leases.changing.Changing._new_window',
+            racer.window_unguarded),
+    'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),
+    'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),
+    'servers': ('blazar_core.leases.owning._check_project',
+                lambda session, lease: None),
+    'joined': ('blazar_core.books.holding.take_along', _take_along),
+    'twice': ('tests.simulation.owners.GRACE', 0),
     'undo': ('blazar_core.books.claims.Claims._undo',
              lambda self, work, *args: lambda: None),
 }

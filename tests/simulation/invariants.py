@@ -40,6 +40,8 @@ __all__ = ['Always', 'Broken', 'at_rest', 'followers', 'late']
 LATE = 180
 #: The same where a start may wait for who was on the hosts before.
 WAITING = LATE + worlds.PATIENCE
+#: The same for what a comparison has to find.
+LEFT = LATE + 2 * worlds.COMPARISON
 #: Seconds within which a host is looked at that is to be looked at, and for
 #: which that may be otherwise after something has failed.
 LOOKED, EXCUSED = 60, 600
@@ -61,6 +63,14 @@ class Always:
         self._at: dict[str, tuple[str, int]] = {}
         #: Which host was to be looked at first then, and when.
         self._due: tuple[int, str] | None = None
+        #: The same of who waited, in the order in which they were seen, and of
+        #: the ends of leases that are prolonged by themselves.
+        self._waiting: dict[str, tuple[str, int, int]] = {}
+        self._ends: dict[str, int] = {}
+        #: The leases that were ended as nobody used them, and those that
+        #: were deleted.
+        self._unused: set[str] = set()
+        self._deleted: set[str] = set()
         world.port.ending = self.nothing_ends_before_its_time
         world.taken_back = self.what_is_refused_counts_no_more
         world.checks.append(self)
@@ -74,6 +84,10 @@ class Always:
             self.nobody_has_what_is_of_another()
             self.no_event_is_taken_from_who_has_it()
             self.hosts_are_looked_at_soon()
+            self.who_waits_longest_is_first()
+            self.nobody_is_prolonged_from_another_end()
+            self.nothing_that_is_used_ends_as_unused()
+            self.only_what_has_no_owner_is_ended()
             for one in self._held.wrong():
                 raise Broken(one)
         except Broken as exc:
@@ -189,6 +203,82 @@ class Always:
                              f'has until {until - batons.START}')
         self._at = at
 
+    def who_waits_longest_is_first(self) -> None:
+        """Of a project's leases that wait for room nobody gets it before those
+        that were there before him, but in his last try.
+        """
+        rows = {id: (project, created, until) for
+                id, project, created, until in self._world.look(
+                    "SELECT id, project_id, created_at, retry_until "
+                    "FROM leases WHERE status = 'WAITING'")}
+        before: list[str] = []
+        for id, (project, created, until) in self._waiting.items():
+            if id in rows:
+                before.append(id)
+                continue
+            late = until <= self._world.baton.now + self._ahead
+            if late or not self._world.look(
+                    f"SELECT 1 FROM leases WHERE id = '{id}' "
+                    f"AND admitted_at IS NOT NULL"):
+                continue
+            for other in before:
+                if self._waiting[other][0] == project and (
+                        (self._waiting[other][1], other) < (created, id)):
+                    raise Broken(f'lease {id[:8]} gets room before lease '
+                                 f'{other[:8]}, which has waited longer')
+        # Who was there before stays in front.
+        self._waiting = {id: rows[id] for id in before} | rows
+
+    def nobody_is_prolonged_from_another_end(self) -> None:
+        """Who is prolonged by himself has the end yet by which that was
+        decided.
+        """
+        ends = dict(self._world.look(
+            'SELECT id, end_date FROM leases WHERE auto_extend > 0'))
+        task = self._world.baton.current
+        if task is not None and task.name.startswith('listener'):
+            for id, end in ends.items():
+                before = self._ends.get(id, end)
+                decided = self._world.prolonged.get((id, end), before)
+                if before not in (end, decided):
+                    raise Broken(
+                        f'lease {id[:8]} is prolonged from '
+                        f'{decided - batons.START} on, and it had '
+                        f'{before - batons.START} as its end by then')
+        self._ends = ends
+
+    def nothing_that_is_used_ends_as_unused(self) -> None:
+        """No lease is ended as unused in which somebody has booted."""
+        for lease_id, own in self._world.look(
+                "SELECT leases.id, reservations.id FROM leases "
+                "JOIN reservations ON reservations.lease_id = leases.id "
+                "WHERE status_reason LIKE '%as nobody had used it%'"
+        ) if self._world.no_shows[0] else ():
+            if lease_id in self._unused:
+                continue
+            self._unused.add(lease_id)
+            for server in self._world.cloud.servers.values():
+                if server.reservation == own and server.leased or (
+                        server.within == own and server.casts):
+                    raise Broken(f'lease {lease_id[:8]} is ended as unused, '
+                                 f'and {server.id} was booted in it')
+
+    def only_what_has_no_owner_is_ended(self) -> None:
+        """Who looks for leases without an owner ends none of a project that
+        exists.
+        """
+        if not self._world.keystone.knows:
+            return
+        deleted = dict(self._world.look(
+            'SELECT id, project_id FROM leases WHERE deleted_at IS NOT NULL'))
+        task = self._world.baton.current
+        if task is not None and task.name.endswith('.orphans'):
+            for id in sorted(deleted.keys() - self._deleted):
+                if deleted[id] not in self._world.keystone.gone:
+                    raise Broken(f'lease {id[:8]} is ended as if its project '
+                                 f'did not exist')
+        self._deleted = set(deleted)
+
     def hosts_are_looked_at_soon(self) -> None:
         """Of which it is not known what runs there, so that its room may not
         be used, if all can do their work.
@@ -272,7 +362,31 @@ def late(world: worlds.World) -> list[str]:
             f"OR status = 'TERMINATING' AND updated_at < {now - LATE} "
             f"AND (deleted_at IS NOT NULL OR "
             f"end_date + grace_period < {now - LATE}))")] + [
-                *held.in_use(world, WAITING)]
+                *held.in_use(world, WAITING), *_left(world, now)]
+
+
+def _left(world: worlds.World, now: int) -> ty.Iterator[str]:
+    """Leases of which nothing is left, or that nobody tries any more."""
+    for id, in world.look(
+            f"SELECT id FROM leases WHERE status = 'ACTIVE' "
+            f"AND updated_at < {now - LEFT} AND NOT EXISTS ("
+            f"SELECT 1 FROM reservations WHERE lease_id = leases.id "
+            f"AND params IS NOT NULL) AND NOT EXISTS ("
+            f"SELECT 1 FROM reservations JOIN bookings "
+            f"ON bookings.reservation_id = reservations.id "
+            f"WHERE lease_id = leases.id)"):
+        yield f'lease {id[:8]} is ACTIVE, and has no server any more'
+    for id, in world.look(
+            f"SELECT id FROM leases WHERE status = 'WAITING' "
+            f"AND retry_until < {now - LATE}"):
+        yield f'lease {id[:8]} waits for longer than it may'
+    for id, project in world.look(
+            f"SELECT reservations.id, project_id FROM reservations "
+            f"JOIN leases ON leases.id = lease_id "
+            f"WHERE leases.status = 'ACTIVE' "
+            f"AND leases.updated_at < {now - LATE}"):
+        if world.cloud.open.get(id, project) != project:
+            yield f'reservation {id[:8]} of {project} is open to another'
 
 
 def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:

@@ -75,6 +75,7 @@ class Run:
         world.process('operator', lambda core: core.process.spawn(
             'hosts', whole.Operator(core, world.pool, pauses).run))
         invariants.Always(world)
+        world.keystone.plan(end)
         baton.later(baton.dice.uniform(0, self._days * DAY),
                     lambda: self._hurt_hosts(end))
         for _look in range(LOOKS):
@@ -112,7 +113,9 @@ class Run:
         while True:
             if wrong := invariants.followers(world) + invariants.late(world):
                 return wrong
-            (last,), = world.look('SELECT max(end_date) FROM leases')
+            (last,), = world.look(
+                "SELECT max(max(end_date, CASE status WHEN 'WAITING' "
+                "THEN retry_until ELSE 0 END)) FROM leases")
             left = (last or 0) + MENDED - baton.now
             if left <= 0:
                 return []

@@ -12,6 +12,7 @@
 
 """Users of a cloud with leases, who want everything at the worst moment."""
 
+import dataclasses
 import functools
 import typing as ty
 
@@ -27,6 +28,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
+from tests.simulation import owners
 from tests.simulation import whole
 from tests.simulation import world as worlds
 
@@ -37,12 +39,14 @@ WEIGHTS = {
     'lease_now': 10, 'lease_later': 14, 'reserve': 10, 'offer': 4,
     'boot_in': 12, 'boot': 8, 'prolong': 8, 'shorten': 6, 'move': 6,
     'resize': 8, 'delete_lease': 8, 'delete_server': 12,
-    'lease_hosts': 14, 'boot_within': 18}
+    'lease_hosts': 14, 'boot_within': 18, 'wait': 10, 'join': 8, 'leave': 4,
+    'hand_over': 5, 'extend': 4}
 #: The same where all of them come at once.
 EAGER = {
     'lease_now': 5, 'lease_later': 20, 'reserve': 15, 'offer': 2,
     'boot_in': 10, 'boots': 30, 'both': 30, 'lease_hosts': 25,
-    'boot_within': 40, 'delete_server': 5}
+    'boot_within': 40, 'delete_server': 5, 'wait': 15, 'join': 15, 'leave': 5,
+    'extend': 5}
 
 #: What may be answered.
 ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
@@ -51,7 +55,8 @@ ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
 
 Amounts: ty.TypeAlias = dict[str, int]
 
-PROJECTS = ('red', 'blue')
+#: By how many seconds leases are prolonged by themselves.
+PERIODS = (301, 901, 3601)
 #: What may become of servers; of those on whole hosts.
 ENDS = ('delete',) * 4 + ('snapshot,delete', 'shelve', 'stop', 'release',
                           'stop,snapshot,shelve')
@@ -77,6 +82,7 @@ class Users:
         self._cloud = core.world.cloud
         self._dice = core.world.baton.dice
         self._moments = moments
+        self._owners = owners.Owners(core)
 
     def run(self) -> None:
         for number, moment in enumerate(self._moments):
@@ -97,7 +103,7 @@ class Users:
             self._baton.tell(f'{name}: {type(exc).__name__}')
 
     def _project(self) -> str:
-        return self._dice.choice(PROJECTS)
+        return self._dice.choice(self._world.keystone.projects())
 
     # -- leases ------------------------------------------------------------
 
@@ -113,7 +119,8 @@ class Users:
                  ) -> requests.LeaseRequest:
         return requests.LeaseRequest(**{
             'name': 'lease', 'window': window, 'on_end': self._dice.choice(
-                ENDS), 'starts_now': now, **self._events(window), **more})
+                ENDS), 'starts_now': now, 'auto_extend': self._dice.choice(
+                    [0] * 8 + [*PERIODS]), **self._events(window), **more})
 
     def _events(self, window: model.Window) -> dict[str, ty.Any]:
         """Of some leases images are made before their end, too."""
@@ -227,6 +234,31 @@ class Users:
             self._project(), 'user', self._request(self._window(now), now),
             (self._places(self._dice.choice([1, 2, 3])),)), None))
 
+    def wait(self) -> None:
+        """Where there is no room now, wait for it."""
+        if self._dice.random() < 0.5:
+            new, servers = self._booted(clouds.State.HELD)
+            sealed: str | None = worlds.call_of(servers)
+        else:
+            now = self._dice.random() < 0.5
+            new, servers, sealed = making.NewLease(
+                self._project(), 'user', self._request(
+                    self._window(now), now),
+                (self._places(self._dice.choice([1, 2, 3])),)), [], None
+        new = dataclasses.replace(new, request=dataclasses.replace(
+            new.request, **owners.window_of_waiting(
+                self._baton, new.request.window)))
+        try:
+            lease = self._core.leases.making.create(new, sealed)
+        except errors.BooksUnavailable:
+            # Whether it was written is not known: the servers stay.
+            raise
+        except Exception:
+            for server in servers:
+                server.state = clouds.State.GONE
+            raise
+        self._accepted(lease)
+
     def offer(self) -> None:
         offered = self._core.leases.making.offer(making.NewLease(
             self._project(), 'user', self._request(self._window(False), False),
@@ -271,8 +303,9 @@ class Users:
     def both(self) -> None:
         """Two who want different things of a lease, or the same."""
         lease = self._lease()
-        for name in self._dice.choices(('prolong', 'shorten', 'move', 'resize',
-                                        'delete_lease'), k=2):
+        for name in self._dice.choices((
+                'prolong', 'shorten', 'move', 'resize', 'delete_lease',
+                'extend', 'hand_over', 'boot_in', 'boot_in', 'boot_in'), k=2):
             self._core.process.spawn(name, functools.partial(
                 self._try, name, getattr(self, f'_{name}'), lease))
 
@@ -318,6 +351,26 @@ class Users:
             if one['resource_type'] == whole.HOSTS else
             self._places_of({**one['params'], 'amount': amount})})
 
+    def extend(self) -> None:
+        self._extend(self._lease())
+
+    def _extend(self, lease: ty.Any) -> None:
+        self._update(lease, auto_extend=self._dice.choice([0, *PERIODS]))
+
+    def hand_over(self) -> None:
+        self._hand_over(self._lease())
+
+    def _hand_over(self, lease: ty.Any) -> None:
+        self._owners.hand_over(lease)
+
+    def join(self) -> None:
+        self._owners.join(
+            self._request(self._window(True), True),
+            self._lease('ACTIVE') if self._dice.random() < 0.3 else None)
+
+    def leave(self) -> None:
+        self._owners.leave()
+
     def delete_lease(self) -> None:
         self._delete_lease(self._lease())
 
@@ -328,7 +381,9 @@ class Users:
     # -- servers -----------------------------------------------------------
 
     def boot_in(self) -> None:
-        lease = self._lease('ACTIVE')
+        self._boot_in(self._lease('ACTIVE'))
+
+    def _boot_in(self, lease: ty.Any) -> None:
         one = lease['reservations'][0]
         if one['id'] not in self._cloud.open:
             raise errors.NotFound('no flavor')
@@ -351,6 +406,8 @@ class Users:
         one = lease['reservations'][0]
         project = self._dice.choice([lease['project_id'], self._project()])
         why = self._core.leases.servers.why_not_within(one['id'], project)
+        if why is None and self._core.leases.places.use(one['id']):
+            why = self._core.leases.servers.why_not_within(one['id'], project)
         if why is not None:
             raise errors.InvalidLeaseParams(why)
         for _number in range(self._dice.choice([1, 3]) if self._eager else 1):

@@ -18,6 +18,7 @@ connection and an index of its own.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -40,12 +41,16 @@ from blazar_core import cloud as ports
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
+from blazar_core.leases import changing
 from blazar_core.leases import leases
 from blazar_core.leases import making
 from blazar_core.leases import repeats
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import orphans
+from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import watch
 from blazar_core import resources
 from tests import databases
@@ -53,6 +58,7 @@ from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import database
 from tests.simulation import faults
+from tests.simulation import owners
 from tests.simulation import whole
 from tests.unit import base
 
@@ -63,6 +69,14 @@ __all__ = ['Core', 'World', 'call_of']
 COMPARISON, REST, LOST_AFTER, PATIENCE = 300, 43200, 120, 300
 #: Seconds after which servers are deleted that were to be kept.
 END_LIMIT = 1800
+#: Seconds after its start after which it is told that nobody uses a lease, and
+#: then until it is ended, where that is done.
+NO_SHOWS = 600, 300
+#: Seconds that a lease may last that is prolonged by itself.
+LONGEST = 2 * 3600
+#: Seconds after which those who wait for room are looked at again, though
+#: nothing has changed.
+AGAIN = 60
 #: Where files are in memory, if there is such a place.
 MEMORY = '/dev/shm'
 
@@ -84,6 +98,12 @@ class Places(base.FakeType):
         self._world.port.call('open')
         self._world.cloud.open[reserved.id] = reserved.project_id
         self._world.port.answer('opened')
+
+    def belongs(self, reserved: resources.Reserved) -> None:
+        self._world.port.call('belongs')
+        if reserved.id in self._world.cloud.open:
+            self._world.cloud.open[reserved.id] = reserved.project_id
+        self._world.port.answer('belongs')
 
     def end(self, reserved: resources.Reserved) -> None:
         self._world.port.call('close')
@@ -139,7 +159,8 @@ class Core:
             world.notified, PATIENCE, LOST_AFTER, world.types,
             {ends.DELETE: ends.Delete(), ends.RECYCLE: ends.Recycle(),
              ends.SHELVE: ends.Shelve(), 'snapshot': ends.Snapshot(),
-             'stop': ends.Stop(), 'release': ends.Release()}, END_LIMIT)
+             'stop': ends.Stop(), 'release': ends.Release()}, END_LIMIT,
+            world.no_shows, world.grant)
 
 
 def call_of(servers: ty.Sequence[clouds.Server]) -> str:
@@ -210,6 +231,13 @@ class World:
         folder = self.stack.enter_context(tempfile.TemporaryDirectory(
             dir=MEMORY if os.path.isdir(MEMORY) else None))
         self._compares = compares
+        self.keystone = owners.Keystone(self.baton, self.look)
+        #: See :class:`blazar_core.lifecycle.noshows.NoShows`.
+        self.no_shows = self.baton.dice.choice(
+            [(0, 0), (0, 0), NO_SHOWS]) if pool else (0, 0)
+        #: By lease and the end to which it is to be prolonged by itself: the
+        #: end from which on.
+        self.prolonged: dict[tuple[str, int], int] = {}
         #: By host: what it was when to compare it has found nothing.
         self._compared: dict[str, tuple[ty.Any, ...]] = {}
         #: When a host is to be looked at next, and which one.
@@ -253,6 +281,9 @@ class World:
         patch(mock.patch('oslo_db.api.time', types.SimpleNamespace(
             sleep=baton.let_pass)))
         patch(mock.patch('oslo_db.api.random', baton.dice))
+        patch(mock.patch('blazar_core.lifecycle.steps.reached',
+                         lambda step, _what: baton.point(
+                             f'step {step.name}')))
         # It lets other threads have a turn, and there are none.
         patch(mock.patch('oslo_db.sqlalchemy.engines._thread_yield',
                          lambda *_of: None))
@@ -302,7 +333,19 @@ class World:
         """Whether something is under way, so that time alone changes it."""
         return self.cloud.is_moving() or bool(self.look(
             "SELECT 1 FROM leases WHERE status IN ('STARTING', 'TERMINATING') "
-            "LIMIT 1"))
+            "LIMIT 1")) or bool(self.no_shows[0] and self.look(
+                "SELECT 1 FROM leases WHERE status = 'ACTIVE' "
+                "AND used_at IS NULL LIMIT 1"))
+
+    def grant(self, lease: facts.Lease, change: changing.Change) -> None:
+        """Limit leases that are prolonged by themselves.
+
+        :raises LimitExceeded: when one is long enough
+        """
+        assert change.end is not None
+        if change.end - lease['start_date'] > LONGEST:
+            raise errors.LimitExceeded('it is long enough')
+        self.prolonged[lease['id'], change.end] = lease['end_date']
 
     def look(self, query: str) -> list[ty.Any]:
         """What is in the books, for who has no turns."""
@@ -412,6 +455,13 @@ class World:
             str, self.types, self.notified, PATIENCE)
         core.process.spawn('engine', working.run)
         core.process.spawn('watch', lambda: self._watch(watching))
+        core.process.spawn('retrying', lambda: self._retry(core))
+        if self.keystone.knows:
+            core.process.spawn('orphans', functools.partial(
+                self.keystone.ask, orphans.Orphans(
+                    core.database, core.clock, self.keystone,
+                    core.lifecycle.ending.delete, self.notified, True,
+                    owners.GRACE), working.wake))
         if self._compares:
             core.process.spawn('mirror', lambda: self._mirror(core, working))
         core.process.spawn('hints', lambda: self._hints(core, working))
@@ -425,6 +475,17 @@ class World:
             self.baton.let_pass(watch.PAUSE)
             self.baton.wait(lambda: self._promises() != seen, REST)
 
+    def _retry(self, core: Core) -> None:
+        """Give those room who wait for it, where something has changed."""
+        while True:
+            seen = self._promises()
+            with contextlib.suppress(errors.BooksUnavailable):
+                core.lifecycle.retrying.look()
+            self.baton.let_pass(retrying.PAUSE)
+            self.baton.wait(lambda: self._promises() != seen, AGAIN if (
+                self.look("SELECT 1 FROM leases WHERE status = 'WAITING' "
+                          "LIMIT 1")) else REST)
+
     def _promises(self) -> tuple[int, ...]:
         """How often something has changed of which it depends what fits."""
         return tuple(self.books.versions[table] for table in (
@@ -437,7 +498,8 @@ class World:
                 for part in (lambda: self.compare(core, working),
                              core.lifecycle.observing.settle_left,
                              core.lifecycle.lost.send,
-                             core.lifecycle.closing.revoke_over):
+                             core.lifecycle.closing.revoke_over,
+                             core.lifecycle.no_shows.look):
                     self._apart(part)
             working.wake()
             seen = self.version()

@@ -1,0 +1,195 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whose leases are: who comes under one and leaves it, to whom it is handed
+over, and projects that are deleted.
+"""
+
+import contextlib
+import typing as ty
+
+from blazar_core import cloud as ports
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import joining
+from blazar_core.leases import making
+from blazar_core.leases import owning
+from blazar_core.leases import requests
+from blazar_core.lifecycle import orphans
+from tests.simulation import baton as batons
+from tests.simulation import cloud as clouds
+from tests.simulation import whole
+
+__all__ = ['GRACE', 'Keystone', 'Owners', 'PROJECTS']
+
+PROJECTS = ('red', 'blue')
+#: Seconds between two looks at which projects there are; for which one has to
+#: be gone; for which the answer may be a wrong one.
+INTERVAL, GRACE, WRONG = 600, 900, 300
+
+
+class Keystone:
+    """Knows which projects there are; once in a run it is wrong for a while.
+
+    :param look: reads the books
+
+    :ivar knows: whether it is asked in this run
+    :ivar gone: the projects that were deleted
+    """
+
+    def __init__(self, baton: batons.Baton,
+                 look: ty.Callable[[str], list[ty.Any]]) -> None:
+        self._baton = baton
+        self._look = look
+        self.knows = baton.dice.random() < 0.3
+        self.gone: set[str] = set()
+        self._wrong = 0.0
+
+    def plan(self, end: float) -> None:
+        """Have it be wrong once until then, and a project deleted perhaps."""
+        dice = self._baton.dice
+        if not self.knows:
+            return
+        self._wrong = dice.uniform(self._baton.now, end)
+        self._baton.alarm(self._wrong)
+        if dice.random() < 0.5:
+            self._baton.later(
+                dice.uniform(0, end - self._baton.now), self._delete)
+
+    def _delete(self) -> None:
+        self.gone.add(PROJECTS[-1])
+        self._baton.tell(f'project {PROJECTS[-1]} is deleted')
+
+    def projects(self) -> list[str]:
+        return [one for one in PROJECTS if one not in self.gone]
+
+    def absent(self, project_ids: ty.Collection[str],
+               user_ids: ty.Collection[str]) -> ports.Absent:
+        self._baton.point('keystone')
+        if self._is_wrong():
+            self._baton.tell('keystone knows no project')
+            return ports.Absent(frozenset(project_ids), frozenset())
+        return ports.Absent(
+            frozenset(self.gone.intersection(project_ids)), frozenset())
+
+    def ask(self, finding: orphans.Orphans, wake: ty.Callable[[], None],
+            ) -> None:
+        """What a listener does about that, again and again."""
+        while True:
+            with contextlib.suppress(errors.CloudUnavailable,
+                                     errors.BooksUnavailable,
+                                     errors.BooksBusy):
+                if finding.find():
+                    wake()
+            self._baton.let_pass(INTERVAL)
+            seen = len(self.gone)
+            if not self._has_found():
+                # To look, and to find nothing, takes long to simulate.
+                self._baton.wait(lambda: self._is_wrong() or (
+                    len(self.gone) != seen), 86400)
+
+    def _is_wrong(self) -> bool:
+        return 0 <= self._baton.now - self._wrong < WRONG
+
+    def _has_found(self) -> bool:
+        """Whether there is a lease without a project, or is said to be."""
+        return bool(self._look('SELECT 1 FROM orphans LIMIT 1') or any(
+            self._look(f"SELECT 1 FROM leases WHERE project_id = '{one}' AND "
+                       f"status NOT IN ('TERMINATED', 'ERROR') LIMIT 1")
+            for one in self.gone))
+
+
+class Owners:
+    """What users do who change whose a server or a lease is.
+
+    :param core: a :class:`tests.simulation.world.Core`
+    """
+
+    def __init__(self, core: ty.Any) -> None:
+        self._core = core
+        self._cloud: clouds.Cloud = core.world.cloud
+        self._port: clouds.Port = core.world.port
+        self._baton: batons.Baton = core.world.baton
+
+    def _running(self, leased: bool) -> list[clouds.Server]:
+        """Servers of no reservation that was made before them."""
+        there = [one for one in self._cloud.servers.values() if (
+            one.state is clouds.State.RUNNING and one.leased == leased and
+            one.host is not None and not one.busy and not one.deleting and
+            one.reservation is None and one.within is None)]
+        if not there:
+            raise errors.NotFound('no such server')
+        return there
+
+    def join(self, request: requests.LeaseRequest,
+             lease: dict[str, ty.Any] | None) -> None:
+        """Have servers that run come under a lease, or get one."""
+        servers = self._running(False)
+        first = self._baton.dice.choice(servers)
+        servers = [one for one in servers if one.project == first.project][
+            :self._baton.dice.choice([1, 1, 3])]
+        if lease is not None and lease['project_id'] != first.project:
+            raise errors.NotFound('another project')
+        joiners = [joining.Joiner(one.id, one.host.uuid)
+                   for one in servers if one.host is not None]
+        own = self._core.leases.joining
+        wanted = own.reservations(joiners)
+        self._baton.point('join')
+        for one in servers:
+            # An image is made of who is there by then.
+            one.ran_at = self._baton.now
+        if lease is None:
+            lease = own.create(making.NewLease(
+                first.project, 'user', request, wanted), joiners)
+        else:
+            own.join(lease['id'], joiners, wanted, None)
+        for one in servers:
+            one.leased, one.ran_at = True, self._baton.now
+        self._baton.tell(f'{", ".join(one.id for one in servers)} comes '
+                         f'under lease {lease["id"][:8]}')
+
+    def leave(self) -> None:
+        """Have a server leave its lease, and stay."""
+        server = self._baton.dice.choice(self._running(True))
+        booked = self._core.leases.servers.booked(server.id)
+        if booked is None:
+            raise errors.NotFound('no lease')
+        self._port.release(server.id)
+        try:
+            self._core.lifecycle.observing.leave(
+                booked[0], {server.id: server.host is not None})
+        except errors.Conflict:
+            server.leased = True
+            raise
+        self._baton.tell(f'{server.id} leaves lease {booked[0][:8]}')
+
+    def hand_over(self, lease: dict[str, ty.Any]) -> None:
+        """Give a lease of places to the other project."""
+        if any(one['resource_type'] == whole.HOSTS
+               for one in lease['reservations']):
+            raise errors.NotFound('no lease of places')
+        looked = self._core.leases.owning.look(lease['id'])
+        project, = {*PROJECTS} - {looked.owner.project_id}
+        self._baton.point('hand over')
+        self._core.leases.owning.hand_over(
+            lease['id'], looked.generation, owning.Owner(project, 'user'),
+            None, False)
+        self._baton.tell(f'lease {lease["id"][:8]} is of {project} now')
+
+
+def window_of_waiting(baton: batons.Baton, window: model.Window,
+                      ) -> dict[str, ty.Any]:
+    """How long a lease may wait for its room."""
+    dice = baton.dice
+    return {'retry': requests.Retry(dice.choice([30, 300, 1200]),
+                                    dice.choice([1, 3, 6])),
+            'lasts': dice.choice([None, window.end - window.start])}

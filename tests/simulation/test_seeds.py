@@ -31,8 +31,8 @@ SECONDS = os.environ.get('BLAZAR_SIMULATION_SECONDS', '120')
 MISSED = {'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'undo': 1,
           'twice': 1, 'clean': 2, 'image': 2, 'copied': 2, 'guests': 2,
           'generation': 2, 'servers': 3, 'used': 5, 'room': 6, 'held': 8,
-          'again': 9, 'orphans': 9, 'lost': 12, 'judged': 14, 'deadline': 23,
-          'lock': 28}
+          'again': 9, 'orphans': 9, 'lost': 12, 'left': 12, 'judged': 14,
+          'deadline': 23, 'lock': 28}
 
 
 #: What runs seeds on another day.

@@ -95,8 +95,8 @@ class LeaseRequest:
     at all. ``lasts`` is how many seconds it lasts whenever it starts; None: it
     ends when its window does. Before its end it is prolonged by
     ``auto_extend`` seconds; 0: it is not. ``timeout``: for so many seconds
-    servers of others are moved where there is no room; None: none are. ``recurrence``:
-    None is once.
+    servers of others are moved where there is no room; None: none are.
+    ``recurrence``: None is once.
     """
 
     name: str | None

@@ -45,10 +45,15 @@ LOG = logging.getLogger(__name__)
 
 
 class Joiner(ty.NamedTuple):
-    """A server that comes under a lease; ``host`` is the uuid of its host."""
+    """A server that comes under a lease.
+
+    ``host`` is the uuid of its host; ``takes`` is what it has there, as the
+    cloud says.
+    """
 
     id: str
     host: str
+    takes: model.Resources
 
 
 class _Counted(ty.NamedTuple):
@@ -152,7 +157,8 @@ class Joining:
             edits = []
             for one in wanted:
                 row = _like(session, lease, one, now)
-                row.amount += len(one.server_ids)
+                # Some may have been deleted meanwhile.
+                row.amount = len(row.bookings) + len(one.server_ids)
                 row.updated_at = now
                 edits += [_edit(row.id, server_id, counted, window, now)
                           for server_id in one.server_ids]
@@ -233,7 +239,10 @@ def _counted(session: orm.Session, joiners: ty.Collection[Joiner],
                 f'is there by one. Leave it out.')
         known = (host.consumers or {}) if host is not None else {}
         amounts, _told = known.get(one.id, ({}, 0))
-        if host is None or not amounts:
+        # What is claimed for a resize in place counts beside what it has.
+        if host is None or not amounts or amounts != {
+                rc: amount for rc, amount in one.takes.items()
+                if amount and rc in host.capacity}:
             raise _moved(one.id)
         found[one.id] = _Counted(host.id, dict(amounts))
     return found
@@ -242,7 +251,7 @@ def _counted(session: orm.Session, joiners: ty.Collection[Joiner],
 def _moved(server_ids: str) -> errors.Conflict:
     return errors.Conflict(
         f'What is on the host of server {server_ids} is '
-        f'changing at this moment. Try again in a minute.')
+        f'changing at this moment. Try again in some minutes.')
 
 
 def _grouped(counted: ty.Mapping[str, _Counted],
@@ -272,7 +281,8 @@ def _like(session: orm.Session, lease: models.Lease,
     there is none.
     """
     for one in lease.reservations:
-        if dict(one.resources) == dict(wanted.demand.resources):
+        if one.status == states.Reservation.ACTIVE and (
+                dict(one.resources) == dict(wanted.demand.resources)):
             return one
     row = models.Reservation(
         id=uuidutils.generate_uuid(), lease_id=lease.id,

@@ -207,6 +207,10 @@ class Leases:
                 f'and it cannot be handed over. Ask for a lease that does '
                 f'not.')
         if joining.is_asked(body):
+            if joining.lets_leave(body):
+                self._policy.authorize(
+                    context, 'blazar:leases:remove_servers',
+                    {'project_id': lease['project_id']})
             return self._answer(200, self._joining.make(body, lease))
         if 'recurrence' in lease:
             return self._answer(200, self._recurring.update(

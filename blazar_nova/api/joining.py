@@ -17,7 +17,6 @@ import typing as ty
 
 from oslo_utils import uuidutils
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.leases import changing
@@ -31,7 +30,7 @@ from blazar_nova.compat import joining as nova
 from blazar_nova.parts import granting
 from blazar_nova.parts import wiring
 
-__all__ = ['Joining', 'is_asked']
+__all__ = ['Joining', 'is_asked', 'lets_leave']
 
 #: Of a new lease, the servers that it is for; and of one that there is.
 _NEW, _ADDED, _REMOVED = 'servers', 'add_servers', 'remove_servers'
@@ -45,6 +44,11 @@ def is_asked(body: object) -> bool:
     """Whether a request is about servers that run."""
     return isinstance(body, dict) and any(
         key in body for key in (_NEW, _ADDED, _REMOVED))
+
+
+def lets_leave(body: object) -> bool:
+    """Whether servers are to leave their lease, and stay."""
+    return isinstance(body, dict) and _REMOVED in body
 
 
 class Joining:
@@ -119,7 +123,7 @@ class Joining:
         wanted = joining.reservations(joiners)
         bodies.check_total(
             (one.demand.count for one in wanted),
-            sum(one['amount'] for one in lease['reservations']))
+            sum(len(one['servers']) for one in lease['reservations']))
         changed = joining.join(lease['id'], joiners, wanted,
                                self._granted(lease, wanted))
         self._parts.notify('lease.update', changed)
@@ -144,20 +148,14 @@ class Joining:
                 f'Servers do not leave their lease here: "{_RELEASE}" is not '
                 f'one of [blazar] on_end. Ask the operator, or prolong the '
                 f'lease.')
-        seen = {one: self._parts.cloud.look(one) for one in servers}
-        for server_id, one in seen.items():
+        for server_id in servers:
             booked = self._parts.leases.servers.booked(server_id)
             if booked is None or booked[0] != lease['id']:
                 raise errors.InvalidLeaseParams(
                     f'Server {server_id} is not in lease {lease["id"]}. Leave '
                     f'it out.')
-            if one.state is not clouds.ServerState.RUNNING or one.busy:
-                raise errors.Conflict(
-                    f'Server {server_id} is not built yet, or something is '
-                    f'being done to it. Try again when it is ACTIVE.')
         return self._parts.lifecycle.observing.leave(lease['id'], {
-            server_id: one.host is not None
-            for server_id, one in seen.items()})
+            one: nova.leaves(one, lease['project_id']) for one in servers})
 
 
 def _ids(value: object, key: str) -> list[str]:

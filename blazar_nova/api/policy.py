@@ -85,6 +85,9 @@ _RULES = [
           'accept that.', 'POST /v1/leases', f'POST {_LEASE}/accept'),
     _rule('leases:put', PROJECT_MEMBER_OR_ADMIN, 'Change a lease.',
           f'PUT {_LEASE}'),
+    _rule('leases:remove_servers', PROJECT_MEMBER_OR_ADMIN,
+          'Let servers leave a lease, and stay (remove_servers); who may must '
+          'be allowed to change it, too.', f'PUT {_LEASE}'),
     _rule('leases:hand_over', ADMIN,
           'Give a lease to another project or user (project_id, user_id); '
           'who may must be allowed to change it, too.', f'PUT {_LEASE}'),

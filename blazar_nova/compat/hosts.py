@@ -32,7 +32,7 @@ from blazar_nova.compat import bounded
 
 __all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
            'ask_placement', 'facts', 'named', 'on_service_host',
-           'services_up', 'taken', 'tell_placement']
+           'services_up', 'taken', 'taken_by', 'tell_placement']
 
 LOG = logging.getLogger(__name__)
 
@@ -129,14 +129,28 @@ def facts(uuid: str) -> Facts | None:
     :returns: None when placement does not know the host (yet)
     """
     capacity: dict[str, int] = collections.defaultdict(int)
-    tree = ask_placement(f'/resource_providers?in_tree={uuid}') or {}
-    providers = [provider['uuid']
-                 for provider in tree.get('resource_providers', [])]
+    providers = _tree(uuid)
     for provider in providers:
         _add_inventory(provider, capacity)
     if not capacity:
         return None
     return Facts(dict(capacity), taken(providers), providers)
+
+
+def taken_by(consumer: str, uuid: str) -> model.Resources:
+    """What one consumer takes of a host, over its tree of providers."""
+    amounts: collections.Counter[str] = collections.Counter()
+    held = allocations(consumer)
+    for provider in held.keys() & set(_tree(uuid)):
+        amounts.update(held[provider]['resources'])
+    return amounts
+
+
+def _tree(uuid: str) -> list[str]:
+    """The providers of a host; none when placement does not know it."""
+    tree = ask_placement(f'/resource_providers?in_tree={uuid}') or {}
+    return [provider['uuid']
+            for provider in tree.get('resource_providers', [])]
 
 
 def taken(providers: ty.Iterable[str]) -> dict[str, dict[str, int]]:

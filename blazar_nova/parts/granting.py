@@ -71,10 +71,18 @@ def as_changed(lease: dict[str, ty.Any], change: changing.Change,
             grace_period=lease['grace_period']
             if change.grace_period is None else change.grace_period),
         tuple(change.reservations.get(one['id']) or making.NewReservation(
-            model.Demand(one['resources'], one['amount'],
+            model.Demand(one['resources'], _count(one),
                          cleaning_time=lease['cleaning_time']),
             resource_type=one['resource_type'], params=one['params'])
-            for one in lease['reservations']))
+            for one in lease['reservations'] if _count(one)))
+
+
+def _count(reservation: dict[str, ty.Any]) -> int:
+    """How many a reservation has: of servers that came with it, or joined
+    it, those that are left.
+    """
+    return (len(reservation['servers']) if reservation['params'] is None
+            else reservation['amount'])
 
 
 def of_change(allowed: limits.Limits, types: resources.Types,

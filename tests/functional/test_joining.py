@@ -12,12 +12,14 @@
 
 """Servers that run already come under leases, and leave them."""
 
-
 import json
 
+import fixtures
+from oslo_policy import policy as oslo_policy
 from oslo_utils import uuidutils
 import requests
 
+from blazar_nova.api import policy
 from tests.functional import test_api
 
 HOUR = 3600
@@ -142,6 +144,46 @@ class TestAdopting(JoiningTestCase):
         first, second = (one.json()['lease']['id'] for one in answers)
         self.assertEqual(first, second)
 
+    def test_one_that_was_just_booted(self):
+        new = self.boot_active('new', flavor='3')['id']
+        self.adopt(new)
+        self.assertIn(new, self.bookings())
+
+
+class TestResized(JoiningTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot_active('small', flavor='2')['id']
+
+    def resize(self):
+        self.alice.post_server_action(
+            self.server, {'resize': {'flavorRef': '3'}})
+        self.wait_for_status(self.server, 'VERIFY_RESIZE')
+
+    def test_none_comes_or_leaves_that_may_go_back(self):
+        lease = self.adopt(self.boot_active('other', flavor='1')['id'])
+        self.resize()
+        for answer in (self.adopt(self.server, code=409), self.put(
+                lease, code=409, add_servers=[self.server])):
+            self.assertIn('Confirm or revert', str(answer))
+        self.alice.post_server_action(self.server, {'confirmResize': None})
+        self.wait_for_status(self.server, 'ACTIVE')
+        self.listener.mirror.compare_all()
+        added = self.put(lease, add_servers=[self.server])['lease']
+        self.assertEqual([1, 2], sorted(
+            one['resources']['VCPU'] for one in added['reservations']))
+
+    def test_none_leaves_that_may_go_back(self):
+        lease = self.adopt(self.server)
+        self.resize()
+        self.assertIn('Confirm or revert', str(self.put(
+            lease, code=409, remove_servers=[self.server])))
+        self.assertIn(self.server, self.bookings())
+        self.alice.post_server_action(self.server, {'revertResize': None})
+        self.wait_for_status(self.server, 'ACTIVE')
+        self.put(lease, remove_servers=[self.server])
+
 
 class TestWhoMayNot(JoiningTestCase):
 
@@ -215,6 +257,29 @@ class TestWithoutRelease(JoiningTestCase):
         self.assertIn(self.server, self.bookings())
 
 
+class TestNotByThePolicy(JoiningTestCase):
+
+    RULE = 'blazar:leases:remove_servers'
+
+    def setUp(self):
+        rules = [one for one in policy.list_rules() if one.name != self.RULE]
+        stricter = oslo_policy.RuleDefault(self.RULE, policy.ADMIN)
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.api.policy.list_rules', lambda: [*rules, stricter]))
+        super().setUp()
+
+    def test_only_admins_let_servers_leave(self):
+        lease = self.adopt(self.server)
+        self.assertIn(self.RULE, str(self.put(
+            lease, code=403, remove_servers=[self.server])))
+        self.assertIn(self.server, self.bookings())
+        # It is about nothing else.
+        self.put(lease, name='other')
+        self.ask('PUT', f'/leases/{lease["id"]}', {
+            'remove_servers': [self.server]}, client=self.admin,
+            code=200)
+
+
 class TestLimits(JoiningTestCase):
 
     more_conf = '[enforcement]\nmax_reserved_vcpus_per_project = 3\n'
@@ -227,6 +292,17 @@ class TestLimits(JoiningTestCase):
         self.adopt(other, code=403)
         self.put(lease, remove_servers=[self.server])
         self.adopt(other)
+
+    def test_what_was_deleted_does_not(self):
+        small = [self.boot_active(f'small{i}', flavor='1')['id']
+                 for i in range(2)]
+        self.listener.mirror.compare_all()
+        lease = self.adopt(*small)
+        self.put(lease, code=403, add_servers=[self.server])
+        self.alice.delete_server(small[0])
+        self.wait_until_gone(small[0])
+        self.listener.mirror.compare_all()
+        self.put(lease, add_servers=[self.server])
 
 
 class TestQuota(JoiningTestCase):

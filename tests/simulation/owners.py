@@ -137,10 +137,14 @@ class Owners:
         first = self._baton.dice.choice(servers)
         servers = [one for one in servers if one.project == first.project][
             :self._baton.dice.choice([1, 1, 3])]
+        if any(one.host is None or one.id not in one.host.allocations
+               for one in servers):
+            raise errors.Conflict('not in placement yet')
         if lease is not None and lease['project_id'] != first.project:
             raise errors.NotFound('another project')
-        joiners = [joining.Joiner(one.id, one.host.uuid)
-                   for one in servers if one.host is not None]
+        joiners = [joining.Joiner(
+            one.id, one.host.uuid, dict(one.host.allocations[one.id]))
+            for one in servers if one.host is not None]
         own = self._core.leases.joining
         wanted = own.reservations(joiners)
         self._baton.point('join')

@@ -384,7 +384,7 @@ class Racer:
 
     def adopt(self) -> list[Answer]:
         """Make a lease of servers that run."""
-        joiners = [joining.Joiner(one, self.task['host'])
+        joiners = [joining.Joiner(one, self.task['host'], {'VCPU': 2})
                    for one in self.task['server_ids']]
         try:
             self.leases.joining.create(making.NewLease(

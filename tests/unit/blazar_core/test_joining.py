@@ -40,8 +40,9 @@ class JoiningTestCase(base.LeaseTestCase):
 
     def runs(self, *sizes):
         """Servers of so many CPUs that run, as the books have it."""
-        joiners = [joining.Joiner(uuidutils.generate_uuid(), self.uuid)
-                   for _size in sizes]
+        joiners = [joining.Joiner(
+            uuidutils.generate_uuid(), self.uuid, {'VCPU': size})
+            for size in sizes]
         consumers = {one.id: ({'VCPU': size}, NOW)
                      for one, size in zip(joiners, sizes, strict=True)}
         with self.database.writer() as session:
@@ -101,7 +102,15 @@ class TestAdopting(JoiningTestCase):
 
     def test_what_is_not_on_the_host_by_the_books(self):
         self.assert_conflict('is changing at this moment', [
-            joining.Joiner(uuidutils.generate_uuid(), self.uuid)])
+            joining.Joiner(
+                uuidutils.generate_uuid(), self.uuid, {'VCPU': 1})])
+
+    def test_one_that_counts_twice_while_it_is_resized_in_its_place(self):
+        server, = self.runs(1)
+        self.assert_conflict('is changing at this moment', [
+            server._replace(takes={'VCPU': 2})])
+        # Of what the host does not have nothing is in the books.
+        self.adopt([server._replace(takes={'VCPU': 1, 'VGPU': 1})])
 
     def test_one_that_has_a_lease(self):
         servers = self.runs(1)
@@ -144,6 +153,20 @@ class TestMembers(JoiningTestCase):
         self.assertEqual([], self.differences())
         self.join(self.adopted, self.servers[:1])
         self.assertEqual([2], self.amounts(self.adopted))
+
+    def test_who_was_deleted_is_not_counted_when_another_joins(self):
+        gone = self.servers[0].id
+        self.cloud.servers.pop(gone)
+        self.lifecycle.observing.check(gone)
+        self.join(self.adopted, self.runs(1))
+        self.assertEqual([2], self.amounts(self.adopted))
+
+    def test_none_joins_a_reservation_that_has_failed(self):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Reservation).values(
+                status='error'))
+        self.join(self.adopted, self.runs(1))
+        self.assertEqual([1, 2], sorted(self.amounts(self.adopted)))
 
     def test_all_of_a_size_leave_and_join_again(self):
         other = self.runs(2)

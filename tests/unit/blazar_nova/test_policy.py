@@ -41,6 +41,7 @@ LEAST = {
     'blazar:leases:best_effort': 'member',
     'blazar:leases:offer': 'member',
     'blazar:leases:put': 'member',
+    'blazar:leases:remove_servers': 'member',
     'blazar:leases:hand_over': 'admin',
     'blazar:leases:delete': 'member',
     'blazar:availability:get': 'reader',

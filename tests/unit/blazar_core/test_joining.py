@@ -12,6 +12,8 @@
 
 """Servers that run already: in the books."""
 
+import itertools
+
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
@@ -29,6 +31,10 @@ NOW = base.NOW
 RUNNING = clouds.ServerState.RUNNING
 
 load_tests = databases.load_tests
+
+
+class Died(BaseException):
+    """A process has; nothing handles this."""
 
 
 class JoiningTestCase(base.LeaseTestCase):
@@ -225,3 +231,97 @@ class TestMembers(JoiningTestCase):
     def test_none_joins_a_reservation_that_servers_are_booted_into(self):
         lease = self.reserve(0, 100, self.places(1), active=True)
         self.assertRaises(errors.Conflict, self.join, lease, self.runs(1))
+
+
+class TestDying(JoiningTestCase):
+    """A process dies, and another one goes on."""
+
+    def dies(self, commits, work, *args):
+        """Carry something out until one more than so many commits are to be
+        done; returns whether it came to that.
+        """
+        left = iter(range(commits))
+
+        def commit(_connection):
+            if next(left, None) is None:
+                raise Died
+
+        sa.event.listen(self.database.engine, 'commit', commit)
+        try:
+            work(*args)
+        except Died:
+            return True
+        finally:
+            sa.event.remove(self.database.engine, 'commit', commit)
+        return False
+
+    def deaths(self, work):
+        """Carry something out that dies later each time, with a server of
+        its own; returns whether each has died.
+        """
+        for commits in itertools.count():
+            servers = self.runs(1)
+            died = self.dies(commits, work, servers)
+            self.assertEqual([], self.differences())
+            yield servers, died
+            if not died:
+                self.assertGreater(commits, 0)
+                return
+
+    def ends(self):
+        """Nothing is left when all leases have ended."""
+        self.clock.advance(100)
+        self.new_engine().run_due()
+        self.assertEqual({'TERMINATED'}, {*self.scalars(models.Lease.status)})
+        self.assertEqual([], self.scalars(models.Booking.id))
+        self.assertEqual([], self.differences())
+
+    def test_making_a_lease(self):
+        for servers, died in self.deaths(self.adopt):
+            self.assertEqual(1 if died else 0, self.used())
+            if died:
+                self.adopt(servers)
+        self.ends()
+        self.assertEqual({}, self.cloud.servers)
+
+    def test_joining_one(self):
+        lease = self.adopt(self.runs(1))
+        for servers, died in self.deaths(
+                lambda servers: self.join(lease, servers)):
+            self.assertEqual(1 if died else 0, self.used())
+            if died:
+                self.join(lease, servers)
+        self.ends()
+        self.assertEqual({}, self.cloud.servers)
+
+    def leaves(self, commits):
+        """A server whose process dies as it leaves its lease, alone in it."""
+        server, = self.runs(1)
+        lease = self.adopt([server])
+        self.assertTrue(self.dies(commits, self.leave, lease, server))
+        self.assertEqual([server.id], self.cloud.released)
+        return server, lease
+
+    def test_leaving_before_the_books_know_of_it(self):
+        server, _lease = self.leaves(0)
+        self.assertEqual([], self.differences())
+        self.assertEqual(0, self.used())
+        self.ends()
+        self.assertEqual([server.id], self.cloud.deleted)
+        self.assertEqual(0, self.used())
+
+    def test_leaving_once_more(self):
+        server, lease = self.leaves(0)
+        self.leave(lease, server)
+        self.assertEqual(1, self.used())
+        self.ends()
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_leaving_before_the_lease_is_over(self):
+        _server, lease = self.leaves(1)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.lifecycle.observing.settle_left()
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.ends()
+        self.assertEqual([], self.cloud.deleted)
+        self.assertEqual(1, self.used())

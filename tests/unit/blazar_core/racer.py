@@ -225,6 +225,9 @@ class FileCloud:
     def delete(self, server_id: str, _credential: str | None) -> None:
         self.write(f'delete {server_id}')
 
+    def release(self, server_id: str) -> None:
+        self.write(f'release {server_id}')
+
 
 class FileType(base.FakeType):
     """Writes down what became of reservations."""
@@ -285,6 +288,8 @@ class Racer:
             pass
 
     def run(self) -> ty.Any:
+        # Others take longer to come to what the race is about.
+        threading.Event().wait(random.random() * self.task.get('late', 0))
         return getattr(self, self.task['do'])()
 
     def create(self) -> list[Answer]:
@@ -397,6 +402,19 @@ class Racer:
         except errors.Conflict:
             return [{'refused': True}]
         return [{'adopted': True}]
+
+    def leave(self) -> list[Answer]:
+        """Have a server that runs leave its lease."""
+        server_id = self.task['server_id']
+        try:
+            self._lifecycle().observing.leave(
+                self.task['lease_id'], {server_id: True})
+        except errors.Conflict:
+            return [{'refused': True}]
+        except orm_exc.StaleDataError:
+            # What was read is not there any more: without the guards.
+            return [{'failed': True}]
+        return [{'left': True}]
 
     def update(self) -> list[Answer]:
         """Let a lease grow, again and again, as long as that can be."""

@@ -51,6 +51,8 @@ RACERS = 8
 ROUNDS = 60
 #: Seconds from the word until they run: the slowest has read it by then.
 HEAD_START = 0.01
+#: Seconds that a lease's end comes later, at most, than who leaves it begins.
+LATE = 0.1
 
 
 class Racers:
@@ -723,6 +725,73 @@ class TestAdoptingWithoutTheGuard(TestAdopting):
             if self.each_its_own('generation')[1]:
                 return
         self.fail('Without the guard nobody wrote what was not so any more.')
+
+
+class TestLeaving(RaceTestCase):
+    """A server leaves its lease just when that ends."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=16)
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'cloud')
+
+    def meet(self, *without):
+        """Three processes have a server leave, and others end its lease.
+
+        :returns: who says that it has left, how often it was deleted, what
+            is booked then, and what is used without an end
+        """
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                generation=models.Host.generation + 1, consumers={},
+                usage={}))
+        lease = self.running_lease(0, 100, resources={'VCPU': 2})
+        server_id, = base.servers_of(lease)
+        task = {'url': self.books.url, 'path': self.path, 'options': {},
+                'now': NOW + 99, 'lease_id': lease['id'],
+                'server_id': server_id, 'without': [*without]}
+        told = outcomes(racers().race([
+            *({**task, 'do': 'leave'} for _number in range(3)),
+            *({**task, 'do': 'delete', 'late': LATE} for _number in range(2)),
+            # The end is due for those whose clocks are ahead.
+            *({**task, 'do': 'carry_out', 'late': LATE, 'now': NOW + 100}
+              for _number in range(3))])[:5])
+        with open(self.path) as file:
+            deleted = file.read().count(f'delete {server_id}')
+        usage, = self.scalars(models.Host.usage)
+        booked = self.scalars(models.Booking.server_id)
+        self.clear()
+        return told['left'], deleted, booked, usage
+
+    def test_it_stays_or_is_deleted(self):
+        seen = set()
+        for number in range(ROUNDS):
+            left, deleted, booked, usage = self.meet()
+            seen.add(left)
+            if left:
+                self.assertEqual((1, 0, [], {'VCPU': 2}), (
+                    left, deleted, booked, usage))
+            else:
+                self.assertEqual((1, {}), (len(booked), usage))
+                self.assertGreater(deleted, 0)
+            if number >= 9 and len(seen) == 2:
+                return
+        self.fail(f'It went only one way: {seen} have left.')
+
+
+class TestLeavingWithoutTheGuard(TestLeaving):
+
+    def test_it_stays_or_is_deleted(self):
+        """It is both if the lock comes after what it is to guard."""
+        for _round in range(ROUNDS):
+            left, deleted, _booked, _usage = self.meet('lock')
+            if left and deleted:
+                return
+        self.fail('Without the guard none was deleted that had left.')
 
 
 class TestNewOwners(RaceTestCase):

@@ -12,6 +12,7 @@
 
 """In whose name the servers of a lease are built, and when they are not."""
 
+import time
 import typing as ty
 
 from tests.integration import base
@@ -167,6 +168,37 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assertEqual(self.demo.user_id, client.user_id)
         self.assert_refused(client)
         self.assert_starts_now(client)
+
+    def test_servers_that_run_come_under_a_lease(self) -> None:
+        server_id = self.boot()['server']['id']
+        self.wait_for_server(server_id)
+        body = {'name': 'adopted', 'on_end': 'snapshot',
+                'end_date': base.date(time.time() + 40),
+                'servers': [server_id]}
+        before = self.records()
+        answer = self.with_application_credential(unrestricted=False).request(
+            'POST', '/leases', body, service='reservation')
+        self.assertEqual(403, answer.status_code, answer.text)
+        self.assertIn('by your password', answer.json()['error_message'])
+        self.assertEqual(before, self.records())
+        lease_id = self.demo('POST', '/leases', body,
+                             service='reservation')['lease']['id']
+        trust = self.only_new_trust()
+        self.assertEqual(self.demo.user_id, trust['trustor_user_id'])
+        self.assertGreater(base.seconds(trust['expires_at']),
+                           self.lease(lease_id)['end_date'])
+        # Who changes it meanwhile does not make it his.
+        self.admin('PUT', f'/leases/{lease_id}', {'name': 'changed'},
+                   service='reservation')
+        self.assertEqual(trust['id'], self.only_new_trust()['id'])
+        self.wait_until_gone(server_id, 120)
+        self.assert_over(lease_id)
+        image, = self.demo(
+            'GET', f'/images?instance_uuid={server_id}',
+            service='glance')['images']
+        self.assertEqual((self.demo.project_id, 'active'),
+                         (image['owner'], image['status']))
+        self.assertEqual(self.demo.user_id, image['user_id'])
 
     def assert_refused(self, client: base.Client) -> None:
         """What starts later is refused, and leaves nothing behind."""

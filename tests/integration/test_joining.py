@@ -1,0 +1,72 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers that run already come under leases, and leave them, on a real
+OpenStack, by the client.
+"""
+
+import time
+import typing as ty
+
+from tests.integration import base
+from tests.integration import test_lease_api as lease_api
+from tests.integration import test_tour
+
+#: Seconds in which the client has to be done with what comes before the end.
+LASTS = 60
+
+
+class JoiningTest(test_tour.TourTestCase):
+
+    def runs(self, name: str) -> str:
+        """A server without a lease that runs; returns its id."""
+        server_id = str(self.create(name)['id'])
+        self.wait_for_server(server_id)
+        return server_id
+
+    def reservation(self, *words: str) -> base.Json:
+        """openstack reservation adopt, and the like"""
+        return ty.cast(base.Json, self.openstack('reservation', *words))
+
+    def assert_consistent(self) -> None:
+        done = self.verify()
+        self.assertEqual(0, done.returncode, done.stdout)
+
+    def test_it_is_adopted_and_others_come_and_leave(self) -> None:
+        adopted, other = self.runs('adopted'), self.runs('other')
+        # To the minute, as users write it.
+        end = lease_api.minute(time.time() + LASTS + 60)
+        lease_id = self.reservation(
+            'adopt', '--name', 'lease', '--end', end, 'adopted')['id']
+        self.assertEqual('ACTIVE', self.lease(lease_id)['status'])
+        self.assertEqual([adopted], self.servers_of(lease_id))
+        self.assert_consistent()
+
+        self.reservation('add', 'server', 'lease', 'other')
+        self.assertEqual({adopted, other}, {*self.servers_of(lease_id)})
+        refused = self.run_client(
+            'openstack', 'reservation', 'adopt', '--end', end, 'other')
+        self.assertNotEqual(0, refused.returncode)
+        self.assertIn('has a lease already', refused.stderr)
+
+        self.reservation('remove', 'server', 'lease', 'other')
+        self.assertEqual([adopted], self.servers_of(lease_id))
+        self.assert_consistent()
+
+        self.wait_until_gone(adopted, LASTS + 120)
+        self.assertGreaterEqual(
+            time.time(), self.lease(lease_id)['end_date'])
+        self.wait_for_lease(lease_id, 'TERMINATED')
+        self.assertEqual('ACTIVE', self.server(other)['status'])
+        self.assert_built_once(other)
+        self.assertEqual([], self.guests(adopted))
+        self.assert_consistent()

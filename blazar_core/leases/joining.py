@@ -166,7 +166,7 @@ class Joining:
             ledger.amend(session, now, edits, force=True)
             lease.updated_at = now
             session.flush()
-            session.expire(lease)
+            session.expire_all()
             return views.describe(lease)
 
     def _take(self, session: orm.Session, now: int,

@@ -51,6 +51,9 @@ _DATE = re.compile(r'\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{6}| \d\d:\d\d'
                    r'(?::\d\d)?)')
 #: Times that depend on the moment of the request.
 _MADE = re.compile(r'("(?:created|updated)_at": ")[^"]*"')
+#: What starts with the request.
+_STARTED = re.compile(
+    r'("start_date": "|"start_lease",\s+"time": ")2026-12-01T13:0[^"]*"')
 #: Only one host is enrolled there.
 _HOST_ID = re.compile(r'("(?:resource_)?id": ")\d+"')
 _EXPIRES = re.compile(r'("expire_offer",\s+"time": ")[^"]*"')
@@ -164,6 +167,16 @@ class SamplesTest(test_api.ApiTestCase):
         lease, = self.ask('GET', '/leases')['leases']
         self.sample('GET', f'/leases/{lease["id"]}', 'lease-of-a-boot', 200)
 
+    def test_a_lease_of_servers_that_run(self):
+        server, other = (self.boot_active(f'server{i}')['id']
+                         for i in (1, 2))
+        lease = self.sample('POST', '/leases', 'lease-adopt', 201,
+                            names={'SERVER': server})['lease']
+        for change in ('add', 'remove'):
+            self.sample('PUT', f'/leases/{lease["id"]}',
+                        f'lease-{change}-servers', 200,
+                        names={'SERVER': other})
+
     def test_hosts(self):
         host = functools.partial(self.sample, client=self.admin)
         made = host('POST', '/os-hosts', 'host-create', 201)['host']
@@ -246,6 +259,7 @@ class SamplesTest(test_api.ApiTestCase):
         text = _HOST_ID.sub(r'\g<1>1"', text)
         text = moved(text, BEGAN - self.began)
         text = _MADE.sub(rf'\g<1>{clocks.iso(BEGAN)}"', text)
+        text = _STARTED.sub(rf'\g<1>{clocks.iso(BEGAN)}"', text)
         return _EXPIRES.sub(rf'\g<1>{clocks.iso(BEGAN + 600)}"', text)
 
 

@@ -293,16 +293,29 @@ class TestLimits(JoiningTestCase):
         self.put(lease, remove_servers=[self.server])
         self.adopt(other)
 
-    def test_what_was_deleted_does_not(self):
-        small = [self.boot_active(f'small{i}', flavor='1')['id']
-                 for i in range(2)]
+    def small(self):
+        """A lease of two small servers, and the id of one of them."""
+        servers = [self.boot_active(f'small{i}', flavor='1')['id']
+                   for i in range(2)]
         self.listener.mirror.compare_all()
-        lease = self.adopt(*small)
+        return self.adopt(*servers), servers[0]
+
+    def delete(self, server):
+        self.alice.delete_server(server)
+        self.wait_until_gone(server)
+        self.listener.mirror.compare_all()
+
+    def test_what_was_deleted_does_not_when_others_join(self):
+        lease, gone = self.small()
         self.put(lease, code=403, add_servers=[self.server])
-        self.alice.delete_server(small[0])
-        self.wait_until_gone(small[0])
-        self.listener.mirror.compare_all()
+        self.delete(gone)
         self.put(lease, add_servers=[self.server])
+
+    def test_what_was_deleted_does_not_when_the_others_stay_longer(self):
+        lease, gone = self.small()
+        self.delete(gone)
+        self.adopt(self.server)
+        self.put(lease, end_date=self.at(2 * HOUR))
 
 
 class TestQuota(JoiningTestCase):

@@ -145,7 +145,10 @@ class TestMembers(JoiningTestCase):
         self.adopted = self.adopt(self.servers)
 
     def test_who_joins_is_in_the_reservation_of_its_size(self):
-        self.join(self.adopted, self.runs(1, 2))
+        joined = self.join(self.adopted, self.runs(1, 2))
+        self.assertEqual([(1, 1), (3, 3)], sorted(
+            (one['amount'], len(one['servers']))
+            for one in joined['reservations']))
         self.assertEqual([1, 3], sorted(self.amounts(self.adopted)))
         self.assertEqual(0, self.used())
         self.assertEqual([], self.differences())

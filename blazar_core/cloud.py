@@ -229,8 +229,8 @@ class Cloud(ty.Protocol):
         far as they themselves go.
 
         Not those that are bound to what they have of their host or to others
-        of a group, to which something is being done, or that are to be kept
-        where they are.
+        of a group, that have a task under way, or whose owner wants them
+        kept where they are.
 
         :returns: by id, whether one may be although it has a lease
         :raises CloudUnavailable: when that cannot be said now

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Freeing: what the books say of hosts on which there is to be room.
+"""Freeing: what the books say of hosts that have to get free capacity.
 
 What is read is handed to the planner (:mod:`blazar_core.books.planning`). The
 generations of the hosts are handed on, so that whoever writes a plan down

@@ -31,11 +31,11 @@ def reason(why: str) -> str:
 
 
 def made(why: str) -> str:
-    """What is said of a lease for which room is to be made.
+    """The status reason of a lease for which capacity is made.
 
     :param why: there is none yet
     """
-    return f'Servers of others are to be moved for it: {why}'
+    return f'Servers of other projects are moved for it: {why}'
 
 
 def unready(lease: models.Lease, what: str) -> str:

@@ -135,7 +135,7 @@ class Resuming:
         """Give servers the capacity that is booked for them.
 
         :param there: the servers that there are
-        :returns: what is to be waited for; None: nothing
+        :returns: what to wait for; None: nothing
         """
         now = self._clock.now()
         with self._database.writer() as session:

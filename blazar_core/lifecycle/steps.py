@@ -44,7 +44,7 @@ class Step(enum.Enum):
     RETRY_ADMITTED = 'retry: it has got its room'
     # While room is made for it.
     ROOM_PLANNED = 'room: it is written down who is to move'
-    ROOM_TAKEN = 'room: a move is to be asked for, and is not yet'
+    ROOM_TAKEN = 'room: a move is about to be asked for'
     ROOM_ASKED = 'room: it is asked for, and that is not written down yet'
     ROOM_SEEN = 'room: it is written down what has become of moves'
     # Its end.

@@ -68,7 +68,7 @@ def localized(values: _Object) -> _Object:
                     int(match[1]), int(match[2]), int(match[3]),
                     int(match[4]), int(match[5])), zone)
         except (ValueError, OverflowError):
-            # Who reads it says what is wrong with it.
+            # The function that reads it later says what is wrong with it.
             return value
 
     found = {key: dated(value) if key in _DATES else value

@@ -77,7 +77,7 @@ def wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
     """
     if instance.task_state is None and instance.vm_state in (
             vm_states.SHELVED, vm_states.SHELVED_OFFLOADED):
-        LOG.info('Server %s: it is to be unshelved', instance.uuid)
+        LOG.info('Server %s: asked Nova to unshelve it', instance.uuid)
         _ask(api.unshelve, context, instance)
 
 

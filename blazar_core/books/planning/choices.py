@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Who has to leave a host, and which hosts are taken: the cheapest first."""
+"""Which servers have to leave, and which hosts are taken: cheapest first."""
 
 import heapq
 import itertools
@@ -63,8 +63,8 @@ def every_way(needs: list[int], sized: list[Sized],
 
 def greedy_way(needs: list[int], sized: list[Sized],
                ) -> tuple[Movable, ...]:
-    """Who frees the largest part of what is still missing leaves first; who
-    need not have left stays after all.
+    """Servers that free the largest part of what is still missing leave first;
+    those that need not have left stay after all.
     """
     left, rest, way = list(needs), list(sized), list[Sized]()
     while any(amount > 0 for amount in left):

@@ -89,7 +89,7 @@ class State:
         self.staying = [[one for one in some if one.server_id not in moved]
                         for some in self.staying]
         for target in {self.positions[move.target] for move in found.moves}:
-            # Who comes there waits for nobody who leaves.
+            # A server that comes there waits for none that leaves.
             np.minimum(self.within[target], self.before[target],
                        out=self.within[target])
             self.staying[target] = []

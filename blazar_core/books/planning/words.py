@@ -81,7 +81,7 @@ class Move(ty.NamedTuple):
 
 
 class Plan(ty.NamedTuple):
-    """What is to be done.
+    """The moves to make.
 
     :ivar picked: for each wish the id of a host for each of its servers
     """

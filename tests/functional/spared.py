@@ -21,6 +21,7 @@ import fixtures
 from futurist import _thread as futurist_thread
 import jsonschema
 from nova import service as nova_service
+from nova import thread_pool_factory
 import os_service_types
 from oslo_messaging._drivers import impl_fake
 
@@ -126,3 +127,7 @@ _ARRIVALS = _Arrivals()
 impl_fake.time = _ARRIVALS
 impl_fake.FakeExchange.deliver_message = _ARRIVALS.deliver(
     impl_fake.FakeExchange.deliver_message)
+# Nova's harness undoes this at the end of each test, but a compute service
+# shuts down in a thread that may be later than that. It would keep the process
+# from making any pool again, and so all tests after it from beginning.
+thread_pool_factory.shutdown_all_executors = lambda: None

@@ -414,7 +414,9 @@ class World:
                 host.allocations[server.id] = dict(server.amounts)
                 return host if self._is_within(server, claiming) else None
             undo()
-            if not known:
+            # What was let in without the books, because no answer came from
+            # them, may be in them all the same until the host is looked at.
+            if not known and not server.unasked:
                 self.taken_back(server, host)
         return None
 

@@ -232,7 +232,7 @@ class Changing:
                 f'{waiting.unready(lease, "it can be changed")} Until then, '
                 f'delete it and ask for another one.')
         alone = lease.end_date + lease.grace_period
-        if (lease.deleted_at is None and lease.end_date <= now < alone and
+        if (lease.grace_period and lease.deleted_at is None and now < alone and
                 lease.status == states.Lease.TERMINATING):
             raise errors.Conflict(
                 f'Lease {lease.id} is over, and its servers are left alone '

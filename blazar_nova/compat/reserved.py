@@ -18,7 +18,6 @@ when asked ``?status=``, stands in one table; what it may answer, in the
 response schemas. RESERVED is added to both, in place.
 """
 
-import functools
 import typing as ty
 
 from nova.api.openstack import common
@@ -43,17 +42,11 @@ def install() -> int:
     """
     # That there is none is found when it is looked up.
     getattr(common, '_STATE_MAP', {})[VM_STATE] = {'default': STATUS}
-    lists = _all_lists()
+    lists = list(_state_lists(vars(schemas), set()))
     for states in lists:
         if STATUS not in states:
             states.append(STATUS)
     return len(lists)
-
-
-@functools.cache
-def _all_lists() -> tuple[list[str], ...]:
-    """The lists of states in Nova's schemas, searched once per process."""
-    return tuple(_state_lists(vars(schemas), set()))
 
 
 def _state_lists(node: ty.Any, seen: set[int]) -> ty.Iterator[list[str]]:

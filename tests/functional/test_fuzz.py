@@ -247,7 +247,8 @@ def objects(draw: ty.Any, values: dict[str, st.SearchStrategy[ty.Any]],
     if not one_of_ten(draw):
         # What goes with nothing else.
         values = {key: one for key, one in values.items()
-                  if not key.endswith('servers')}
+                  if key not in ('recurrence', 'timeout') and
+                  not key.endswith('servers')}
     elif 'servers' in values:
         values = {key: one for key, one in values.items()
                   if key not in ('start_date', 'reservations')}

@@ -57,7 +57,8 @@ BAD_PARAMS = (
     (f'{{{NOW}, "end_date": "x"}}', 'Did you mean "end"?'),
     (f'{{{NOW}, "zzz": 1}}', 'Known keys: name, start, end, duration, '
      'before_end, before_end_action, events, on_end, grace_period, '
-     'auto_extend, lease_type, retries, retry_interval, timeout.'),
+     'auto_extend, lease_type, retries, retry_interval, timeout, '
+     'recurrence.'),
     ('{"start": "now", "start": "now", "duration": "2h"}', 'Write it once.'),
     ('{"start": "now", "duration": null}', '"duration" is null in '
      'lease_params. Leave it out, or write "duration": "2h".'),

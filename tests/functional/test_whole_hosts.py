@@ -24,7 +24,6 @@ import typing as ty
 import fixtures
 from nova.compute import api as compute_api
 from nova import context as nova_context
-from nova import exception
 from nova import objects
 from nova.scheduler.client import report
 from oslo_utils.fixture import uuidsentinel as uuids
@@ -281,22 +280,23 @@ class TestCommands(HostsTestCase):
         first, second = self.enrol('host1', 'host2')
         for host in (first, second):
             self.enrolling.retire(int(host['id']))
-        real = report.SchedulerReportClient.aggregate_remove_host
+        real = providers.change
+        away_uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+                      if one.service_host == 'host1')
 
-        def away(client, context, uuid, host, *args):
-            if host == 'host1':
-                raise exception.PlacementAPIConnectFailure(error='away')
-            return real(client, context, uuid, host, *args)
+        def away(uuid, *args, **kwargs):
+            if uuid == away_uuid:
+                raise errors.CloudUnavailable('Placement is away.')
+            return real(uuid, *args, **kwargs)
 
         with fixtures.MonkeyPatch(
-                'nova.scheduler.client.report.SchedulerReportClient.'
-                'aggregate_remove_host', away):
+                'blazar_nova.compat.providers.change', away):
             self.enrolling.remove_left()
             self.assertEqual(['host1'], [
                 one['service_name'] for one in self.enrolling.listed()])
             code, text = self.manage('remove', first['id'])
             self.assertEqual(1, code)
-            self.assertIn('Nova does not take host host1 out', text)
+            self.assertIn('Placement is away.', text)
         self.enrolling.remove_left()
         self.assertEqual([], self.enrolling.listed())
 

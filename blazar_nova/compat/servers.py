@@ -68,9 +68,7 @@ _PING_TIMEOUT = 10
 
 
 class Trusts(ty.Protocol):
-    """What lets us act for users: see
-    :class:`blazar_nova.parts.credentials.Credentials`.
-    """
+    """See :class:`blazar_nova.parts.credentials.Credentials`."""
 
     def is_configured(self) -> bool:
         ...
@@ -277,9 +275,7 @@ class NovaCloud(migrating.Migrating):
     def wake(self, server_id: str, credential: str | None) -> None:
         """Ask Nova to unshelve a server, in the name of the owner.
 
-        :raises CloudUnavailable: see :meth:`bring`
-        :raises NotDelegated: see :meth:`bring`
-        :raises Forbidden: see :meth:`bring`
+        :raises CloudUnavailable, NotDelegated, Forbidden: as :meth:`bring`
         """
         self._within(_GLANCE, self._wake, server_id, credential)
 
@@ -294,9 +290,7 @@ class NovaCloud(migrating.Migrating):
              ) -> None:
         """Ask Nova for an image of a server, in the name of the owner.
 
-        :raises CloudUnavailable: see :meth:`bring`
-        :raises NotDelegated: see :meth:`bring`
-        :raises Forbidden: see :meth:`bring`
+        :raises CloudUnavailable, NotDelegated, Forbidden: as :meth:`bring`
         """
         self._within(
             _GLANCE, self._copy, server_id, lease_id, name, credential,
@@ -313,8 +307,7 @@ class NovaCloud(migrating.Migrating):
                   credential: str | None, event: str = '') -> bool:
         """Whether an image of a server was made for a lease.
 
-        :raises CloudUnavailable: see :meth:`bring`
-        :raises NotDelegated: see :meth:`bring`
+        :raises CloudUnavailable, NotDelegated: as :meth:`bring`
         """
         return self._within(
             _GLANCE, self._is_copied, server_id, lease_id, credential,

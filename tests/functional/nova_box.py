@@ -44,6 +44,7 @@ from nova import test as nova_test
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client as nova_client
 from nova.tests.functional import fixtures as func_fixtures
+from nova import thread_pool_factory
 from nova.virt import driver as virt_driver
 from nova.virt import fake as fake_virt
 # Asks for the machine when it is imported, which Nova's fixtures forbid in a
@@ -281,6 +282,9 @@ class NovaBox(nova_test.TestCase):
             # need not look through it several times in each test.
             gc.collect()
             gc.freeze()
+        # Builds that were under way when the test before ended may have made
+        # pools since: Nova's harness begins no test with any.
+        thread_pool_factory.reset_all_executors()
         self.folder = self._make_folder()
         self.conf_file = self._write_conf()
         parse = nova_config.parse_args

@@ -71,11 +71,12 @@ class Joining:
         asked = bodies.create(values, self._parts.clock.now(),
                               lease_params.defaults(self._parts.conf))
         if asked.reservations or asked.offer_seconds is not None or (
-                asked.lease.patience is not None):
+                asked.lease.patience is not None) or (
+                asked.lease.recurrence is not None):
             raise errors.InvalidLeaseParams(
-                'A lease of "servers" that run has nothing else, and does not '
-                'wait for capacity. Leave "reservations", "offer_seconds" and '
-                '"lease_type" out.')
+                'A lease of "servers" that run has nothing else, does not '
+                'wait for capacity and does not recur. Leave "reservations", '
+                '"offer_seconds", "lease_type" and "recurrence" out.')
         if not asked.lease.starts_now:
             raise errors.InvalidLeaseParams(
                 'A lease of "servers" that run starts now. Leave "start_date" '

@@ -222,8 +222,11 @@ class TestWhoMayNot(JoiningTestCase):
 
     def test_later_or_with_something_else(self):
         self.check('starts now', code=400, start_date=self.at(60))
-        self.check('nothing else', code=400,
-                   reservations=[self.reservation()])
+        for more in ({'reservations': [self.reservation()]},
+                     {'offer_seconds': 600},
+                     {'lease_type': 'best_effort'},
+                     {'recurrence': {'rule': 'FREQ=DAILY;COUNT=2'}}):
+            self.check('nothing else', code=400, **more)
 
     def test_into_a_lease_that_servers_are_booted_into(self):
         lease = self.make_active()

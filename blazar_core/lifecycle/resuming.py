@@ -100,10 +100,12 @@ class Resuming:
         if not begun:
             there = [one for one in sorted(left) if self._cloud.look(
                 one).state is not clouds.ServerState.GONE]
-            taken = self._database.retried(
+            later, told = self._database.retried(
                 self._take, lease_id, there, when_due)
-            if taken is not None:
-                return taken
+            if later is not None:
+                return later
+            if told is not None:
+                self._notify(*told)
         waiting = []
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
@@ -131,43 +133,42 @@ class Resuming:
                            facts.LONGEST_WAIT)
 
     def _take(self, lease_id: str, there: ty.Sequence[str], when_due: bool,
-              ) -> facts.Outcome:
+              ) -> tuple[facts.Outcome, tuple[str, facts.Lease] | None]:
         """Give servers the capacity that is booked for them.
 
         :param there: the servers that there are
-        :returns: what to wait for; None: nothing
+        :returns: what to wait for, None: nothing; and the event and the lease
+            to notify of, if that has changed
         """
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.PENDING or lease.end_date <= now:
-                return None
+                return None, None
             if when_due and lease.start_date > now:
-                return facts.Later(lease.start_date - now, 'it was moved')
+                return facts.Later(
+                    lease.start_date - now, 'it was moved'), None
             if there and session.execute(sa.select(models.Booking.id).where(
                     models.Booking.server_id.in_(there))).first():
                 return facts.Later(
                     facts.AGAIN, 'its servers are in the occurrence before',
-                    4 * facts.AGAIN)
+                    4 * facts.AGAIN), None
             if not there:
                 lease.status_reason = (
                     'Its servers were deleted before it began.')
-                self._notify('lease.event.end_lease', transitions.finish(
+                return None, ('lease.event.end_lease', transitions.finish(
                     session, lease, now))
-                return None
             rows = facts.bookings(lease)
             for row, server_id in zip(rows, there, strict=False):
                 row.server_id, row.sent_at = server_id, now
-            # Those that somebody has deleted do not come any more.
+            # Those that were deleted do not come any more.
             ledger.amend(session, now, [
                 ledger.Edit(row, None) for row in rows[len(there):]])
             using.begin(lease, now)
             lease.enter(states.Lease.STARTING, now)
             session.flush()
             session.expire(lease)
-            described = views.describe(lease)
-        self._notify('lease.event.start_lease', described)
-        return None
+            return None, ('lease.event.start_lease', views.describe(lease))
 
     def _explain(self, lease_id: str, server_ids: ty.Sequence[str],
                  why: str) -> None:

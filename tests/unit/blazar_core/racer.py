@@ -34,6 +34,7 @@ import time
 import typing as ty
 from unittest import mock
 
+from oslo_utils import uuidutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.orm import exc as orm_exc
@@ -59,6 +60,7 @@ from blazar_core.lifecycle import cleaning
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import moving
 from blazar_core.lifecycle import queue
 from blazar_core import resources
 from tests import databases
@@ -180,6 +182,8 @@ GUARDS = {
     'claim': ('blazar_core.lifecycle.queue.Queue.claim', seize),
     'haste': ('blazar_core.leases.places.Places._lease_of', find_slowly),
     'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),
+    'asked': ('blazar_core.lifecycle.moving._is_taken',
+              lambda _move: False),
     'confirm': ('blazar_core.leases.limits.Granted.confirm',
                 lambda self, connection: None),
 }
@@ -227,6 +231,11 @@ class FileCloud:
 
     def release(self, server_id: str) -> None:
         self.write(f'release {server_id}')
+
+    def move(self, server_id: str, _host: str, _lease_id: str,
+             _deadline: clouds.Deadline) -> str:
+        self.write(f'move {server_id}')
+        return ''
 
 
 class FileType(base.FakeType):
@@ -402,6 +411,39 @@ class Racer:
         except errors.Conflict:
             return [{'refused': True}]
         return [{'adopted': True}]
+
+    def recur(self) -> list[Answer]:
+        """Make a lease that recurs, all of it or nothing."""
+        windows = tuple(model.Window(*one) for one in self.task['windows'])
+        asked = requests.Recurrence(
+            'FREQ=DAILY;COUNT=3', 'UTC', 'delete', False, windows)
+        request = requests.LeaseRequest(
+            name='race', window=windows[0], before_end=None, events=(),
+            on_end='delete', starts_now=False, recurrence=asked)
+        recurrence_id = uuidutils.generate_uuid()
+        wanted = [making.NewLease(
+            'project', 'user', one, (making.NewReservation(
+                model.Demand({'VCPU': 1}, 1)),), recurrence_id=recurrence_id)
+            for one in request.occurrences]
+        recurring = self.leases.recurring
+        try:
+            fits, left_out = recurring.fitting(wanted, asked.some)
+            recurring.create(recurrence_id, asked, fits, [None] * len(fits),
+                             left_out)
+        except errors.Refused:
+            return [{'refused': True}]
+        return [{'made': True}]
+
+    def ask_moves(self) -> list[Answer]:
+        """Ask for the moves that make room for a lease."""
+        try:
+            moving.Moving(self.database, self.clock, FileCloud(
+                self.task['path']), lambda *_args: None).ask(
+                    self.task['lease_id'])
+        except errors.InvalidTransition:
+            # Without the guard the table of states notices, if too late.
+            return [{'failed': True}]
+        return [{'asked': True}]
 
     def leave(self) -> list[Answer]:
         """Have a server that runs leave its lease."""

@@ -12,25 +12,21 @@
 
 """Leases for which servers of others are moved."""
 
-import threading
 from unittest import mock
 
 from oslo_utils import uuidutils
 
-from blazar_core.books import admission
 from blazar_core.books import claims
 from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import changing
 from blazar_core.leases import owning
 from blazar_core.lifecycle import audit
 from blazar_core.lifecycle import making_room
 from blazar_core.lifecycle import moving
-from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import watch
 from tests import databases
@@ -441,60 +437,6 @@ class TestMoving(FourHosts):
             base.servers_of(lease)[0], clouds.Seen(State.GONE))
         self.assertEqual('TERMINATED', self.status(lease))
         self.go_on()
-
-
-class TestRace(FourHosts):
-    """Two listeners work on one lease at the same moment."""
-
-    def listener(self):
-        """One with a connection of its own, and its own view of the books.
-        """
-        database = self.books.connect()
-        search = admission.Admission(database, self.clock)
-        return making_room.MakingRoom(
-            database, self.clock, search, self.cloud, lambda *_args: None,
-            retrying.Retrying(
-                database, self.clock, search, self.vault.open, self.types,
-                lambda *_args: None), 10)
-
-    def race(self):
-        """All moves are asked for by both, if they can."""
-        self.lease_ids = [self.wanted()['id']]
-        listeners = [self.listener(), self.listener()]
-        listeners[0]._plan_around(self.lease_ids[0], 'No room.')
-        barrier, failed = threading.Barrier(2), []
-        read = moving.Moving._rows
-
-        def both(its, lease_id):
-            """What both of them see: nobody has asked."""
-            rows = read(its, lease_id)
-            barrier.wait(20)
-            return rows
-
-        def work(listener):
-            try:
-                listener._moving.ask(self.lease_ids[0])
-            except Exception as exc:
-                failed.append(exc)
-
-        with mock.patch.object(moving.Moving, '_rows', both):
-            threads = [self.in_thread(lambda one=one: work(one))
-                       for one in listeners]
-            for thread in threads:
-                thread.join(60)
-        self.assertEqual([], failed)
-        return self.asked()
-
-    def test_each_move_is_asked_for_once(self):
-        asked = self.race()
-        self.assertEqual(len(set(asked)), len(asked))
-
-    def test_without_the_guard_it_is_not(self):
-        # The table of states would notice, but only who comes much later.
-        with (mock.patch.object(moving, '_is_taken', lambda _move: False),
-              mock.patch.object(states.MOVE, 'check', lambda *_step: None)):
-            asked = self.race()
-        self.assertLess(len(set(asked)), len(asked))
 
 
 class TestDeath(FourHosts):

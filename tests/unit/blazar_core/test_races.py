@@ -34,6 +34,7 @@ import sqlalchemy as sa
 from blazar_core.books import admission
 from blazar_core.books import enrolment
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import leases
 from blazar_core.leases import making
@@ -148,7 +149,8 @@ class RaceTestCase(base.LeaseTestCase):
         """Take the leases out of the tables."""
         with self.database.writer() as session:
             for table in ('bookings', 'reservations', 'events',
-                          'held_builds', 'leases', 'changes'):
+                          'held_builds', 'leases', 'changes', 'moves',
+                          'recurrences'):
                 session.execute(sa.text(f'DELETE FROM {table}'))
         self.leases = leases.Leases(
             self.database, self.clock,
@@ -792,6 +794,95 @@ class TestLeavingWithoutTheGuard(TestLeaving):
             if left and deleted:
                 return
         self.fail('Without the guard none was deleted that had left.')
+
+
+class TestRecurring(RaceTestCase):
+    """Leases that recur three times are made for the same times, where there
+    is capacity for two of them.
+    """
+
+    #: The writers of SQLite wait for each other, guard or not.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+
+    def meet(self, *without):
+        """What they say, and how often each time is booked."""
+        windows = [[NOW + start, NOW + start + 50]
+                   for start in (100, 200, 300)]
+        told = outcomes(self.race(
+            RACERS, do='recur', windows=windows, without=[*without]))
+        booked = collections.Counter(
+            self.scalars(models.Booking.start_date))
+        self.clear()
+        return told, booked
+
+    def test_each_has_all_of_its_times_or_none(self):
+        for _round in range(5):
+            told, booked = self.meet()
+            self.assertEqual({'made': 2, 'refused': RACERS - 2}, told)
+            self.assertEqual({NOW + start: 2 for start in (100, 200, 300)},
+                             booked)
+
+
+class TestRecurringWithoutTheGuard(TestRecurring):
+
+    def test_each_has_all_of_its_times_or_none(self):
+        """More have them than there is capacity for."""
+        for _round in range(ROUNDS):
+            if self.meet('generation')[0]['made'] > 2:
+                return
+        self.fail('Without the guard no more have got their times.')
+
+
+class TestMoving(RaceTestCase):
+    """Listeners ask for the same moves at the same time."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'asked')
+        for name in 'one', 'two':
+            self.host(name, VCPU=8)
+
+    def meet(self, *without):
+        """How often each of three moves was asked for."""
+        open(self.path, 'w').close()
+        lease, source, target = self.lease(), *self.scalars(models.Host.id)
+        servers = [uuidutils.generate_uuid() for _number in range(3)]
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Lease).values(
+                status=states.Lease.IN_PROGRESS))
+            session.add_all(models.Move(
+                lease_id=lease['id'], server_id=one, source=source,
+                target=target, resources={'VCPU': 1}, asked_at=None,
+                status=states.Move.PLANNED, updated_at=NOW)
+                for one in servers)
+        self.race(RACERS, do='ask_moves', lease_id=lease['id'],
+                  path=self.path, without=[*without])
+        with open(self.path) as file:
+            asked = collections.Counter(file.read().split('\n')[:-1])
+        self.clear()
+        return [asked[f'move {one}'] for one in servers]
+
+    def test_each_is_asked_for_once(self):
+        for _round in range(5):
+            self.assertEqual([1, 1, 1], self.meet())
+
+
+class TestMovingWithoutTheGuard(TestMoving):
+
+    def test_each_is_asked_for_once(self):
+        """Not if nobody looks whether another one has asked."""
+        for _round in range(ROUNDS):
+            if max(self.meet('asked')) > 1:
+                return
+        self.fail('Without the guard none was asked for twice.')
 
 
 class TestNewOwners(RaceTestCase):

@@ -13,17 +13,12 @@
 
 """Leases that recur: admitted together, told as one, and their servers."""
 
-from concurrent import futures
-import threading
-
 from oslo_utils import uuidutils
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import changing
-from blazar_core.leases import leases
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
@@ -64,9 +59,9 @@ class RecurringTestCase(base.LeaseTestCase):
             for number, request in enumerate(self.request(
                 starts[0], starts[0] + lasts, recurrence=asked).occurrences)]
 
-    def make(self, *starts, recurring=None, **how):
+    def make(self, *starts, **how):
         asked, wanted = self.wanted(*starts, **how)
-        recurring = recurring or self.leases.recurring
+        recurring = self.leases.recurring
         fits, left_out = recurring.fitting(wanted, asked.some)
         kept = wanted[0].server_ids if asked.keeps_servers else ()
         recurring.create(wanted[0].recurrence_id, asked, fits, [
@@ -239,7 +234,12 @@ class TestKept(RecurringTestCase):
         self.runs()
         self.end(0)
         self.cloud.servers.clear()
+        told = []
+        self.lifecycle.starting._resuming._notify = lambda event, lease: (
+            told.append((event, self.status(lease))))
         self.assertIsNone(self.start(1))
+        # When it is told, it is so for everybody.
+        self.assertEqual([('lease.event.end_lease', 'TERMINATED')], told)
         self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
         self.assertEqual([NOW + 300],
                          self.scalars(models.Booking.start_date))
@@ -251,70 +251,3 @@ class TestKept(RecurringTestCase):
             self.lifecycle.ending.delete(lease_id)
         self.end(0)
         self.assertEqual([self.server], self.cloud.deleted)
-
-
-class TestRaces(RecurringTestCase):
-    """With processes' own connections and books in memory."""
-
-    scenarios = [databases.SCENARIOS[0], *databases.SERVERS]
-
-    def together(self, *works):
-        """What they answer who do something at the same moment."""
-        both = threading.Barrier(len(works))
-
-        def one(work):
-            both.wait()
-            try:
-                return work()
-            except errors.BlazarError as exc:
-                return exc
-
-        with futures.ThreadPoolExecutor(len(works)) as pool:
-            return list(pool.map(one, works))
-
-    def other(self):
-        database = self.books.connect()
-        self.addCleanup(database.engine.dispose)
-        return leases.Leases(database, self.clock, type(self.admission)(
-            database, self.clock), self.types)
-
-    def test_of_two_for_the_same_time_one_has_all_and_one_nothing(self):
-        """Neither of them has a part."""
-        others = [self.other(), self.other()]
-        for number in range(5):
-            start = 1000 * (number + 1)
-            answers = self.together(*(
-                lambda one=one: self.make(
-                    start, start + 100, start + 200,
-                    recurring=one.recurring) for one in others))
-            self.assertEqual(1, sum(
-                isinstance(one, errors.Refused) for one in answers), answers)
-        self.assertEqual(5 * 3, len(self.scalars(models.Booking.id)))
-        self.assertEqual(1, len({len(self.statuses(one)) for one in [
-            {'id': recurrence_id} for recurrence_id in self.scalars(
-                models.Lease.recurrence_id)]}))
-
-    def test_one_moves_and_one_deletes_each(self):
-        """What is deleted is not moved any more, and the books are right."""
-        lease = self.make(1000, 2000, 3000)
-        other = self.other()
-        ids = [one['id'] for one in lease['occurrences']]
-
-        def move():
-            for number, lease_id in reversed([*enumerate(ids)]):
-                other.changing.update(lease_id, changing.Change(
-                    start=NOW + 1000 * (number + 1) + 100,
-                    end=NOW + 1000 * (number + 1) + 150))
-
-        def delete():
-            for lease_id in reversed(ids):
-                self.lifecycle.ending.delete(lease_id)
-
-        moved, deleted = self.together(move, delete)
-        self.assertIsNone(deleted)
-        self.assertTrue(moved is None or isinstance(
-            moved, errors.InvalidLeaseParams), moved)
-        self.cloud.servers.clear()
-        for lease_id in ids:
-            self.lifecycle.ending.end(lease_id)
-        self.assertEqual([], self.scalars(models.Booking.id))

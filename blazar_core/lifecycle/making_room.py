@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Leases for which there is to be room: servers of others are moved.
+"""Leases for which capacity is made: servers of others are moved.
 
 A plan is made in memory and written down as a whole: who moves where, and
 where the lease is going to be. There it is booked from that moment on, beside

@@ -337,7 +337,7 @@ def fail(session: orm.Session, lease: models.Lease, reason: str,
 
 
 def wanting(reservation: models.Reservation) -> list[models.Booking]:
-    """The bookings for which there is to be capacity."""
+    """The bookings that need a host."""
     return [row for row in reservation.bookings if row.failed_at is None]
 
 

@@ -64,7 +64,7 @@ def bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
             clouds.Rest.SUSPENDED: api.suspend,
             clouds.Rest.SHELVED: api.shelve_offload if (
                 instance.vm_state == vm_states.SHELVED) else api.shelve}[rest]
-    LOG.info('Server %s: asked Nova to have it %s', instance.uuid, rest.value)
+    LOG.info('Server %s: asking Nova to have it %s', instance.uuid, rest.value)
     _ask(work, context, instance)
 
 
@@ -77,7 +77,7 @@ def wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
     """
     if instance.task_state is None and instance.vm_state in (
             vm_states.SHELVED, vm_states.SHELVED_OFFLOADED):
-        LOG.info('Server %s: asked Nova to unshelve it', instance.uuid)
+        LOG.info('Server %s: asking Nova to unshelve it', instance.uuid)
         _ask(api.unshelve, context, instance)
 
 

@@ -127,8 +127,8 @@ class Migrating(abc.ABC):
                 context, server_id, expected_attrs=[
                     'flavor', 'metadata', 'numa_topology', 'pci_requests'])
             if not _is_free(instance):
-                return 'it is not to be moved any more, or something is ' \
-                    'being done to it.'
+                return ('it may not be moved any more, or it has a task under '
+                        'way.')
             if deadline.passed():
                 return 'this process stood still.'
             LOG.info('Server %s: live-migrating it to %s, for lease %s',

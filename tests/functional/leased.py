@@ -20,6 +20,7 @@ import typing as ty
 
 from blazar_core.common import clock as clocks
 from blazar_core.leases import views
+from blazar_nova.cmd import verify
 
 from tests.functional import base
 
@@ -58,6 +59,14 @@ class LeasedTestCase(base.FunctionalTestCase):
     def fill_books(self) -> None:
         """Make the books true to Nova: hosts, usage, leased servers."""
         self.listener.mirror.compare_all()
+
+    def assert_verified(self) -> None:
+        """``verify`` finds nothing in the books and in Nova."""
+        report = verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(False)
+        self.assertEqual(
+            [], [one.text for one in report.left] + report.failures)
 
     # -- asking for leases ------------------------------------------------
 

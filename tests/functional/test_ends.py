@@ -24,7 +24,6 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
-from blazar_nova.cmd import verify
 from tests.functional import test_api
 from tests.functional import test_deletion
 
@@ -65,11 +64,7 @@ class EndsTestCase(test_api.ApiTestCase):
 
     def assert_ordinary(self, server):
         """Nothing binds it any more, and nothing differs."""
-        report = verify.Verifier(
-            self.listener.parts, lambda _seconds: None, lambda _text: None,
-            0).run(False)
-        self.assertEqual([], [one.text for one in report.left] +
-                         report.failures)
+        self.assert_verified()
         self.assertEqual([], self.books(
             'SELECT id FROM bookings WHERE server_id IS NOT NULL'))
         shown = self.admin.get_server(server['id'])

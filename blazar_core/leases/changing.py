@@ -12,16 +12,13 @@
 
 """How leases are changed: their time, their size, their name, their events."""
 
-import collections
 import dataclasses
 import typing as ty
 
-import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
-from blazar_core.books import picking
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -32,6 +29,7 @@ from blazar_core.db import models
 from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import making
+from blazar_core.leases import replanning
 from blazar_core.leases import requests
 from blazar_core.leases import resizing
 from blazar_core.leases import views
@@ -44,20 +42,6 @@ __all__ = ['Change', 'Changing']
 
 class _Unpicked(Exception):
     """Hosts have to be picked before a lease can be changed like this."""
-
-
-class _Plan(ty.NamedTuple):
-    """What a change needs hosts for.
-
-    :ivar demands: by reservation: all of its servers, or those that are added
-    :ivar instead_of: the bookings that it has
-    :ivar kept: what stays where it is
-    """
-
-    demands: dict[str, model.Demand]
-    window: model.Window
-    instead_of: list[models.Booking]
-    kept: list[picking.Kept]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,7 +101,11 @@ class Changing:
         try:
             return self._rewrite(lease_id, change, {})
         except (ledger.Full, _Unpicked) as exc:
-            plan = self._plan(lease_id, change)
+            with self._database.reader() as session:
+                lease, now = api.found(session, lease_id), self._clock.now()
+                plan = replanning.plan(
+                    session, lease, change.reservations,
+                    new_window(lease, change, now), change.grace_period, now)
             if not plan.demands and isinstance(exc, _Unpicked):
                 raise api.Outdated('another request has added it '
                                    'meanwhile') from exc
@@ -131,135 +119,6 @@ class Changing:
             instead_of=plan.instead_of, kept=plan.kept)
         return self._rewrite(lease_id, change, dict(
             zip(plan.demands, picked, strict=True)))
-
-    def _plan(self, lease_id: str, change: Change) -> _Plan:
-        with self._database.reader() as session:
-            lease = api.found(session, lease_id)
-            window = self._new_window(lease, change)
-            booked = lease.booked(window, change.grace_period)
-            rows = lease.bookings
-            if not rows:
-                raise api.Outdated('its servers have gone meanwhile')
-            demands = self._demands(session, lease, change)
-            kept = self._kept(lease, change)
-            if lease.status in states.BEGUN and (
-                    window.end <= self._clock.now()):
-                raise errors.InvalidLeaseParams(
-                    f'Lease {lease.id} is over: nothing can be added to it. '
-                    f'Write a later end, or make another lease.')
-        if kept:
-            booked = model.Window(self._clock.now(), booked.end)
-        return _Plan(demands, booked, rows, kept)
-
-    def _kept(self, lease: models.Lease, change: Change,
-              ) -> list[picking.Kept]:
-        """What stays where it is of a lease that has begun."""
-        if lease.status not in states.BEGUN:
-            return []
-        on: dict[frozenset[tuple[str, int]], collections.Counter[int]] = (
-            collections.defaultdict(collections.Counter))
-        for one in lease.reservations:
-            for row in resizing.kept(one, change.reservations.get(one.id)):
-                if row.host_id is not None:
-                    on[frozenset(row.resources.items())][row.host_id] += 1
-        return [picking.Kept(dict(resources), hosts)
-                for resources, hosts in on.items()]
-
-    def _demands(self, session: orm.Session, lease: models.Lease,
-                 change: Change) -> dict[str, model.Demand]:
-        """By reservation, what hosts are looked for.
-
-        For all of its servers; for those that are added, if it has begun.
-        """
-        demands = {}
-        for one in lease.reservations:
-            wanted = change.reservations.get(one.id)
-            if lease.status in states.BEGUN:
-                if wanted is not None and resizing.is_more(one, wanted):
-                    demands[one.id] = self._added(
-                        session, one, wanted.demand)
-            elif wanted is not None:
-                demands[one.id] = wanted.demand
-            else:
-                demands[one.id] = self._where_it_is(session, one)
-        return demands
-
-    def _added(self, session: orm.Session, reservation: models.Reservation,
-               demand: model.Demand) -> model.Demand:
-        """A demand, for what it asks for beside what is there."""
-        there = len(reservation.bookings)
-        hosts = frozenset(self._uuids(session, reservation.bookings))
-        demand = dataclasses.replace(
-            demand, count=demand.count - there, least=None
-            if demand.least is None else max(0, demand.least - there))
-        if demand.affinity is model.Affinity.SAME and hosts:
-            return dataclasses.replace(demand, hosts=hosts)
-        if demand.affinity is model.Affinity.DIFFERENT:
-            return dataclasses.replace(demand, avoid=demand.avoid | hosts)
-        return demand
-
-    def _uuids(self, session: orm.Session,
-               rows: ty.Iterable[models.Booking]) -> ty.Iterable[str]:
-        """The uuids of the hosts of bookings."""
-        return session.scalars(sa.select(models.Host.uuid).where(
-            models.Host.id.in_({row.host_id for row in rows})))
-
-    def _where_it_is(self, session: orm.Session,
-                     reservation: models.Reservation) -> model.Demand:
-        """The demand of a reservation that keeps to the hosts it has.
-
-        Its servers may have to be apart: none of them gets more than the one
-        with most has.
-        """
-        rows = reservation.bookings
-        most = max(collections.Counter(row.host_id for row in rows).values())
-        return model.Demand(
-            model.WHOLE if reservation.whole else rows[0].resources, len(rows),
-            model.Affinity.DIFFERENT, most, among=None,
-            hosts=frozenset(self._uuids(session, rows)))
-
-    def _new_window(self, lease: models.Lease, change: Change,
-                    ) -> model.Window:
-        """The window that a lease would get.
-
-        :raises InvalidLeaseParams: when it cannot get that
-        :raises Conflict: when it has another end than was thought
-        """
-        now = self._clock.now()
-        begun = lease.status in states.BEGUN
-        if lease.status in states.SEEKING:
-            raise errors.InvalidLeaseParams(
-                f'{waiting.unready(lease, "it can be changed")} Until then, '
-                f'delete it and ask for another one.')
-        alone = lease.end_date + lease.grace_period
-        if (lease.grace_period and lease.deleted_at is None and now < alone and
-                lease.status == states.Lease.TERMINATING):
-            raise errors.Conflict(
-                f'Lease {lease.id} is over, and its servers are left alone '
-                f'until {clocks.minute(alone)}. Make another lease.')
-        if lease.deleted_at is not None or not begun and (
-                lease.status not in states.BEFORE):
-            raise errors.InvalidLeaseParams(
-                f'Lease {lease.id} is {views.status(lease)}: it cannot be '
-                f'changed any more.')
-        if begun and change.start not in (None, lease.start_date):
-            raise errors.InvalidLeaseParams(
-                f'Lease {lease.id} has started: only its end, its name, its '
-                f'events and amounts can be changed.')
-        if change.was_end not in (None, lease.end_date):
-            raise errors.Conflict(
-                f'The end of lease {lease.id} was moved meanwhile.')
-        start = lease.start_date if change.start is None else change.start
-        end = lease.end_date if change.end is None else change.end
-        # What is left alone may be overdue; what runs may end this second.
-        late = (start, end) != (lease.start_date, lease.end_date) and (
-            end < now if begun else min(start, end - 1) < now)
-        if end <= start or late:
-            raise errors.InvalidLeaseParams(
-                'End date must be later than start date, and neither may lie '
-                f'in the past: from {clocks.minute(start)} to '
-                f'{clocks.minute(end)}, now it is {clocks.minute(now)} UTC.')
-        return model.Window(start, end)
 
     def _rewrite(self, lease_id: str, change: Change,
                  picked: ty.Mapping[str, list[int]]) -> dict[str, ty.Any]:
@@ -277,7 +136,7 @@ class Changing:
             lease = api.locked(session, lease_id)
             if change.granted is not None:
                 change.granted.confirm(session.connection())
-            window = self._new_window(lease, change)
+            window = new_window(lease, change, self._clock.now())
             within.check(session, lease, window)
             if change.reservations.keys() - {
                     one.id for one in lease.reservations}:
@@ -398,7 +257,8 @@ class Changing:
             wanted.insert(0, (states.EventType.BEFORE_END, change.before_end,
                               _before_end_action(lease, change)))
         elif change.before_end_action is not None:
-            _act_before_end(lease, before, change.before_end_action, window)
+            events.act_before_end(lease, before, change.before_end_action,
+                                  window)
         first = max(window.start, now)
         for event_type, time, action in wanted:
             if not first <= time <= window.end:
@@ -421,6 +281,55 @@ class Changing:
             session.add(models.Event(**row))
 
 
+def new_window(lease: models.Lease, change: Change, now: int) -> model.Window:
+    """The window that a lease would get.
+
+    :raises InvalidLeaseParams: when it cannot get that
+    :raises Conflict: when it has another end than was thought
+    """
+    begun = lease.status in states.BEGUN
+    if lease.status in states.SEEKING:
+        raise errors.InvalidLeaseParams(
+            f'{waiting.unready(lease, "it can be changed")} Until then, '
+            f'delete it and ask for another one.')
+    alone = lease.end_date + lease.grace_period
+    if (lease.grace_period and lease.deleted_at is None and now < alone and
+            lease.status == states.Lease.TERMINATING):
+        raise errors.Conflict(
+            f'Lease {lease.id} is over, and its servers are left alone '
+            f'until {clocks.minute(alone)}. Make another lease.')
+    if lease.deleted_at is not None or not begun and (
+            lease.status not in states.BEFORE):
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} is {views.status(lease)}: it cannot be '
+            f'changed any more.')
+    if begun and lease.end_date <= now and (
+            change.end not in (None, lease.end_date)):
+        # Others may count on its room: what is still there stays too long.
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} is over since '
+            f'{clocks.minute(lease.end_date)} UTC: its end cannot be moved '
+            f'any more. Make another lease.')
+    if begun and change.start not in (None, lease.start_date):
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} has started: only its end, its name, its '
+            f'events and amounts can be changed.')
+    if change.was_end not in (None, lease.end_date):
+        raise errors.Conflict(
+            f'The end of lease {lease.id} was moved meanwhile.')
+    start = lease.start_date if change.start is None else change.start
+    end = lease.end_date if change.end is None else change.end
+    # What is left alone may be overdue; what runs may end this second.
+    late = (start, end) != (lease.start_date, lease.end_date) and (
+        end < now if begun else min(start, end - 1) < now)
+    if end <= start or late:
+        raise errors.InvalidLeaseParams(
+            'End date must be later than start date, and neither may lie '
+            f'in the past: from {clocks.minute(start)} to '
+            f'{clocks.minute(end)}, now it is {clocks.minute(now)} UTC.')
+    return model.Window(start, end)
+
+
 def _before_end_action(lease: models.Lease, change: Change) -> states.Action:
     """What is done at another date before the end: the same, if nothing else
     is wanted.
@@ -431,19 +340,3 @@ def _before_end_action(lease: models.Lease, change: Change) -> states.Action:
                  for event in reversed(lease.events)
                  if event.event_type == states.EventType.BEFORE_END),
                 states.Action.NOTIFY)
-
-
-def _act_before_end(lease: models.Lease, before: ty.Sequence[models.Event],
-                    action: states.Action, window: model.Window) -> None:
-    """Have something else done before the end, at the same time.
-
-    :param before: what is announced of it, and is still to come
-    :raises InvalidLeaseParams: when nothing is
-    """
-    if not before:
-        raise errors.InvalidLeaseParams(
-            f'Nothing is to come before the end of lease {lease.id} at which '
-            f'something could be done. Say when: write before_end_date, too.')
-    for event in before:
-        events.check_action(event.event_type, action, event.time, window)
-        event.action = None if action == states.Action.NOTIFY else action

@@ -25,9 +25,9 @@ from blazar_core.db import models
 from blazar_core.leases import requests
 from blazar_core import resources
 
-__all__ = ['EXTEND_BEFORE', 'NOT_PROLONGED', 'begin', 'changed',
-           'check_action', 'extension', 'forgotten', 'move_own', 'redate',
-           'reextend', 'retime', 'row']
+__all__ = ['EXTEND_BEFORE', 'NOT_PROLONGED', 'act_before_end', 'begin',
+           'changed', 'check_action', 'extension', 'forgotten', 'move_own',
+           'redate', 'reextend', 'retime', 'row']
 
 #: Seconds before its end, at most, in which a lease is prolonged by itself:
 #: before it is told that it nears its end, if the operator has changed
@@ -59,6 +59,22 @@ def check_action(event_type: str, action: str, time: int,
             f'The {event_type} {clocks.minute(time)} is when the lease is '
             f'over: nothing but "action": "{states.Action.NOTIFY}" is done '
             f'then. Write an earlier date, or "on_end": "{action}".')
+
+
+def act_before_end(lease: models.Lease, before: ty.Sequence[models.Event],
+                   action: states.Action, window: model.Window) -> None:
+    """Have something else done before the end, at the same time.
+
+    :param before: what is announced of it, and is still to come
+    :raises InvalidLeaseParams: when nothing is
+    """
+    if not before:
+        raise errors.InvalidLeaseParams(
+            f'Nothing is to come before the end of lease {lease.id} at which '
+            f'something could be done. Say when: write before_end_date, too.')
+    for event in before:
+        check_action(event.event_type, action, event.time, window)
+        event.action = None if action == states.Action.NOTIFY else action
 
 
 def extension(window: model.Window, period: int) -> int:

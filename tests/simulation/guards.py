@@ -123,7 +123,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
                lambda self, event, server_id: None),
     'behind': ('blazar_core.leases.waiting.behind',
                lambda connection, project_id, lease_id=None: ''),
-    'end': ('blazar_core.leases.changing.Changing._new_window',
+    'end': ('blazar_core.leases.changing.new_window',
             racer.window_unguarded),
     'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),
     'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),

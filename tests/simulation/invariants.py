@@ -326,8 +326,9 @@ class Always:
         for uuid, changes in levels.items():
             level, worst = 0, (0, 0)
             for when, amount in sorted(changes):
-                # Until then it has been so.
-                if when > now:
+                # Until then it has been so; whose clock is ahead knows it
+                # first, and may have given it to others.
+                if when > now + self._ahead:
                     worst = max(worst, (level - limits[uuid], when))
                 level += amount
             since, excused = self._excused.get(uuid, (now, 0))

@@ -155,15 +155,15 @@ def find_slowly(self: places.Places, *args: str) -> str:
     return found
 
 
-_new_window = changing.Changing._new_window
+_new_window = changing.new_window
 
 
-def window_unguarded(self: changing.Changing, lease: models.Lease,
-                     change: changing.Change) -> model.Window:
-    """What Changing._new_window does, but that it does not care who has moved
-    the end by now.
+def window_unguarded(lease: models.Lease, change: changing.Change, now: int,
+                     ) -> model.Window:
+    """What new_window does, but that it does not care who has moved the end
+    by now.
     """
-    return _new_window(self, lease, dataclasses.replace(change, was_end=None))
+    return _new_window(lease, dataclasses.replace(change, was_end=None), now)
 
 
 #: What can be taken out: where it is, and what stands there then.
@@ -177,7 +177,7 @@ GUARDS = {
     'place': ('blazar_core.books.claims.Claims._place', place_unguarded),
     'lock': ('blazar_core.db.api.locked', late_lock),
     'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),
-    'end': ('blazar_core.leases.changing.Changing._new_window',
+    'end': ('blazar_core.leases.changing.new_window',
             window_unguarded),
     'claim': ('blazar_core.lifecycle.queue.Queue.claim', seize),
     'haste': ('blazar_core.leases.places.Places._lease_of', find_slowly),

@@ -434,6 +434,19 @@ class TestUpdate(base.LeaseTestCase):
                                 end=200)
             self.cloud.stubborn.clear()
 
+    def test_one_whose_end_has_come_is_not_prolonged(self):
+        """Though nobody has ended it yet: others count on its room, and what
+        stays too long has it for a while by the rule.
+        """
+        self.host('one', VCPU=1)
+        lease = self.running_lease(0, 100)
+        self.lease(100, 200)
+        self.clock.advance(100)
+        for end in (101, 159, 1000):
+            self.assert_refused(errors.InvalidLeaseParams, 'is over since',
+                                lease, end=end)
+        self.update(lease, name='another')
+
     def test_times_that_cannot_be_are_refused(self):
         self.host('one', VCPU=2)
         later, running = self.lease(50, 100), self.running_lease(0, 100)

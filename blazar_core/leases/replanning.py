@@ -1,0 +1,142 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Which hosts a lease that is changed needs, and what stays where it is."""
+
+import collections
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import picking
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import making
+from blazar_core.leases import resizing
+
+__all__ = ['Plan', 'plan']
+
+#: By the id of a reservation, what it becomes.
+_Resized = ty.Mapping[str, making.NewReservation]
+
+
+class Plan(ty.NamedTuple):
+    """What a change needs hosts for.
+
+    :ivar demands: by reservation: all of its servers, or those that are added
+    :ivar instead_of: the bookings that it has
+    :ivar kept: what stays where it is
+    """
+
+    demands: dict[str, model.Demand]
+    window: model.Window
+    instead_of: list[models.Booking]
+    kept: list[picking.Kept]
+
+
+def plan(session: orm.Session, lease: models.Lease, resized: _Resized,
+         window: model.Window, grace_period: int | None, now: int) -> Plan:
+    """What hosts are needed for, where a lease is to get another window, and
+    its reservations become something else.
+
+    :param grace_period: seconds; None: what it has
+    :raises Outdated: when it has no servers any more
+    :raises InvalidLeaseParams: when more is wanted of what is over
+    """
+    rows = lease.bookings
+    if not rows:
+        raise api.Outdated('its servers have gone meanwhile')
+    booked = lease.booked(window, grace_period)
+    demands = _demands(session, lease, resized)
+    kept = _kept(lease, resized)
+    if lease.status in states.BEGUN and window.end <= now:
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} is over by then: nothing can be added to it. '
+            f'Make another lease.')
+    if kept:
+        booked = model.Window(now, booked.end)
+    return Plan(demands, booked, rows, kept)
+
+
+def _kept(lease: models.Lease, resized: _Resized) -> list[picking.Kept]:
+    """What stays where it is of a lease that has begun."""
+    if lease.status not in states.BEGUN:
+        return []
+    on: dict[frozenset[tuple[str, int]], collections.Counter[int]] = (
+        collections.defaultdict(collections.Counter))
+    for one in lease.reservations:
+        for row in resizing.kept(one, resized.get(one.id)):
+            if row.host_id is not None:
+                on[frozenset(row.resources.items())][row.host_id] += 1
+    return [picking.Kept(dict(resources), hosts)
+            for resources, hosts in on.items()]
+
+
+def _demands(session: orm.Session, lease: models.Lease, resized: _Resized,
+             ) -> dict[str, model.Demand]:
+    """By reservation, what hosts are looked for.
+
+    For all of its servers; for those that are added, if it has begun.
+    """
+    demands = {}
+    for one in lease.reservations:
+        wanted = resized.get(one.id)
+        if lease.status in states.BEGUN:
+            if wanted is not None and resizing.is_more(one, wanted):
+                demands[one.id] = _added(session, one, wanted.demand)
+        elif wanted is not None:
+            demands[one.id] = wanted.demand
+        else:
+            demands[one.id] = _where_it_is(session, one)
+    return demands
+
+
+def _added(session: orm.Session, reservation: models.Reservation,
+           demand: model.Demand) -> model.Demand:
+    """A demand, for what it asks for beside what is there."""
+    there = len(reservation.bookings)
+    hosts = frozenset(_uuids(session, reservation.bookings))
+    demand = dataclasses.replace(
+        demand, count=demand.count - there, least=None
+        if demand.least is None else max(0, demand.least - there))
+    if demand.affinity is model.Affinity.SAME and hosts:
+        return dataclasses.replace(demand, hosts=hosts)
+    if demand.affinity is model.Affinity.DIFFERENT:
+        return dataclasses.replace(demand, avoid=demand.avoid | hosts)
+    return demand
+
+
+def _uuids(session: orm.Session,
+           rows: ty.Iterable[models.Booking]) -> ty.Iterable[str]:
+    """The uuids of the hosts of bookings."""
+    return session.scalars(sa.select(models.Host.uuid).where(
+        models.Host.id.in_({row.host_id for row in rows})))
+
+
+def _where_it_is(session: orm.Session,
+                 reservation: models.Reservation) -> model.Demand:
+    """The demand of a reservation that keeps to the hosts it has.
+
+    Its servers may have to be apart: none of them gets more than the one
+    with most has.
+    """
+    rows = reservation.bookings
+    most = max(collections.Counter(row.host_id for row in rows).values())
+    return model.Demand(
+        model.WHOLE if reservation.whole else rows[0].resources, len(rows),
+        model.Affinity.DIFFERENT, most, among=None,
+        hosts=frozenset(_uuids(session, rows)))

@@ -36,7 +36,6 @@ it has to be there, as it was, each time.
 What is found here is a hint: each decision is made in the database.
 """
 
-import collections
 import contextlib
 import functools
 import threading
@@ -50,6 +49,7 @@ import sqlalchemy as sa
 from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import news
+from blazar_core.books import remembered
 from blazar_core.books import snapshot
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
@@ -57,25 +57,15 @@ from blazar_core.common import model
 from blazar_core.common import properties
 from blazar_core.db import api
 
-__all__ = ['ALONE', 'Alike', 'Apart', 'Index', 'KEEP']
+__all__ = ['Alike', 'Apart', 'Index', 'KEEP']
 
 LOG = logging.getLogger(__name__)
 
 #: Seconds for which changes are kept in the database. A process that has not
 #: looked for longer may have to read everything again.
 KEEP = 3600
-#: Seconds after which what was let in without the database counts no more,
-#: when no process had to do without it again: the others wrote it.
-ALONE = 300
 #: Of how many expressions it is remembered which hosts match.
 _EXPRESSIONS = 100
-
-
-class _Guest(ty.NamedTuple):
-    """What counts on a host though the database was not told of it."""
-
-    host_id: int
-    amounts: model.Resources
 
 
 class Apart(ty.NamedTuple):
@@ -101,12 +91,12 @@ Alike: ty.TypeAlias = ty.Callable[
     [properties.Expression | None], frozenset[str]]
 
 
-class Index:
+class Index(remembered.Remembered):
     """What the books say, ready to be searched."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+        super().__init__(clock)
         self._database = database
-        self._clock = clock
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._timeline: timelines.Timeline | None = None
         self._known = news.Known({}, None, 0)
@@ -120,15 +110,6 @@ class Index:
         #: The instant since which everything is known.
         self._since = 0
         self._asked = 0.0
-        #: When somebody had to do without the database last (None: nobody
-        #: had), and what was let in meanwhile.
-        self._alone: float | None = None
-        self._guests: list[_Guest] = []
-
-    @property
-    def hosts(self) -> dict[int, model.Host]:
-        """The hosts that are known, by id. Not a copy."""
-        return self._known.hosts
 
     @contextlib.contextmanager
     def fresh(self, lag: float = 0, connection: sa.Connection | None = None,
@@ -166,81 +147,10 @@ class Index:
                 self._refresh(now, connection)
                 self._asked = asked
             assert self._timeline is not None
-            if self._alone is not None:
-                if self._clock.elapsed() >= self._alone + ALONE:
-                    self._end_alone()
-                # What was read knows nothing of them.
-                self._count_guests(self._guests)
+            self._keep_guests()
             yield self._timeline
         finally:
             self._lock.release()
-
-    @contextlib.contextmanager
-    def remembered(self) -> ty.Iterator[timelines.Timeline | None]:
-        """The timeline as it was known last, for one thread at a time.
-
-        For decisions while the database is away.
-
-        :returns: None when none was known yet
-        """
-        with self._lock:
-            if self._alone is None:
-                LOG.error(
-                    'Without the database of the leases, servers are judged '
-                    'by %s', 'nothing: it has not answered since this '
-                    'process started' if self._timeline is None else
-                    f'what was known '
-                    f'{self._clock.now() - self._known.at} s ago')
-            self._alone = self._clock.elapsed()
-            yield self._timeline
-
-    def let_in(self, host_id: int, amounts: model.Resources,
-               ) -> ty.Callable[[], None]:
-        """Within :meth:`remembered`: let something count on a host that the
-        database cannot be told of, until it is there again.
-
-        :returns: what takes it back
-        """
-        guest = _Guest(host_id, amounts)
-        self._guests.append(guest)
-        self._count_guests([guest])
-
-        def take_back() -> None:
-            with self._lock:
-                self._guests = [
-                    one for one in self._guests if one is not guest]
-                self._count_guests([guest])
-
-        return take_back
-
-    def written(self) -> None:
-        """A process could write: the database is there again.
-
-        One that can be read but not written is as good as away: what is let
-        in counts here alone.
-        """
-        if self._alone is not None:
-            with self._lock:
-                if self._alone is not None:
-                    self._end_alone()
-
-    def _end_alone(self) -> None:
-        """What came meanwhile is found by the comparison with the cloud."""
-        LOG.warning('Servers are judged by the books again; %s were let in '
-                    'without', len(self._guests))
-        guests, self._guests, self._alone = self._guests, [], None
-        self._count_guests(guests)
-
-    def _count_guests(self, changed: ty.Iterable[_Guest]) -> None:
-        """Give the hosts of some guests the usage that they have now."""
-        for host_id in {one.host_id for one in changed} & self.hosts.keys():
-            host = self.hosts[host_id]
-            usage = collections.Counter(host.usage)
-            for guest in self._guests:
-                if guest.host_id == host_id:
-                    usage.update(guest.amounts)
-            if self._timeline is not None:
-                self._timeline.set_host(host_id, host.capacity, dict(usage))
 
     def uuids(self) -> npt.NDArray[np.object_]:
         """Within :meth:`fresh`: the uuids of all hosts, in the order of the

@@ -14,19 +14,22 @@
 or an image.
 """
 
+import contextlib
 import typing as ty
 
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
 from nova.compute import vm_states
+from nova import context as nova_context
 from nova import exception
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_nova.compat import acting
 
-__all__ = ['RESTS', 'bring', 'copy', 'is_copied', 'wake']
+__all__ = ['Keeping', 'RESTS']
 
 LOG = logging.getLogger(__name__)
 
@@ -49,10 +52,94 @@ _EVENT, _END = 'blazar_event', 'end_lease'
 _LONGEST_NAME = 255
 #: Seconds after which nobody makes an image that was only asked for.
 _LOST = 600
+#: The service that is asked for images: not the cell, which others need.
+_GLANCE = 'Glance'
 
 
-def bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
-          ) -> None:
+class Keeping(acting.Acting):
+    """What of :class:`blazar_core.cloud.Cloud` is about keeping servers, and
+    images of them.
+    """
+
+    def bring(self, server_id: str, rest: clouds.Rest,
+              credential: str | None) -> None:
+        """Ask Nova to keep a server like this; nothing when it is gone.
+
+        As its owner where glance is needed, else as Nova itself.
+
+        :raises CloudUnavailable: when its cell does not answer, or Nova does
+            not do that to it now
+        :raises NotDelegated: when it takes the owner's name, and that cannot
+            be had
+        :raises Forbidden: when it takes that of the owner of another project
+        """
+        if rest is clouds.Rest.SHELVED:
+            self._within(_GLANCE, self._bring, server_id, rest, credential)
+        else:
+            self._in_cell(self._bring, server_id, rest, credential)
+
+    def _bring(self, server_id: str, rest: clouds.Rest,
+               credential: str | None) -> None:
+        context = nova_context.get_admin_context()
+        with contextlib.suppress(exception.InstanceNotFound):
+            if rest is clouds.Rest.SHELVED:
+                context = self._in_its_name(server_id, credential)
+            _bring(self._compute_api, context, self._compute_api.get(
+                context, server_id), rest)
+
+    def wake(self, server_id: str, credential: str | None) -> None:
+        """Ask Nova to unshelve a server, in the name of the owner.
+
+        :raises CloudUnavailable, NotDelegated, Forbidden: as :meth:`bring`
+        """
+        self._within(_GLANCE, self._wake, server_id, credential)
+
+    def _wake(self, server_id: str, credential: str | None) -> None:
+        with contextlib.suppress(exception.InstanceNotFound):
+            context = self._in_its_name(server_id, credential)
+            _wake(self._compute_api, context, self._compute_api.get(
+                context, server_id, expected_attrs=['flavor', 'info_cache']))
+
+    def copy(self, server_id: str, lease_id: str, name: str,
+             credential: str | None, event: str = '', label: str = '',
+             ) -> None:
+        """Ask Nova for an image of a server, in the name of the owner.
+
+        :raises CloudUnavailable, NotDelegated, Forbidden: as :meth:`bring`
+        """
+        self._within(
+            _GLANCE, self._copy, server_id, lease_id, name, credential,
+            event, label)
+
+    def _copy(self, server_id: str, lease_id: str, name: str,
+              credential: str | None, event: str, label: str) -> None:
+        with contextlib.suppress(exception.InstanceNotFound):
+            context = self._in_its_name(server_id, credential)
+            _copy(self._compute_api, context, self._compute_api.get(
+                context, server_id), lease_id, name, event, label)
+
+    def is_copied(self, server_id: str, lease_id: str,
+                  credential: str | None, event: str = '') -> bool:
+        """Whether an image of a server was made for a lease.
+
+        :raises CloudUnavailable, NotDelegated: as :meth:`bring`
+        """
+        return self._within(
+            _GLANCE, self._is_copied, server_id, lease_id, credential,
+            event)
+
+    def _is_copied(self, server_id: str, lease_id: str,
+                   credential: str | None, event: str) -> bool:
+        try:
+            return _is_copied(
+                self._compute_api, self._in_its_name(server_id, credential),
+                server_id, lease_id, event)
+        except (exception.InstanceNotFound, errors.Forbidden):
+            return False
+
+
+def _bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
+           ) -> None:
     """Ask Nova to keep a server like this; nothing while it does something
     else to it.
 
@@ -68,7 +155,7 @@ def bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
     _ask(work, context, instance)
 
 
-def wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
+def _wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
     """Ask Nova to bring a server back that is shelved; nothing while it does
     something to it.
 
@@ -81,8 +168,8 @@ def wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
         _ask(api.unshelve, context, instance)
 
 
-def copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
-         lease_name: str, event: str = '', label: str = '') -> None:
+def _copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
+          lease_name: str, event: str = '', label: str = '') -> None:
     """Ask Nova for an image of a server; nothing while it does something to
     it, or there is one.
 
@@ -110,8 +197,8 @@ def copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
         _LEASE: lease_id, _SERVER: instance.uuid, _EVENT: event or _END})
 
 
-def is_copied(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
-              event: str = '') -> bool:
+def _is_copied(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
+               event: str = '') -> bool:
     """Whether there is an image of a server that was made for a lease.
 
     :param event: the one at which it was made; empty: the end

@@ -16,7 +16,6 @@ By Nova's own API, in the name of the service user, with the host named but not
 forced: its scheduler asks the filters about it, and claims it in the books.
 """
 
-import abc
 import typing as ty
 
 from nova.compute import vm_states
@@ -31,6 +30,7 @@ import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_nova.compat import acting
 from blazar_nova.compat import again
 from blazar_nova.compat import bounded
 from blazar_nova.compat import calls
@@ -52,22 +52,8 @@ _BINDING = ('affinity', 'anti-affinity')
 _LIVE = (vm_states.ACTIVE, vm_states.PAUSED)
 
 
-class Migrating(abc.ABC):
+class Migrating(acting.Acting):
     """What of :class:`blazar_core.cloud.Cloud` is about moves."""
-
-    _compute_api: ty.Any
-
-    @abc.abstractmethod
-    def _in_cell(self, work: ty.Callable[..., ty.Any], server_id: str,
-                 *args: ty.Any) -> ty.Any:
-        """Do something about a server, in the time that its cell has."""
-
-    @abc.abstractmethod
-    def _as_service(self) -> ty.Any:
-        """A token of the service user; None where there is no keystone.
-
-        :raises CloudUnavailable: when it cannot be had
-        """
 
     def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
         """Which of these servers may be live-migrated, as far as they
@@ -106,8 +92,8 @@ class Migrating(abc.ABC):
 
         :raises CloudUnavailable: when it is not known whether Nova does
         """
-        return ty.cast(str, self._in_cell(
-            self._move, server_id, host, lease_id, deadline))
+        return self._in_cell(
+            self._move, server_id, host, lease_id, deadline)
 
     def _move(self, server_id: str, host: str, lease_id: str,
               deadline: clouds.Deadline) -> str:

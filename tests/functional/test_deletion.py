@@ -25,7 +25,7 @@ from keystoneauth1 import fixture as tokens
 
 from blazar_core.common import errors
 from blazar_nova.cmd import verify
-from blazar_nova.compat import servers
+from blazar_nova.compat import deletion
 from tests.functional import leased
 from tests.functional import test_api
 from tests.functional import test_held
@@ -151,7 +151,7 @@ class InWhoseNameTest(DeletionTestCase):
 
     def test_when_keystone_stays_away(self):
         self.useFixture(fixtures.MockPatchObject(
-            servers, '_TRIES', 3))
+            deletion, '_TRIES', 3))
         seen = self.record_deletions()
         server_id = self.active()
         self.no_token = errors.CloudUnavailable('keystone is away')

@@ -24,8 +24,8 @@ import sqlalchemy as sa
 
 from blazar_core.books import admission
 from blazar_core.books import claims
-from blazar_core.books import follower
 from blazar_core.books import judge
+from blazar_core.books import remembered
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import api
@@ -280,7 +280,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         # A change of the host does not hide it.
         self.report(self.uuid, 'one', {}, {'VCPU': 4})
         self.assertEqual({self.uuid: 0}, self.by_host())
-        self.clock.advance(follower.ALONE)
+        self.clock.advance(remembered.ALONE)
         self.assertEqual({self.uuid: 1}, self.by_host())
 
     def test_one_that_can_only_be_read_is_as_good_as_away(self):

@@ -1,0 +1,144 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""The books as they were known last, while the database is away.
+
+What is let in meanwhile counts in this process alone, until the database is
+there again.
+"""
+
+import collections
+import contextlib
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.books import news
+from blazar_core.books import timeline as timelines
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+
+__all__ = ['ALONE', 'Remembered']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds after which what was let in without the database counts no more,
+#: when no process had to do without it again: the others wrote it.
+ALONE = 300
+
+
+class _Guest(ty.NamedTuple):
+    """What counts on a host though the database was not told of it."""
+
+    host_id: int
+    amounts: model.Resources
+
+
+class Remembered:
+    """What of :class:`blazar_core.books.follower.Index` does without the
+    database.
+    """
+
+    _lock: threading.Lock
+    _timeline: timelines.Timeline | None
+    _known: news.Known
+
+    def __init__(self, clock: clocks.Clock) -> None:
+        self._clock = clock
+        #: When somebody had to do without the database last (None: nobody
+        #: had), and what was let in meanwhile.
+        self._alone: float | None = None
+        self._guests: list[_Guest] = []
+
+    @property
+    def hosts(self) -> dict[int, model.Host]:
+        """The hosts that are known, by id. Not a copy."""
+        return self._known.hosts
+
+    @contextlib.contextmanager
+    def remembered(self) -> ty.Iterator[timelines.Timeline | None]:
+        """The timeline as it was known last, for one thread at a time.
+
+        For decisions while the database is away.
+
+        :returns: None when none was known yet
+        """
+        with self._lock:
+            if self._alone is None:
+                LOG.error(
+                    'Without the database of the leases, servers are judged '
+                    'by %s', 'nothing: it has not answered since this '
+                    'process started' if self._timeline is None else
+                    f'what was known '
+                    f'{self._clock.now() - self._known.at} s ago')
+            self._alone = self._clock.elapsed()
+            yield self._timeline
+
+    def let_in(self, host_id: int, amounts: model.Resources,
+               ) -> ty.Callable[[], None]:
+        """Within :meth:`remembered`: let something count on a host that the
+        database cannot be told of, until it is there again.
+
+        :returns: what takes it back
+        """
+        guest = _Guest(host_id, amounts)
+        self._guests.append(guest)
+        self._count_guests([guest])
+
+        def take_back() -> None:
+            with self._lock:
+                self._guests = [
+                    one for one in self._guests if one is not guest]
+                self._count_guests([guest])
+
+        return take_back
+
+    def written(self) -> None:
+        """A process could write: the database is there again.
+
+        One that can be read but not written is as good as away: what is let
+        in counts here alone.
+        """
+        if self._alone is not None:
+            with self._lock:
+                if self._alone is not None:
+                    self._end_alone()
+
+    def _keep_guests(self) -> None:
+        """Count them on what has just been read, which knows nothing of them.
+
+        The lock is held.
+        """
+        if self._alone is not None:
+            if self._clock.elapsed() >= self._alone + ALONE:
+                self._end_alone()
+            self._count_guests(self._guests)
+
+    def _end_alone(self) -> None:
+        """What came meanwhile is found by the comparison with the cloud."""
+        LOG.warning('Servers are judged by the books again; %s were let in '
+                    'without', len(self._guests))
+        guests, self._guests, self._alone = self._guests, [], None
+        self._count_guests(guests)
+
+    def _count_guests(self, changed: ty.Iterable[_Guest]) -> None:
+        """Give the hosts of some guests the usage that they have now."""
+        for host_id in {one.host_id for one in changed} & self.hosts.keys():
+            host = self.hosts[host_id]
+            usage = collections.Counter(host.usage)
+            for guest in self._guests:
+                if guest.host_id == host_id:
+                    usage.update(guest.amounts)
+            if self._timeline is not None:
+                self._timeline.set_host(host_id, host.capacity, dict(usage))

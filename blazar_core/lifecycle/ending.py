@@ -33,6 +33,7 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import leaving
 from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import resuming
 from blazar_core.lifecycle import steps
@@ -83,13 +84,15 @@ class Ending:
                  cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None],
                  observing: observing.Observing, closing: closing.Closing,
-                 policies: ends.Policies, patience: int, limit: int) -> None:
+                 leaving: leaving.Leaving, policies: ends.Policies,
+                 patience: int, limit: int) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
         self._observing = observing
         self._closing = closing
+        self._leaving = leaving
         self._policies = policies
         self._patience = patience
         self._limit = limit
@@ -311,7 +314,7 @@ class Ending:
         if seen.state is clouds.ServerState.GONE:
             return None
         self._cloud.release(ended.server_id)
-        if self._observing.let_go(
+        if self._leaving.let_go(
                 ended.lease_id, ended.server_id, seen.host is not None):
             return None
         moving = _moving(its, self._policies)

@@ -33,6 +33,7 @@ from blazar_core.lifecycle import ending
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import extending
 from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import leaving
 from blazar_core.lifecycle import lost
 from blazar_core.lifecycle import making_room
 from blazar_core.lifecycle import noshows
@@ -74,8 +75,10 @@ class Lifecycle:
                  moves: int = 0) -> None:
         self.closing = closing.Closing(
             database, clock, cloud, opens, notify, types)
-        self.observing = observing.Observing(
+        self.leaving = leaving.Leaving(
             database, clock, cloud, notify, self.closing)
+        self.observing = observing.Observing(
+            database, clock, cloud, notify, self.closing, self.leaving)
         self.sending = sending.Sending(
             database, clock, cloud, opens, notify)
         self.starting = starting.Starting(
@@ -87,7 +90,7 @@ class Lifecycle:
             database, clock, cloud, lost_after, self.sending, self.observing)
         self.ending = ending.Ending(
             database, clock, cloud, notify, self.observing, self.closing,
-            policies, patience, end_limit)
+            self.leaving, policies, patience, end_limit)
         self.extending = extending.Extending(
             database, clock, changing.Changing(
                 database, clock, admission, types), granting, notify)

@@ -155,7 +155,7 @@ class Joining:
                 raise errors.InvalidLeaseParams(
                     f'Server {server_id} is not in lease {lease["id"]}. Leave '
                     f'it out.')
-        return self._parts.lifecycle.observing.leave(lease['id'], {
+        return self._parts.lifecycle.leaving.leave(lease['id'], {
             one: nova.leaves(one, lease['project_id']) for one in servers})
 
 

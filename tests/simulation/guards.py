@@ -115,7 +115,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
               lambda self, kind, reserved: None),
     'guests': ('tests.simulation.whole.Hosts.guests',
                lambda self, reserved: ()),
-    'room': ('blazar_core.lifecycle.observing.Observing._has_room',
+    'room': ('blazar_core.lifecycle.leaving.Leaving._has_room',
              lambda self, session, booking: True),
     'image': ('blazar_core.lifecycle.ends.Snapshot.is_over',
               lambda self, cloud, ended, seen: True),

@@ -169,7 +169,7 @@ class Owners:
             raise errors.NotFound('no lease')
         self._port.release(server.id)
         try:
-            self._core.lifecycle.observing.leave(
+            self._core.lifecycle.leaving.leave(
                 booked[0], {server.id: server.host is not None})
         except errors.Conflict:
             server.leased = True

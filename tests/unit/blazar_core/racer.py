@@ -449,7 +449,7 @@ class Racer:
         """Have a server that runs leave its lease."""
         server_id = self.task['server_id']
         try:
-            self._lifecycle().observing.leave(
+            self._lifecycle().leaving.leave(
                 self.task['lease_id'], {server_id: True})
         except errors.Conflict:
             return [{'refused': True}]
@@ -488,7 +488,7 @@ class Racer:
 
     def let_go(self) -> list[Answer]:
         """Have a server of a lease that is over stay on its host."""
-        stays = self._lifecycle().observing.let_go(
+        stays = self._lifecycle().leaving.let_go(
             self.task['lease_id'], self.task['server_id'], True)
         return [{'stays': True} if stays else {'has no room': True}]
 

@@ -71,7 +71,7 @@ class JoiningTestCase(base.LeaseTestCase):
             None)
 
     def leave(self, lease, *joiners):
-        return self.lifecycle.observing.leave(
+        return self.lifecycle.leaving.leave(
             lease['id'], {one.id: True for one in joiners})
 
     def amounts(self, lease):

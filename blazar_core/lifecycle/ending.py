@@ -19,23 +19,17 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import holding
-from blazar_core.books import ledger
-from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
-from blazar_core.common import errors
-from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
-from blazar_core.leases import events
 from blazar_core.leases import views
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
-from blazar_core.lifecycle import leaving
-from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import resuming
+from blazar_core.lifecycle import server_ends
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 
@@ -51,10 +45,6 @@ _SHOWN = 5
 IN_VAIN = 3 * 86400
 
 
-#: What is done to a server, one after the other.
-_Steps: ty.TypeAlias = list[ends.EndPolicy]
-
-
 class _Begun(ty.NamedTuple):
     """An end that has begun: what is done to servers.
 
@@ -63,8 +53,8 @@ class _Begun(ty.NamedTuple):
     :ivar grace: after so many seconds
     """
 
-    servers: dict[str, _Steps]
-    others: _Steps
+    servers: dict[str, ends.Steps]
+    others: ends.Steps
     name: str = ''
     project_id: str = ''
     grace: int = 0
@@ -81,18 +71,14 @@ class Ending:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None],
-                 observing: observing.Observing, closing: closing.Closing,
-                 leaving: leaving.Leaving, policies: ends.Policies,
-                 patience: int, limit: int) -> None:
+                 closing: closing.Closing, server_ends: server_ends.ServerEnds,
+                 policies: ends.Policies, patience: int, limit: int) -> None:
         self._database = database
         self._clock = clock
-        self._cloud = cloud
         self._notify = notify
-        self._observing = observing
         self._closing = closing
-        self._leaving = leaving
+        self._server_ends = server_ends
         self._policies = policies
         self._patience = patience
         self._limit = limit
@@ -162,35 +148,6 @@ class Ending:
                 facts.servers(lease)) or holding.holds(
                     session, lease.reservations)
 
-    def end_unused(self, lease_id: str) -> None:
-        """End a lease of which nobody has used anything, in time; nothing
-        where somebody has by now.
-        """
-        described = self._database.retried(self._end_unused, lease_id)
-        if described is not None:
-            LOG.info('Lease %s ends, as it has not been used', lease_id)
-            self._notify('lease.update', described)
-
-    def _end_unused(self, lease_id: str) -> facts.Lease | None:
-        now = self._clock.now()
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            if lease.status != states.Lease.ACTIVE or (
-                    lease.used_at is not None or lease.end_date <= now):
-                return None
-            lease.status_reason = (
-                f'It was ended at {clocks.minute(now)} UTC, as it had '
-                f'not been used since its start.')
-            window = model.Window(
-                lease.start_date, max(lease.start_date + 1, now))
-            ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(
-                row, window=lease.booked(window))) for row in lease.bookings])
-            lease.enter(states.Lease.TERMINATING, now)
-            events.redate(lease, window, now)
-            session.flush()
-            session.expire(lease)
-            return views.describe(lease)
-
     def end(self, lease_id: str, when_due: bool = False) -> facts.Outcome:
         """End a lease; done when its servers have come to their end.
 
@@ -209,7 +166,7 @@ class Ending:
                 min(begun.grace, facts.LONGEST_PAUSE), facts.GRACE)
         credential = self._closing.credential(lease_id) if ends_of else None
         waiting = {server_id: why for server_id, its in ends_of.items()
-                   if (why := self._bring(ends.Ended(
+                   if (why := self._server_ends.bring(ends.Ended(
                        server_id, lease_id, begun.name, begun.project_id,
                        credential), its)) is not None}
         if waiting:
@@ -254,76 +211,6 @@ class Ending:
                     f'{facts.lasting(lease.status_reason)} {why}').strip()
                 holding.overdue(session, self._clock.now(), lease)
 
-    def _bring(self, ended: ends.Ended, its: _Steps) -> str | None:
-        """Bring a server nearer to its end.
-
-        One that does not come to its end keeps no other of its lease.
-
-        :returns: why it has not come, as far as that is known; None: it has
-        """
-        try:
-            return self._carry_out(ended, its)
-        except (errors.CloudUnavailable, errors.NotDelegated) as exc:
-            LOG.warning('Lease %s: server %s has not come to its end yet: %s',
-                        ended.lease_id, ended.server_id, exc)
-            return f'server {ended.server_id}: {exc}'
-        except Exception:
-            LOG.exception('Lease %s: server %s could not be brought to its '
-                          'end', ended.lease_id, ended.server_id)
-            return f'server {ended.server_id} failed; the log says why.'
-
-    def _carry_out(self, ended: ends.Ended, its: _Steps) -> str | None:
-        asked, last = None, [self._policies[ends.DELETE]]
-        if its == last:
-            # Also of one that seems to be gone something may be left.
-            asked = self._ask(ended, its[0])
-        for _step in range(len(its) + 1):
-            seen = self._cloud.look(ended.server_id)
-            self._observing.observe(ended.server_id, seen)
-            if asked is None and its != last and not its[-1].for_guests and (
-                    seen.state is not clouds.ServerState.RUNNING):
-                # There is nothing to be kept.
-                return self._carry_out(ended, last)
-            if seen.busy and its != last:
-                # It may come to be elsewhere by that.
-                return ''
-            todo = ends.next_of(its, self._cloud, ended, seen)
-            if todo is None:
-                return self._leave(ended, its, seen)
-            if todo is asked:
-                return ''
-            try:
-                asked = self._ask(ended, todo)
-            except errors.Forbidden as exc:
-                LOG.info('Lease %s: server %s is deleted: %s',
-                         ended.lease_id, ended.server_id, exc)
-                return self._carry_out(ended, last)
-        return ''
-
-    def _ask(self, ended: ends.Ended, policy: ends.EndPolicy,
-             ) -> ends.EndPolicy:
-        policy.ask(self._cloud, ended)
-        steps.reached(steps.Step.END_DELETED, ended.lease_id)
-        return policy
-
-    def _leave(self, ended: ends.Ended, its: _Steps, seen: clouds.Seen,
-               ) -> str | None:
-        """All is done to a server: its lease has nothing to do with it any
-        more, if it is there.
-        """
-        if seen.state is clouds.ServerState.GONE:
-            return None
-        self._cloud.release(ended.server_id)
-        if self._leaving.let_go(
-                ended.lease_id, ended.server_id, seen.host is not None):
-            return None
-        moving = _moving(its, self._policies)
-        if its == moving:
-            return ''
-        LOG.info('Lease %s: there is no capacity for server %s on its host '
-                 'for ever', ended.lease_id, ended.server_id)
-        return self._carry_out(ended, moving)
-
     def _begin_end(self, lease_id: str, when_due: bool,
                    ) -> _Begun | facts.Later:
         """No start after this; returns the steps that each server needs.
@@ -362,7 +249,7 @@ class Ending:
             return _Begun({
                 one: last if its[-1].for_guests else its
                 for one in facts.servers(lease)},
-                _moving(its, self._policies) if its[-1].stays else its,
+                ends.moving(its, self._policies) if its[-1].stays else its,
                 lease.name, lease.project_id,
                 lease.end_date + lease.grace_period - now
                 if when_due and lease.deleted_at is None else 0)
@@ -375,7 +262,7 @@ class Ending:
             session.get(notes.Orphan, lease.id) is not None)
 
     def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
-                 its: _Steps) -> bool:
+                 its: ends.Steps) -> bool:
         """Whether it has taken too long to do something else than to delete
         the servers of a lease; the lease says so.
 
@@ -395,9 +282,3 @@ class Ending:
             lease.status_reason = (
                 f'{facts.lasting(lease.status_reason)} {why}').strip()
         return True
-
-
-def _moving(its: _Steps, policies: ends.Policies) -> _Steps:
-    """What is done to a server that cannot stay where it is."""
-    last = policies.get(ends.SHELVE, policies[ends.DELETE])
-    return [*(one for one in its if one.rank < last.rank), last]

@@ -23,9 +23,9 @@ from blazar_core import cloud as clouds
 from blazar_core.common import errors
 
 __all__ = ['DELETE', 'Delete', 'EndPolicy', 'Ended', 'Policies', 'RECYCLE',
-           'Recycle', 'Release', 'SHELVE', 'Shelve', 'Snapshot', 'Stop',
-           'Suspend', 'missing', 'needs_owner', 'next_of', 'ordered',
-           'steps_of']
+           'Recycle', 'Release', 'SHELVE', 'Shelve', 'Snapshot', 'Steps',
+           'Stop', 'Suspend', 'missing', 'moving', 'needs_owner', 'next_of',
+           'ordered', 'steps_of']
 
 #: The name of what is done if nothing else is wanted, and to the servers of
 #: a lease whose deletion was asked for.
@@ -193,6 +193,8 @@ class Release(EndPolicy):
 #: By name; what is named there once, and is not there any more, is
 #: :data:`DELETE`: the room is promised to others.
 Policies: ty.TypeAlias = ty.Mapping[str, EndPolicy]
+#: What is done to a server, one after the other.
+Steps: ty.TypeAlias = list[EndPolicy]
 
 
 def missing(on_end: str, policies: Policies) -> list[str]:
@@ -200,9 +202,15 @@ def missing(on_end: str, policies: Policies) -> list[str]:
     return [name for name in on_end.split(',') if name not in policies]
 
 
-def steps_of(on_end: str, policies: Policies) -> list[EndPolicy]:
+def steps_of(on_end: str, policies: Policies) -> Steps:
     """What is done at an end, one after the other."""
     return [policies[name] for name in on_end.split(',')]
+
+
+def moving(its: Steps, policies: Policies) -> Steps:
+    """What is done to a server that cannot stay where it is."""
+    last = policies.get(SHELVE, policies[DELETE])
+    return [*(one for one in its if one.rank < last.rank), last]
 
 
 def ordered(names: ty.Collection[str], policies: Policies) -> str:
@@ -232,7 +240,7 @@ def needs_owner(on_end: str, policies: Policies) -> bool:
                if name in policies)
 
 
-def next_of(steps: ty.Sequence[EndPolicy], cloud: clouds.Cloud, ended: Ended,
+def next_of(steps: Steps, cloud: clouds.Cloud, ended: Ended,
             seen: clouds.Seen) -> EndPolicy | None:
     """The next step of a server; None: all are done.
 

@@ -41,6 +41,7 @@ from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import resuming
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import server_ends
 from blazar_core.lifecycle import starting
 from blazar_core.lifecycle import telling
 from blazar_core import resources
@@ -89,13 +90,14 @@ class Lifecycle:
         self.lost = lost.Lost(
             database, clock, cloud, lost_after, self.sending, self.observing)
         self.ending = ending.Ending(
-            database, clock, cloud, notify, self.observing, self.closing,
-            self.leaving, policies, patience, end_limit)
+            database, clock, notify, self.closing, server_ends.ServerEnds(
+                cloud, self.observing, self.leaving, policies),
+            policies, patience, end_limit)
         self.extending = extending.Extending(
             database, clock, changing.Changing(
                 database, clock, admission, types), granting, notify)
         self.no_shows = noshows.NoShows(
-            database, clock, notify, self.ending, *no_shows)
+            database, clock, notify, *no_shows)
         self.retrying = retrying.Retrying(
             database, clock, admission, opens, types, notify)
         self.making_room = making_room.MakingRoom(

@@ -23,13 +23,15 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
+from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import events
 from blazar_core.leases import using
 from blazar_core.leases import views
-from blazar_core.lifecycle import ending
 from blazar_core.lifecycle import facts
 
 __all__ = ['EVENT', 'NoShows']
@@ -53,11 +55,10 @@ class NoShows:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, facts.Lease], None],
-                 ended: ending.Ending, after: int, notice: int) -> None:
+                 after: int, notice: int) -> None:
         self._database = database
         self._clock = clock
         self._notify = notify
-        self._ending = ended
         self._after = after
         self._notice = notice
 
@@ -78,7 +79,7 @@ class NoShows:
                 if announced_at is None:
                     self._announce(lease_id)
                 else:
-                    self._ending.end_unused(lease_id)
+                    self.end(lease_id)
 
     def _announce(self, lease_id: str) -> None:
         """Announce a lease, and then write that down: after a death in
@@ -104,6 +105,35 @@ class NoShows:
                 lease.status_reason = (
                     f'{facts.lasting(lease.status_reason)} '
                     f'{using.announced(until)}').strip()
+
+    def end(self, lease_id: str) -> None:
+        """End a lease of which nobody has used anything, in time; nothing
+        where somebody has by now.
+        """
+        described = self._database.retried(self._end, lease_id)
+        if described is not None:
+            LOG.info('Lease %s ends, as it has not been used', lease_id)
+            self._notify('lease.update', described)
+
+    def _end(self, lease_id: str) -> facts.Lease | None:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.ACTIVE or (
+                    lease.used_at is not None or lease.end_date <= now):
+                return None
+            lease.status_reason = (
+                f'It was ended at {clocks.minute(now)} UTC, as it had '
+                f'not been used since its start.')
+            window = model.Window(
+                lease.start_date, max(lease.start_date + 1, now))
+            ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(
+                row, window=lease.booked(window))) for row in lease.bookings])
+            lease.enter(states.Lease.TERMINATING, now)
+            events.redate(lease, window, now)
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
 
 
 _LEASE, _EVENT = models.Lease.__table__.c, models.Event.__table__.c

@@ -494,7 +494,7 @@ class Racer:
 
     def end_unused(self) -> list[Answer]:
         """End a lease of which nobody has used anything."""
-        self._lifecycle().ending.end_unused(self.task['lease_id'])
+        self._lifecycle().no_shows.end(self.task['lease_id'])
         return [{'looked': True}]
 
     def extend(self) -> list[Answer]:

@@ -40,6 +40,7 @@ from blazar_core.lifecycle import noshows
 from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import resuming
 from blazar_core.lifecycle import retrying
+from blazar_core.lifecycle import seeking
 from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import server_ends
 from blazar_core.lifecycle import starting
@@ -98,10 +99,12 @@ class Lifecycle:
                 database, clock, admission, types), granting, notify)
         self.no_shows = noshows.NoShows(
             database, clock, notify, *no_shows)
-        self.retrying = retrying.Retrying(
+        self.seeking = seeking.Seeking(
             database, clock, admission, opens, types, notify)
+        self.retrying = retrying.Retrying(
+            database, clock, admission.index, notify, self.seeking)
         self.making_room = making_room.MakingRoom(
-            database, clock, admission, cloud, notify, self.retrying, moves)
+            database, clock, admission, cloud, notify, self.seeking, moves)
         self.telling = telling.Telling(
             database, clock, notify, self.closing, copying.Copying(
                 database, cloud, self.closing, types), types)

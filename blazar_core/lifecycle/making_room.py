@@ -19,7 +19,7 @@ left for it. What fails is planned around; what is under way when somebody dies
 goes on, and whoever carries on looks at what is so.
 
 As soon as there is room the lease gets it, as one that has waited for it
-(:mod:`blazar_core.lifecycle.retrying`).
+(:mod:`blazar_core.lifecycle.seeking`).
 """
 
 import itertools
@@ -44,7 +44,7 @@ from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import moving
-from blazar_core.lifecycle import retrying
+from blazar_core.lifecycle import seeking
 from blazar_core.lifecycle import steps
 
 __all__ = ['MakingRoom', 'SETTLE']
@@ -69,13 +69,13 @@ class MakingRoom:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None],
-                 retrying: retrying.Retrying, most: int) -> None:
+                 seeking: seeking.Seeking, most: int) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._cloud = cloud
         self._notify = notify
-        self._retrying = retrying
+        self._seeking = seeking
         self._moving = moving.Moving(database, clock, cloud, notify)
         self._most = most
 
@@ -112,7 +112,7 @@ class MakingRoom:
     def _try(self, lease_id: str) -> str | None:
         """Give a lease its room; says why there is none, None: it has it."""
         try:
-            return self._retrying.admit(lease_id)
+            return self._seeking.admit(lease_id)
         except (errors.CloudUnavailable, errors.BooksBusy) as exc:
             return str(exc)
         except (errors.BooksUnavailable, errors.NotFound):
@@ -139,7 +139,7 @@ class MakingRoom:
                 return None, []
             moves = list(session.scalars(sa.select(models.Move).where(
                 models.Move.lease_id == lease_id)))
-            retrying.fail(
+            seeking.fail(
                 session, lease, f'No room could be made for it until '
                 f'{clocks.minute(now)} UTC: {why} {moving.whole(moves)}',
                 states.EventType.MAKE_ROOM, now)
@@ -171,7 +171,7 @@ class MakingRoom:
         :returns: why there is no plan
         :raises LostRace: when somebody decided about a host of it meanwhile
         """
-        wanted = self._retrying.needs(lease_id)
+        wanted = self._seeking.needs(lease_id)
         if isinstance(wanted, refusals.Refusal):
             return wanted.sentence()
         if any(demand.whole for demand in wanted.values()):
@@ -180,7 +180,7 @@ class MakingRoom:
         now = self._clock.now()
         with self._database.reader() as session:
             own = [row for one in api.found(session, lease_id).reservations
-                   for row in retrying.wanting(one)]
+                   for row in seeking.wanting(one)]
             asked = moving.asked(session, lease_id)
             others = moving.of_others(session, lease_id)
         if not own:
@@ -267,7 +267,7 @@ class MakingRoom:
                     raise api.LostRace(host_id)
             edits = []
             for one in lease.reservations:
-                rows = retrying.wanting(one)
+                rows = seeking.wanting(one)
                 if len(rows) != len(picked[one.id]):
                     raise api.Outdated('some of its servers have gone')
                 edits += [ledger.Edit(row, ledger.new_of(

@@ -444,7 +444,7 @@ class TestTurns(RetryingTestCase):
         lease = self.held(2, end=2000)
         gone, left = base.servers_of(lease)
         self.free(first)
-        enter, went = self.lifecycle.retrying._enter, []
+        enter, went = self.lifecycle.seeking._enter, []
 
         def late(*args):
             if not went:
@@ -453,7 +453,7 @@ class TestTurns(RetryingTestCase):
                     gone, clouds.Seen(State.GONE))
             return enter(*args)
 
-        self.lifecycle.retrying._enter = late
+        self.lifecycle.seeking._enter = late
         self.look()
         self.assertEqual('PENDING', self.status(lease))
         self.assertEqual([left], base.servers_of(
@@ -465,13 +465,13 @@ class TestTurns(RetryingTestCase):
         lease = self.asked(2, end=2000)
         self.free(first)
         other = self.other_process()
-        enter = self.lifecycle.retrying._enter
+        enter = self.lifecycle.seeking._enter
 
         def late(*args):
             other.retrying.look()
             return enter(*args)
 
-        self.lifecycle.retrying._enter = late
+        self.lifecycle.seeking._enter = late
         self.look()
         self.assertEqual('PENDING', self.status(lease))
         self.assertEqual(1, self.notified.count(
@@ -482,14 +482,14 @@ class TestTurns(RetryingTestCase):
         first = self.fill()
         lease = self.asked(2, end=2000)
         self.free(first)
-        enter, taken = self.lifecycle.retrying._enter, []
+        enter, taken = self.lifecycle.seeking._enter, []
 
         def late(*args):
             if not taken:
                 taken.append(self.reserve(0, 100, self.places(1)))
             return enter(*args)
 
-        self.lifecycle.retrying._enter = late
+        self.lifecycle.seeking._enter = late
         self.look()
         self.assertEqual('WAITING', self.status(lease))
 

@@ -36,6 +36,8 @@ from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import leaving
 from blazar_core.lifecycle import lost
 from blazar_core.lifecycle import making_room
+from blazar_core.lifecycle import move_plans
+from blazar_core.lifecycle import moving
 from blazar_core.lifecycle import noshows
 from blazar_core.lifecycle import observing
 from blazar_core.lifecycle import resuming
@@ -104,7 +106,9 @@ class Lifecycle:
         self.retrying = retrying.Retrying(
             database, clock, admission.index, notify, self.seeking)
         self.making_room = making_room.MakingRoom(
-            database, clock, admission, cloud, notify, self.seeking, moves)
+            database, clock, notify, self.seeking, move_plans.MovePlans(
+                database, clock, admission, cloud, notify, self.seeking,
+                moves), moving.Moving(database, clock, cloud, notify))
         self.telling = telling.Telling(
             database, clock, notify, self.closing, copying.Copying(
                 database, cloud, self.closing, types), types)

@@ -334,12 +334,12 @@ class TestMoving(FourHosts):
         self.assertEqual(set(self.servers[2:]), set(self.asked()))
 
     def test_no_more_than_may_are_moved(self):
-        self.lifecycle.making_room._most = 1
+        self.lifecycle.making_room._plans._most = 1
         lease = self.wanted()
         self.go_on()
         self.assertEqual([], self.cloud.moves)
         self.assertIn('more than 1 would have to be', self.reason(lease))
-        self.lifecycle.making_room._most = 0
+        self.lifecycle.making_room._plans._most = 0
         self.go_on(10)
         self.assertEqual([], self.cloud.moves)
 

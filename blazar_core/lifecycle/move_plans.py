@@ -1,0 +1,236 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Plans of who moves where, so that there is capacity for a lease.
+
+A plan is made in memory and written down as a whole: who moves where, and
+where the lease is going to be. There it is booked from that moment on, beside
+all that is still there: so the rule lets nobody else in, and what leaves is
+left for it.
+"""
+
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.books import admission as admissions
+from blazar_core.books import freeing
+from blazar_core.books import ledger
+from blazar_core.books import planning
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.leases import waiting
+from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import moving
+from blazar_core.lifecycle import seeking
+from blazar_core.lifecycle import steps
+
+__all__ = ['MovePlans']
+
+LOG = logging.getLogger(__name__)
+
+#: How often a plan is made anew because servers may not go where it says.
+_ROUNDS = 8
+
+
+class MovePlans:
+    """Plans moves for leases, and writes down what is planned.
+
+    :param notify: told of an event type and a lease
+    :param most: so many servers are moved for one lease at most
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission, cloud: clouds.Cloud,
+                 notify: ty.Callable[[str, facts.Lease], None],
+                 seeking: seeking.Seeking, most: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._cloud = cloud
+        self._notify = notify
+        self._seeking = seeking
+        self._most = most
+
+    def make(self, lease_id: str, why: str) -> bool:
+        """Plan who moves where, beside what has moved and what cannot; says
+        whether somebody is to.
+
+        :param why: why there is no room for the lease yet
+        """
+        try:
+            known: dict[str, frozenset[str]] = {}
+            no = self._database.retried(self._plan, lease_id, known)
+        except (errors.CloudUnavailable, errors.BooksBusy) as exc:
+            no = str(exc)
+        if no:
+            self._database.retried(self._explain, lease_id, f'{why} {no}')
+        else:
+            steps.reached(steps.Step.ROOM_PLANNED, lease_id)
+        return not no
+
+    def _plan(self, lease_id: str, known: dict[str, frozenset[str]]) -> str:
+        """
+        :param known: by server, the hosts to which it may go; added to
+        :returns: why there is no plan
+        :raises LostRace: when somebody decided about a host of it meanwhile
+        """
+        wanted = self._seeking.needs(lease_id)
+        if isinstance(wanted, refusals.Refusal):
+            return wanted.sentence()
+        if any(demand.whole for demand in wanted.values()):
+            return ('Whole hosts have no servers but those of leases, and '
+                    'those stay.')
+        now = self._clock.now()
+        with self._database.reader() as session:
+            own = [row for one in api.found(session, lease_id).reservations
+                   for row in seeking.wanting(one)]
+            asked = moving.asked(session, lease_id)
+            others = moving.of_others(session, lease_id)
+        if not own:
+            return ''
+        window = model.Window(now, max(row.end_date for row in own))
+        scene = self._admission.freeing.scene(
+            [*wanted.values()], window,
+            [row for row in own if row.host_id is not None],
+            {move.server_id for move in (*asked, *others)},
+            [(move.target, move.resources) for move in others])
+        made = self._best(scene, self._movable(scene),
+                          self._most - len(asked), known)
+        if made is None:
+            return (f'No servers could be moved so that there is, or more '
+                    f'than {self._most} would have to be.')
+        described = self._write(lease_id, scene, made, dict(zip(
+            wanted, made.picked, strict=True)), wanted)
+        if described:
+            LOG.info('Lease %s: room is made for it by %s moves', lease_id,
+                     len(made.moves))
+            self._notify('lease.update', described)
+        return ''
+
+    def _movable(self, scene: freeing.Scene) -> list[planning.Movable]:
+        """The servers that may be moved at all."""
+        asked = [*scene.ordinary, *scene.leased]
+        found = self._cloud.movable([one.server_id for one in asked]) if (
+            asked and self._most) else {}
+        leased = {one.server_id for one in scene.leased}
+        return [one for one in asked if found.get(one.server_id, False) or
+                one.server_id in found and one.server_id not in leased]
+
+    def _best(self, scene: freeing.Scene,
+              movable: ty.Sequence[planning.Movable], most: int,
+              known: dict[str, frozenset[str]]) -> planning.Plan | None:
+        """The best plan by which every server goes where it may.
+
+        Where it may is asked of those only that are to move.
+        """
+        for _round in range(_ROUNDS):
+            bound = [one if one.server_id not in known else one._replace(
+                targets=frozenset(
+                    scene.ids[uuid] for uuid in known[one.server_id]
+                    if uuid in scene.ids)) for one in movable]
+            made = planning.plan(scene.places, bound, scene.wishes, most)
+            if made is None:
+                return None
+            unknown = [move.server_id for move in made.moves
+                       if move.server_id not in known]
+            if not unknown:
+                complete = planning.is_complete(
+                    scene.places, bound, scene.wishes, made)
+                if not complete:
+                    LOG.error('A plan is not complete, which is a fault of '
+                              'the planner: %s', made)
+                return made if complete else None
+            for server_id in unknown:
+                known[server_id] = self._cloud.targets(server_id)
+        return None
+
+    def _write(self, lease_id: str, scene: freeing.Scene, made: planning.Plan,
+               picked: ty.Mapping[str, list[int]],
+               wanted: ty.Mapping[str, model.Demand]) -> facts.Lease | None:
+        """Write a plan down, if it still goes by what is so.
+
+        The lease is booked where it is going to be: the rule is not asked, as
+        those who move are there yet, but nobody else gets in any more.
+
+        :raises LostRace: when somebody decided about a host of it meanwhile
+        :raises Outdated: when the lease is for others than was thought
+        """
+        now = self._clock.now()
+        hosts = {host_id for some in picked.values() for host_id in some} | {
+            host_id for move in made.moves
+            for host_id in (move.source, move.target)}
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.IN_PROGRESS:
+                return None
+            for host_id, generation in session.execute(
+                    sa.select(models.Host.id, models.Host.generation).where(
+                        models.Host.id.in_(hosts))).tuples():
+                if generation != scene.generations[host_id]:
+                    raise api.LostRace(host_id)
+            edits = []
+            for one in lease.reservations:
+                rows = seeking.wanting(one)
+                if len(rows) != len(picked[one.id]):
+                    raise api.Outdated('some of its servers have gone')
+                edits += [ledger.Edit(row, ledger.new_of(
+                    row, host_id=host_id,
+                    resources=wanted[one.id].resources,
+                    among=wanted[one.id].among))
+                    for row, host_id in itertools.zip_longest(
+                        rows, picked[one.id])]
+            ledger.amend(session, now, edits, force=True)
+            session.execute(sa.delete(models.Move).where(
+                models.Move.lease_id == lease_id,
+                models.Move.status == states.Move.PLANNED))
+            session.add_all(models.Move(
+                lease_id=lease_id, server_id=move.server_id,
+                source=move.source, target=move.target, asked_at=None,
+                resources=dict(move.takes), status=states.Move.PLANNED,
+                updated_at=now)
+                for move in made.moves)
+            session.flush()
+            lease.status_reason = moving.progress(session.scalars(
+                sa.select(models.Move).where(
+                    models.Move.lease_id == lease_id)))
+            lease.updated_at = now
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
+
+    def _explain(self, lease_id: str, why: str) -> None:
+        """Say why nobody moves; what is kept free for the lease is not, until
+        somebody does.
+        """
+        reason = waiting.made(why)
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            if lease.status_reason == reason:
+                return
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.IN_PROGRESS:
+                return
+            lease.status_reason, lease.updated_at = reason, self._clock.now()
+            ledger.amend(session, self._clock.now(), [
+                ledger.Edit(row, ledger.new_of(row, host_id=None))
+                for row in lease.bookings if row.host_id is not None])

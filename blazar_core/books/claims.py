@@ -117,7 +117,7 @@ class Claims:
     def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
                      forced: bool, reservation_id: str | None) -> Undo:
         """The same as far as this process knows the books."""
-        with self._index.remembered() as timeline:
+        with self._index.remembered.timeline() as timeline:
             host, amounts = self._known(takes)
             if timeline is None or host is None:
                 return _nothing
@@ -129,7 +129,7 @@ class Claims:
                         self._clock.now(), model.FOREVER)):
                 raise Denied('it is promised to leases, as far as is known '
                              'without their database')
-            return self._index.let_in(host.id, amounts)
+            return self._index.remembered.let_in(host.id, amounts)
 
     def _claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
                forced: bool, reservation_id: str | None,
@@ -149,7 +149,7 @@ class Claims:
             with self._database.begin() as connection:
                 claimed = inventory.claim(connection, self._clock.now(), host,
                                           server_id, amounts, fits)
-            self._index.written()
+            self._index.remembered.written()
         except ledger.Full as exc:
             _keep_out(host)
             raise Denied('it is promised to leases') from exc

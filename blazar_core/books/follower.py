@@ -91,12 +91,12 @@ Alike: ty.TypeAlias = ty.Callable[
     [properties.Expression | None], frozenset[str]]
 
 
-class Index(remembered.Remembered):
+class Index:
     """What the books say, ready to be searched."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
-        super().__init__(clock)
         self._database = database
+        self._clock = clock
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._timeline: timelines.Timeline | None = None
         self._known = news.Known({}, None, 0)
@@ -110,6 +110,13 @@ class Index(remembered.Remembered):
         #: The instant since which everything is known.
         self._since = 0
         self._asked = 0.0
+        self.remembered = remembered.Remembered(
+            clock, self._lock, lambda: (self._known, self._timeline))
+
+    @property
+    def hosts(self) -> dict[int, model.Host]:
+        """The hosts that are known, by id. Not a copy."""
+        return self._known.hosts
 
     @contextlib.contextmanager
     def fresh(self, lag: float = 0, connection: sa.Connection | None = None,
@@ -147,7 +154,7 @@ class Index(remembered.Remembered):
                 self._refresh(now, connection)
                 self._asked = asked
             assert self._timeline is not None
-            self._keep_guests()
+            self.remembered.keep_guests()
             yield self._timeline
         finally:
             self._lock.release()

@@ -145,7 +145,7 @@ class Judge:
         As far as this process knows the books, and as if it had no lease:
         nobody can tell.
         """
-        with self._index.remembered() as timeline:
+        with self._index.remembered.timeline() as timeline:
             if timeline is None:
                 return Fits(None, {}, math.inf)
             return self._fits_for_ever(timeline, resources)

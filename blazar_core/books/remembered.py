@@ -10,7 +10,6 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-
 """The books as they were known last, while the database is away.
 
 What is let in meanwhile counts in this process alone, until the database is
@@ -46,28 +45,26 @@ class _Guest(ty.NamedTuple):
 
 
 class Remembered:
-    """What of :class:`blazar_core.books.follower.Index` does without the
-    database.
+    """What is known of the books while the database is away.
+
+    :param lock: of the timeline; a thread that uses it has that
+    :param last: what is known, and the timeline that has it; None: nothing
+        was known yet
     """
 
-    _lock: threading.Lock
-    _timeline: timelines.Timeline | None
-    _known: news.Known
-
-    def __init__(self, clock: clocks.Clock) -> None:
+    def __init__(self, clock: clocks.Clock, lock: threading.Lock,
+                 last: ty.Callable[[], tuple[
+                     news.Known, timelines.Timeline | None]]) -> None:
         self._clock = clock
+        self._lock = lock
+        self._last = last
         #: When somebody had to do without the database last (None: nobody
         #: had), and what was let in meanwhile.
         self._alone: float | None = None
         self._guests: list[_Guest] = []
 
-    @property
-    def hosts(self) -> dict[int, model.Host]:
-        """The hosts that are known, by id. Not a copy."""
-        return self._known.hosts
-
     @contextlib.contextmanager
-    def remembered(self) -> ty.Iterator[timelines.Timeline | None]:
+    def timeline(self) -> ty.Iterator[timelines.Timeline | None]:
         """The timeline as it was known last, for one thread at a time.
 
         For decisions while the database is away.
@@ -75,19 +72,19 @@ class Remembered:
         :returns: None when none was known yet
         """
         with self._lock:
+            known, timeline = self._last()
             if self._alone is None:
                 LOG.error(
                     'Without the database of the leases, servers are judged '
                     'by %s', 'nothing: it has not answered since this '
-                    'process started' if self._timeline is None else
-                    f'what was known '
-                    f'{self._clock.now() - self._known.at} s ago')
+                    'process started' if timeline is None else
+                    f'what was known {self._clock.now() - known.at} s ago')
             self._alone = self._clock.elapsed()
-            yield self._timeline
+            yield timeline
 
     def let_in(self, host_id: int, amounts: model.Resources,
                ) -> ty.Callable[[], None]:
-        """Within :meth:`remembered`: let something count on a host that the
+        """Within :meth:`timeline`: let something count on a host that the
         database cannot be told of, until it is there again.
 
         :returns: what takes it back
@@ -115,10 +112,9 @@ class Remembered:
                 if self._alone is not None:
                     self._end_alone()
 
-    def _keep_guests(self) -> None:
-        """Count them on what has just been read, which knows nothing of them.
-
-        The lock is held.
+    def keep_guests(self) -> None:
+        """By a thread that has the lock: let what was let in count on what
+        has just been read, which knows nothing of it.
         """
         if self._alone is not None:
             if self._clock.elapsed() >= self._alone + ALONE:
@@ -134,11 +130,12 @@ class Remembered:
 
     def _count_guests(self, changed: ty.Iterable[_Guest]) -> None:
         """Give the hosts of some guests the usage that they have now."""
-        for host_id in {one.host_id for one in changed} & self.hosts.keys():
-            host = self.hosts[host_id]
+        known, timeline = self._last()
+        for host_id in {one.host_id for one in changed} & known.hosts.keys():
+            host = known.hosts[host_id]
             usage = collections.Counter(host.usage)
             for guest in self._guests:
                 if guest.host_id == host_id:
                     usage.update(guest.amounts)
-            if self._timeline is not None:
-                self._timeline.set_host(host_id, host.capacity, dict(usage))
+            if timeline is not None:
+                timeline.set_host(host_id, host.capacity, dict(usage))

@@ -780,7 +780,7 @@ class TestLeaving(RaceTestCase):
             else:
                 self.assertEqual((1, {}), (len(booked), usage))
                 self.assertGreater(deleted, 0)
-            if number >= 9 and len(seen) == 2:
+            if number >= 5 and len(seen) == 2:
                 return
         self.fail(f'It went only one way: {seen} have left.')
 
@@ -895,9 +895,11 @@ class TestNewOwners(RaceTestCase):
         super().setUp()
         self.host('one', VCPU=100)
 
-    def meet(self, *without):
+    def meet(self, *without, late=0):
         """Whose the lease is, how many were told what, and to whom it was
         given.
+
+        :param late: seconds, at most, by which servers come later
         """
         lease = self.reserve(0, 100, self.places(4), active=True)
         task = {'url': self.books.url, 'now': NOW, 'lease_id': lease['id'],
@@ -905,7 +907,7 @@ class TestNewOwners(RaceTestCase):
         answers = racers().race([
             *({**task, 'do': 'hand_over', 'project_id': f'new-{number}'}
               for number in range(4)),
-            *({**task, 'do': 'occupy',
+            *({**task, 'do': 'occupy', 'late': late,
                'server_ids': [uuidutils.generate_uuid()],
                'reservation_id': lease['reservations'][0]['id']}
               for _number in range(4))])
@@ -918,12 +920,13 @@ class TestNewOwners(RaceTestCase):
     def test_a_lease_is_anothers_or_has_servers(self):
         seen = set()
         for number in range(ROUNDS):
-            owner, told, handed = self.meet()
+            # The machine decides who is first, unless some begin late.
+            owner, told, handed = self.meet(late=number % 2 * LATE)
             self.assertEqual(0 if handed else 4, told['taken'])
             self.assertEqual(4 if handed else 0, told['unknown'])
             self.assertIn(owner, handed or ['project'])
             seen.add(bool(handed))
-            if number >= 9 and len(seen) == 2:
+            if number >= 5 and len(seen) == 2:
                 return
         self.fail(f'It went only one way: given away {seen}.')
 

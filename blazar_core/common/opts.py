@@ -222,6 +222,13 @@ OPTS: list[cfg.Opt] = [
              'blazar-listener. It must be one of [notifications] '
              'versioned_notifications_topics, and no other service may '
              'consume it.'),
+    cfg.ListOpt(
+        'other_hints', default=[],
+        help='Scheduler hints that mean something to filters of your own, '
+             'though they look like a slip of ``reserved``, '
+             '``lease_params`` or ``reservation``: a boot with such a hint '
+             'is refused otherwise, as a server without a lease runs without '
+             'an end.'),
     cfg.IntOpt(
         'comparison_interval', default=300, min=1,
         help='Seconds between two comparisons of the books with Nova and '

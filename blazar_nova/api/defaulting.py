@@ -19,6 +19,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import requests
+from blazar_nova.api import boot_hints
 from blazar_nova.api import lease_params
 from blazar_nova.compat import calls
 from blazar_nova.parts import wiring
@@ -63,7 +64,7 @@ class Defaulting:
         if mode == ANNOUNCE:
             self._note(call, asked.window)
             return None
-        if call.hint(lease_params.RESERVED) is not None:
+        if call.hint(boot_hints.RESERVED) is not None:
             raise errors.Forbidden(
                 f'Every server of this cloud has a lease, and the hint '
                 f'reserved says that this one is to have none. Leave it out '

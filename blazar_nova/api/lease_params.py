@@ -34,8 +34,6 @@ import json
 import typing as ty
 import unicodedata
 
-from oslo_utils import strutils
-
 from blazar_core.common import clock
 from blazar_core.common import errors
 from blazar_core.common import inputs
@@ -43,19 +41,15 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.leases import requests
 from blazar_core.lifecycle import ends
+from blazar_nova.api import boot_hints
 from blazar_nova.api import dates
 from blazar_nova.api import lease_types
 from blazar_nova.api import own_events
 from blazar_nova.api import recurrences
 from blazar_nova.parts import ends as policies
 
-__all__ = ['Defaults', 'LEASE_PARAMS', 'RESERVED', 'check_defaults',
-           'default_before_end', 'defaults', 'grace_of', 'lease_request',
-           'name_of', 'on_end_of', 'window_of']
-
-RESERVED = 'reserved'
-LEASE_PARAMS = 'lease_params'
-SERVICE_PREFIX = 'blazar'
+__all__ = ['Defaults', 'check_defaults', 'default_before_end', 'defaults',
+           'grace_of', 'lease_request', 'name_of', 'on_end_of', 'window_of']
 
 MAX_BYTES = 16 * 1024
 MAX_NAME = 255
@@ -106,6 +100,8 @@ class Defaults:
     #: Seconds.
     timeout: int = 1800
     max_occurrences: int = 100
+    #: Hints that mean something else here, whatever they look like.
+    other_hints: tuple[str, ...] = ()
 
     @property
     def actions(self) -> tuple[states.Action, ...]:
@@ -126,7 +122,8 @@ def defaults(conf: ty.Any) -> Defaults:
         ends=tuple(group.on_end), grace_period=group.grace_period,
         retry=requests.Retry(group.retry_interval, group.retries),
         timeout=group.best_effort_timeout,
-        max_occurrences=group.max_occurrences)
+        max_occurrences=group.max_occurrences,
+        other_hints=tuple(group.other_hints))
 
 
 def check_defaults(made: Defaults, now: int) -> None:
@@ -157,76 +154,15 @@ def lease_request(
     :param now: seconds since the epoch, UTC
     :raises InvalidLeaseParams: with the sentence that the user reads
     """
-    _refuse_service_hints(hints)
-    if not _is_reserved(hints):
+    if not boot_hints.ask_for_lease(hints, defaults.other_hints):
         return None
-    _refuse_unreadable_hints(hints)
-    if LEASE_PARAMS not in hints:
+    if boot_hints.LEASE_PARAMS not in hints:
         start = dates.parse_date(defaults.start, now)
         return _request({}, start, start + defaults.length, now, defaults)
-    params = recurrences.localized(_load(_scalar(hints[LEASE_PARAMS])))
+    params = recurrences.localized(_load(boot_hints.scalar(
+        hints[boot_hints.LEASE_PARAMS])))
     start = dates.start_of(_text(params, 'start', defaults.start), now)
     return _request(params, start, _end(params, start, now), now, defaults)
-
-
-# The hints
-
-def _refuse_service_hints(
-        hints: collections.abc.Mapping[str, object]) -> None:
-    for name in hints:
-        if name.lower().startswith(SERVICE_PREFIX):
-            raise errors.InvalidLeaseParams(
-                f'The hint "{inputs.shown(name)}" is one that only the '
-                'service may set, as are all that begin with "blazar". Leave '
-                'it out; a lease is asked for with --hint reserved=True.')
-
-
-def _refuse_unreadable_hints(
-        hints: collections.abc.Mapping[str, object]) -> None:
-    """Nova takes hints of other kinds, and fails when it keeps them.
-
-    Those that are read by somebody else are not looked at.
-    """
-    for name, value in hints.items():
-        if name not in (LEASE_PARAMS, 'reservation') and not all(
-                isinstance(one, str | int | float) for one in (
-                value if isinstance(value, list) else [value])):
-            raise errors.InvalidLeaseParams(
-                f'The hint "{inputs.shown(name)}" is {inputs.kind_of(value)}. '
-                f'Write a string, or leave it out.')
-
-
-def _is_reserved(hints: collections.abc.Mapping[str, object]) -> bool:
-    if RESERVED in hints:
-        return _boolean(_scalar(hints[RESERVED]))
-    if LEASE_PARAMS in hints:
-        raise errors.InvalidLeaseParams(
-            'The hint lease_params is given without the hint reserved. Add '
-            '--hint reserved=True, or leave lease_params out.')
-    return False
-
-
-def _scalar(value: object) -> object:
-    """Undo the list of one that some clients make of every hint."""
-    if isinstance(value, list) and len(value) == 1:
-        return ty.cast(object, value[0])
-    return value
-
-
-def _boolean(value: object) -> bool:
-    if isinstance(value, int) and value in (0, 1):
-        return bool(value)
-    try:
-        if isinstance(value, str):
-            return bool(strutils.bool_from_string(value, strict=True))
-    except ValueError:
-        pass
-    given = (f'"{inputs.shown(value)}"' if isinstance(value, str)
-             else inputs.kind_of(value))
-    raise errors.InvalidLeaseParams(
-        f'The hint reserved is {given}, which is neither true nor false. '
-        'Write --hint reserved=True for a server with a lease, once, or leave '
-        'it out.')
 
 
 # The JSON of lease_params

@@ -118,9 +118,15 @@ class ReservedHintTest(HintsTestCase):
                 'reserved': value, 'lease_params': 'not even read'})
             self.wait_for_status(server['id'], 'ACTIVE')
         for number, hints in enumerate(({}, {'color': 'blue'},
-                                        {'reservedly': 'True'})):
+                                        {'reserved_host': 'True'})):
             self.boot_active(f'vm{number}', hints=hints)
         self.assertEqual({0}, set(self.book_rows().values()))
+
+    def test_what_is_nearly_reserved_is_no_ordinary_boot(self):
+        message = self.refused(400, self.boot, 'vm1', hints={
+            'reserve': 'True'})
+        self.assertIn('Write --hint reserved=True', message)
+        self.assertEqual([], self.alice.get_servers())
 
 
 class DefaultsTest(HintsTestCase):

@@ -591,6 +591,40 @@ class TestEvents(ParamsTestCase):
                              self.event, event_date='soon')
 
 
+class TestNearMisses(ParamsTestCase):
+    """What is nearly a hint of ours would be a server that runs for ever."""
+
+    def test_the_right_word_is_said(self):
+        for name, right in (
+                ('reserve', 'reserved'), ('Reserved', 'reserved'),
+                ('resreved', 'reserved'), ('lease-params', 'lease_params'),
+                ('leaseparams', 'lease_params'),
+                ('LEASE_PARAMS', 'lease_params'),
+                ('lease_parameters', 'lease_params'),
+                ('reservations', 'reservation'),
+                ('resevation', 'reservation')):
+            for more in ({}, {'reserved': 'True'}):
+                self.assert_hints_refused(
+                    {name: 'x', **more}, f'"{name}"', f'--hint {right}=')
+
+    def test_other_words_are_other_words(self):
+        for name in ('group', 'same_host', 'different_host', 'query', 'cidr',
+                     'build_near_host_ip', 'target_cell', 'reserved_host',
+                     'lease', 'params', 'preemptible', 'a' * 1000, ''):
+            self.assertIsNone(self.ask_hints({name: 'x'}))
+
+    def test_an_operator_may_mean_something_else_by_one(self):
+        defaults = dataclasses.replace(DEFAULTS, other_hints=('reserve',))
+        self.assertIsNone(
+            parser.lease_request({'reserve': 'x'}, NOW, defaults))
+        self.assert_sentence(
+            ('"reserves"',), parser.lease_request, {'reserves': 'x'}, NOW,
+            defaults)
+
+    def ask_hints(self, hints):
+        return parser.lease_request(hints, NOW, DEFAULTS)
+
+
 class TestOtherHints(ParamsTestCase):
 
     def test_what_nova_cannot_keep_is_refused(self):

@@ -1,0 +1,126 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The hints of a boot: whether they ask for a lease, and are what they seem.
+"""
+
+import collections.abc
+import difflib
+import typing as ty
+
+from oslo_utils import strutils
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+
+__all__ = ['LEASE_PARAMS', 'RESERVED', 'ask_for_lease', 'scalar']
+
+RESERVED = 'reserved'
+LEASE_PARAMS = 'lease_params'
+SERVICE_PREFIX = 'blazar'
+
+#: The hints that users write, each with an example of its value.
+_OURS = {RESERVED: 'True',
+         LEASE_PARAMS: '\'{"start": "now", "duration": "2h"}\'',
+         'reservation': 'ID'}
+#: From which likeness on one word is taken for a slip of another
+#: (:meth:`difflib.SequenceMatcher.ratio`): one letter in eight.
+_NEAR = 0.85
+
+
+def ask_for_lease(hints: collections.abc.Mapping[str, object],
+                  others: ty.Collection[str]) -> bool:
+    """Whether a boot with these hints is for servers with a lease.
+
+    :param hints: as they stand in the body of the request
+    :param others: those that mean something else here, whatever they look like
+    :raises InvalidLeaseParams: when one cannot be what is meant
+    """
+    _refuse_service_hints(hints)
+    _refuse_near_misses(hints, others)
+    if not _is_reserved(hints):
+        return False
+    _refuse_unreadable_hints(hints)
+    return True
+
+
+def _refuse_service_hints(
+        hints: collections.abc.Mapping[str, object]) -> None:
+    for name in hints:
+        if name.lower().startswith(SERVICE_PREFIX):
+            raise errors.InvalidLeaseParams(
+                f'The hint "{inputs.shown(name)}" is one that only the '
+                'service may set, as are all that begin with "blazar". Leave '
+                'it out; a lease is asked for with --hint reserved=True.')
+
+
+def _refuse_near_misses(hints: collections.abc.Mapping[str, object],
+                        others: ty.Collection[str]) -> None:
+    """With a word that is nearly one of ours, a server without a lease would
+    run without an end.
+    """
+    for name in hints:
+        near = difflib.get_close_matches(
+            name.lower().replace('-', '_'), _OURS, 1, _NEAR)
+        if near and name not in _OURS and name not in others:
+            raise errors.InvalidLeaseParams(
+                f'The hint "{inputs.shown(name)}" is nearly "{near[0]}", and '
+                f'not the same. Write --hint {near[0]}={_OURS[near[0]]}, or '
+                f'leave it out for a server without a lease.')
+
+
+def _refuse_unreadable_hints(
+        hints: collections.abc.Mapping[str, object]) -> None:
+    """Nova takes hints of other kinds, and fails when it keeps them.
+
+    Those that are read by somebody else are not looked at.
+    """
+    for name, value in hints.items():
+        if name not in (LEASE_PARAMS, 'reservation') and not all(
+                isinstance(one, str | int | float) for one in (
+                value if isinstance(value, list) else [value])):
+            raise errors.InvalidLeaseParams(
+                f'The hint "{inputs.shown(name)}" is {inputs.kind_of(value)}. '
+                f'Write a string, or leave it out.')
+
+
+def _is_reserved(hints: collections.abc.Mapping[str, object]) -> bool:
+    if RESERVED in hints:
+        return _boolean(scalar(hints[RESERVED]))
+    if LEASE_PARAMS in hints:
+        raise errors.InvalidLeaseParams(
+            'The hint lease_params is given without the hint reserved. Add '
+            '--hint reserved=True, or leave lease_params out.')
+    return False
+
+
+def scalar(value: object) -> object:
+    """Undo the list of one that some clients make of every hint."""
+    if isinstance(value, list) and len(value) == 1:
+        return ty.cast(object, value[0])
+    return value
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    try:
+        if isinstance(value, str):
+            return bool(strutils.bool_from_string(value, strict=True))
+    except ValueError:
+        pass
+    given = (f'"{inputs.shown(value)}"' if isinstance(value, str)
+             else inputs.kind_of(value))
+    raise errors.InvalidLeaseParams(
+        f'The hint reserved is {given}, which is neither true nor false. '
+        'Write --hint reserved=True for a server with a lease, once, or leave '
+        'it out.')

@@ -218,7 +218,7 @@ def query(values: collections.abc.Mapping[str, str], now: int,
              for key in ('start', 'end') if key + '_date' in values}
     return views.Query(
         project_id=values.get('project_id'), name=values.get('name'),
-        status=values.get('status', '').upper() or None,
+        status=_status(values['status']) if 'status' in values else None,
         resource_type=values.get('resource_type'),
         start=found.get('start'), end=found.get('end'),
         sort=_sort(values.get('sort', 'start_date')),
@@ -229,6 +229,15 @@ def query(values: collections.abc.Mapping[str, str], now: int,
         limit=inputs.integer(
             values.get('limit', MAX_LIMIT), 'limit', 1, MAX_LIMIT),
     ), _fields(values['fields']) if 'fields' in values else None
+
+
+def _status(text: str) -> str:
+    known = [*states.Lease, views.DELETING]
+    if text.upper() not in known:
+        raise errors.InvalidLeaseParams(
+            f'"{inputs.shown(text)}" is no status of a lease. Write one of '
+            f'{", ".join(known)}.')
+    return text.upper()
 
 
 def _fields(text: str) -> list[str]:

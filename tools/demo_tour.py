@@ -46,6 +46,10 @@ WITH_VALUE = ('--hint', '--image', '--flavor', '--config-file', '-c')
 #: What is shown of the wide table of leases.
 LEASE_COLUMNS = ('Name', 'Status', 'Start (UTC)', 'End (UTC)')
 
+#: What the openstack command says each time where python-blazarclient 4.6 is
+#: installed, too: one of its commands does not exist.
+NOT_OURS = "Could not load 'reservation_host_unset'"
+
 Command = ty.Literal['openstack', 'blazar-nova-manage']
 
 
@@ -86,7 +90,8 @@ def as_typed(words: collections.abc.Sequence[str]) -> str:
 
 def show(output: str) -> None:
     """Show what a command wrote: its long lines wrapped, tables narrowed."""
-    lines = output.strip().splitlines()
+    lines = [line for line in output.strip().splitlines()
+             if not line.startswith(NOT_OURS)]
     cells = [[cell.strip() for cell in line.strip('|').split('|')]
              for line in lines if line.startswith('|')]
     if cells and set(LEASE_COLUMNS) <= set(cells[0]):

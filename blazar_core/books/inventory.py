@@ -361,7 +361,7 @@ def _grown(session: orm.Session, row: models.Host,
             for booking in session.scalars(sa.select(models.Booking).where(
                 models.Booking.host_id == row.id).options(
                     orm.joinedload(models.Booking.reservation)))
-            if booking.reservation.whole]
+            if booking.whole]
 
 
 def _keeps(booking: models.Booking, takes: model.Resources,

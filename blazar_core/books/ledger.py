@@ -77,9 +77,12 @@ class NewBooking:
     :ivar among: of which hosts its host has to be one; None: of any, as where
         the cloud has put its server
     :ivar placed_at: when a scheduler let its server onto the host
+    :ivar outage: why the host is away then, and of no reservation; None: it is
+        not
+    :ivar stranded_at: since when its host is known to have failed under it
     """
 
-    reservation_id: str
+    reservation_id: str | None
     host_id: int | None
     server_id: str | None
     window: model.Window
@@ -88,6 +91,8 @@ class NewBooking:
     sent_at: int | None = None
     placed_at: int | None = None
     among: model.Among | None = None
+    outage: str | None = None
+    stranded_at: int | None = None
 
 
 class Edit(ty.NamedTuple):
@@ -104,9 +109,12 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
     """
     same = NewBooking(row.reservation_id, row.host_id, row.server_id,
                       model.Window(row.start_date, row.end_date),
-                      model.WHOLE if row.reservation.whole else row.resources,
-                      row.running, row.sent_at, row.placed_at)
-    return dataclasses.replace(same, **changed)
+                      model.WHOLE if row.whole else row.resources,
+                      row.running, row.sent_at, row.placed_at,
+                      outage=row.outage)
+    new = dataclasses.replace(same, **changed)
+    return new if new.host_id != row.host_id else dataclasses.replace(
+        new, stranded_at=row.stranded_at)
 
 
 def follow(booking: models.Booking, host_id: int) -> list[Edit]:
@@ -431,4 +439,5 @@ def _values(booking: NewBooking) -> dict[str, ty.Any]:
             'start_date': booking.window.start,
             'end_date': booking.window.end,
             'resources': dict(booking.resources), 'running': booking.running,
-            'sent_at': booking.sent_at, 'placed_at': booking.placed_at}
+            'sent_at': booking.sent_at, 'placed_at': booking.placed_at,
+            'outage': booking.outage, 'stranded_at': booking.stranded_at}

@@ -229,6 +229,39 @@ OPTS: list[cfg.Opt] = [
              '``lease_params`` or ``reservation``: a boot with such a hint '
              'is refused otherwise, as a server without a lease runs without '
              'an end.'),
+    cfg.BoolOpt(
+        'enable_polling_monitor', default=True,
+        help='Whether blazar-listener looks every polling_interval seconds '
+             'which hosts have failed. A nova-compute that dies tells '
+             'nobody, so that without this it is seen only when somebody '
+             'forces it down.'),
+    cfg.IntOpt(
+        'polling_interval', default=60, min=1,
+        help='Seconds between two of these looks. Each is one query for '
+             'each cell.'),
+    cfg.BoolOpt(
+        'enable_notification_monitor', default=True,
+        help='Whether it looks at once, too, when Nova tells on '
+             'notification_topic that something has become of a service.'),
+    cfg.IntOpt(
+        'failure_delay', default=60, min=0,
+        help='Seconds for which a host has to be seen down until it is '
+             'believed to have failed, beside the [DEFAULT] '
+             'service_down_time after which Nova says that a nova-compute '
+             'is down. One that is forced down is believed at once. Where '
+             'more than half of all hosts seem to fail, none is believed to: '
+             'it is the message bus, then, or Nova itself.'),
+    cfg.IntOpt(
+        'recovery_delay', default=300, min=0,
+        help='Seconds for which a host that has failed has to be seen up '
+             'until leases get it again.'),
+    cfg.IntOpt(
+        'healing_interval', default=60, min=1,
+        help='Minutes for which a host that has failed is not expected to be '
+             'there, from now on. What is promised there within them is '
+             'bound to another host at once; what begins later waits, as the '
+             'host may be back by then, and is bound elsewhere as it comes '
+             'near.'),
     cfg.IntOpt(
         'comparison_interval', default=300, min=1,
         help='Seconds between two comparisons of the books with Nova and '

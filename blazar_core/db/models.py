@@ -42,9 +42,8 @@ Consumer: ty.TypeAlias = tuple[dict[str, int], int]
 class Base(orm.DeclarativeBase):
     """Root of the tables.
 
-    Where many rows pass or time matters, statements use ``__table__``:
-    SQLAlchemy then leaves out what it does for objects, which costs several
-    times as much as the statement itself.
+    Where many rows pass or time matters, statements use ``__table__``: what
+    SQLAlchemy does for objects costs several times as much as a statement.
     """
 
     __table__: ty.ClassVar[sa.Table]
@@ -305,7 +304,9 @@ class Booking(Base):
     when a scheduler let the server onto the host: from then on until the
     server is gone its room is taken there, whatever the dates say;
     ``running`` is true from when it runs. ``moving_to`` is the host that a
-    scheduler has let a running server move to.
+    scheduler has let a running server move to. ``stranded_at`` is since when
+    its host is known to have failed under it. With an ``outage`` it is of no
+    reservation: the host is away (:class:`blazar_core.db.notes.Outage`).
     """
 
     __tablename__ = 'bookings'
@@ -316,10 +317,11 @@ class Booking(Base):
     )
 
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
-    reservation_id: orm.Mapped[str] = orm.mapped_column(
+    reservation_id: orm.Mapped[str | None] = orm.mapped_column(
         sa.ForeignKey('reservations.id'))
     host_id: orm.Mapped[int | None] = orm.mapped_column(
         sa.ForeignKey('hosts.id'))
+    outage: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
     server_id: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(36), unique=True)
     start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
@@ -330,9 +332,15 @@ class Booking(Base):
     placed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     running: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
     moving_to: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    stranded_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
     reservation: orm.Mapped[Reservation] = orm.relationship(
         back_populates='bookings')
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of a host."""
+        return self.outage is not None or self.reservation.whole
 
 
 class Move(Stateful, Base):
@@ -402,10 +410,8 @@ class HeldBuild(Base):
 
 
 class Credential(Base):
-    """What lets us act for the owner of a lease, sealed.
-
-    It is kept until it has been revoked in the cloud, if need be for longer
-    than its lease.
+    """What lets us act for the owner of a lease, sealed, until it has been
+    revoked in the cloud: also beyond its lease.
     """
 
     __tablename__ = 'credentials'

@@ -23,7 +23,8 @@ from sqlalchemy import orm
 
 from blazar_core.db import models
 
-__all__ = ['Orphan', 'Recurrence', 'RequestKey', 'Setting', 'WouldEnd']
+__all__ = ['Orphan', 'Outage', 'Recurrence',
+           'RequestKey', 'Setting', 'WouldEnd']
 
 
 class RequestKey(models.Base):
@@ -120,3 +121,28 @@ class Recurrence(models.Base):
     servers: orm.Mapped[list[str]] = orm.mapped_column(sa.JSON)
     left_out: orm.Mapped[list[dict[str, ty.Any]]] = orm.mapped_column(sa.JSON)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class Outage(models.Base):
+    """A host that is away, or seems to be.
+
+    While ``began_at`` is set, a booking with this ``kind`` has all of the host
+    (:mod:`blazar_core.books.outages`).
+
+    :ivar reason: for operators
+    :ivar seen_at: since when it is seen that the host is down
+    :ivar began_at: when that was believed; None: it may be nothing
+    :ivar back_at: since when it is seen that the host is up again; None: it is
+        not
+    """
+
+    __tablename__ = 'outages'
+
+    host_id: orm.Mapped[int] = orm.mapped_column(
+        sa.ForeignKey('hosts.id'), primary_key=True, autoincrement=False)
+    kind: orm.Mapped[str] = orm.mapped_column(
+        sa.String(16), primary_key=True)
+    reason: orm.Mapped[str] = orm.mapped_column(sa.Text)
+    seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    began_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    back_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)

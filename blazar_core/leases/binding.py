@@ -54,7 +54,9 @@ class Binding:
             none, and takes no room
         :param reason: what is missing then, for readers of the lease
         :param among: see :class:`ledger.NewBooking`
-        :returns: the lease; None when it has changed meanwhile
+        :returns: the lease, with what was ``exchanged``: for each booking its
+            reservation, its server and the names of its hosts before and
+            after; None when it has changed meanwhile
         :raises NotFound: when it was withdrawn
         :raises Full: when there is no room on a host
         :raises LostRace: when another process decided about one meanwhile
@@ -69,8 +71,8 @@ class Binding:
             if len(rows) != len(hosts):
                 return None
             rows = [row for row in rows if row.host_id != hosts[row.id]]
-            said = [(row.server_id or f'a place of {row.reservation_id}',
-                     row.host_id, hosts[row.id]) for row in rows]
+            said = [(row.reservation_id, row.server_id, row.host_id,
+                     hosts[row.id]) for row in rows]
             ledger.amend(session, self._clock.now(), [ledger.Edit(
                 row, ledger.new_of(
                     row, host_id=hosts[row.id], among=among))
@@ -83,10 +85,17 @@ class Binding:
             names = {host_id: name for host_id, name in session.execute(
                 sa.select(models.Host.id, models.Host.name).where(
                     models.Host.id.in_({
-                        one for _what, *two in said for one in two}))
+                        one for *_what, old, new in said
+                        for one in (old, new)}))
             ).tuples()}
             described = views.describe(lease)
-        for what, old, new in said:
+        described['exchanged'] = [
+            {'reservation_id': reservation_id, 'server_id': server_id,
+             'before': names[old] if old else None,
+             'after': names[new] if new else None}
+            for reservation_id, server_id, old, new in said]
+        for reservation_id, server_id, old, new in said:
+            what = server_id or f'a place of {reservation_id}'
             if new is not None:
                 LOG.info('Lease %s: %s is bound to host %s now; before: %s',
                          lease_id, what, names[new],

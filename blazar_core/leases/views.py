@@ -217,7 +217,8 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
     for part in parts:
         if part.kind == 'b':
             bookings[part.owner].append(types.SimpleNamespace(
-                server_id=part.name, host_id=part.number))
+                server_id=part.name, host_id=part.number,
+                stranded_at=part.created_at))
     for part in parts:
         if part.kind == 'r':
             reservations[part.owner].append(types.SimpleNamespace(
@@ -255,7 +256,7 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
             for name, column in zip(names, columns, strict=True)))
 
     # The first of the three says what the columns are.
-    text, times = [sa.null()] * 4, [sa.null()] * 2
+    text = [sa.null()] * 4
     none = sa.cast(sa.null(), sa.String(16))
     return session.execute(sa.union_all(
         part('r', reservation.id, reservation.lease_id,
@@ -271,7 +272,7 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
         .where(event.lease_id.in_(lease_ids)),
         part('b', sa.cast(booking.id, sa.String(36)), booking.reservation_id,
              booking.server_id, sa.literal_column("''"), booking.host_id,
-             *times, *text, none)
+             booking.stranded_at, sa.null(), *text, none)
         .join(booking.reservation).where(
             reservation.lease_id.in_(lease_ids),
             sa.or_(booking.server_id.is_not(None),
@@ -299,8 +300,9 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
     """What there is to say of a row of a lease; no secrets in it.
 
     Times are seconds since the epoch, as in the row. ``degraded`` says that
-    some reservation has ``missing_resources`` (a booking without a host) or
-    ``resources_changed`` (it has other hosts than when it was made).
+    some reservation has ``missing_resources`` (a booking without a host, or on
+    one that has failed under its server) or ``resources_changed`` (it has
+    other hosts than when it was made).
     """
     reservations = [_describe_reservation(
         one, lease.status in states.SEEKING)
@@ -355,7 +357,8 @@ def _describe_reservation(reservation: ty.Any, waits: bool,
             'created_at', 'updated_at')},
         'resources': dict(reservation.resources),
         'missing_resources': not waits and any(
-            booking.host_id is None for booking in reservation.bookings),
+            booking.host_id is None or booking.stranded_at is not None
+            for booking in reservation.bookings),
         'resources_changed': reservation.moved_at is not None,
         'servers': [booking.server_id for booking in reservation.bookings
                     if booking.server_id is not None],

@@ -141,6 +141,9 @@ class Rebinding:
         if lease is None:
             return False
         self._notify('lease.update', lease)
+        self._notify('lease.degraded' if any(
+            one['missing_resources'] for one in lease['reservations'])
+            else 'lease.healed', lease)
         return True
 
     def _case(self, reservation_id: str) -> _Case | None:

@@ -31,6 +31,7 @@ import sqlalchemy as sa
 
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
+from blazar_core.books import outages
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -166,12 +167,15 @@ class Watch:
         with self._database.reader() as session:
             rows = session.execute(_ON_HOST, {
                 'host': host.id, 'now': now}).all()
+            away = outages.on_host(session.connection(), host.id, now)
             # A server that comes exchanges its place with one that is here.
             coming = collections.Counter(session.scalars(_COMING, {
                 'host': host.id,
                 'reservations': [*{row.reservation_id for row in rows}]}))
         line = timelines.Timeline(shared=ledger.SHARED)
         line.set_host(host.id, host.capacity, host.usage)
+        for one in away:
+            line.apply(host.id, one.window, one.resources, 1)
         loose = []
         for row in rows:
             if row.status == states.Lease.IN_PROGRESS:
@@ -183,7 +187,8 @@ class Watch:
                 line.apply(host.id, ledger.occupied(
                     row.start_date, row.end_date, row.placed_at, now),
                     row.resources, 1)
-        over = bool(line.overfull(now))
+        # What runs on a host that is away stays there.
+        over = not away and bool(line.overfull(now))
         going = []
         for row in loose:
             window = model.Window(max(row.start_date, now), row.end_date)

@@ -24,12 +24,14 @@ import prettytable
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import vault
 from blazar_core.leases import credentials
 from blazar_core.leases import views
 from blazar_core.lifecycle import announcing
+from blazar_core.lifecycle import health
 from blazar_core.lifecycle import orphans
 
 if ty.TYPE_CHECKING:
@@ -83,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
           'over by now, if every boot were a lease, as it was announced in '
           'the last 30 days', _lease_announced)
     _add_orphans(lease)
+    _verb(nouns, 'health', 'print which hosts have failed, and which leases '
+          'lack something or were given something else', _health)
     _add_hosts(nouns)
     _add_verify(nouns)
     _add_import(nouns)
@@ -243,6 +247,35 @@ def _lease_orphans(parsed: argparse.Namespace) -> int:
     if ended:
         print(f'Ended: {", ".join(ended)}.')
     return 0
+
+
+def _health(conf: cfg.ConfigOpts) -> None:
+    database = api.Database(conf)
+    away = health.away(database)
+    table = prettytable.PrettyTable(
+        ['Host', 'Status', 'Down since (UTC)', 'Not expected before (UTC)',
+         'Reason'], align='l')
+    for host in away:
+        table.add_row([
+            host.name, 'suspected' if host.began_at is None else
+            'failed' if host.back_at is None else 'coming back',
+            clocks.iso(host.seen_at)[:19],
+            clocks.iso(host.until)[:19] if host.until else '', host.reason])
+    print(table)
+    table = prettytable.PrettyTable(
+        ['Lease', 'Name', 'Project', 'Status', 'Missing', 'Changed',
+         'Reason'], align='l')
+    degraded = [one for one in views.listed(database) if one['degraded'] and
+                one['status'] not in states.LEASE.final()]
+    for lease in degraded:
+        table.add_row([
+            lease['id'], lease['name'], lease['project_id'], lease['status'],
+            *(sum(one[flag] for one in lease['reservations']) for flag in (
+                'missing_resources', 'resources_changed')),
+            lease['status_reason']])
+    print(table)
+    print(f'{sum(one.began_at is not None for one in away)} hosts have '
+          f'failed, {len(degraded)} leases are degraded.')
 
 
 def _host_list(hosts: 'enrolling.Enrolling', _parsed: argparse.Namespace,

@@ -30,9 +30,10 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_nova.compat import bounded
 
-__all__ = ['ComputeHost', 'Facts', 'all_hosts', 'allocations',
-           'ask_placement', 'facts', 'named', 'on_service_host',
-           'services_up', 'taken', 'taken_by', 'tell_placement']
+__all__ = ['ComputeHost', 'Facts', 'ServiceState', 'all_hosts',
+           'allocations', 'ask_placement', 'facts', 'named',
+           'on_service_host', 'service_states', 'services_up', 'taken',
+           'taken_by', 'tell_placement']
 
 LOG = logging.getLogger(__name__)
 
@@ -167,16 +168,37 @@ def allocations(consumer: str) -> dict[str, ty.Any]:
     return ty.cast('dict[str, ty.Any]', answer.get('allocations', {}))
 
 
-def services_up() -> set[str]:
-    """The service hosts whose nova-compute is up and enabled."""
+class ServiceState(ty.NamedTuple):
+    """What Nova says of a nova-compute.
+
+    :ivar up: whether it is heard of, and nobody has said that it is down
+    :ivar forced_down: whether somebody has
+    """
+
+    up: bool
+    disabled: bool
+    forced_down: bool
+
+
+def service_states() -> dict[str, ServiceState]:
+    """What Nova says of each nova-compute, by its host; nothing of those of a
+    cell that does not answer.
+    """
     found = bounded.of_cells(
         nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
         'nova-compute')
     state = servicegroup.API()
-    return {service.host for services in found.values()
-            if not nova_context.is_cell_failure_sentinel(services)
-            for service in services
-            if not service.disabled and state.service_is_up(service)}
+    return {service.host: ServiceState(
+        bool(state.service_is_up(service)), bool(service.disabled),
+        bool(service.forced_down)) for services in found.values()
+        if not nova_context.is_cell_failure_sentinel(services)
+        for service in services}
+
+
+def services_up() -> set[str]:
+    """The service hosts whose nova-compute is up and enabled."""
+    return {host for host, state in service_states().items()
+            if state.up and not state.disabled}
 
 
 def _add_inventory(provider: str, capacity: dict[str, int]) -> None:

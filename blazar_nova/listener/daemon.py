@@ -18,7 +18,9 @@ Side by side, the notifications of Nova become hints for the :mod:`mirror
 <blazar_core.lifecycle.watch>` looks after what is promised, leases that
 wait for room get it (:mod:`~blazar_core.lifecycle.retrying`), hosts are looked
 at again on which something was under way, and from time to time the books are
-compared with Nova in full. Any number of listeners may run.
+compared with Nova in full. The :mod:`monitors
+<blazar_nova.listener.monitors>` see which hosts have failed. Any number of
+listeners may run.
 """
 
 import os
@@ -38,6 +40,7 @@ from blazar_core.lifecycle import watch
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
 from blazar_nova.listener import mirror
+from blazar_nova.listener import monitors
 from blazar_nova.parts import enrolling
 from blazar_nova.parts import wiring
 
@@ -85,6 +88,7 @@ class Listener:
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.binding, self.parts.vault.open,
             self.parts.types, self.parts.notify, conf.blazar.start_patience)
+        self.monitors = monitors.Monitors(self.parts)
         self._enrolling = enrolling.Enrolling(self.parts)
         self._interval = conf.blazar.comparison_interval
         self._messages = service.notification_listener(
@@ -95,6 +99,7 @@ class Listener:
             self._thread('mirror', self.mirror.run),
             self._thread('comparison', self._compare),
             self._thread('engine', self.engine.run),
+            self._thread('monitors', self.monitors.run, self._stopping),
             *(self._thread(name, loops.repeat, self.parts.clock,
                            self._stopping, seconds, what, look)
               for name, seconds, what, look in (
@@ -128,6 +133,7 @@ class Listener:
         """Take up nothing new."""
         self._stopping.set()
         self._messages.stop()
+        self.monitors.suspected.set()
         self.mirror.stop()
         self.engine.stop()
 
@@ -144,6 +150,7 @@ class Listener:
         if event_type.startswith('lease.'):
             self.engine.wake()
         elif not event_type.startswith(_IGNORED):
+            self.monitors.tell(event_type)
             told = service.told(event_type, payload)
             if told is not None:
                 self.mirror.hints.add_told(told)

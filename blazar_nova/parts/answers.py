@@ -69,7 +69,9 @@ class Answers:
         told = self.lease(described)
         for name in ('trust_id', 'recurrence', 'occurrences'):
             del told[name]
-        return {'version': '1.4', 'lease_id': told['id'], **told, 'events': [
+        if 'exchanged' in described:
+            told['exchanged'] = described['exchanged']
+        return {'version': '1.5', 'lease_id': told['id'], **told, 'events': [
             {**event, 'event_date': event['time']}
             for event in told['events']]}
 

@@ -31,6 +31,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import servers
 from blazar_core.lifecycle import announcing
+from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import orphans
 from blazar_core import resources
@@ -82,6 +83,7 @@ class Parts:
     announcing: announcing.Announcing
     identity: identity.Identity
     orphans: orphans.Orphans
+    health: health.Health
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
@@ -123,7 +125,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         known, orphans.Orphans(
             books, clock, known, life.ending.delete, notify,
             conf.blazar.orphaned_leases == 'end',
-            conf.blazar.orphan_grace * 3600))
+            conf.blazar.orphan_grace * 3600),
+        health.Health(books, clock, health.Patience(
+            conf.blazar.failure_delay, conf.blazar.recovery_delay,
+            60 * conf.blazar.healing_interval), notify))
 
 
 @functools.cache

@@ -129,7 +129,8 @@ class Remains:
                           models.Booking.start_date, models.Booking.end_date)
                 .outerjoin(models.Booking.reservation)
                 .outerjoin(models.Reservation.lease)
-                .where(models.Lease.id.is_(None))).all()
+                .where(models.Lease.id.is_(None),
+                       models.Booking.outage.is_(None))).all()
         for row in found:
             yield Difference(
                 ('no lease', row.id),
@@ -144,7 +145,8 @@ class Remains:
                 sa.select(models.Booking).outerjoin(models.Booking.reservation)
                 .outerjoin(models.Reservation.lease).where(
                     models.Booking.id == booking_id,
-                    models.Lease.id.is_(None))).one_or_none()
+                    models.Lease.id.is_(None),
+                    models.Booking.outage.is_(None))).one_or_none()
             if row is not None:
                 ledger.amend(session, self._clock.now(),
                              [ledger.Edit(row, None)])

@@ -59,6 +59,7 @@ from blazar_core.leases import requests
 from blazar_core.lifecycle import cleaning
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import moving
 from blazar_core.lifecycle import queue
@@ -180,6 +181,7 @@ GUARDS = {
     'end': ('blazar_core.leases.changing.new_window',
             window_unguarded),
     'claim': ('blazar_core.lifecycle.queue.Queue.claim', seize),
+    'alone': ('blazar_core.lifecycle.health._LOCK', sa.select(1)),
     'haste': ('blazar_core.leases.places.Places._lease_of', find_slowly),
     'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),
     'asked': ('blazar_core.lifecycle.moving._is_taken',
@@ -500,6 +502,14 @@ class Racer:
     def extend(self) -> list[Answer]:
         """Prolong a lease whose time for that has come."""
         self._lifecycle().extending.extend(self.task['lease_id'])
+        return [{'looked': True}]
+
+    def see(self) -> list[Answer]:
+        """See that a host is down, or that it is up."""
+        health.Health(
+            self.database, self.clock, health.Patience(0, 0, 3600),
+            lambda *_said: None).see({self.task['host']: health.Down(
+                'No answer.') if self.task['down'] else None, 'other': None})
         return [{'looked': True}]
 
     def delete(self) -> list[Answer]:

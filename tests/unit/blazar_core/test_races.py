@@ -36,6 +36,7 @@ from blazar_core.books import enrolment
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import leases
 from blazar_core.leases import making
 from blazar_core.leases import requests
@@ -883,6 +884,54 @@ class TestMovingWithoutTheGuard(TestMoving):
             if max(self.meet('asked')) > 1:
                 return
         self.fail('Without the guard none was asked for twice.')
+
+
+class TestFailing(RaceTestCase):
+    """Eight who find that a host has failed that seemed to before, and that it
+    is there again.
+    """
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.uuid = self.host('one', VCPU=4)
+
+    def booked_away(self, down, *without):
+        """How often the host is, after they have seen that it is down."""
+        if down:
+            with self.database.writer() as session:
+                session.add(notes.Outage(
+                    host_id=session.scalar(sa.select(models.Host.id)),
+                    kind='failure', reason='', seen_at=NOW))
+        self.race(RACERS, do='see', host=self.uuid, down=down,
+                  without=without)
+        return self.scalars(sa.func.count(models.Booking.id))[0]
+
+    def test_it_is_booked_away_once(self):
+        for _round in range(5):
+            self.assertEqual(1, self.booked_away(True))
+            self.assertEqual(0, self.booked_away(False))
+        self.assertEqual([{}], self.scalars(models.Host.usage))
+        self.clear()
+
+
+class TestFailingWithoutTheGuard(TestFailing):
+
+    #: The others find out by themselves that a row was read by both.
+    scenarios = databases.SERVERS[:1]
+
+    def test_it_is_booked_away_once(self):
+        """Not if nobody minds who has written of the host meanwhile."""
+        for _round in range(ROUNDS):
+            count = self.booked_away(True, 'generation', 'alone')
+            self.clear()
+            with self.database.writer() as session:
+                session.execute(sa.delete(notes.Outage))
+            if count > 1:
+                return
+        self.fail('It was booked away once without the guard.')
 
 
 class TestNewOwners(RaceTestCase):

@@ -20,8 +20,10 @@ from unittest import mock
 
 from cryptography import fernet
 import fixtures
+import sqlalchemy as sa
 
 from blazar_core.books import admission
+from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -33,6 +35,7 @@ from blazar_core.db import vault
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import announcing
+from blazar_core.lifecycle import health
 from blazar_core.lifecycle import orphans
 from blazar_core import resources
 from blazar_nova.cmd import manage
@@ -136,6 +139,32 @@ class ManageTest(base.TestCase):
         for words in (lease['id'], 'lease1', 'project', 'PENDING',
                       'server-1', clocks.iso(lease['start_date'])[:19]):
             self.assertIn(words, text)
+
+    def test_what_has_failed_is_listed(self):
+        self.manage('db', 'sync')
+        database = self.database()
+        code, text = self.manage('health')
+        self.assertEqual((0, True), (
+            code, '0 hosts have failed, 0 leases are degraded.' in text))
+        with database.writer() as session:
+            inventory.report(session, NOW, model.HostFacts(
+                'uuid', 'compute7', 'compute7', {'VCPU': 2}), {})
+        lease = self.hold(database)
+        with database.writer() as session:
+            (reservation,) = session.scalars(sa.select(models.Reservation))
+            reservation.moved_at = NOW
+        sees = health.Health(
+            database, clocks.ManualClock(NOW), health.Patience(0, 60, 3600),
+            lambda *_said: None)
+        sees.see({'uuid': health.Down('Its power is off.', certain=True)})
+        code, text = self.manage('health')
+        self.assertEqual(0, code)
+        for words in ('compute7', 'failed', 'Its power is off.',
+                      clocks.iso(NOW)[:19], clocks.iso(NOW + 3600)[:19],
+                      lease['id'], '1 hosts have failed, 1 leases'):
+            self.assertIn(words, text)
+        sees.see({'uuid': None})
+        self.assertIn('coming back', self.manage('health')[1])
 
     def test_what_was_announced_is_listed(self):
         self.manage('db', 'sync')

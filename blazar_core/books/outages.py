@@ -1,0 +1,138 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Times in which a host is away, in the books.
+
+Such a time is a booking of all of the host, of no reservation: so every
+search, every quote and every decision goes by it as by what is promised. It
+comes although others are booked there; these do not fit any more then, and
+what has not begun is bound to other hosts
+(:mod:`blazar_core.lifecycle.watch`).
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import ledger
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.db import notes
+
+__all__ = ['FAILURE', 'begin', 'end', 'failures', 'last_until', 'on_host',
+           'strand', 'stranded', 'until']
+
+#: The kind of an outage that nobody planned.
+FAILURE = 'failure'
+
+
+def failures(session: orm.Session) -> dict[str, notes.Outage]:
+    """The hosts that have failed, or seem to have, by their uuid."""
+    return {uuid: row for row, uuid in session.execute(
+        sa.select(notes.Outage, models.Host.uuid)
+        .join(models.Host, models.Host.id == notes.Outage.host_id)
+        .where(notes.Outage.kind == FAILURE)).tuples()}
+
+
+def begin(session: orm.Session, now: int, outage: notes.Outage, until: int,
+          ) -> bool:
+    """A host is away from now on; what runs there is stranded.
+
+    :param until: when it is expected to be there again
+    :returns: false when it has nothing that could be away
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    try:
+        ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
+            None, outage.host_id, None, model.Window(now, until),
+            model.WHOLE, outage=outage.kind))], force=True)
+    except ledger.Full:
+        return False
+    outage.began_at = now
+    strand(session, now, outage)
+    return True
+
+
+def strand(session: orm.Session, now: int, outage: notes.Outage) -> None:
+    """Say of what is on a host that is away that it is stranded: servers, and
+    leases that have all of it.
+    """
+    session.execute(sa.update(models.Booking).where(
+        models.Booking.host_id == outage.host_id,
+        models.Booking.placed_at.is_not(None),
+        models.Booking.stranded_at.is_(None)).values(stranded_at=now))
+
+
+def stranded(session: orm.Session, outage: notes.Outage) -> list[str]:
+    """The ids of the leases that have something on a host that is away."""
+    return [*session.scalars(
+        sa.select(models.Reservation.lease_id).distinct()
+        .join(models.Booking,
+              models.Booking.reservation_id == models.Reservation.id)
+        .where(models.Booking.host_id == outage.host_id,
+               models.Booking.stranded_at.is_not(None))
+        .order_by(models.Reservation.lease_id))]
+
+
+def last_until(session: orm.Session, now: int, until: int,
+               outage: notes.Outage) -> None:
+    """A host is expected to be there at another time.
+
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    ledger.amend(session, now, [
+        ledger.Edit(row, ledger.new_of(
+            row, window=model.Window(row.start_date, until)))
+        for row in _bookings(session, outage)], force=True)
+
+
+def end(session: orm.Session, now: int, outage: notes.Outage) -> None:
+    """A host is there again.
+
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    ledger.amend(session, now, [ledger.Edit(row, None) for row in _bookings(
+        session, outage)], force=True)
+    session.execute(sa.update(models.Booking).where(
+        models.Booking.host_id == outage.host_id,
+        models.Booking.stranded_at.is_not(None)).values(stranded_at=None))
+    session.delete(outage)
+
+
+def until(session: orm.Session, outage: notes.Outage) -> int:
+    """When a host is expected to be there again; 0: it is there."""
+    return max((row.end_date for row in _bookings(session, outage)),
+               default=0)
+
+
+def on_host(connection: sa.Connection, host_id: int, now: int,
+            ) -> list[ledger.NewBooking]:
+    """The times in which a host is away that are not over."""
+    return [ledger.NewBooking(
+        None, host_id, None, model.Window(row.start_date, row.end_date),
+        row.resources, outage=row.outage) for row in connection.execute(
+            _ON_HOST, {'host': host_id, 'now': now})]
+
+
+_ROWS = models.Booking.__table__.c
+_ON_HOST = sa.select(
+    _ROWS.start_date, _ROWS.end_date, _ROWS.resources, _ROWS.outage).where(
+        _ROWS.host_id == sa.bindparam('host'), _ROWS.outage.is_not(None),
+        _ROWS.end_date > sa.bindparam('now'))
+
+
+def _bookings(session: orm.Session, outage: notes.Outage,
+              ) -> ty.Sequence[models.Booking]:
+    return session.scalars(sa.select(models.Booking).where(
+        models.Booking.host_id == outage.host_id,
+        models.Booking.outage == outage.kind)).all()

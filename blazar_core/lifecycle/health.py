@@ -1,0 +1,234 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Which hosts have failed, and since when.
+
+Monitors say what they see; here it is decided what is believed. A host is
+believed to have failed when it has been seen so for a while, or when somebody
+is certain of it, and to be there again when it has been seen so for a while.
+As long as it is away, it is booked away from the moment at which that was
+believed until ``interval`` seconds from now. So what is there or begins until
+then is healed at once, by the :mod:`watch <blazar_core.lifecycle.watch>`, and
+what begins later as it comes near: by then the host may be back.
+
+Any number of processes may do this at the same time.
+"""
+
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import outages
+from blazar_core.common import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.db import notes
+from blazar_core.leases import views
+from blazar_core.lifecycle import rebinding
+
+__all__ = ['Away', 'Down', 'Health', 'Patience', 'Sight', 'away']
+
+LOG = logging.getLogger(__name__)
+
+
+class Down(ty.NamedTuple):
+    """A host is down.
+
+    :ivar reason: a sentence for operators
+    :ivar certain: whether it needs no second look, as an operator or a fence
+        has said it
+    """
+
+    reason: str
+    certain: bool = False
+
+
+#: By the uuid of a host, what is seen of it; None: it is up. Nothing is said
+#: of hosts that are not in it.
+Sight: ty.TypeAlias = ty.Mapping[str, Down | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Patience:
+    """How long something has to be seen until it is believed, in seconds.
+
+    :ivar failed: that a host is down
+    :ivar back: that it is up again
+    :ivar interval: for how long, from now on, a host that is down is not
+        expected to be there
+    """
+
+    failed: int
+    back: int
+    interval: int
+
+
+class _Noted(ty.NamedTuple):
+    """What has become of a host, and the leases to tell of."""
+
+    event_type: str
+    leases: list[dict[str, ty.Any]]
+
+
+class Health:
+    """Knows which hosts have failed.
+
+    :param notify: told of an event type and a lease: that it is degraded, as
+        what it has is on a host that has failed, or healed
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 patience: Patience, notify: rebinding.Notify) -> None:
+        self._notify = notify
+        self._database = database
+        self._clock = clock
+        self._patience = patience
+
+    def see(self, sight: Sight) -> None:
+        """Write down what is seen of hosts.
+
+        Where all hosts are up and were so, that is one SELECT.
+        """
+        with self._database.reader() as session:
+            known = outages.failures(session)
+        doubtful = self._doubtful(sight, known)
+        for uuid, down in sorted(sight.items()):
+            if uuid not in doubtful and (down is not None or uuid in known):
+                noted = self._database.retried(self._note, uuid, down)
+                if noted is not None:
+                    for lease in noted.leases:
+                        self._notify(noted.event_type, lease)
+
+    def _doubtful(self, sight: Sight, known: ty.Mapping[str, notes.Outage],
+                  ) -> set[str]:
+        """The hosts that seem to be down where most of them do: then it is
+        what reports of them that has failed.
+        """
+        seeming = {uuid for uuid, down in sight.items()
+                   if down is not None and not down.certain}
+        if 2 * len(seeming) <= len(sight):
+            return set()
+        doubtful = {uuid for uuid in seeming if uuid not in known or
+                    known[uuid].began_at is None}
+        if doubtful:
+            LOG.error('%s of %s hosts seem to be down: none of them is '
+                      'believed to have failed. Look after the message bus '
+                      'and nova-conductor. If they have failed, force their '
+                      'nova-compute down.', len(seeming), len(sight))
+        return doubtful
+
+    def _note(self, uuid: str, down: Down | None) -> _Noted | None:
+        """
+        :returns: None when nothing has become of it
+        """
+        now = self._clock.now()
+        with self._database.writer() as session:
+            # Its first statement, and it writes: see api.locked().
+            session.connection().execute(_LOCK, {'host': uuid})
+            host = session.scalars(sa.select(models.Host).where(
+                models.Host.uuid == uuid)).one_or_none()
+            if host is None:
+                return None
+            outage = session.get(notes.Outage, (host.id, outages.FAILURE))
+            if down is None:
+                if outage is None or not self._is_back(outage, now):
+                    return None
+                began, stranded = outage.began_at, outages.stranded(
+                    session, outage)
+                outages.end(session, now, outage)
+                if began is None:
+                    return None
+                LOG.info('Host %s is there again, after %s s', host.name,
+                         now - began)
+                return _Noted('lease.healed', _described(session, stranded))
+            if outage is None:
+                outage = notes.Outage(
+                    host_id=host.id, kind=outages.FAILURE, seen_at=now,
+                    reason=down.reason)
+                session.add(outage)
+                session.flush()
+            outage.reason, outage.back_at = down.reason, None
+            if outage.began_at is not None:
+                self._go_on(session, now, outage)
+                return None
+            if not down.certain and (
+                    now - outage.seen_at < self._patience.failed):
+                return None
+            if not outages.begin(session, now, outage,
+                                 now + self._patience.interval):
+                return None
+            LOG.warning('Host %s has failed: %s What is promised there for '
+                        'the next %s s is bound to other hosts', host.name,
+                        down.reason, self._patience.interval)
+            return _Noted('lease.degraded', _described(
+                session, outages.stranded(session, outage)))
+
+    def _is_back(self, outage: notes.Outage, now: int) -> bool:
+        """Whether a host that is seen up is believed to be."""
+        if outage.began_at is None:
+            return True
+        if outage.back_at is None:
+            outage.back_at = now
+        return now - outage.back_at >= self._patience.back
+
+    def _go_on(self, session: orm.Session, now: int, outage: notes.Outage,
+               ) -> None:
+        """A host is away still: what comes near has to be healed, too.
+
+        In steps of a tenth, as each is a decision about the host.
+        """
+        outages.strand(session, now, outage)
+        until = now + self._patience.interval
+        if until - outages.until(session, outage) >= (
+                self._patience.interval // 10):
+            outages.last_until(session, now, until, outage)
+
+
+class Away(ty.NamedTuple):
+    """A host that is away, or seems to be; see :class:`notes.Outage`.
+
+    :ivar until: when it is expected to be there again; 0: it is there
+    """
+
+    name: str
+    reason: str
+    seen_at: int
+    began_at: int | None
+    back_at: int | None
+    until: int
+
+
+def away(database: api.Database) -> list[Away]:
+    """The hosts that have failed, or seem to have, by their names."""
+    with database.reader() as session:
+        return sorted(Away(
+            name, row.reason, row.seen_at, row.began_at, row.back_at,
+            outages.until(session, row)) for row, name in session.execute(
+                sa.select(notes.Outage, models.Host.name).join(
+                    models.Host, models.Host.id == notes.Outage.host_id)
+        ).tuples())
+
+
+def _described(session: orm.Session, lease_ids: ty.Iterable[str],
+               ) -> list[dict[str, ty.Any]]:
+    session.flush()
+    session.expire_all()
+    return [views.describe(api.found(session, one)) for one in lease_ids]
+
+
+_HOSTS = models.Host.__table__
+_LOCK = sa.update(_HOSTS).where(
+    _HOSTS.c.uuid == sa.bindparam('host')).values(
+        updated_at=_HOSTS.c.updated_at)

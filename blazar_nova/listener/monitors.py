@@ -1,0 +1,138 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Monitors: who sees that hosts are down.
+
+Each is an entry point of the group ``blazar_nova.monitors``. Whether it is
+believed is decided in :mod:`blazar_core.lifecycle.health`.
+"""
+
+import abc
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.lifecycle import health
+from blazar_nova.compat import hosts
+from blazar_nova.parts import wiring
+from blazar_nova.resources import extensions
+
+__all__ = ['ComputeServices', 'Monitor', 'Monitors']
+
+LOG = logging.getLogger(__name__)
+
+
+class Monitor(abc.ABC):
+    """Sees which hosts are down.
+
+    :cvar event_types: how begin the types of those of Nova's notifications
+        after which it has to look at once
+    """
+
+    event_types: ty.ClassVar[tuple[str, ...]] = ()
+
+    @abc.abstractmethod
+    def look(self, parts: wiring.Parts) -> health.Sight:
+        """What is seen of hosts; those that it knows nothing of are left out.
+
+        :param parts: those of the listener
+        :raises CloudUnavailable: when nothing can be said now
+        """
+
+
+class ComputeServices(Monitor):
+    """Goes by the state of nova-compute, as Nova has it."""
+
+    event_types = ('service.',)
+
+    def look(self, parts: wiring.Parts) -> health.Sight:
+        states = hosts.service_states()
+        with parts.database.reader() as session:
+            rows = session.execute(sa.select(
+                models.Host.uuid, models.Host.service_host).where(
+                    models.Host.pool == model.COMPUTE)).all()
+        return {row.uuid: _seen(row.service_host, states[row.service_host])
+                for row in rows if row.service_host in states}
+
+
+def _seen(host: str, state: hosts.ServiceState) -> health.Down | None:
+    if state.forced_down:
+        return health.Down(
+            f'nova-compute on {host} was forced down.', certain=True)
+    return None if state.up else health.Down(
+        f'nova-compute on {host} is not heard of any more.')
+
+
+class Monitors:
+    """All monitors of this installation.
+
+    :raises ConfigurationError: when one cannot be loaded
+    """
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._pushed = parts.conf.blazar.enable_notification_monitor
+        self._polling = parts.conf.blazar.polling_interval if (
+            parts.conf.blazar.enable_polling_monitor) else None
+        self._monitors = extensions.load('blazar_nova.monitors', Monitor)
+        #: Set when something was told that may be a failure.
+        self.suspected = threading.Event()
+
+    def tell(self, event_type: str) -> None:
+        """A notification of Nova has come."""
+        if self._pushed and any(
+                event_type.startswith(one.event_types)
+                for one in self._monitors.values()):
+            self.suspected.set()
+
+    def run(self, stopping: threading.Event) -> None:
+        """Look again and again, and at once when something is suspected,
+        until it is stopped: set :attr:`suspected` then.
+        """
+        clock = self._parts.clock
+        while not stopping.is_set():
+            self.suspected.clear()
+            try:
+                self.look()
+            except errors.BooksUnavailable as exc:
+                LOG.info('Which hosts are down is found out later: %s', exc)
+            except Exception:
+                LOG.exception('Which hosts are down could not be found out')
+            clock.wait(self.suspected, model.FOREVER if self._polling is None
+                       else clock.now() + self._polling)
+
+    def look(self) -> None:
+        """See which hosts are down. One that any monitor sees down is down.
+
+        A monitor that fails keeps no other one from being asked.
+        """
+        sight: dict[str, health.Down | None] = {}
+        for name, monitor in self._monitors.items():
+            try:
+                seen = monitor.look(self._parts)
+            except errors.BooksUnavailable:
+                raise
+            except Exception as exc:
+                LOG.warning('The monitor %s could not look: %s', name, exc,
+                            exc_info=not isinstance(
+                                exc, errors.CloudUnavailable))
+                continue
+            for uuid, down in seen.items():
+                known = sight.get(uuid)
+                if known is None or down is not None and down.certain:
+                    sight[uuid] = down
+        self._parts.health.see(sight)

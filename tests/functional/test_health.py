@@ -1,0 +1,108 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A host fails, and what is promised there is healed."""
+
+from tests.functional import leased
+
+HOUR = 3600
+
+
+class HealthTest(leased.LeasedTestCase):
+    """Two hosts, one of which is forced down."""
+
+    def force_down(self, host, down=True):
+        """Say that a host is down, as an operator or a fence does."""
+        (service,) = self.admin.get_services(host=host, binary='nova-compute')
+        self.admin.put_service(service['id'], {'forced_down': down})
+
+    def look(self):
+        """What a listener does within a minute."""
+        self.listener.monitors.look()
+        self.listener.watch.look()
+
+    def back(self, host):
+        """It is up again, and has been so for long enough."""
+        self.force_down(host, False)
+        self.look()
+        self.clock.advance(300)
+        self.look()
+
+    def test_what_is_promised_there_starts_elsewhere(self):
+        soon = self.hold('soon', flavor='5', start_in=HOUR // 2)['id']
+        booked = self.bookings()[soon]
+        (other,) = self.hosts.keys() - {booked}
+        self.look()
+        self.assertEqual(booked, self.bookings()[soon])
+        self.force_down(booked)
+        self.look()
+        self.assertEqual(other, self.bookings()[soon])
+        (reservation,) = self.lease('soon')['reservations']
+        self.assertEqual((False, True), (
+            reservation['missing_resources'],
+            reservation['resources_changed']))
+        self.assert_verified()
+        self.clock.advance(HOUR // 2)
+        self.run_due()
+        server = self.wait_for_status(soon, 'ACTIVE')
+        self.assertEqual(other, server['OS-EXT-SRV-ATTR:host'])
+
+    def test_what_is_later_waits_and_stays_if_it_is_back(self):
+        later = self.hold('later', flavor='5', start_in=2 * HOUR)['id']
+        booked = self.bookings()[later]
+        self.force_down(booked)
+        self.look()
+        self.assertEqual(booked, self.bookings()[later])
+        self.back(booked)
+        self.assertEqual([], self.books('SELECT * FROM outages'))
+        self.clock.advance(2 * HOUR - 300)
+        self.run_due()
+        server = self.wait_for_status(later, 'ACTIVE')
+        self.assertEqual(booked, server['OS-EXT-SRV-ATTR:host'])
+
+    def test_where_no_host_is_left_its_owner_is_told(self):
+        recorder = self.record()
+        first = self.hold('vm1', flavor='5', start_in=HOUR // 2)['id']
+        self.hold('vm2', flavor='5', start_in=HOUR // 2)
+        failing = self.bookings()[first]
+        self.force_down(failing)
+        self.look()
+        (told,) = recorder.wait('lease.degraded')
+        self.assertEqual('vm1', told['name'])
+        self.assertEqual([(failing, None)], [
+            (one['before'], one['after']) for one in told['exchanged']])
+        self.assertIs(True, self.lease('vm1')['degraded'])
+        self.back(failing)
+        (told,) = recorder.wait('lease.healed')
+        self.assertEqual([(None, failing)], [
+            (one['before'], one['after']) for one in told['exchanged']])
+
+    def test_a_running_server_is_flagged(self):
+        server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
+        self.run_due()
+        self.fill_books()
+        self.force_down(server['OS-EXT-SRV-ATTR:host'])
+        self.look()
+        self.assertIs(True, self.lease('vm1')['reservations'][0][
+            'missing_resources'])
+        self.assert_verified()
+        self.back(server['OS-EXT-SRV-ATTR:host'])
+        self.assertIs(False, self.lease('vm1')['degraded'])
+
+    def test_new_leases_for_now_go_elsewhere(self):
+        self.force_down('host1')
+        self.look()
+        server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
+        self.assertEqual('host2', server['OS-EXT-SRV-ATTR:host'])
+        message = self.refused(409, self.boot, 'vm2', flavor='5',
+                               hints=self.lease_hints('vm2'))
+        self.assertIn('next_start', message)

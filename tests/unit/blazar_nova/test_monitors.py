@@ -1,0 +1,145 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+import threading
+import types
+
+import fixtures
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.lifecycle import health
+from blazar_nova.listener import monitors
+from tests.unit import base
+
+DOWN = health.Down('No answer.')
+SURE = health.Down('Its power is off.', certain=True)
+
+
+class Rack(monitors.Monitor):
+    """What somebody may install: it asks the racks."""
+
+    event_types = ('rack.',)
+
+    def __init__(self):
+        self.seen = {}
+        self.looked = threading.Semaphore(0)
+
+    def look(self, parts):
+        self.looked.release()
+        if isinstance(self.seen, Exception):
+            raise self.seen
+        return self.seen
+
+
+class MonitorsTestCase(base.TestCase):
+
+    options = {}
+
+    def setUp(self):
+        super().setUp()
+        self.rack, self.other = Rack(), Rack()
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.resources.extensions.load',
+            lambda group, base: {'rack': self.rack, 'other': self.other}))
+        self.believed = []
+        self.clock = clocks.ManualClock()
+        options = {'enable_notification_monitor': True,
+                   'enable_polling_monitor': True, 'polling_interval': 60,
+                   **self.options}
+        self.monitors = monitors.Monitors(types.SimpleNamespace(
+            conf=types.SimpleNamespace(
+                blazar=types.SimpleNamespace(**options)), clock=self.clock,
+            health=types.SimpleNamespace(see=self.believed.append)))
+
+
+class TestLooking(MonitorsTestCase):
+
+    def test_what_any_of_them_sees_down_is_down(self):
+        self.rack.seen = {'a': DOWN, 'b': None, 'c': None, 'd': SURE}
+        self.other.seen = {'a': None, 'b': SURE, 'e': None, 'd': DOWN}
+        self.monitors.look()
+        self.assertEqual([{'a': DOWN, 'b': SURE, 'c': None, 'd': SURE,
+                           'e': None}], self.believed)
+
+    def test_one_that_fails_keeps_no_other_from_it(self):
+        self.other.seen = {'a': DOWN}
+        for exc in (errors.CloudUnavailable('away'), KeyError('a bug')):
+            self.rack.seen = exc
+            self.monitors.look()
+        self.assertEqual(2 * [{'a': DOWN}], self.believed)
+
+
+class TestRunning(MonitorsTestCase):
+
+    def run_monitors(self):
+        """Until the test is over."""
+        stopping = threading.Event()
+        thread = threading.Thread(
+            target=self.monitors.run, args=[stopping], daemon=True)
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(self.monitors.suspected.set)
+        self.addCleanup(stopping.set)
+        self.assert_looked()
+
+    def assert_looked(self):
+        self.assertTrue(self.rack.looked.acquire(timeout=30))
+
+    def assert_not_looked(self):
+        self.assertFalse(self.monitors.suspected.is_set())
+        self.assertFalse(self.rack.looked.acquire(timeout=0.1))
+
+    def test_it_looks_again_and_again(self):
+        self.run_monitors()
+        self.clock.advance(59)
+        self.assert_not_looked()
+        self.clock.advance(1)
+        self.assert_looked()
+
+    def test_it_looks_at_once_when_something_is_told(self):
+        self.run_monitors()
+        self.monitors.tell('instance.create.end')
+        self.assert_not_looked()
+        self.monitors.tell('rack.power')
+        self.assert_looked()
+
+    def test_a_look_that_fails_is_not_the_last_one(self):
+        self.rack.seen = errors.BooksUnavailable()
+        self.run_monitors()
+        self.clock.advance(60)
+        self.assert_looked()
+
+
+class TestNotPolling(TestRunning):
+
+    options = {'enable_polling_monitor': False}
+
+    def test_it_looks_again_and_again(self):
+        self.run_monitors()
+        self.clock.advance(86400)
+        self.assert_not_looked()
+
+    def test_a_look_that_fails_is_not_the_last_one(self):
+        self.run_monitors()
+        self.monitors.tell('rack.power')
+        self.assert_looked()
+
+
+class TestNotPushed(MonitorsTestCase):
+
+    options = {'enable_notification_monitor': False}
+
+    def test_what_is_told_is_nothing(self):
+        self.monitors.tell('rack.power')
+        self.assertFalse(self.monitors.suspected.is_set())

@@ -30,7 +30,7 @@ from blazar_core.db import models
 from blazar_core.db import notes
 
 __all__ = ['FAILURE', 'begin', 'end', 'failures', 'last_until', 'on_host',
-           'strand', 'stranded', 'until']
+           'stranded', 'until']
 
 #: The kind of an outage that nobody planned.
 FAILURE = 'failure'
@@ -46,7 +46,8 @@ def failures(session: orm.Session) -> dict[str, notes.Outage]:
 
 def begin(session: orm.Session, now: int, outage: notes.Outage, until: int,
           ) -> bool:
-    """A host is away from now on; what runs there is stranded.
+    """A host is away from now on; what is there is stranded: servers, and
+    leases that have all of it.
 
     :param until: when it is expected to be there again
     :returns: false when it has nothing that could be away
@@ -59,18 +60,11 @@ def begin(session: orm.Session, now: int, outage: notes.Outage, until: int,
     except ledger.Full:
         return False
     outage.began_at = now
-    strand(session, now, outage)
-    return True
-
-
-def strand(session: orm.Session, now: int, outage: notes.Outage) -> None:
-    """Say of what is on a host that is away that it is stranded: servers, and
-    leases that have all of it.
-    """
     session.execute(sa.update(models.Booking).where(
         models.Booking.host_id == outage.host_id,
         models.Booking.placed_at.is_not(None),
         models.Booking.stranded_at.is_(None)).values(stranded_at=now))
+    return True
 
 
 def stranded(session: orm.Session, outage: notes.Outage) -> list[str]:

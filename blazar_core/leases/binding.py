@@ -105,6 +105,44 @@ class Binding:
                             'more. %s', lease_id, what, names[old], reason)
         return described
 
+    def add(self, lease_id: str, seen: int, reservation_id: str,
+            hosts: ty.Sequence[int], window: model.Window,
+            among: model.Among | None) -> dict[str, ty.Any] | None:
+        """Give a reservation of whole hosts that has begun more of them, in
+        the place of some that have failed and stay its own.
+
+        Arguments, answer and errors are those of :meth:`rebind`.
+
+        :param window: over which they are booked
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            found = [one for one in lease.reservations
+                     if one.id == reservation_id]
+            if lease.generation != seen + 1 or not found:
+                return None
+            now = self._clock.now()
+            ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
+                reservation_id, host_id, None, window, model.WHOLE,
+                among=among)) for host_id in hosts])
+            # They lack nothing any more.
+            for row in [row for row in found[0].bookings
+                        if row.stranded_at is not None][:len(hosts)]:
+                row.stranded_at = None
+            events.changed(session, lease, self._types, found, now)
+            found[0].moved_at = found[0].updated_at = lease.updated_at = now
+            session.flush()
+            session.expire(found[0])
+            names = session.scalars(sa.select(models.Host.name).where(
+                models.Host.id.in_(hosts)).order_by(models.Host.name)).all()
+            described = views.describe(lease)
+        described['exchanged'] = [
+            {'reservation_id': reservation_id, 'server_id': None,
+             'before': None, 'after': name} for name in names]
+        LOG.info('Lease %s: reservation %s has %s, too, as hosts that it has '
+                 'have failed', lease_id, reservation_id, ', '.join(names))
+        return described
+
 
 def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
     """Whether a booking may be bound to another host.

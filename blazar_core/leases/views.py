@@ -242,7 +242,7 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
            ) -> ty.Sequence[ty.Any]:
     """Reservations, events and what is told of bookings, by one statement.
 
-    A place with a host and no server yet is not spoken of.
+    A place with no server yet is not spoken of where its host is well.
     """
     reservation, event, booking = (
         models.Reservation, models.Event, models.Booking)
@@ -276,7 +276,8 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
         .join(booking.reservation).where(
             reservation.lease_id.in_(lease_ids),
             sa.or_(booking.server_id.is_not(None),
-                   booking.host_id.is_(None))),
+                   booking.host_id.is_(None),
+                   booking.stranded_at.is_not(None))),
     )).all()
 
 

@@ -189,7 +189,6 @@ class Health:
 
         In steps of a tenth, as each is a decision about the host.
         """
-        outages.strand(session, now, outage)
         until = now + self._patience.interval
         if until - outages.until(session, outage) >= (
                 self._patience.interval // 10):

@@ -58,19 +58,18 @@ class _Case(ty.NamedTuple):
 class Rebinding:
     """Binds bookings to other hosts.
 
-    :param opens: opens a sealed call
+    :param wanted: says what reservations need
     :param notify: told of an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, binding: bindings.Binding,
-                 opens: ty.Callable[[str], str], types: resources.Types,
-                 notify: Notify) -> None:
+                 wanted: demands.Demands, notify: Notify) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._binding = binding
-        self._demands = demands.Demands(clock, opens, types)
+        self._demands = wanted
         self._notify = notify
 
     def forget(self) -> None:

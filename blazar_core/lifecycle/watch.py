@@ -42,6 +42,7 @@ from blazar_core.db import models
 from blazar_core.leases import binding as bindings
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import replacing
 from blazar_core import resources
 
 __all__ = ['PAUSE', 'Watch']
@@ -72,8 +73,11 @@ class Watch:
         self._clock = clock
         self._admission = admission
         self._binding = binding
+        wanted = demands.Demands(clock, opens, types)
         self._rebinding = rebinding.Rebinding(
-            database, clock, admission, binding, opens, types, notify)
+            database, clock, admission, binding, wanted, notify)
+        self._replacing = replacing.Replacing(
+            database, clock, admission, binding, wanted, notify)
         self._notify = notify
         self._patience = patience
         #: By host, the generation at which nothing could be done for it, and
@@ -109,6 +113,8 @@ class Watch:
             row for host in short
             if again or self._left.get(host.id) != host.generation
             for row in self._too_many(host, now)])
+        if not tried_all:
+            self._replacing.look()
         if not tried_all or self._tried is not None:
             self._try_again(self._unbound(now))
         if again:

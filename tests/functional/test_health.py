@@ -13,38 +13,44 @@
 """A host fails, and what is promised there is healed."""
 
 from tests.functional import leased
+from tests.functional import test_whole_hosts
 
 HOUR = 3600
 
 
-class HealthTest(leased.LeasedTestCase):
-    """Two hosts, one of which is forced down."""
+class Failing:
+    """What becomes of hosts."""
 
     def force_down(self, host, down=True):
         """Say that a host is down, as an operator or a fence does."""
         (service,) = self.admin.get_services(host=host, binary='nova-compute')
         self.admin.put_service(service['id'], {'forced_down': down})
 
-    def look(self):
+    def look_for_failures(self):
         """What a listener does within a minute."""
         self.listener.monitors.look()
         self.listener.watch.look()
+        self.listener.engine.run_due()
 
     def back(self, host):
         """It is up again, and has been so for long enough."""
         self.force_down(host, False)
-        self.look()
+        self.look_for_failures()
         self.clock.advance(300)
-        self.look()
+        self.look_for_failures()
+
+
+class HealthTest(Failing, leased.LeasedTestCase):
+    """Two hosts, one of which is forced down."""
 
     def test_what_is_promised_there_starts_elsewhere(self):
         soon = self.hold('soon', flavor='5', start_in=HOUR // 2)['id']
         booked = self.bookings()[soon]
         (other,) = self.hosts.keys() - {booked}
-        self.look()
+        self.look_for_failures()
         self.assertEqual(booked, self.bookings()[soon])
         self.force_down(booked)
-        self.look()
+        self.look_for_failures()
         self.assertEqual(other, self.bookings()[soon])
         (reservation,) = self.lease('soon')['reservations']
         self.assertEqual((False, True), (
@@ -60,7 +66,7 @@ class HealthTest(leased.LeasedTestCase):
         later = self.hold('later', flavor='5', start_in=2 * HOUR)['id']
         booked = self.bookings()[later]
         self.force_down(booked)
-        self.look()
+        self.look_for_failures()
         self.assertEqual(booked, self.bookings()[later])
         self.back(booked)
         self.assertEqual([], self.books('SELECT * FROM outages'))
@@ -75,7 +81,7 @@ class HealthTest(leased.LeasedTestCase):
         self.hold('vm2', flavor='5', start_in=HOUR // 2)
         failing = self.bookings()[first]
         self.force_down(failing)
-        self.look()
+        self.look_for_failures()
         (told,) = recorder.wait('lease.degraded')
         self.assertEqual('vm1', told['name'])
         self.assertEqual([(failing, None)], [
@@ -91,7 +97,7 @@ class HealthTest(leased.LeasedTestCase):
         self.run_due()
         self.fill_books()
         self.force_down(server['OS-EXT-SRV-ATTR:host'])
-        self.look()
+        self.look_for_failures()
         self.assertIs(True, self.lease('vm1')['reservations'][0][
             'missing_resources'])
         self.assert_verified()
@@ -100,9 +106,35 @@ class HealthTest(leased.LeasedTestCase):
 
     def test_new_leases_for_now_go_elsewhere(self):
         self.force_down('host1')
-        self.look()
+        self.look_for_failures()
         server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
         self.assertEqual('host2', server['OS-EXT-SRV-ATTR:host'])
         message = self.refused(409, self.boot, 'vm2', flavor='5',
                                hints=self.lease_hints('vm2'))
         self.assertIn('next_start', message)
+
+
+class WholeHostsTest(Failing, test_whole_hosts.HostsTestCase):
+    """Two enrolled hosts, one of which fails under a lease."""
+
+    def test_the_lease_gets_another_one(self):
+        self.enrol('host1', 'host2')
+        lease, reservation_id = self.lease_hosts()
+        (first,) = self.aggregates()[reservation_id]
+        (other,) = {'host1', 'host2'} - {first}
+        self.force_down(first)
+        self.look_for_failures()
+        self.assertEqual(
+            ['host1', 'host2'], self.aggregates()[reservation_id])
+        self.assertIs(False, self.get(lease)['reservations'][0][
+            'missing_resources'])
+        server = self.within('vm1', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(other, self.host_of(server))
+        self.assert_verified()
+        self.alice.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        self.force_down(first, False)
+        self.delete(lease['id'])
+        self.assertEqual(['host1', 'host2'], self.aggregates()['freepool'])
+        self.assertNotIn(reservation_id, self.aggregates())

@@ -43,6 +43,7 @@ from blazar_core.lifecycle import audit
 from blazar_core.lifecycle import cleaning
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import health
 from blazar_core.lifecycle import watch
 from blazar_core import resources
 from tests import databases
@@ -278,6 +279,85 @@ class TestReserving(WholeHostsTestCase):
         with self.database.writer() as session:
             self.assertRaises(ledger.Full, ledger.amend, session, NOW,
                               [ledger.Edit(None, new)])
+
+
+class TestFailing(WholeHostsTestCase):
+    """A lease has all of a host, which fails."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuids = {name: self.host(name, VCPU=4) for name in (
+            'one', 'two')}
+        self.engine = self.new_engine()
+        self.watch = watch.Watch(
+            self.database, self.clock, self.admission,
+            self.leases.binding, self.vault.open, self.types,
+            lambda event, lease: self.notified.append((event, lease['id'])),
+            self.patience)
+        self.health = health.Health(
+            self.database, self.clock, health.Patience(0, 0, 3600),
+            lambda event, lease: self.notified.append((event, lease['id'])))
+
+    def see(self, name, down):
+        self.health.see({uuid: down if one == name else None
+                         for one, uuid in self.uuids.items()})
+        self.watch.look()
+        self.engine.run_due()
+
+    def fail(self, name):
+        self.see(name, health.Down('Its power is off.', certain=True))
+
+    def missing(self, lease):
+        return views.get(self.database, lease['id'])['reservations'][0][
+            'missing_resources']
+
+    def test_it_gets_another_one_beside_it(self):
+        lease = self.reserve_machines(0, 7200)
+        self.engine.run_due()
+        self.assertEqual({'one'}, self.held().keys())
+        self.fail('one')
+        self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
+        self.assertEqual({'one', 'two'}, self.held().keys())
+        self.assertIs(False, self.missing(lease))
+        self.assertEqual(
+            [('lease.degraded', lease['id']), ('lease.update', lease['id']),
+             ('lease.healed', lease['id'])], self.notified[-3:])
+        (listed,), _more = views.page(self.database, views.Query())
+        self.assertEqual((False, True), tuple(
+            listed['reservations'][0][flag] for flag in (
+                'missing_resources', 'resources_changed')))
+        # It does not get a third one.
+        self.uuids['three'] = self.host('three', VCPU=4)
+        self.fail('one')
+        self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
+        self.see('one', None)
+        self.assertEqual({'one', 'two'}, self.held().keys())
+        self.lifecycle.ending.delete(lease['id'])
+        self.engine.run_due()
+        self.assertEqual({}, self.held())
+        self.assertEqual(0, self.count_rows()['bookings'])
+
+    def test_it_waits_for_one_where_there_is_none(self):
+        lease = self.reserve_machines(0, 7200)
+        other = self.reserve_machines(100, 200)
+        self.engine.run_due()
+        self.fail('one')
+        self.assertEqual({'one'}, self.bookings_of(lease).keys())
+        self.assertEqual({'two'}, self.bookings_of(other).keys())
+        self.assertIs(True, self.missing(lease))
+        (listed,), _more = views.page(self.database, views.Query(limit=1))
+        self.assertIs(True, listed['degraded'])
+        self.lifecycle.ending.delete(other['id'])
+        self.engine.run_due()
+        self.fail('one')
+        self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
+        self.assertIs(False, self.missing(lease))
+
+    def test_one_that_has_not_begun_goes_elsewhere(self):
+        lease = self.reserve_machines(100, 7200)
+        self.assertEqual({'one'}, self.bookings_of(lease).keys())
+        self.fail('one')
+        self.assertEqual({'two'}, self.bookings_of(lease).keys())
 
 
 class TestLimits(WholeHostsTestCase):

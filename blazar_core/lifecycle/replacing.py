@@ -1,0 +1,149 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""One more host for a lease that has all of one that has failed.
+
+What such a host held before is not known while it is away: servers of the
+lease may still be there. So the lease keeps it to its end, and gets another
+one beside it; when the failed one is back, it has both.
+
+Any number of processes may do this at the same time.
+"""
+
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import admission as admissions
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.db import notes
+from blazar_core.leases import binding as bindings
+from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import rebinding
+from blazar_core import resources
+
+__all__ = ['Replacing']
+
+LOG = logging.getLogger(__name__)
+
+
+class _Case(ty.NamedTuple):
+    """A reservation of whole hosts that has fewer of them than it should.
+
+    :ivar missing: how many
+    :ivar own: the uuids of all that it has
+    """
+
+    reservation: models.Reservation
+    reserved: resources.Reserved
+    lease: models.Lease
+    missing: int
+    own: frozenset[str]
+
+
+class Replacing:
+    """Gives leases of whole hosts others beside those that have failed.
+
+    :param wanted: says what reservations need
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission, binding: bindings.Binding,
+                 wanted: demands.Demands, notify: rebinding.Notify) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._binding = binding
+        self._wanted = wanted
+        self._notify = notify
+
+    def look(self) -> None:
+        """Look for one for each that has failed, for the oldest lease first.
+
+        Where no host has failed, that is one SELECT of a table without rows.
+        """
+        with self._database.connection() as connection:
+            found = connection.execute(_FAILED).all()
+        for row in sorted(found, key=rebinding.age):
+            try:
+                self._database.retried(self._replace, row.reservation_id)
+            except (errors.NotFound, errors.Refused):
+                # It has gone meanwhile, or there is none yet.
+                continue
+            except (errors.CloudUnavailable, errors.BooksBusy) as exc:
+                LOG.warning('Reservation %s has lost hosts, and whether there '
+                            'are others is not known yet: %s',
+                            row.reservation_id, exc)
+
+    def _replace(self, reservation_id: str) -> None:
+        with self._database.reader() as session:
+            case = _case(session, reservation_id)
+        if case is None:
+            return
+        demand = self._wanted.of(case.reservation, case.reserved, None)
+        if isinstance(demand, refusals.Refusal):
+            return
+        window = case.lease.booked(model.Window(
+            self._clock.now(), case.lease.end_date))
+        if window.end <= window.start:
+            return
+        hosts = self._admission.pick(dataclasses.replace(
+            demand, count=case.missing, least=1,
+            avoid=demand.avoid | case.own), window)
+        lease = self._binding.add(
+            case.lease.id, case.lease.generation, reservation_id, hosts,
+            window, demand.among)
+        if lease is not None:
+            self._notify('lease.update', lease)
+            self._notify('lease.degraded' if any(
+                one['missing_resources'] for one in lease['reservations'])
+                else 'lease.healed', lease)
+
+
+def _case(session: orm.Session, reservation_id: str) -> _Case | None:
+    reservation = session.get(models.Reservation, reservation_id)
+    if reservation is None or (
+            reservation.lease.status != states.Lease.ACTIVE or
+            reservation.lease.deleted_at is not None):
+        return None
+    missing = sum(row.stranded_at is not None for row in reservation.bookings)
+    if not missing:
+        return None
+    reserved = resources.reserved(session, reservation)
+    return _Case(reservation, reserved, reservation.lease, missing,
+                 frozenset(reserved.hosts))
+
+
+#: The reservations of which a host has failed that they had all of.
+_FAILED = sa.select(
+    models.Reservation.id.label('reservation_id'),
+    models.Reservation.lease_id, models.Lease.created_at).distinct(
+).select_from(notes.Outage).join(
+    models.Booking, models.Booking.host_id == notes.Outage.host_id).join(
+    models.Reservation,
+    models.Reservation.id == models.Booking.reservation_id).join(
+    models.Lease, models.Lease.id == models.Reservation.lease_id).where(
+        notes.Outage.began_at.is_not(None),
+        models.Booking.stranded_at.is_not(None),
+        models.Booking.server_id.is_(None),
+        models.Lease.status == states.Lease.ACTIVE,
+        models.Lease.deleted_at.is_(None))

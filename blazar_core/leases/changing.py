@@ -302,7 +302,7 @@ def new_window(lease: models.Lease, change: Change, now: int) -> model.Window:
             lease.status not in states.BEFORE):
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} is {views.status(lease)}: it cannot be '
-            f'changed any more.')
+            f'changed any more. Make another lease.')
     if begun and lease.end_date <= now and (
             change.end not in (None, lease.end_date)):
         # Others may count on its room: what is still there stays too long.

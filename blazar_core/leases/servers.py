@@ -125,6 +125,16 @@ class Servers:
                 () if lease is None else (
                     lease.window, not lease.starts_now)))
 
+    def lease_over(self, reservation_id: str) -> str | None:
+        """The name of the lease of a reservation, if that is over: it may
+        still have something.
+        """
+        with self._database.reader() as session:
+            return session.scalar(
+                sa.select(models.Lease.name).join(models.Reservation)
+                .where(models.Reservation.id == reservation_id,
+                       models.Lease.status.in_(states.ENDING)))
+
     def hosts_within(self, reservation_id: str) -> frozenset[str]:
         """The uuids of the hosts that are booked for a reservation."""
         with self._database.reader() as session:

@@ -75,6 +75,8 @@ def why_not(session: orm.Session, reservation_id: str, project_id: str,
                 f'within that.')
     if later and row.status in (states.Lease.PENDING, states.Lease.STARTING):
         return None
+    if row.status in states.ENDING:
+        return f'{whose}: it is over. Make another lease.'
     if row.status != states.Lease.ACTIVE:
         return (f'{whose}: boot with it from {time}, when the lease is '
                 f'ACTIVE.')

@@ -53,6 +53,10 @@ _SERVER = re.compile(
 #: Headers of the answer to a boot with a lease.
 LEASE_ID, LEASE_END = 'OpenStack-Lease-Id', 'OpenStack-Lease-End'
 
+#: The actions on a server for which Nova looks for a host.
+_NEED_A_HOST = frozenset({
+    'evacuate', 'migrate', 'os-migrateLive', 'resize', 'unshelve'})
+
 #: Where hints may stand in the body of a boot. Nova reads the first it finds.
 _HINT_KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 
@@ -84,6 +88,7 @@ class LeaseMiddleware:
         if rest.strip('/'):
             return (self._held_back(environ, server_id) or
                     self._of_fixed_size(environ, server_id) or
+                    self._out_of_time(environ, server_id) or
                     self._led_astray(environ, server_id) or self._app)
         if method == 'DELETE':
             return self._delete(environ, server_id)
@@ -200,6 +205,28 @@ class LeaseMiddleware:
             f'Servers of reservation {reservation_id} are of its flavor, and '
             f'no others are: servers cannot be resized out of it or into it. '
             f'Boot a new one.'))
+
+    def _out_of_time(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to an action that needs a host, on a server within a
+        reservation of hosts whose lease is over: it is let onto none of them.
+
+        Nova would accept it, and then do nothing. It answers for those who
+        must not know of it.
+        """
+        if _NEED_A_HOST.isdisjoint(_body(environ)):
+            return None
+        context = environ['nova.context']
+        try:
+            within = hosted.reservation_of_server(
+                server_id, None if context.is_admin else context.project_id)
+            over = within and self._parts.leases.servers.lease_over(within)
+        except (errors.BooksUnavailable, errors.CloudUnavailable):
+            return None
+        return router.fault(environ, 409, (
+            f'Server {server_id} is in reservation {within}, and its lease '
+            f'{over} is over: it can go to no other host of that. If it is '
+            f'shelved, unshelve it when the lease is TERMINATED: it is no '
+            f'server of that any more then.')) if over is not None else None
 
     def _led_astray(self, environ: Environ, server_id: str) -> ty.Any:
         """The answer to a move that asks no scheduler, onto hosts that are

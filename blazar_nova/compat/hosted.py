@@ -157,9 +157,11 @@ def reservation_of(flavor: ty.Any) -> str | None:
     return _specs_of(flavor).get(_MARK)
 
 
-def reservation_of_server(server_id: str) -> str | None:
+def reservation_of_server(server_id: str, project_id: str | None = None,
+                          ) -> str | None:
     """The reservation of hosts in which a server is, if it is in one.
 
+    :param project_id: only if it is this one's; None: whosever it is
     :raises CloudUnavailable: when that cannot be said now
     """
     try:
@@ -168,7 +170,8 @@ def reservation_of_server(server_id: str) -> str | None:
             nova_context.get_admin_context(), server_id)
     except exception.RequestSpecNotFound:
         return None
-    return reservation_of(spec.flavor)
+    return reservation_of(spec.flavor) if project_id in (
+        None, spec.project_id) else None
 
 
 def carry_over(instance: ty.Any, flavor: ty.Any) -> ty.Any:

@@ -756,6 +756,79 @@ class TestAfterwards(HostsTestCase):
         self.run_until(self.over + 2400)
         self.assertTrue(self.is_back())
 
+    def test_nothing_comes_to_it_in_its_period_of_grace(self):
+        self.takes_nothing_when_it_is_over(grace_period='30m')
+
+    def test_nothing_comes_to_it_while_it_is_recycled(self):
+        self.takes_nothing_when_it_is_over(on_end='recycle')
+
+    def test_nothing_comes_to_it_while_it_is_cleaned(self):
+        self.takes_nothing_when_it_is_over(stays=False)
+
+    def takes_nothing_when_it_is_over(self, stays=True, **lease):
+        """Whatever is asked of it until its last host is given back.
+
+        :param stays: whether its server is there yet
+        """
+        self.enrol('host2')
+        self.flags(group='blazar', cleaning_command='false')
+        lease, server = self.using(**lease)
+        shelved = self.within('shelved', self.reservation_id)
+        self.wait_for_status(shelved['id'], 'ACTIVE')
+        self.alice.post_server_action(shelved['id'], {'shelve': None})
+        self.wait_for_status(shelved['id'], 'SHELVED_OFFLOADED')
+        for seconds in (10, 70):
+            self.run_until(self.over + seconds)
+        self.assertEqual('TERMINATING', self.get(lease)['status'])
+        if not stays:
+            self.wait_until_gone(server['id'])
+        self.nothing_is_taken(lease, shelved, server if stays else None)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.nothing_is_taken(lease, shelved)
+        self.flags(group='blazar', cleaning_command='true')
+        for hours in (2, 3, 4):
+            self.run_until(self.over + hours * HOUR)
+        self.ask('GET', f'/leases/{lease["id"]}', code=404)
+        # What is on none of its hosts is an ordinary server now.
+        self.alice.post_server_action(shelved['id'], {'unshelve': None})
+        self.wait_for_status(shelved['id'], 'ACTIVE')
+        self.assertEqual('plain', self.host_of(shelved))
+
+    def nothing_is_taken(self, lease, shelved, server=None):
+        """All that is asked of a lease that is over is refused, and why."""
+        reservation = {'id': self.reservation_id}
+        for change in (
+                {'end_date': self.at(6 * HOUR)},
+                {'end_date': self.at(HOUR // 2)},
+                {'start_date': self.at(5 * HOUR),
+                 'end_date': self.at(6 * HOUR)},
+                {'reservations': [{**reservation, 'max': 2}]},
+                {'reservations': [{**reservation, 'min': 2, 'max': 2}]},
+                {'reservations': [{**reservation, 'min': 1}]},
+                {'reservations': [{**reservation,
+                                   'projects': [uuids.other]}]},
+                {'grace_period': '2h'}, {'name': 'other'}):
+            answer = self.ask('PUT', f'/leases/{lease["id"]}', change)
+            self.assertIn(answer.get('error_code'), (400, 409), change)
+            self.assertIn('Make another lease.', answer['error_message'])
+        for more in ({}, {'reserved': True, 'lease_params': json.dumps({
+                'start': self.at(600), 'end': self.at(HOUR // 2)})}):
+            message = self.refused(400, self.boot, 'late', hints={
+                'reservation': self.reservation_id, **more})
+            self.assertIn('it is over. Make another lease.', message)
+        for one, action in ((shelved, {'unshelve': None}),
+                            (server, {'resize': {'flavorRef': '2'}}),
+                            (server, {'migrate': None}),
+                            (server, {'os-migrateLive': {
+                                'host': None, 'block_migration': 'auto'}})):
+            if one is not None:
+                message = self.refused(
+                    409, self.admin.post_server_action, one['id'], action)
+                self.assertIn('it can go to no other host of that', message)
+                # Others do not even learn that it exists.
+                self.refused(404, self.bob.post_server_action, one['id'],
+                             {'unshelve': None})
+
     def test_who_has_one_may_have_another_one(self):
         lease, server = self.using()
         path = f'/leases/{lease["id"]}'

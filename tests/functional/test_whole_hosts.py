@@ -1468,6 +1468,7 @@ class Dying(fixtures.Fixture):
               'blazar_nova.compat.hosts.tell_placement',
               'blazar_core.books.enrolment._write',
               'blazar_core.books.holding.hand_over',
+              'blazar_core.lifecycle.queue.Queue.write',
               'blazar_core.books.holding.give_back')
 
     def __init__(self, at, after):
@@ -1502,17 +1503,20 @@ class TestDying(HostsTestCase):
     hosts = {name: nova_box.Capacity(vcpus=4, memory_mb=8192, disk_gb=100)
              for name in ('host1', 'host2')}
     POOL = {'freepool': ['host1'], 'blazar_pool': ['host1']}
+    claim_seconds = 5
+    more_conf = f'[blazar]\nclaim_seconds = {claim_seconds}\n'
 
-    def at_each_step(self, work, again, least):
+    def at_each_step(self, work, again, least, when=(False, True)):
         """Do something, and let it die at each of its steps.
 
         :param work: what dies
         :param again: what is done then, and looks whether all is right
         :param least: how many steps it has, or more
+        :param when: whether the step is done
         """
         steps = []
         for at in itertools.count(1):
-            for after in (False, True):
+            for after in when:
                 with Dying(at, after) as dying:
                     with contextlib.suppress(Died):
                         work()
@@ -1591,3 +1595,52 @@ class TestDying(HostsTestCase):
                 'SELECT held_by FROM hosts'), where)
 
         self.at_each_step(end, ended, 12)
+
+    def test_another_listener_goes_on_with_a_late_start(self):
+        """It needs no more than the time in which a claim runs out."""
+        self.enrol('host1')
+        other = self.new_listener(self.clock)
+
+        def start_event():
+            return self.books(
+                "SELECT status FROM events WHERE event_type = 'start_lease' "
+                f"AND lease_id = '{self.lease_id}'")[0][0]
+
+        def put_off():
+            self.lease_id = self.make(
+                reservations=[self.hosts_wanted()])['id']
+            # Nobody has looked since the host was given back.
+            self.run_until(clocks.SystemClock().now() + 1)
+            self.assertEqual('PENDING', self.status())
+            self.look()
+            self.clock.advance(60)
+
+        def started(where):
+            if len(where[2]) >= where[0]:
+                other.engine.run_due()
+                self.assertEqual('IN_PROGRESS', start_event(), where)
+            self.clock.advance(self.claim_seconds)
+            other.engine.run_due()
+            self.assertEqual('ACTIVE', self.status(), where)
+            reservation_id, = (one for one in self.aggregates()
+                               if one not in self.POOL)
+            self.assertEqual(
+                {'freepool': [], 'blazar_pool': ['host1'],
+                 reservation_id: ['host1']}, self.aggregates(), where)
+            self.assertEqual(
+                {'CUSTOM_BLAZAR_POOL', self.trait_of(reservation_id)},
+                self.traits('host1'))
+            self.assertEqual('DONE', start_event(), where)
+            self.delete(self.lease_id)
+            self.assertEqual(self.POOL, self.aggregates(), where)
+            put_off()
+
+        self.delete(self.make_active(
+            reservations=[self.hosts_wanted()])['id'])
+        put_off()
+        self.at_each_step(
+            self.listener.engine.run_due, started, 8, when=(False,))
+
+    def status(self):
+        lease = self.ask('GET', f'/leases/{self.lease_id}', code=200)
+        return lease['lease']['status']

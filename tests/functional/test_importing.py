@@ -141,6 +141,38 @@ class TestPending(ImportTestCase):
         self.assertEqual('host2', self.host_of(server))
 
 
+    def test_what_was_done_since_then_stands_when_it_is_imported_again(self):
+        """Of hosts, of what is said of them, and of leases."""
+        self.blazar.hide('gpu')
+        ids = [self.lease_of(start * HOUR, (start + 1) * HOUR, '1')[0]
+               for start in (1, 3, 5)]
+        self.imported()
+        self.assertEqual([], self.ask(
+            'GET', '/os-hosts/properties', code=200)['resource_properties'])
+        host = self.enrolling.listed()[0]['id']
+        for path, change in (
+                ('/os-hosts/properties/gpu', {'private': False}),
+                (f'/os-hosts/{host}', {'rack': '7', 'reservable': False}),
+                (f'/leases/{ids[0]}', {'name': 'mine', 'end_date': self.at(
+                    5 * HOUR // 2)})):
+            self.ask('PATCH' if 'gpu' in path else 'PUT', path, change,
+                     self.admin, 200)
+        self.ask('DELETE', f'/leases/{ids[1]}', code=204)
+        self.ask('DELETE', f'/leases/{ids[2]}', code=204)
+
+        def everything():
+            return [self.books(f'SELECT * FROM {table}') for table in (
+                'hosts', 'host_properties', 'leases', 'reservations',
+                'bookings', 'events')]
+
+        before = everything()
+        self.assertIn('6 there already.', self.imported())
+        self.assertEqual(before, everything())
+        self.assertEqual({'gpu'}, {one['property'] for one in self.ask(
+            'GET', '/os-hosts/properties')['resource_properties']} - {'rack'})
+        self.assert_verified()
+
+
 class TestActive(ImportTestCase):
     """A lease of one host, which has servers."""
 

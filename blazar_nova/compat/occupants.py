@@ -32,7 +32,11 @@ from blazar_nova.compat import hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import survey
 
-__all__ = ['Occupant', 'everybody', 'guests', 'of', 'on', 'shelved']
+__all__ = ['Occupant', 'everybody', 'guests', 'of', 'on', 'shelved',
+           'strangers']
+
+
+R = ty.TypeVar('R')
 
 
 class Occupant(ty.NamedTuple):
@@ -63,14 +67,39 @@ def guests(members: ty.Collection[pool.Member], reservation_id: str,
     about to be.
 
     Of others nothing is said, whatever has let them in. Costs one request of
-    placement and one query for each host, and one more for each server that
-    placement has there and its cell has not.
+    placement and one query for each host, one more for each server that
+    placement has there and its cell has not, and one for each cell.
 
     :raises CloudUnavailable: when that cannot be said now
     """
-    return sorted({one for found in pool.for_each(
-        reservation_id, 'looked at', _everybody, members)
+    return sorted({one for found in (
+        *pool.for_each(reservation_id, 'looked at', _everybody, members),
+        *_in_cells(_between_hosts))
         for one, bound_to in found.items() if bound_to == reservation_id})
+
+
+def strangers(members: ty.Collection[pool.Member], reservation_id: str,
+              ) -> dict[str, list[str]]:
+    """The servers on hosts of a reservation that are not of it.
+
+    :returns: their ids, by the nova-compute, of hosts that have any
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    found = zip(members, pool.for_each(
+        reservation_id, 'looked at', _everybody, members), strict=True)
+    return {host.service_host: others for host, there in found if (
+        others := sorted(one for one, bound_to in there.items()
+                         if bound_to != reservation_id))}
+
+
+def _between_hosts(context: ty.Any) -> dict[str, str | None]:
+    """The servers of a cell whose build has failed on one host and goes on
+    on another: a conductor chooses that, and nothing of ours is asked.
+    """
+    return {one.uuid: hosted.reservation_of(one.flavor)
+            for one in objects.InstanceList.get_by_filters(
+                context, {'vm_state': vm_states.BUILDING, 'host': None,
+                          'deleted': False}, expected_attrs=['flavor'])}
 
 
 def _everybody(host: pool.Member) -> dict[str, str | None]:
@@ -124,16 +153,24 @@ def shelved(reservation_id: str, project_id: str) -> list[str]:
 
     :raises CloudUnavailable: when that cannot be said now
     """
-    context = nova_context.get_admin_context()
-    found = bounded.of_cells(context, _offloaded, project_id)
-    if any(map(nova_context.is_cell_failure_sentinel, found.values())):
-        raise errors.CloudUnavailable(
-            'Not every cell of Nova answers. Try again in a minute.')
-    ids = [one for in_cell in found.values() for one in in_cell]
+    ids = [one for in_cell in _in_cells(_offloaded, project_id)
+           for one in in_cell]
     hints = bounded.of_api(survey.hints_of, ids)
     flavors = bounded.of_api(survey.flavors_of, ids)
     return [one for one in ids if reservation_id in (
         _hint(hints.get(one, {})), flavors.get(one))]
+
+
+def _in_cells(find: ty.Callable[..., R], *args: ty.Any) -> ty.Iterable[R]:
+    """What there is in each cell.
+
+    :raises CloudUnavailable: when one of them does not answer
+    """
+    found = bounded.of_cells(nova_context.get_admin_context(), find, *args)
+    if any(map(nova_context.is_cell_failure_sentinel, found.values())):
+        raise errors.CloudUnavailable(
+            'Not every cell of Nova answers. Try again in a minute.')
+    return ty.cast('ty.Iterable[R]', found.values())
 
 
 def _offloaded(context: ty.Any, project_id: str) -> list[str]:

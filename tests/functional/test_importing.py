@@ -140,7 +140,6 @@ class TestPending(ImportTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual('host2', self.host_of(server))
 
-
     def test_what_was_done_since_then_stands_when_it_is_imported_again(self):
         """Of hosts, of what is said of them, and of leases."""
         self.blazar.hide('gpu')

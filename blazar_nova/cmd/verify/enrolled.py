@@ -21,6 +21,7 @@ from blazar_core.books import enrolment
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
+from blazar_nova.compat import occupants
 from blazar_nova.compat import pool
 from blazar_nova.parts import enrolling
 from blazar_nova.parts import wiring
@@ -72,17 +73,23 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
 
 
 def _elsewhere(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
-    """A reservation has the hosts in Nova that it has in the books."""
+    """A reservation has the hosts in Nova that it has in the books, and no
+    servers but its own are on them.
+    """
     with parts.database.reader() as session:
         held = session.execute(
-            sa.select(models.Host.uuid, models.Host.held_by,
-                      models.Reservation.lease_id, models.Lease.name)
+            sa.select(models.Host.uuid, models.Host.service_host,
+                      models.Host.held_by, models.Reservation.lease_id,
+                      models.Lease.name, models.Lease.status)
             .join(models.Reservation,
                   models.Reservation.id == models.Host.held_by)
-            .join(models.Lease)
-            .where(models.Lease.status == states.Lease.ACTIVE)).all()
+            .join(models.Lease)).all()
     for reservation_id in sorted({row.held_by for row in held}):
         rows = [row for row in held if row.held_by == reservation_id]
+        yield from _strangers([pool.Member(row.uuid, row.service_host)
+                               for row in rows], reservation_id)
+        if rows[0].status != states.Lease.ACTIVE:
+            continue
         uuids = {one.uuid for one in pool.members_of(reservation_id)}
         if uuids and uuids != {row.uuid for row in rows}:
             yield audit.Difference(
@@ -92,3 +99,16 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
                 f'books.', '--fix gives it those of the books',
                 functools.partial(
                     parts.lifecycle.starting.open, rows[0].lease_id))
+
+
+def _strangers(members: ty.Collection[pool.Member], reservation_id: str,
+               ) -> ty.Iterator[audit.Difference]:
+    """On hosts that a reservation has all of are no servers but its own."""
+    for service_host, server_ids in occupants.strangers(
+            members, reservation_id).items():
+        yield audit.Difference(
+            ('strangers', reservation_id, service_host, *server_ids),
+            f'Host {service_host} is all of reservation {reservation_id}, and '
+            f'servers are on it that are not of that: '
+            f'{enrolling.shown(server_ids)}.',
+            'migrate them, or delete them')

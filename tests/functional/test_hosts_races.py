@@ -1,0 +1,145 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whole hosts: nobody gets into the wrong lease, and nobody stays there."""
+
+import functools
+import types
+
+import fixtures
+from nova import exception
+from nova.scheduler import utils
+
+from blazar_nova.cmd import verify
+from blazar_nova.compat import claims
+from tests.functional import test_whole_hosts
+
+HOUR = 3600
+
+
+class TestAlternates(test_whole_hosts.HostsTestCase):
+    """A build fails on its host: a conductor claims the next one by itself.
+    """
+
+    def setUp(self):
+        super().setUp()
+        # Where it is a process of its own, nothing of ours is in it.
+        alone = types.SimpleNamespace(**vars(utils))
+        alone.claim_resources = claims._novas
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.conductor.manager.scheduler_utils', alone))
+
+    def fail_once(self, meanwhile):
+        """The next build fails; returns the hosts on which there were builds.
+
+        :param meanwhile: called with the host before it does
+        """
+        hosts = []
+
+        def spawn(real, name, *args, **kwargs):
+            hosts.append(name)
+            if len(hosts) == 1:
+                meanwhile(name)
+                raise exception.NovaException('broken')
+            return real(*args, **kwargs)
+
+        for name, compute in self.computes.items():
+            driver = compute.manager.driver
+            self.useFixture(fixtures.MockPatchObject(
+                driver, 'spawn', functools.partial(
+                    spawn, driver.spawn, name)))
+        return hosts
+
+    def test_within_a_reservation_it_stays_within(self):
+        self.enrol('host1', 'host2')
+        _lease, reservation_id = self.lease_hosts(2, 2)
+        builds = self.fail_once(lambda _host: None)
+        server = self.within('in', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual({'host1', 'host2'}, {*builds})
+
+    def test_of_one_host_there_is_no_other(self):
+        self.enrol('host1')
+        _lease, reservation_id = self.lease_hosts()
+        self.fail_once(lambda _host: None)
+        server = self.within('in', reservation_id)
+        self.wait_for_status(server['id'], 'ERROR')
+        self.assertEqual({}, self.guests())
+
+    def test_an_ordinary_server_does_not_come_to_enrolled_hosts(self):
+        self.enrol('host1')
+        _lease, _reservation_id = self.lease_hosts()
+        builds = self.fail_once(lambda _host: None)
+        server = self.boot('ordinary')
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual({'host2', 'plain'}, {*builds})
+
+    def test_it_does_not_come_back_after_its_lease(self):
+        """The end finds it between two hosts."""
+        self.enrol('host1', 'host2')
+        lease, reservation_id = self.lease_hosts(2, 2)
+        real, ended = claims._novas, []
+
+        def end(*args, **kwargs):
+            if not ended:
+                ended.append(1)
+                self.delete(lease['id'])
+                self.look()
+                self.run_until(self.clock.now() + 60)
+            return real(*args, **kwargs)
+
+        self.fail_once(lambda _host: None)
+        with fixtures.MonkeyPatch(
+                'nova.conductor.manager.scheduler_utils.claim_resources', end):
+            server = self.within('in', reservation_id)
+            self.wait_for(lambda: ended)
+            self.wait_until_gone(server['id'])
+        self.wait_for(lambda: not self.guests())
+        self.run_until(self.clock.now() + 600)
+        self.ask('GET', f'/leases/{lease["id"]}', code=404)
+
+    def test_one_that_was_on_its_way_before_the_host_was_enrolled(self):
+        """Nobody asks us; so it is said."""
+        def lease_others(host):
+            self.enrol(*self.hosts.keys() - {host})
+            self.look()
+            self.leased, self.reservation_id = self.lease_hosts(2, 2)
+
+        self.fail_once(lease_others)
+        server = self.boot('stranger')
+        self.wait_for_status(server['id'], 'ACTIVE')
+        host = self.host_of(server)
+        self.assertIn(host, self.aggregates()[self.reservation_id])
+        self.listener.mirror.compare_all()
+        self.assertEqual([
+            f'Host {host} is all of reservation {self.reservation_id}, and '
+            f'servers are on it that are not of that: {server["id"]}.'],
+            [one.text for one in self.verified().left])
+        # It does not end with the lease, and no other one gets the host.
+        self.delete(self.leased['id'])
+        self.run_until(self.clock.now() + 600)
+        self.assertEqual('ACTIVE', self.admin.get_server(
+            server['id'])['status'])
+        self.assertIn(f'{server["id"]}.', [one.text[-37:] for one in (
+            self.verified().left)])
+        self.make(code=409, reservations=[self.hosts_wanted(2, 2)])
+        self.admin.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        self.run_until(self.clock.now() + 600)
+        self.ask('GET', f'/leases/{self.leased["id"]}', code=404)
+        self.look()
+        self.assert_verified()
+
+    def verified(self):
+        return verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(True)

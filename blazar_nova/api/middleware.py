@@ -36,6 +36,8 @@ from blazar_nova.api import faults
 from blazar_nova.api import lease_params
 from blazar_nova.api import recurrences
 from blazar_nova.compat import hosted
+from blazar_nova.compat import hosts
+from blazar_nova.compat import pool
 from blazar_nova.compat import router
 from blazar_nova.parts import wiring
 
@@ -236,11 +238,19 @@ class LeaseMiddleware:
         if target is None or not environ['nova.context'].is_admin:
             return None
         try:
-            enrolled, holder = self._parts.leases.servers.holder_of(target)
             within = hosted.reservation_of_server(server_id)
-        except (errors.BooksUnavailable, errors.CloudUnavailable):
-            # Ordinary servers must not suffer from it.
-            return None
+            try:
+                enrolled, holder = self._parts.leases.servers.holder_of(target)
+            except errors.BooksUnavailable:
+                if within is not None or not pool.joined().isdisjoint(
+                        one.uuid for one in hosts.on_service_host(target)):
+                    raise
+                # Ordinary servers must not suffer from it.
+                return None
+        except (errors.BooksUnavailable, errors.CloudUnavailable) as exc:
+            return router.fault(environ, 503, (
+                f'Whether the server may be on host {target} is not known '
+                f'now: {exc} Leave "force" out, or the host.'))
         if holder == within and (within is not None or not enrolled):
             return None
         return router.fault(environ, 409, (

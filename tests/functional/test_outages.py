@@ -27,12 +27,13 @@ from nova.scheduler import host_manager
 from blazar_nova.parts import wiring
 from tests.functional import leased
 from tests.functional import test_api
+from tests.functional import test_whole_hosts
 
 HOUR = 3600
 
 
-class BooksAwayTest(leased.LeasedTestCase):
-    """Nobody can open the database."""
+class AwayFixture:
+    """For test cases: nobody can open the database of the books."""
 
     legacy_api = True
 
@@ -52,6 +53,9 @@ class BooksAwayTest(leased.LeasedTestCase):
         finally:
             os.rmdir(self.path)
             os.rename(self.path + '.away', self.path)
+
+
+class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
 
     def test_what_was_told_meanwhile_is_compared(self):
         self.useFixture(fixtures.MonkeyPatch(
@@ -134,6 +138,71 @@ class BooksAwayTest(leased.LeasedTestCase):
         with self.away():
             self.fails('vm')
         self.boot_active('after')
+
+
+class HostsAwayTest(AwayFixture, test_whole_hosts.HostsTestCase):
+    """Nobody knows whose hosts are, and still nobody gets there."""
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1')
+        _lease, reservation_id = self.lease_hosts()
+        self.mine = self.within('mine', reservation_id)['id']
+        self.other = self.boot('other')['id']
+        self.where = {self.mine: 'host1'}
+        for server_id in (self.mine, self.other):
+            self.wait_for_status(server_id, 'ACTIVE')
+        self.where[self.other] = self.guests()[self.other]
+        self.free, = {'host2', 'plain'} - {self.where[self.other]}
+
+    def move(self, version, server_id, action, host, **values):
+        """An admin moves a server; returns the code and the sentence."""
+        response = self.api(
+            roles=('admin', 'member', 'reader'), microversion=version,
+        ).api_post(f'/servers/{server_id}/action', {
+            action: {**values, 'host': host}}, check_response_status=None)
+        return response.status, response.content.decode()
+
+    def test_nobody_is_moved_there_and_nobody_away(self):
+        forced = (('2.1', 'os-migrateLive', {
+            'block_migration': False, 'disk_over_commit': False}),
+            ('2.67', 'os-migrateLive', {
+                'block_migration': 'auto', 'force': True}),
+            ('2.13', 'evacuate', {'onSharedStorage': False}),
+            ('2.67', 'evacuate', {'force': True}))
+        named = (('latest', 'os-migrateLive', {'block_migration': 'auto'}),
+                 ('latest', 'migrate', {}), ('latest', 'evacuate', {}))
+        with self.away():
+            for server_id, host in ((self.mine, 'plain'),
+                                    (self.mine, 'host1'),
+                                    (self.other, 'host1')):
+                for version, action, values in forced:
+                    code, text = self.move(
+                        version, server_id, action, host, **values)
+                    self.assertEqual(503, code, (action, host, text))
+                    self.assertIn('Leave \\"force\\" out', text)
+                for version, action, values in named:
+                    self.move(version, server_id, action, host, **values)
+                    self.rests(server_id)
+            # What an admin says of the others is done as ever.
+            code, _text = self.move(
+                '2.67', self.other, 'os-migrateLive', self.free,
+                block_migration='auto', force=True)
+            self.assertEqual(202, code)
+            self.wait_for(lambda: self.host_of(
+                {'id': self.other}) == self.free)
+            for kwargs in ({'availability_zone': 'nova:host1'},
+                           {'host': 'host1'}):
+                server = self.boot('forced', client=self.admin, **kwargs)
+                self.wait_for_status(server['id'], 'ERROR')
+            self.boot_active('ordinary')
+
+    def rests(self, server_id):
+        """Nothing is done to it any more, and it is where it was."""
+        self.wait_for(lambda: self.admin.get_server(server_id)[
+            'OS-EXT-STS:task_state'] is None)
+        self.assertEqual(
+            self.where[server_id], self.host_of({'id': server_id}))
 
 
 class PlacementAwayTest(test_api.ApiTestCase):

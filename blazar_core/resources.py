@@ -215,6 +215,15 @@ class ResourceType(Kind):
         :raises Refused: when no host may be used at all
         """
 
+    def beside(self, asking: ty.Any, reservation_id: str,
+               demand: model.Demand) -> model.Demand:
+        """What is wanted of hosts, where a reservation may have some already
+        with which others have to go together.
+
+        :param asking: see :meth:`wanted`
+        """
+        return demand
+
     def written(self, params: ty.Mapping[str, ty.Any]) -> Values:
         """What a user would write to get these parameters again."""
         return {key: value for key, value in params.items()

@@ -23,7 +23,7 @@ from oslo_db import exception as db_exception
 from blazar_nova.compat import bounded
 
 __all__ = ['MADE', 'described', 'ensured', 'found', 'make', 'named',
-           'of_zones', 'zones']
+           'of_zones', 'zone_of', 'zones']
 
 #: Another process has made an aggregate of this name meanwhile, or this
 #: moment.
@@ -80,6 +80,17 @@ def zones() -> dict[str, str]:
         for one in objects.AggregateList.get_by_metadata_key(
             nova_context.get_admin_context(), 'availability_zone')])
     return {host: zone for zone, of_zone in zoned for host in of_zone}
+
+
+def zone_of(name: str) -> str | None:
+    """The availability zone of the aggregate of a name; None: it has none,
+    or there is no such aggregate.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    there = bounded.of_api(found, nova_context.get_admin_context(), name)
+    return None if there is None else ty.cast(
+        'str | None', there.availability_zone)
 
 
 def of_zones() -> set[str]:

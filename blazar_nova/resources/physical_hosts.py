@@ -12,6 +12,7 @@
 
 """physical:host: whole hosts, of those that serve leases only."""
 
+import dataclasses
 import re
 import typing as ty
 
@@ -89,6 +90,16 @@ class PhysicalHosts(resources.ResourceType):
     def wanted(self, asking: ty.Any, params: Values) -> resources.Wanted:
         return resources.Wanted(
             self._demand_of(params, asking.placement), {})
+
+    def beside(self, asking: ty.Any, reservation_id: str,
+               demand: model.Demand) -> model.Demand:
+        if aggregates.zone_of(reservation_id) is None:
+            return demand
+        # Its hosts are in a zone of its own, and Nova has none in two.
+        zoneless = _in_zone(
+            service.CONF.default_availability_zone, asking.placement)
+        return dataclasses.replace(demand, hosts=frozenset(
+            zoneless if demand.hosts is None else zoneless & demand.hosts))
 
     def demand(self, reserved: resources.Reserved) -> model.Demand:
         return self._demand_of(reserved.params, demands.Placement())

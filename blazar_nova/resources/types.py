@@ -84,8 +84,10 @@ class Asking:
                 properties.check(
                     properties.parse(given.get(key)), self.public())
         wanted = kind.wanted(self, params)
+        demand = wanted.demand if old is None else kind.beside(
+            self, old['id'], wanted.demand)
         return making.NewReservation(
-            wanted.demand, resource_type=ty.cast(str, name), params=params,
+            demand, resource_type=ty.cast(str, name), params=params,
             spec=wanted.spec)
 
     def guess(self, values: ty.Collection[str]) -> str:

@@ -1288,6 +1288,77 @@ class TestMany(HostsTestCase):
                 calls.append(args), real(*args, **kwargs))[1]))
 
 
+class TestGrowing(HostsTestCase):
+    """More hosts, and others, where an operator has zones of his own."""
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1', 'host2')
+        self.context = nova_context.get_admin_context()
+        rack = aggregates.make(self.context, name='rack', metadata={
+            'availability_zone': 'az1'})
+        membership.put(self.context, rack, ['host2'])
+        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+                 if one.name == 'host2')
+        providers.change(uuid, 'aggregates', [rack.uuid])
+
+    def grow(self, lease, code=200, **values):
+        return self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+            {'id': lease['reservations'][0]['id'], **values}]}, code=code)
+
+    def has(self, lease, *hosts):
+        """In the books, in Nova, and nothing else is to be done."""
+        self.run_until(clocks.SystemClock().now() + 60)
+        reservation_id = lease['reservations'][0]['id']
+        self.assertEqual([*hosts], self.aggregates()[reservation_id])
+        self.assertEqual([(one,) for one in hosts], self.books(
+            f"SELECT name FROM hosts WHERE held_by = '{reservation_id}' "
+            f"ORDER BY name"))
+        self.assert_verified()
+
+    def beside(self, zone):
+        """A lease of one host, while another one has that of a zone."""
+        other, _id = self.lease_hosts(availability_zone=zone)
+        lease, reservation_id = self.lease_hosts()
+        self.delete(other['id'])
+        self.look()
+        return lease, reservation_id
+
+    def test_not_by_a_host_of_another_zone(self):
+        """Nova has no host in two, and changes none that is in use."""
+        lease, reservation_id = self.beside('az1')
+        server = self.within('in', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        refused = self.grow(lease, 409, min=2, max=2)
+        self.assertIn('There is no host that this lease may use.',
+                      refused['error_message'])
+        # As many as there are: there are no more.
+        self.assertEqual(1, self.grow(lease, max=2)[
+            'lease']['reservations'][0]['amount'])
+        self.has(lease, 'host1')
+        self.enrol('plain')
+        self.grow(lease, min=2, max=2)
+        self.has(lease, 'host1', 'plain')
+
+    def test_by_any_host_where_it_has_no_zone_of_its_own(self):
+        lease, _reservation_id = self.beside('nova')
+        self.grow(lease, min=2, max=2)
+        self.has(lease, 'host1', 'host2')
+
+    def test_other_hosts_before_the_start(self):
+        lease = self.make(start_in=HOUR, reservations=[
+            self.hosts_wanted(availability_zone='nova')])
+        for change, host in (({'availability_zone': 'az1'}, 'host2'),
+                             ({'availability_zone': 'nova'}, 'host1'),
+                             ({'availability_zone': 'az1'}, 'host2')):
+            self.grow(lease, **change)
+            self.assertEqual([(host,)], self.books(
+                'SELECT name FROM hosts JOIN bookings '
+                'ON bookings.host_id = hosts.id'))
+        self.run_until(self.began + HOUR)
+        self.has(lease, 'host2')
+
+
 class TestZones(HostsTestCase):
     """What Nova looks at before a host comes into an aggregate of a zone."""
 

@@ -13,12 +13,16 @@
 """Whole hosts: nobody gets into the wrong lease, and nobody stays there."""
 
 import functools
+import pydoc
 import types
 
 import fixtures
 from nova import exception
 from nova.scheduler import utils
+from testtools import matchers
 
+from blazar_core.books import claims as core_claims
+from blazar_core.common import clock as clocks
 from blazar_nova.cmd import verify
 from blazar_nova.compat import claims
 from tests.functional import test_whole_hosts
@@ -143,3 +147,105 @@ class TestAlternates(test_whole_hosts.HostsTestCase):
         return verify.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(True)
+
+
+class TestNextLease(test_whole_hosts.HostsTestCase):
+    """A host goes from one lease to the next, and somebody comes just then.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1')
+        self.first, self.first_id = self.lease_hosts()
+        self.second = None
+
+    def hand_over(self):
+        """The first lease ends, and the second one begins."""
+        self.ask('DELETE', f'/leases/{self.first["id"]}', code=204)
+        self.look()
+        self.run_until(self.clock.now() + 60)
+        self.look()
+        self.second = self.make(
+            client=self.bob, reservations=[self.hosts_wanted()])
+        self.run_until(clocks.SystemClock().now())
+
+    def handed_over(self, module, name):
+        """The same, when somebody has come so far: before a function."""
+        real = getattr(module, name)
+
+        def late(*args, **kwargs):
+            if self.second is None:
+                self.hand_over()
+            return real(*args, **kwargs)
+
+        return fixtures.MonkeyPatch(f'{module.__name__}.{name}', late)
+
+    def stays_out(self, server):
+        """It is neither there nor has anything there, and is not built."""
+        self.wait_for_status(server['id'], 'ERROR')
+        self.assertEqual(({}, {}), (
+            self.guests(), self.allocations(server['id'])))
+        self.assertEqual([(self.second['reservations'][0]['id'],)], self.books(
+            "SELECT held_by FROM hosts WHERE name = 'host1'"))
+        self.assert_verified()
+
+    def test_one_that_was_let_through_by_the_filter(self):
+        with self.handed_over(utils, 'claim_resources'):
+            self.stays_out(self.within('late', self.first_id))
+
+    def test_one_that_was_claimed_in_the_books(self):
+        with self.handed_over(claims, '_novas'):
+            self.stays_out(self.within('late', self.first_id))
+
+    def test_one_that_has_its_host_in_placement(self):
+        """It is seen there: the host is not given to anybody else."""
+        real = core_claims.Claims.is_within
+
+        def late(*args):
+            self.assertRaises(matchers.MismatchError, self.hand_over)
+            return real(*args)
+
+        with fixtures.MonkeyPatch(
+                'blazar_core.books.claims.Claims.is_within', late):
+            server = self.within('late', self.first_id)
+            self.wait_until_gone(server['id'])
+        self.assertEqual({}, self.guests())
+        self.look()
+        self.run_until(self.clock.now() + 600)
+        self.ask('GET', f'/leases/{self.first["id"]}', code=404)
+
+    def test_whoever_comes_at_each_step_of_the_start(self):
+        """Outsiders, and those of the lease that had it before."""
+        self.delete(self.first['id'])
+        self.look()
+        self.run_until(self.clock.now() + 60)
+        self.look()
+        tried = []
+        for place in ('blazar_nova.compat.membership.put',
+                      'blazar_nova.compat.providers.change',
+                      'blazar_nova.compat.membership.tell'):
+            self.useFixture(fixtures.MonkeyPatch(place, self.step(
+                pydoc.locate(place), tried)))
+        lease = self.make(client=self.bob, reservations=[self.hosts_wanted()])
+        for _again in range(3):
+            # A claim counts for a while, and the start waits for that.
+            self.look()
+            self.run_until(self.clock.now() + 60)
+        self.assertEqual(
+            'ACTIVE', self.get(lease, client=self.bob)['status'])
+        self.assertGreater(len(tried), 4)
+        self.assertEqual({}, self.guests())
+        self.assert_verified()
+
+    def step(self, real, tried):
+        def step(*args, **kwargs):
+            message = self.refused(400, self.within, 'late', self.first_id)
+            self.assertIn('no such reservation', message)
+            server = self.boot('forced', client=self.admin,
+                               availability_zone='nova:host1')
+            self.wait_for_status(server['id'], 'ERROR')
+            self.admin.delete_server(server['id'])
+            tried.append(server)
+            return real(*args, **kwargs)
+
+        return step

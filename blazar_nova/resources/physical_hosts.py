@@ -93,16 +93,12 @@ class PhysicalHosts(resources.ResourceType):
 
     def beside(self, asking: ty.Any, reservation_id: str,
                demand: model.Demand) -> model.Demand:
-        if aggregates.zone_of(reservation_id) is None:
-            return demand
-        # Its hosts are in a zone of its own, and Nova has none in two.
-        zoneless = _in_zone(
-            service.CONF.default_availability_zone, asking.placement)
-        return dataclasses.replace(demand, hosts=frozenset(
-            zoneless if demand.hosts is None else zoneless & demand.hosts))
+        return _beside(asking.placement, reservation_id, demand)
 
     def demand(self, reserved: resources.Reserved) -> model.Demand:
-        return self._demand_of(reserved.params, demands.Placement())
+        placement = demands.Placement()
+        return _beside(placement, reserved.id, self._demand_of(
+            reserved.params, placement))
 
     def _demand_of(self, params: ty.Mapping[str, ty.Any],
                    placement: demands.Placement) -> model.Demand:
@@ -161,6 +157,17 @@ class PhysicalHosts(resources.ResourceType):
 
     def opened(self) -> ty.Collection[str]:
         return pool.opened()
+
+
+def _beside(placement: demands.Placement, reservation_id: str,
+            demand: model.Demand) -> model.Demand:
+    """A demand for hosts that go together with those of a reservation."""
+    if aggregates.zone_of(reservation_id) is None:
+        return demand
+    # Its hosts are in a zone of its own, and Nova has none in two.
+    zoneless = _in_zone(service.CONF.default_availability_zone, placement)
+    return dataclasses.replace(demand, hosts=frozenset(
+        zoneless if demand.hosts is None else zoneless & demand.hosts))
 
 
 def _members(reserved: resources.Reserved) -> list[pool.Member]:

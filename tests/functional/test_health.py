@@ -12,6 +12,12 @@
 
 """A host fails, and what is promised there is healed."""
 
+from nova import context as nova_context
+
+from blazar_nova.compat import aggregates
+from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import membership
+from blazar_nova.compat import providers
 from tests.functional import leased
 from tests.functional import test_whole_hosts
 
@@ -138,3 +144,30 @@ class WholeHostsTest(Failing, test_whole_hosts.HostsTestCase):
         self.delete(lease['id'])
         self.assertEqual(['host1', 'host2'], self.aggregates()['freepool'])
         self.assertNotIn(reservation_id, self.aggregates())
+
+    def test_not_one_of_another_zone(self):
+        """Nova has no host in two, and the lease is in one of its own."""
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts()
+        self.enrol('host2')
+        context = nova_context.get_admin_context()
+        rack = aggregates.make(context, name='rack', metadata={
+            'availability_zone': 'az1'})
+        membership.put(context, rack, ['host2'])
+        (uuid,) = (one.uuid for one in nova_hosts.all_hosts()[0]
+                   if one.name == 'host2')
+        providers.change(uuid, 'aggregates', [rack.uuid])
+        self.force_down('host1')
+        self.look_for_failures()
+        self.assertIs(True, self.get(lease)['reservations'][0][
+            'missing_resources'])
+        self.assertEqual(['host1'], self.aggregates()[reservation_id])
+        self.assertEqual([('host1',)], self.books(
+            'SELECT name FROM hosts JOIN bookings '
+            'ON bookings.host_id = hosts.id '
+            f"WHERE reservation_id = '{reservation_id}'"))
+        self.enrol('plain')
+        self.clock.advance(600)
+        self.look_for_failures()
+        self.assertEqual(
+            ['host1', 'plain'], self.aggregates()[reservation_id])

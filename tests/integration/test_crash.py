@@ -58,12 +58,17 @@ def steps_of(prefix):
 
 
 class CrashTestCase(base.IntegrationTestCase):
+    """
+    :cvar OPTIONS: of the listeners that a test starts for itself
+    """
+
+    OPTIONS = QUICK
 
     def setUp(self):
         super().setUp()
         self.quick = os.path.join(self.cloud.folder, 'etc', 'quick.conf')
         with open(self.quick, 'w') as file:
-            file.write(QUICK)
+            file.write(self.OPTIONS)
 
     def process(self, name, command, ready):
         """A process of the stack, but not one of those that it knows."""

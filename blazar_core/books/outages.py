@@ -45,26 +45,22 @@ def failures(session: orm.Session) -> dict[str, notes.Outage]:
 
 
 def begin(session: orm.Session, now: int, outage: notes.Outage, until: int,
-          ) -> bool:
+          ) -> None:
     """A host is away from now on; what is there is stranded: servers, and
     leases that have all of it.
 
     :param until: when it is expected to be there again
-    :returns: false when it has nothing that could be away
+    :raises Full: when it has nothing that could be away
     :raises LostRace: when another process decided about it meanwhile
     """
-    try:
-        ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
-            None, outage.host_id, None, model.Window(now, until),
-            model.WHOLE, outage=outage.kind))], force=True)
-    except ledger.Full:
-        return False
+    ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
+        None, outage.host_id, None, model.Window(now, until),
+        model.WHOLE, outage=outage.kind))], force=True)
     outage.began_at = now
     session.execute(sa.update(models.Booking).where(
         models.Booking.host_id == outage.host_id,
         models.Booking.placed_at.is_not(None),
         models.Booking.stranded_at.is_(None)).values(stranded_at=now))
-    return True
 
 
 def stranded(session: orm.Session, outage: notes.Outage) -> list[str]:

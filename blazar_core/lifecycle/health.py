@@ -32,6 +32,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import outages
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
@@ -99,17 +100,29 @@ class Health:
     def see(self, sight: Sight) -> None:
         """Write down what is seen of hosts.
 
-        Where all hosts are up and were so, that is one SELECT.
+        Where all hosts are up and were so, that is one SELECT. What is
+        believed of a host that nobody sees any more stays believed.
         """
         with self._database.reader() as session:
             known = outages.failures(session)
         doubtful = self._doubtful(sight, known)
-        for uuid, down in sorted(sight.items()):
+        unseen = {uuid: Down(row.reason) for uuid, row in known.items()
+                  if row.began_at is not None}
+        for uuid, down in sorted({**unseen, **sight}.items()):
             if uuid not in doubtful and (down is not None or uuid in known):
-                noted = self._database.retried(self._note, uuid, down)
-                if noted is not None:
-                    for lease in noted.leases:
-                        self._notify(noted.event_type, lease)
+                self._tell(uuid, down)
+
+    def _tell(self, uuid: str, down: Down | None) -> None:
+        """What has become of a host, to the owners of leases."""
+        try:
+            noted = self._database.retried(self._note, uuid, down)
+        except errors.BooksBusy as exc:
+            # It keeps no other host from being noted.
+            LOG.warning('Whether host %s has failed is decided with the next '
+                        'look: %s', uuid, exc)
+            return
+        for lease in noted.leases if noted is not None else ():
+            self._notify(noted.event_type, lease)
 
     def _doubtful(self, sight: Sight, known: ty.Mapping[str, notes.Outage],
                   ) -> set[str]:
@@ -152,7 +165,17 @@ class Health:
                     return None
                 LOG.info('Host %s is there again, after %s s', host.name,
                          now - began)
-                return _Noted('lease.healed', _described(session, stranded))
+                # Of some more may be on other hosts that have failed.
+                return _Noted('lease.healed', [
+                    lease for lease in _described(session, stranded)
+                    if not any(one['missing_resources']
+                               for one in lease['reservations'])])
+            if not any(host.capacity.values()) and (
+                    outage is None or not outages.stranded(session, outage)):
+                # It is none of Nova's any more.
+                if outage is not None:
+                    outages.end(session, now, outage)
+                return None
             if outage is None:
                 outage = notes.Outage(
                     host_id=host.id, kind=outages.FAILURE, seen_at=now,
@@ -166,9 +189,7 @@ class Health:
             if not down.certain and (
                     now - outage.seen_at < self._patience.failed):
                 return None
-            if not outages.begin(session, now, outage,
-                                 now + self._patience.interval):
-                return None
+            outages.begin(session, now, outage, now + self._patience.interval)
             LOG.warning('Host %s has failed: %s What is promised there for '
                         'the next %s s is bound to other hosts', host.name,
                         down.reason, self._patience.interval)

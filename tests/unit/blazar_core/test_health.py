@@ -14,6 +14,7 @@
 from blazar_core.books import judge
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import changing
@@ -139,6 +140,46 @@ class TestBelieving(HealthTestCase):
         self.see(one=DOWN, two=DOWN)
         self.assertEqual(
             {'one': (0, INTERVAL + INTERVAL // 10)}, self.outages())
+
+    def test_one_that_nobody_sees_any_more_stays_away(self):
+        """Its cell does not answer, say."""
+        self.fail()
+        self.clock.advance(INTERVAL)
+        self.health.see({self.uuid_of('two'): None})
+        self.assertEqual({'one': (0, 2 * INTERVAL)}, self.outages())
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, INTERVAL, INTERVAL + 10,
+            self.places(hosts=frozenset([self.uuid_of('one')])))
+        self.assertEqual(NOW + 2 * INTERVAL, refused.refusal.next_start)
+
+    def test_one_that_nova_has_no_more_is_not_away_for_ever(self):
+        self.fail()
+        self.with_host('one')
+        self.health.see({self.uuid_of('two'): None})
+        self.assertEqual(({}, []), (
+            self.outages(), health.away(self.database)))
+
+    def test_but_as_long_as_servers_are_there(self):
+        lease = self.running_lease(
+            0, INTERVAL, hosts=frozenset([self.uuid_of('one')]))
+        self.fail()
+        self.with_host('one')
+        self.health.see({self.uuid_of('two'): None})
+        self.assertEqual(1, len(health.away(self.database)))
+        self.assertIs(True, self.get(lease)['degraded'])
+
+    def test_one_of_which_others_decide_all_the_time_holds_up_no_other(self):
+        note = self.health._note
+
+        def busy(uuid, down):
+            if uuid == min(self.uuid_of('one'), self.uuid_of('two')):
+                raise api.LostRace(1)
+            return note(uuid, down)
+
+        self.health._note = busy
+        self.see(one=SURE, two=SURE)
+        self.assertEqual(1, len(self.outages()))
+        self.assertIn('is decided with the next look', self.log.output)
 
     def test_hosts_that_the_books_do_not_know_are_nothing(self):
         self.health.see({'unheard-of': SURE})
@@ -272,6 +313,21 @@ class TestHealing(HealthTestCase):
         self.assertIs(False, self.get(lease)['degraded'])
         self.assertIs(False, self.page()['degraded'])
         self.assertEqual([('lease.healed', lease['id'])], self.notified[-1:])
+
+    def test_it_is_healed_when_all_of_its_hosts_are_back(self):
+        lease = self.running_lease(0, INTERVAL, count=4)
+        self.see(one=SURE, two=SURE)
+        self.see(one=None, two=SURE)
+        self.clock.advance(BACK)
+        self.notified.clear()
+        self.see(one=None, two=SURE)
+        self.assertEqual((['two'], []), (
+            [one.name for one in health.away(self.database)], self.notified))
+        self.see()
+        self.clock.advance(BACK)
+        self.see()
+        self.assertEqual([('lease.healed', lease['id'])], self.notified)
+        self.assertIs(False, self.get(lease)['degraded'])
 
     def test_what_leaves_for_another_host_is_flagged_no_more(self):
         lease = self.running_lease(

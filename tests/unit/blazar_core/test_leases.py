@@ -1187,6 +1187,11 @@ class TestRebind(base.LeaseTestCase):
         self.assertEqual(['two', 'two'], self.booked())
         self.assertEqual((3, 2), (
             self.generation('one'), self.generation('two')))
+        self.assertEqual(
+            [('one', 'two', server_id)
+             for server_id in base.servers_of(self.made)],
+            [(one['before'], one['after'], one['server_id'])
+             for one in described.pop('exchanged')])
         self.assertEqual(described, self.get())
         self.assertEqual((True, True, False), (
             described['degraded'],
@@ -1205,6 +1210,9 @@ class TestRebind(base.LeaseTestCase):
 
     def test_without_a_host_they_take_no_room_and_the_lease_says_why(self):
         described = self.rebind('one', None, reason='It is so.')
+        self.assertEqual([('one', None)], [
+            (one['before'], one['after'])
+            for one in described.pop('exchanged')])
         self.assertEqual(described, self.get())
         self.assertEqual(binding.MISSING + 'It is so.',
                          described['status_reason'])

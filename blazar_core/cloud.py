@@ -177,12 +177,15 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def wake(self, server_id: str, credential: str | None) -> None:
+    def wake(self, server_id: str, credential: str | None,
+             deadline: Deadline) -> None:
         """Ask for a server that is shelved to run again; nothing when it is
         gone, or something is being done to it. Safe to repeat.
 
         :param credential: what lets us act for the owner of its lease
-        :raises CloudUnavailable: when it cannot be done now; says why
+        :param deadline: after that it is not asked for
+        :raises CloudUnavailable: when it cannot be done now, or it is too
+            late; says why
         :raises NotDelegated: when it takes the owner's name, and that cannot
             be had
         :raises Forbidden: when it takes that of the owner of another project

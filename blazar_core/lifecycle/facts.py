@@ -31,10 +31,10 @@ from blazar_core.leases import events
 
 __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'GivenUp', 'LEFT',
            'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED',
-           'NOT_FREE', 'ORPHANED', 'Outcome', 'REFUSED', 'SNAPSHOTS', 'apart',
-           'booking_of', 'bookings', 'comes_first', 'disowned', 'failures',
-           'is_building', 'is_unsettled', 'lasting', 'pause', 'put_off',
-           'reservation_status', 'servers', 'waiting']
+           'NOT_FREE', 'NOT_LEFT', 'ORPHANED', 'Outcome', 'REFUSED',
+           'SNAPSHOTS', 'apart', 'booking_of', 'bookings', 'comes_first',
+           'disowned', 'failures', 'is_building', 'is_unsettled', 'lasting',
+           'pause', 'put_off', 'reservation_status', 'servers', 'waiting']
 
 LOG = logging.getLogger(__name__)
 
@@ -56,6 +56,9 @@ LONGEST_WAIT = 60
 
 #: What a lease says whose hosts somebody has yet.
 NOT_FREE = 'Its hosts are not free yet; the start is tried again.'
+#: What one says whose servers are kept, and not free yet.
+NOT_LEFT = ('Its servers are still in the occurrence before; the start is '
+            'tried again.')
 #: What one says that is ending, and of which all else is done.
 NOT_CLOSED = 'What was reserved could not be closed yet; it is tried again.'
 #: What one says whose servers have some time left.
@@ -154,7 +157,7 @@ def lasting(reason: str) -> str:
             return disowned(lasting(disowned(reason, None)), missing)
     for begin in (REFUSED, SNAPSHOTS, events.NOT_PROLONGED):
         reason = reason.partition(begin)[0].strip()
-    for passing in (NOT_FREE, NOT_CLOSED, GRACE, LEFT, CLEANING):
+    for passing in (NOT_FREE, NOT_LEFT, NOT_CLOSED, GRACE, LEFT, CLEANING):
         reason = reason.removesuffix(passing).strip()
     return reason
 

@@ -27,6 +27,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import views
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import facts
@@ -116,6 +117,7 @@ class Leaving:
                 self._take_out(session, booking, None, is_there)
             if tried:
                 raise _Possible
+            _forget(session, lease, servers)
             session.flush()
             session.expire_all()
             _count_again(session, lease)
@@ -185,6 +187,15 @@ class Leaving:
             return False
         session.flush()
         return True
+
+
+def _forget(session: orm.Session, lease: models.Lease,
+            server_ids: ty.Collection[str]) -> None:
+    """Servers that leave are not kept for other occurrences of a lease."""
+    kept = None if lease.recurrence_id is None else session.get(
+        notes.Recurrence, lease.recurrence_id)
+    if kept is not None:
+        kept.servers = [one for one in kept.servers if one not in server_ids]
 
 
 def _leaving(lease: models.Lease, server_ids: ty.Collection[str], now: int,

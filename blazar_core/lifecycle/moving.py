@@ -113,7 +113,7 @@ class Moving:
             deadline = clouds.Deadline(self._clock, _SEND)
             steps.reached(steps.Step.ROOM_TAKEN, lease_id)
             try:
-                why = self._cloud.move(
+                why = self._why_stays(move.server_id) or self._cloud.move(
                     move.server_id, self._uuid(move.target), lease_id,
                     deadline)
             except errors.CloudUnavailable as exc:
@@ -128,6 +128,18 @@ class Moving:
             under_way += not why
             self.write(lease_id, {move.server_id: states.Move.FAILED if why
                                   else states.Move.UNDER_WAY})
+
+    def _why_stays(self, server_id: str) -> str:
+        """Why a server stays that came under a lease after its move was
+        planned; empty: it may move.
+
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        with self._database.reader() as session:
+            if facts.booking_of(session, server_id) is None:
+                return ''
+        return '' if self._cloud.movable([server_id]).get(server_id) else (
+            'it has a lease by now.')
 
     def write(self, lease_id: str, news: ty.Mapping[str, str]) -> bool:
         """Write down how far moves are; says whether room is still made, and

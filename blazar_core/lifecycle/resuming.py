@@ -44,6 +44,10 @@ __all__ = ['Resuming', 'is_kept', 'on_end']
 
 LOG = logging.getLogger(__name__)
 
+#: Seconds after a look at a lease after which nobody brings its servers back
+#: by what he has seen there: it may be over, and they of no lease.
+_WAKE = 20
+
 
 def is_kept(lease: models.Lease, held: models.HeldBuild | None) -> bool:
     """Whether the servers of a lease that is to start were there before it.
@@ -112,6 +116,8 @@ class Resuming:
             if lease.status not in states.TO_START:
                 return None
             servers = facts.servers(lease)
+            deadline = clouds.Deadline(self._clock, min(
+                _WAKE, lease.end_date - self._clock.now()))
         credential = self._closing.credential(lease_id)
         for server_id in servers:
             seen = self._cloud.look(server_id)
@@ -120,7 +126,7 @@ class Resuming:
                 waiting.append(server_id)
             if seen.rest is clouds.Rest.SHELVED and not seen.busy:
                 try:
-                    self._cloud.wake(server_id, credential)
+                    self._cloud.wake(server_id, credential, deadline)
                 except (errors.CloudUnavailable, errors.NotDelegated,
                         errors.Forbidden) as exc:
                     LOG.warning('Lease %s: server %s cannot be brought back '
@@ -150,12 +156,13 @@ class Resuming:
                     lease.start_date - now, 'it was moved'), None
             if there and session.execute(sa.select(models.Booking.id).where(
                     models.Booking.server_id.in_(there))).first():
+                lease.status_reason = facts.NOT_LEFT
                 return facts.Later(
                     facts.AGAIN, 'its servers are in the occurrence before',
                     4 * facts.AGAIN), None
             if not there:
                 lease.status_reason = (
-                    'Its servers were deleted before it began.')
+                    'Its servers were deleted, or left, before it began.')
                 return None, ('lease.event.end_lease', transitions.finish(
                     session, lease, now))
             rows = facts.bookings(lease)
@@ -164,6 +171,8 @@ class Resuming:
             # Those that were deleted do not come any more.
             ledger.amend(session, now, [
                 ledger.Edit(row, None) for row in rows[len(there):]])
+            if lease.status_reason == facts.NOT_LEFT:
+                lease.status_reason = ''
             using.begin(lease, now)
             lease.enter(states.Lease.STARTING, now)
             session.flush()

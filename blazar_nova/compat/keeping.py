@@ -87,18 +87,25 @@ class Keeping(acting.Acting):
             _bring(self._compute_api, context, self._compute_api.get(
                 context, server_id), rest)
 
-    def wake(self, server_id: str, credential: str | None) -> None:
+    def wake(self, server_id: str, credential: str | None,
+             deadline: clouds.Deadline) -> None:
         """Ask Nova to unshelve a server, in the name of the owner.
 
         :raises CloudUnavailable, NotDelegated, Forbidden: as :meth:`bring`
         """
-        self._within(_GLANCE, self._wake, server_id, credential)
+        self._within(_GLANCE, self._wake, server_id, credential, deadline)
 
-    def _wake(self, server_id: str, credential: str | None) -> None:
+    def _wake(self, server_id: str, credential: str | None,
+              deadline: clouds.Deadline) -> None:
         with contextlib.suppress(exception.InstanceNotFound):
             context = self._in_its_name(server_id, credential)
-            _wake(self._compute_api, context, self._compute_api.get(
-                context, server_id, expected_attrs=['flavor', 'info_cache']))
+            instance = self._compute_api.get(
+                context, server_id, expected_attrs=['flavor', 'info_cache'])
+            if deadline.passed():
+                raise errors.CloudUnavailable(
+                    f'Server {server_id} is not brought back yet: this '
+                    f'process stood still.')
+            _wake(self._compute_api, context, instance)
 
     def copy(self, server_id: str, lease_id: str, name: str,
              credential: str | None, event: str = '', label: str = '',

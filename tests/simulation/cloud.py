@@ -91,6 +91,9 @@ class Server:
     :ivar pooled: whether it asks for a host that serves leases only
     :ivar unasked: whether it was let in while the books were away
     :ivar forced: the host that an admin named
+    :ivar kept: whether its owner wants it to stay where it is
+    :ivar preemptible: whether it may be moved although it has a lease
+    :ivar recurs: whether it is kept from one occurrence to the next
     :ivar busy: whether a compute does something to it, beside deleting it
     :ivar rest: in what it is kept
     :ivar copies: the leases at whose ends there is an image of it
@@ -112,6 +115,9 @@ class Server:
     pooled: bool = False
     unasked: bool = False
     forced: str | None = None
+    kept: bool = False
+    preemptible: bool = False
+    recurs: bool = False
     host: Host | None = None
     unplaced: bool = False
     launched: bool = False
@@ -134,12 +140,30 @@ class Server:
 
 @dataclasses.dataclass(eq=False)
 class Request:
-    """A conductor's question to a scheduler."""
+    """A conductor's question to a scheduler.
+
+    :ivar state: that of the server, else nobody wants to know any more
+    :ivar target: the only host that will do
+    """
 
     server: Server
+    state: State = State.READY
+    target: Host | None = None
     host: Host | None = None
     answered: bool = False
     taken: bool = False
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.server.state is self.state
+
+    def admits(self, host: Host) -> bool:
+        """Whether it is about a host, as far as placement goes."""
+        server = self.server
+        return host.fits(server.amounts) and (
+            self.target is host if self.target is not None else
+            server.forced == host.uuid if server.forced is not None else
+            host.admits(server))
 
 
 class Cloud:
@@ -278,11 +302,7 @@ class Cloud:
             self.wrong.append(f'{server_id} was built twice')
         if server.state is not State.READY:
             return
-        question = Request(server)
-        self.questions.append(question)
-        self.baton.wait(lambda: question.answered, 60)
-        if question in self.questions:
-            self.questions.remove(question)
+        question = self.ask(Request(server))
         host = question.host
         if server.state is not State.READY:
             if server.state is not State.GONE:
@@ -303,14 +323,22 @@ class Cloud:
             self.fail(server)
             return
         if self.faults.happens('build elsewhere'):
-            host = self._elsewhere(server, host)
+            host = self.elsewhere(server, host)
         server.state, server.launched = State.RUNNING, True
         server.ran_at = self.baton.now
         self.baton.tell(f'{server_id} runs on {host.name}')
         self.notify(server_id, host.uuid)
 
-    def _elsewhere(self, server: Server, host: Host) -> Host:
-        """Build a server on another host, about which nobody was asked.
+    def ask(self, question: Request) -> Request:
+        """Have a scheduler answer a question; he may not."""
+        self.questions.append(question)
+        self.baton.wait(lambda: question.answered, 60)
+        if question in self.questions:
+            self.questions.remove(question)
+        return question
+
+    def elsewhere(self, server: Server, host: Host) -> Host:
+        """Have a server on another host, about which nobody was asked.
 
         To one that serves leases only nobody comes but by its reservation.
         """
@@ -398,13 +426,20 @@ class Cloud:
         self._do(server, 'copied', lambda: server.images.update([event])
                  if event else server.copies.add(lease_id))
 
+    def engage(self, server: Server, what: str,
+               work: ty.Callable[[], None]) -> bool:
+        """Have something done to a server that nothing is done to; says
+        whether it is.
+        """
+        if server.state is not State.RUNNING or server.deleting or server.busy:
+            return False
+        server.busy = True
+        self._computes.spawn(f'{what}-{server.id}', work)
+        return True
+
     def _do(self, server: Server, what: str, work: ty.Callable[[], None],
             ) -> None:
         """Have a compute do something to a server, which takes its time."""
-        if server.state is not State.RUNNING or server.deleting or server.busy:
-            return
-        server.busy = True
-
         def do() -> None:
             self.baton.let_pass(self.faults.pause('delete'))
             server.busy = False
@@ -416,7 +451,7 @@ class Cloud:
             self.baton.tell(f'{server.id} is {what}')
             self.notify(server.id, host.uuid if host else None)
 
-        self._computes.spawn(f'keep-{server.id}', do)
+        self.engage(server, 'keep', do)
 
     # -- notifications -----------------------------------------------------
 
@@ -592,7 +627,7 @@ class Port:
     def release(self, server_id: str) -> None:
         self.call('release')
         server = self._cloud.servers[server_id]
-        if not server.released:
+        if not server.released and not server.recurs:
             # Nobody else takes it away.
             self._cloud.leave(server, self._baton.dice.uniform(0, 7200))
         server.reservation = server.within = None

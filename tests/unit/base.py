@@ -208,8 +208,11 @@ class FakeCloud:
                 State.RUNNING, None if rest is clouds.Rest.SHELVED else host,
                 rest=rest)
 
-    def wake(self, server_id: str, _credential: str | None) -> None:
+    def wake(self, server_id: str, _credential: str | None,
+             deadline: clouds.Deadline) -> None:
         self._break('wake')
+        if deadline.passed():
+            raise errors.CloudUnavailable('It is too late.')
         self.woken.append(server_id)
 
     def copy(self, server_id: str, _lease_id: str, name: str,

@@ -23,6 +23,8 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.leases import changing
+from blazar_core.leases import joining
+from blazar_core.leases import making
 from blazar_core.leases import owning
 from blazar_core.lifecycle import audit
 from blazar_core.lifecycle import making_room
@@ -429,6 +431,28 @@ class TestMoving(FourHosts):
         self.go_on()
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual('four', self.host_of(server_id))
+
+    def test_who_has_got_a_lease_since_it_was_planned_stays(self):
+        lease, joined = self.wanted(), []
+
+        def reached(here, _what):
+            if here is steps.Step.ROOM_PLANNED and not joined:
+                server_id = next(one for one, status in self.moves(
+                    lease).items() if status == 'planned')
+                on = next(name for name, some in self.there.items()
+                          if server_id in some)
+                joiner = joining.Joiner(
+                    server_id, self.names[on], self.there[on][server_id])
+                own = self.leases.joining
+                own.create(making.NewLease(
+                    'project', 'user', self.request(0, 9000),
+                    own.reservations([joiner])), [joiner])
+                joined.append(server_id)
+
+        with mock.patch.object(steps, 'reached', reached):
+            self.go_on()
+        self.assertNotIn(joined[0], self.asked())
+        self.assertEqual('failed', self.moves(lease)[joined[0]])
 
     def test_without_a_server_left_it_is_over(self):
         lease = self.wanted()

@@ -171,6 +171,9 @@ class TestKept(RecurringTestCase):
                                self.clock.now()))
         return self.lifecycle.starting.start(self.ids[number], True)
 
+    def reason(self, number):
+        return views.get(self.database, self.ids[number])['status_reason']
+
     def runs(self):
         self.cloud.servers[self.server] = clouds.Seen(
             State.RUNNING, self.uuid_of('host'))
@@ -218,8 +221,17 @@ class TestKept(RecurringTestCase):
         self.end(0)
         self.cloud.broken['wake'] = errors.CloudUnavailable('glance is away')
         self.assertIsNotNone(self.start(1))
-        self.assertIn('glance is away', views.get(
-            self.database, self.ids[1])['status_reason'])
+        self.assertIn('glance is away', self.reason(1))
+
+    def test_who_stood_still_brings_nothing_back(self):
+        """By then the occurrence may be over, and the server of none."""
+        self.start(0)
+        self.runs()
+        self.end(0)
+        closing = self.lifecycle.starting._resuming._closing
+        closing.credential = lambda _lease_id: self.clock.advance(21)
+        self.assertIsNotNone(self.start(1))
+        self.assertEqual([], self.cloud.woken)
 
     def test_it_waits_until_the_one_before_is_over(self):
         self.start(0)
@@ -228,6 +240,11 @@ class TestKept(RecurringTestCase):
         self.lifecycle.starting._patience = 0
         self.assertIn('occurrence before', self.start(1).why)
         self.assertEqual([], self.cloud.woken)
+        self.assertIn('occurrence before', self.reason(1))
+        self.end(0)
+        self.assertIsNotNone(self.start(1))
+        self.assertEqual([self.server], self.cloud.woken)
+        self.assertEqual('', self.reason(1))
 
     def test_where_it_was_deleted_the_next_one_ends(self):
         self.start(0)
@@ -243,6 +260,20 @@ class TestKept(RecurringTestCase):
         self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
         self.assertEqual([NOW + 300],
                          self.scalars(models.Booking.start_date))
+
+    def test_who_has_left_is_in_no_other_occurrence(self):
+        self.start(0)
+        self.runs()
+        # Where it is by now there is room for it.
+        self.host('other', VCPU=1)
+        self.cloud.servers[self.server] = clouds.Seen(
+            State.RUNNING, self.uuid_of('other'))
+        self.lifecycle.observing.check(self.server)
+        self.lifecycle.leaving.leave(self.ids[0], {self.server: True})
+        self.start(1)
+        self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
+        self.assertIn('left', self.reason(1))
+        self.assertEqual([None], self.scalars(models.Booking.server_id))
 
     def test_at_the_end_of_what_is_the_last_by_now_it_is_deleted(self):
         self.start(0)

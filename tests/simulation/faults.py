@@ -25,18 +25,23 @@ RATES = {
     'db statement': 0.003, 'db commit': 0.01, 'db told': 0.01,
     'placement slow': 0.6, 'call hangs': 0.05, 'call fails': 0.1,
     'call untold': 0.1, 'cast lost': 0.3, 'build fails': 0.1,
-    'delete fails': 0.1, 'build elsewhere': 0.1, 'allocation late': 0.3,
+    'delete fails': 0.1, 'move fails': 0.4, 'move elsewhere': 0.2,
+    'build elsewhere': 0.1, 'allocation late': 0.3,
     'notification lost': 0.3, 'notification doubled': 0.2,
     'notification late': 0.1, 'clock': 0.0005, 'host': 1}
 
 #: What keeps nobody from doing his work.
 HARMLESS = ('placement slow', 'cast lost', 'build fails', 'delete fails',
-            'build elsewhere', 'allocation late', 'notification lost',
-            'notification doubled', 'notification late')
+            'build elsewhere', 'move fails', 'move elsewhere',
+            'allocation late', 'notification lost', 'notification doubled',
+            'notification late')
+
+#: The points after which something is done by what was decided before.
+GATES = ('send gate', 'move', 'wake')
 
 #: How long things take, in seconds: at least, and at most.
 TIMES = {
-    'cast': (0, 2), 'build': (1, 60), 'delete': (0.1, 20),
+    'cast': (0, 2), 'build': (1, 60), 'delete': (0.1, 20), 'move': (1, 200),
     'placement': (0.01, 8), 'notification': (0, 5), 'late': (5, 900),
     'call': (1, 30), 'clean': (1, 20), 'host': (600, 86400)}
 
@@ -116,7 +121,7 @@ class Faults:
             self._baton.tell(f'{process.name} dies at {what}')
             self.kill(process)
             self._baton.end_turn_for_ever()
-        at_gate = what == 'send gate' and self.happens('freeze at gate')
+        at_gate = what in GATES and self.happens('freeze at gate')
         if at_gate or self.happens('freeze'):
             seconds = self._baton.dice.choice(
                 [400, 900] if at_gate else [5, 90, 400])

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.orm import attributes
 
+from blazar_core.books import freeing
 from blazar_core.books import holding
 from blazar_core.books import inventory
 from blazar_core.books import ledger
@@ -34,7 +35,7 @@ __all__ = ['GUARDS', 'without']
 
 _claim = inventory.claim
 _along = holding.take_along
-
+_scene = freeing.Freeing.scene
 
 _HOSTS = models.Host.__table__
 #: What ledger does to a host, whoever has decided about it meanwhile.
@@ -57,7 +58,7 @@ def _judged(connection: sa.Connection, now: int, host: model.Host,
 def _ask_once(self: ends.Delete, cloud: clouds.Cloud, ended: ends.Ended,
               ) -> None:
     """Ask for the deletion of a server, and believe that it is done."""
-    asked = cloud.__dict__.setdefault('asked', set())
+    asked = cloud.__dict__.setdefault('deleted', set())
     if ended.server_id not in asked:
         asked.add(ended.server_id)
         cloud.delete(ended.server_id, ended.credential)
@@ -87,6 +88,23 @@ def _take_along(session: orm.Session, now: int,
         attributes.set_committed_value(host, 'generation', session.scalar(
             sa.select(_HOSTS.c.generation).where(_HOSTS.c.id == host.id)))
     _along(session, now, server_ids)
+
+
+class _Same:
+    """Is any generation."""
+
+    def __eq__(self, _other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _unguarded(self: freeing.Freeing, *args: ty.Any, **kwargs: ty.Any,
+               ) -> freeing.Scene:
+    """What Freeing.scene says, but that it is true for ever."""
+    scene = _scene(self, *args, **kwargs)
+    return scene._replace(generations=ty.cast('dict[int, int]', dict.fromkeys(
+        scene.generations, _Same())))
 
 
 #: By name: where each stands, and what stands there then.
@@ -130,6 +148,17 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'servers': ('blazar_core.leases.owning._check_project',
                 lambda session, lease: None),
     'joined': ('blazar_core.books.holding.take_along', _take_along),
+    'asked': ('blazar_core.lifecycle.moving._is_taken',
+              lambda _move: False),
+    'others': ('blazar_core.lifecycle.moving.of_others',
+               lambda session, lease_id: []),
+    'planned': ('blazar_core.books.freeing.Freeing.scene', _unguarded),
+    'movable': (
+        'blazar_core.lifecycle.move_plans.MovePlans._movable',
+        lambda self, scene: [*scene.ordinary, *scene.leased]),
+    'between': ('blazar_core.lifecycle.resuming.on_end',
+                lambda session, lease: lease.on_end),
+    'late': ('blazar_core.lifecycle.resuming._WAKE', 10 ** 6),
     'twice': ('tests.simulation.owners.GRACE', 0),
     'undo': ('blazar_core.books.claims.Claims._undo',
              lambda self, work, *args: lambda: None),

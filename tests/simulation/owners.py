@@ -184,9 +184,15 @@ class Owners:
         looked = self._core.leases.owning.look(lease['id'])
         project, = {*PROJECTS} - {looked.owner.project_id}
         self._baton.point('hand over')
-        self._core.leases.owning.hand_over(
+        # Whose answer is lost leaves it to an operator.
+        self._cloud.promised.difference_update(one for one, in (
+            self._core.world.look(f"SELECT sealed FROM credentials "
+                                  f"WHERE lease_id = '{lease['id']}'")))
+        _lease, given = self._core.leases.owning.hand_over(
             lease['id'], looked.generation, owning.Owner(project, 'user'),
             None, False)
+        if given is not None:
+            self._port.revoke(given)
         self._baton.tell(f'lease {lease["id"][:8]} is of {project} now')
 
 

@@ -114,8 +114,9 @@ class Run:
             if wrong := invariants.followers(world) + invariants.late(world):
                 return wrong
             (last,), = world.look(
-                "SELECT max(max(end_date, CASE status WHEN 'WAITING' "
-                "THEN retry_until ELSE 0 END)) FROM leases")
+                "SELECT max(max(end_date, CASE WHEN status IN ('WAITING', "
+                "'IN_PROGRESS') THEN retry_until + coalesce(lasts, 0) "
+                "ELSE 0 END)) FROM leases")
             left = (last or 0) + MENDED - baton.now
             if left <= 0:
                 return []

@@ -23,9 +23,11 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import changing
+from blazar_core.leases import events
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from tests.simulation import asking
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import owners
@@ -40,13 +42,13 @@ WEIGHTS = {
     'boot_in': 12, 'boot': 8, 'prolong': 8, 'shorten': 6, 'move': 6,
     'resize': 8, 'delete_lease': 8, 'delete_server': 12,
     'lease_hosts': 14, 'boot_within': 18, 'wait': 10, 'join': 8, 'leave': 4,
-    'hand_over': 5, 'extend': 4}
+    'hand_over': 5, 'extend': 4, 'best_effort': 6, 'recur': 4, 'stop': 1}
 #: The same where all of them come at once.
 EAGER = {
     'lease_now': 5, 'lease_later': 20, 'reserve': 15, 'offer': 2,
     'boot_in': 10, 'boots': 30, 'both': 30, 'lease_hosts': 25,
     'boot_within': 40, 'delete_server': 5, 'wait': 15, 'join': 15, 'leave': 5,
-    'extend': 5}
+    'extend': 5, 'best_effort': 12, 'recur': 6, 'stop': 2}
 
 #: What may be answered.
 ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
@@ -83,6 +85,7 @@ class Users:
         self._dice = core.world.baton.dice
         self._moments = moments
         self._owners = owners.Owners(core)
+        self._asking = asking.Asking(core)
 
     def run(self) -> None:
         for number, moment in enumerate(self._moments):
@@ -133,19 +136,27 @@ class Users:
             if self._dice.random() < 0.2), 'before_end_action': image,
             'before_end': times[2] if self._dice.random() < 0.2 else None}
 
-    def _amounts(self) -> Amounts:
-        return {'VCPU': self._dice.choice([1, 1, 2, 4])}
+    def _amounts(self, large: bool = False) -> Amounts:
+        # A bit more than is free on any host.
+        free = max(host.capacity['VCPU'] - sum(
+            one['VCPU'] for one in host.allocations.values())
+            for host in self._cloud.hosts.values() if not host.enrolled
+        ) if large else 0
+        return {'VCPU': min(8, max(1, free + self._dice.choice([1, 2, 3])))
+                if large else self._dice.choice([1, 1, 2, 4])}
 
     def _booted(self, state: clouds.State, credential: str | None = None,
+                large: bool = False,
                 ) -> tuple[making.NewLease, list[clouds.Server]]:
-        amounts, count = self._amounts(), self._dice.choice([1, 1, 2])
+        amounts, count = self._amounts(large), self._dice.choice([1, 1, 2])
         project, now = self._project(), state is clouds.State.READY
         servers = [self._cloud.new_server(
-            project, amounts, state,
+            project, amounts, state, preemptible=self._dice.random() < 0.3,
             # Of one that waits its lease is looked for: see the mirror.
             leased=not now) for _number in range(count)]
         return making.NewLease(
-            project, 'user', self._request(self._window(now), now),
+            project, 'user', self._request(
+                self._window(now, 1200 if large else 86400), now),
             (making.NewReservation(
                 model.Demand(amounts, count),
                 tuple(one.id for one in servers)),),
@@ -186,11 +197,12 @@ class Users:
             self._cloud.promised.add(credential)
         self._accepted(lease)
 
-    def _places(self, amount: int) -> making.NewReservation:
-        vcpus = self._dice.choice([1, 2])
+    def _places(self, amount: int, large: bool = False,
+                ) -> making.NewReservation:
         among = self._dice.choice([model.Among.COMMON, model.Among.ALL])
         return self._places_of({
-            'amount': amount, 'vcpus': vcpus, 'affinity': None,
+            'amount': amount, 'vcpus': self._dice.choice([1, 2])
+            if not large else self._amounts(True)['VCPU'], 'affinity': None,
             'among': among.value})
 
     def _places_of(self, params: dict[str, ty.Any]) -> making.NewReservation:
@@ -236,18 +248,33 @@ class Users:
 
     def wait(self) -> None:
         """Where there is no room now, wait for it."""
+        self._seek(owners.window_of_waiting, False)
+
+    def best_effort(self) -> None:
+        """Where there is no room now, have servers of others moved."""
+        for _other in range(self._dice.choice([0, 2, 4])):
+            self._cloud.leave(self.boot(), self._dice.uniform(300, 3600))
+        self._baton.let_pass(self._dice.choice([0, 60, 120]))
+        for number in range(self._dice.choice([1, 1, 2, 3])):
+            self._core.process.spawn(f'effort{number}', functools.partial(
+                self._try, 'best_effort', self._seek,
+                asking.window_of_moves, True))
+
+    def _seek(self, how: ty.Callable[
+            [batons.Baton, model.Window], dict[str, ty.Any]], large: bool,
+    ) -> None:
         if self._dice.random() < 0.5:
-            new, servers = self._booted(clouds.State.HELD)
+            new, servers = self._booted(clouds.State.HELD, large=large)
             sealed: str | None = worlds.call_of(servers)
         else:
             now = self._dice.random() < 0.5
             new, servers, sealed = making.NewLease(
                 self._project(), 'user', self._request(
-                    self._window(now), now),
-                (self._places(self._dice.choice([1, 2, 3])),)), [], None
+                    self._window(now, 1200 if large else 86400), now),
+                (self._places(self._dice.choice([1, 2, 3]), large),)
+            ), [], None
         new = dataclasses.replace(new, request=dataclasses.replace(
-            new.request, **owners.window_of_waiting(
-                self._baton, new.request.window)))
+            new.request, **how(self._baton, new.request.window)))
         try:
             lease = self._core.leases.making.create(new, sealed)
         except errors.BooksUnavailable:
@@ -258,6 +285,21 @@ class Users:
                 server.state = clouds.State.GONE
             raise
         self._accepted(lease)
+
+    def recur(self) -> None:
+        """A class that meets again, with servers or places for them."""
+        booted = self._dice.random() < 0.7
+        asked = asking.recurrence(
+            self._baton, self._window(False, 1800), booted)
+        self._accepted(self._asking.recur(
+            self._project(), self._request(
+                asked.windows[0], False, recurrence=asked, auto_extend=0),
+            making.NewReservation(model.Demand(
+                self._amounts(), self._dice.choice([1, 1, 2])))
+            if booted else self._places(self._dice.choice([1, 2]))))
+
+    def stop(self) -> None:
+        self._asking.stop()
 
     def offer(self) -> None:
         offered = self._core.leases.making.offer(making.NewLease(
@@ -291,21 +333,31 @@ class Users:
         if not ids:
             raise errors.NotFound('no lease')
         lease = views.get(self._core.database, self._dice.choice(ids))
-        soon = [seconds for when in (lease['start_date'], lease['end_date'])
-                if 0 < (seconds := when - self._core.clock.now()) < (
-                    1800 if self._eager else 600)]
+        period, window = lease['auto_extend'], model.Window(
+            lease['start_date'], lease['end_date'])
+        soon = [seconds for when in (window.start, window.end, *(
+            [events.extension(window, period)] * (4 if period else 0)))
+            if 0 < (seconds := when - self._core.clock.now()) < (
+            1800 if self._eager else 600)]
         if soon and self._dice.random() < (0.8 if self._eager else 0.3):
-            # Just when it starts or ends.
-            self._baton.let_pass(soon[0] - self._dice.random() * (
-                self._dice.choice([0.05, 1])))
+            # Just when it starts or ends, or is prolonged by itself.
+            early = self._dice.random() * self._dice.choice([0.05, 1])
+            self._baton.let_pass(self._dice.choice(soon) - early)
         return lease
 
     def both(self) -> None:
         """Two who want different things of a lease, or the same."""
-        lease = self._lease()
-        for name in self._dice.choices((
-                'prolong', 'shorten', 'move', 'resize', 'delete_lease',
-                'extend', 'hand_over', 'boot_in', 'boot_in', 'boot_in'), k=2):
+        lease, names = self._lease(), self._dice.choices((
+            'prolong', 'shorten', 'move', 'resize', 'delete_lease',
+            'extend', 'hand_over', 'boot_in', 'boot_in', 'boot_in'), k=2)
+        if self._dice.random() < 0.4:
+            # What others, or the lease itself, must not do at that moment.
+            if lease['auto_extend']:
+                names = ['prolong', 'shorten']
+            elif lease['status'] == 'ACTIVE' and (
+                    lease['reservations'][0]['params']):
+                names = ['hand_over', 'boot_in']
+        for name in names:
             self._core.process.spawn(name, functools.partial(
                 self._try, name, getattr(self, f'_{name}'), lease))
 
@@ -388,10 +440,10 @@ class Users:
         if one['id'] not in self._cloud.open:
             raise errors.NotFound('no flavor')
         # Anybody may try.
-        project = self._project()
+        project = self._dice.choice([lease['project_id'], self._project()])
         server = self._cloud.new_server(
             project, {'VCPU': one['params']['vcpus']}, clouds.State.READY,
-            reservation=one['id'])
+            reservation=one['id'], preemptible=self._dice.random() < 0.3)
         try:
             server.pooled = self._core.leases.places.occupy(
                 one['id'], project, [server.id])
@@ -419,15 +471,17 @@ class Users:
                 # Nobody else takes it away.
                 self._cloud.leave(server, self._dice.uniform(0, 1800))
 
-    def boot(self) -> None:
+    def boot(self) -> clouds.Server:
         forced = self._dice.choice(
             [None, None, None, *self._cloud.hosts]) if (
                 self._dice.random() < 0.2) else None
         server = self._cloud.new_server(
             self._project(), self._amounts(), clouds.State.READY,
             # Anybody may write into an image what placement goes by.
-            forced=forced, pooled=self._dice.random() < 0.1)
+            forced=forced, pooled=self._dice.random() < 0.1,
+            kept=self._dice.random() < 0.2)
         self._cloud.cast([server.id])
+        return server
 
     def boots(self) -> None:
         """Many at once, who do not stay for long."""

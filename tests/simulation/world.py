@@ -58,6 +58,7 @@ from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import database
 from tests.simulation import faults
+from tests.simulation import moving
 from tests.simulation import owners
 from tests.simulation import whole
 from tests.unit import base
@@ -72,6 +73,8 @@ END_LIMIT = 1800
 #: Seconds after its start after which it is told that nobody uses a lease, and
 #: then until it is ended, where that is done.
 NO_SHOWS = 600, 300
+#: How many servers are moved for one lease at most.
+MOVES = 4
 #: Seconds that a lease may last that is prolonged by itself.
 LONGEST = 2 * 3600
 #: Seconds after which those who wait for room are looked at again, though
@@ -160,7 +163,7 @@ class Core:
             {ends.DELETE: ends.Delete(), ends.RECYCLE: ends.Recycle(),
              ends.SHELVE: ends.Shelve(), 'snapshot': ends.Snapshot(),
              'stop': ends.Stop(), 'release': ends.Release()}, END_LIMIT,
-            world.no_shows, world.grant)
+            world.no_shows, world.grant, MOVES)
 
 
 def call_of(servers: ty.Sequence[clouds.Server]) -> str:
@@ -222,7 +225,7 @@ class World:
         self.baton = batons.Baton(seed)
         self.faults = faults.Faults(self.baton, only)
         self.cloud = clouds.Cloud(self.baton, self.faults)
-        self.port = clouds.Port(self.cloud)
+        self.port = moving.Port(self.cloud)
         self.types = resources.Types(
             {making.RESOURCE_TYPE: Places(self), whole.HOSTS: whole.Hosts(
                 self.cloud, self.port, self._current,
@@ -250,6 +253,9 @@ class World:
         self.settled = False
         #: How many images there were that were to be made before an end.
         self.copied = 0
+        #: By what recurs: its windows, and the servers that are kept.
+        self.recurring: dict[str, tuple[
+            list[model.Window], tuple[str, ...]]] = {}
         #: Called after each commit, and of each event of a lease.
         self.checks: list[ty.Callable[[], None]] = []
         self.hearing: list[ty.Callable[[str, dict[str, ty.Any]], None]] = []
@@ -332,10 +338,11 @@ class World:
     def is_moving(self) -> bool:
         """Whether something is under way, so that time alone changes it."""
         return self.cloud.is_moving() or bool(self.look(
-            "SELECT 1 FROM leases WHERE status IN ('STARTING', 'TERMINATING') "
-            "LIMIT 1")) or bool(self.no_shows[0] and self.look(
-                "SELECT 1 FROM leases WHERE status = 'ACTIVE' "
-                "AND used_at IS NULL LIMIT 1"))
+            "SELECT 1 FROM leases WHERE status IN ("
+            "'STARTING', 'TERMINATING', 'IN_PROGRESS') LIMIT 1")) or bool(
+                self.no_shows[0] and self.look(
+                    "SELECT 1 FROM leases WHERE status = 'ACTIVE' "
+                    "AND used_at IS NULL LIMIT 1"))
 
     def grant(self, lease: facts.Lease, change: changing.Change) -> None:
         """Limit leases that are prolonged by themselves.
@@ -382,9 +389,9 @@ class World:
                 claiming: Claiming) -> clouds.Host | None:
         server = question.server
         hosts = [host for host in self.cloud.hosts.values()
-                 if host.fits(server.amounts) and (
-                     server.forced == host.uuid or
-                     server.forced is None and host.admits(server))]
+                 if question.admits(host)]
+        # Who is forced onto a host is so once, when he is built.
+        forced = server.forced is not None and not server.launched
         if not hosts:
             return None
         found = judging.fits_for(
@@ -393,15 +400,15 @@ class World:
         hosts.sort(key=lambda host: host.uuid != found.booked)
         for host in hosts:
             if found.by_host.get(host.uuid, found.elsewhere) < 1 and (
-                    server.forced is None):
+                    not forced):
                 continue
-            if server.forced is not None:
+            if forced:
                 self.cloud.act_against(host, server.amounts)
             known = self.knows(server, host)
             try:
                 undo = claiming.claim(
                     server.id, {host.uuid: server.amounts},
-                    forced=server.forced is not None,
+                    forced=forced,
                     reservation_id=server.within)
             except claims.Denied as exc:
                 self.baton.tell(f'{server.id} not on {host.name}: {exc}')
@@ -409,8 +416,7 @@ class World:
             self.baton.point('placement')
             if self.faults.happens('placement slow'):
                 self.baton.let_pass(self.faults.pause('placement'))
-            if host.fits(server.amounts) and (
-                    server.state is clouds.State.READY):
+            if host.fits(server.amounts) and question.is_wanted:
                 host.allocations[server.id] = dict(server.amounts)
                 return host if self._is_within(server, claiming) else None
             undo()

@@ -1,0 +1,160 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases for which servers of others are moved, and leases that recur: who
+asks for them.
+"""
+
+import dataclasses
+import itertools
+import typing as ty
+import uuid
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_core.lifecycle import ends
+from tests.simulation import baton as batons
+from tests.simulation import cloud as clouds
+from tests.simulation import world as worlds
+
+__all__ = ['Asking', 'recurrence', 'window_of_moves']
+
+
+def window_of_moves(baton: batons.Baton, window: model.Window,
+                    ) -> dict[str, ty.Any]:
+    """For how long room may be made for a lease."""
+    dice = baton.dice
+    return {'timeout': dice.choice([60, 300, 1200]),
+            'lasts': dice.choice([None, window.end - window.start])}
+
+
+def recurrence(baton: batons.Baton, first: model.Window, booted: bool,
+               ) -> requests.Recurrence:
+    """How a lease recurs: soon, as what comes of days comes of minutes.
+
+    :param booted: whether it has servers, which may be kept
+    """
+    dice = baton.dice
+    length = first.end - first.start
+    pause = length + dice.choice([0, 0, 1, 60, 600])
+    return requests.Recurrence(
+        'FREQ=DAILY', 'UTC', ends.SHELVE if booted and dice.random() < 0.7
+        else ends.DELETE, dice.random() < 0.5, tuple(
+            model.Window(first.start + number * pause,
+                         first.start + number * pause + length)
+            for number in range(dice.choice([2, 3, 4]))))
+
+
+class Asking:
+    """What users ask for.
+
+    :param core: of their API process
+    """
+
+    def __init__(self, core: worlds.Core) -> None:
+        self._core = core
+        self._world = core.world
+        self._cloud = core.world.cloud
+        self._baton = core.world.baton
+
+    def recur(self, project: str, request: requests.LeaseRequest,
+              reservation: making.NewReservation) -> ty.Any:
+        """Ask for all occurrences, as
+        :class:`blazar_nova.api.recurring.Recurring` does.
+
+        :param reservation: of each; one without params is of a boot
+        :returns: the first lease
+        """
+        asked, dice = request.recurrence, self._baton.dice
+        assert asked is not None
+        # Not from those of which other processes make theirs.
+        recurrence_id = str(uuid.UUID(int=dice.getrandbits(128), version=4))
+        parts = self._parts(project, asked, reservation)
+        servers = [one for part in parts for one in part]
+        try:
+            fits, left_out = self._core.leases.recurring.fitting([
+                making.NewLease(
+                    project, 'user', one, (dataclasses.replace(
+                        reservation, server_ids=_ids(parts[0])
+                        if parts else ()),), recurrence_id=recurrence_id)
+                for one in request.occurrences], asked.some)
+            paired = [*itertools.zip_longest(fits, parts[:len(fits)])]
+            kept = servers if asked.keeps_servers else []
+            leases = [dataclasses.replace(
+                new, credential=self._credential(), reservations=(
+                    dataclasses.replace(reservation, server_ids=_ids(
+                        part or ())),)) for new, part in paired]
+            # Where it is not told that it is written, it may be.
+            self._world.recurring[recurrence_id] = (
+                [one.request.window for one in leases], _ids(kept))
+            made = self._core.leases.recurring.create(
+                recurrence_id, asked, leases, [
+                    worlds.call_of(part) if part else None
+                    for _new, part in paired], left_out, _ids(kept))
+        except errors.BooksUnavailable:
+            raise
+        except Exception:
+            _take_back(servers)
+            raise
+        self._cloud.promised.update(
+            one.credential for one in leases if one.credential is not None)
+        for part in parts[len(fits):]:
+            _take_back(part)
+        for server in kept:
+            self._cloud.leave(
+                server, asked.windows[-1].end + 3600 - self._baton.now)
+        return made[0]
+
+    def _parts(self, project: str, asked: requests.Recurrence,
+               reservation: making.NewReservation,
+               ) -> list[list[clouds.Server]]:
+        """The servers of each occurrence; of the first where they are kept."""
+        if reservation.params is not None:
+            return []
+        demand = reservation.demand
+        return [[self._cloud.new_server(
+            project, dict(demand.resources), clouds.State.HELD, leased=True,
+            recurs=asked.keeps_servers) for _number in range(demand.count)]
+            for _window in asked.windows[
+                :1 if asked.keeps_servers else None]]
+
+    def _credential(self) -> str | None:
+        if self._baton.dice.random() < 0.5:
+            return None
+        credential = f'credential-of-{len(self._cloud.given) + 1}-' + str(
+            self._baton.dice.getrandbits(32))
+        self._cloud.given.add(credential)
+        return credential
+
+    def stop(self) -> None:
+        """End all occurrences, the last first, as
+        :class:`blazar_nova.api.recurring.Recurring` does.
+        """
+        if not self._world.recurring:
+            raise errors.NotFound('nothing recurs')
+        recurring = self._core.leases.recurring
+        recurrence_id = self._baton.dice.choice([*self._world.recurring])
+        recurring.get(recurrence_id)
+        for one in reversed(recurring.unfinished(recurrence_id)):
+            self._core.lifecycle.ending.delete(one['id'])
+        self._baton.tell(f'all of {recurrence_id[:8]} are deleted')
+
+
+def _ids(servers: ty.Iterable[clouds.Server]) -> tuple[str, ...]:
+    return tuple(one.id for one in servers)
+
+
+def _take_back(servers: ty.Iterable[clouds.Server]) -> None:
+    for server in servers:
+        server.state = clouds.State.GONE

@@ -1,0 +1,142 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers that go to another host as they run, or come back from the shelf."""
+
+import itertools
+import typing as ty
+
+from blazar_core import cloud as ports
+from blazar_core.common import errors
+from tests.simulation import cloud as clouds
+
+__all__ = ['Port']
+
+State = clouds.State
+
+
+class Port(clouds.Port):
+    """The cloud with what it can do to servers that were built.
+
+    :ivar asked: told of each server for which a move is asked, and the lease
+        for which it is
+    :ivar woken: told of each server that has come back
+    """
+
+    def __init__(self, cloud: clouds.Cloud) -> None:
+        super().__init__(cloud)
+        self.asked: ty.Callable[[clouds.Server, str], None] = (
+            lambda *_of: None)
+        self.woken: ty.Callable[[clouds.Server], None] = lambda _of: None
+        self._numbers = itertools.count(1)
+
+    # -- moves -------------------------------------------------------------
+
+    def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
+        self.call('movable')
+        return {one: server.preemptible for one in server_ids
+                if (server := self._cloud.servers.get(one)) is not None and
+                _is_free(server)}
+
+    def targets(self, server_id: str) -> frozenset[str]:
+        self.call('targets')
+        server = self._cloud.servers[server_id]
+        return frozenset(
+            host.uuid for host in self._cloud.hosts.values()
+            if host.there and host is not server.host and host.admits(server))
+
+    def move(self, server_id: str, host: str, lease_id: str,
+             deadline: ports.Deadline) -> str:
+        self.call('move')
+        server = self._cloud.servers[server_id]
+        if deadline.passed():
+            return 'it is too late'
+        self.asked(server, lease_id)
+        if not _is_free(server) or not self._cloud.engage(
+                server, 'move', lambda: self._migrate(
+                    server, self._cloud.hosts[host])):
+            return 'it may not be moved any more'
+        self.answer('moved')
+        return ''
+
+    def _migrate(self, server: clouds.Server, target: clouds.Host) -> None:
+        """What it has where it is, is that of a migration meanwhile."""
+        cloud, source = self._cloud, server.host
+        assert source is not None
+        migration = f'migration-{next(self._numbers):05}'
+        source.allocations[migration] = source.allocations.pop(
+            server.id, dict(server.amounts))
+        if server.leased:
+            # The books have it there twice: as what runs, and as its booking;
+            # and so where it comes to, until its booking has followed.
+            for host in (source, target):
+                cloud.act_against(host, server.amounts)
+        host = cloud.ask(clouds.Request(
+            server, State.RUNNING, target)).host
+        if host is not None:
+            cloud.baton.let_pass(cloud.faults.pause('move'))
+        stays = host is None or cloud.faults.happens('move fails')
+        server.busy = False
+        had = source.allocations.pop(migration)
+        if server.state is not State.RUNNING:
+            cloud.free(server)
+        elif stays:
+            cloud.free(server)
+            source.allocations[server.id] = had
+            cloud.baton.tell(f'{server.id} stays on {source.name}')
+        else:
+            assert host is not None
+            server.host = host
+            if cloud.faults.happens('move elsewhere'):
+                cloud.elsewhere(server, host)
+            cloud.baton.tell(f'{server.id} has moved to {server.host.name}')
+        for one in (source, target):
+            cloud.notify(server.id, one.uuid)
+
+    # -- who was shelved ---------------------------------------------------
+
+    def wake(self, server_id: str, credential: str | None,
+             deadline: ports.Deadline) -> None:
+        self.call('wake')
+        server = self._cloud.servers[server_id]
+        if deadline.passed():
+            raise errors.CloudUnavailable('it is too late')
+        if server.rest is ports.Rest.SHELVED and self._cloud.engage(
+                server, 'wake', lambda: self._unshelve(server)):
+            server.leased, server.released = True, False
+        self.answer('woken')
+
+    def _unshelve(self, server: clouds.Server) -> None:
+        cloud = self._cloud
+        host = cloud.ask(clouds.Request(server, State.RUNNING)).host
+        if host is not None and server.state is State.RUNNING:
+            server.host = host
+            cloud.baton.let_pass(cloud.faults.pause('build'))
+        server.busy = False
+        if server.state is not State.RUNNING:
+            cloud.free(server)
+        elif host is None or cloud.faults.happens('build fails'):
+            cloud.free(server)
+            server.host = None
+            cloud.baton.tell(f'{server.id} stays shelved')
+        else:
+            server.rest, server.ran_at = None, cloud.baton.now
+            cloud.baton.tell(f'{server.id} is back on {host.name}')
+            self.woken(server)
+        cloud.notify(server.id, host.uuid if host else None)
+
+
+def _is_free(server: clouds.Server) -> bool:
+    """Whether a server runs, and nothing binds it to where it is."""
+    return server.state is State.RUNNING and server.host is not None and not (
+        server.busy or server.deleting or server.rest or server.within or
+        server.kept)

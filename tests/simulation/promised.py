@@ -1,0 +1,240 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What must hold of leases for which servers of others are moved, and of those
+that recur.
+"""
+
+import collections
+import json
+import typing as ty
+
+from blazar_core.common import errors
+from tests.simulation import cloud as clouds
+from tests.simulation import world as worlds
+
+__all__ = ['Promised', 'left']
+
+#: The states of a lease that has begun.
+BEGUN = ('STARTING', 'ACTIVE')
+#: The moves of which it is not known yet what becomes of them.
+OPEN = "moves.status IN ('planned', 'asked', 'under way')"
+
+
+class Promised:
+    """Looked at after each commit."""
+
+    def __init__(self, world: worlds.World) -> None:
+        self._world = world
+        self._cloud = world.cloud
+        #: How often what is looked at had been written when it was.
+        self._seen: collections.Counter[str] = collections.Counter()
+        #: The moves that were planned by then: of which lease and server,
+        #: and to which host.
+        self._planned: set[tuple[str, str, int]] = set()
+        #: The occurrences, by what recurs, and those that have begun.
+        self._occurrences: dict[str, set[str]] = {}
+        self._begun: set[str] = set()
+        #: For which lease which server was asked to move.
+        self._asked: set[tuple[str, str]] = set()
+        world.port.asked = self._only_what_may_move_is_asked_to_once
+        world.port.woken = self._nobody_comes_back_but_for_an_occurrence
+
+    def wrong(self) -> ty.Iterator[str]:
+        """What does not hold."""
+        if self._is_new('moves', 'leases'):
+            yield from self._nobody_moves_for_two()
+            yield from self._no_target_is_promised_twice()
+        if self._is_new('leases'):
+            yield from self._each_occurrence_is_there_once()
+
+    def _is_new(self, *tables: str) -> bool:
+        """Whether something was written there since somebody asked."""
+        versions, key = self._world.books.versions, ' '.join(tables)
+        count = sum(versions[one] for one in tables)
+        before, self._seen[key] = self._seen[key], count
+        return count != before
+
+    # -- moves -------------------------------------------------------------
+
+    def _only_what_may_move_is_asked_to_once(
+            self, server: clouds.Server, lease_id: str) -> None:
+        """Each move is asked for at most once; none of a server that its
+        owner wants to stay where it is, or that has a lease, unless it may be
+        moved all the same.
+        """
+        if (lease_id, server.id) in self._asked:
+            self._cloud.wrong.append(
+                f'{server.id} is asked to move twice for lease '
+                f'{lease_id[:8]}')
+        self._asked.add((lease_id, server.id))
+        if server.kept:
+            self._cloud.wrong.append(
+                f'{server.id} is asked to move, and is to stay')
+        if not server.preemptible and self._world.look(
+                f"SELECT 1 FROM bookings "
+                f"WHERE server_id = '{server.id}'"):
+            self._cloud.wrong.append(
+                f'{server.id} is asked to move, and has a lease')
+
+    def _nobody_moves_for_two(self) -> ty.Iterator[str]:
+        """No server is to move for two leases at the same time."""
+        for server_id, count in self._world.look(
+                f"SELECT server_id, count(*) FROM moves "
+                f"JOIN leases ON leases.id = moves.lease_id "
+                f"WHERE leases.status = 'IN_PROGRESS' AND {OPEN} "
+                f"GROUP BY server_id HAVING count(*) > 1"):
+            yield f'{server_id} is to move for {count} leases'
+
+    def _no_target_is_promised_twice(self) -> ty.Iterator[str]:
+        """Where somebody is to move there is room for all who are, beside
+        what is there and will be, when it is decided.
+        """
+        planned = {tuple(row) for row in self._world.look(
+            "SELECT lease_id, server_id, target FROM moves "
+            "WHERE status = 'planned'")}
+        new, self._planned = planned - self._planned, planned
+        for host_id in sorted({target for _lease, _server, target in new}):
+            (uuid, capacity, consumers), = self._world.look(
+                f'SELECT uuid, capacity, consumers FROM hosts '
+                f'WHERE id = {host_id}')
+            there = json.loads(consumers or '{}')
+            level = sum(_vcpus(takes) for takes, _told in there.values())
+            for server_id, source, target, takes in self._world.look(
+                    f"SELECT server_id, source, target, resources FROM moves "
+                    f"JOIN leases ON leases.id = moves.lease_id "
+                    f"WHERE leases.status = 'IN_PROGRESS' AND {OPEN}"):
+                if target == host_id and server_id not in there:
+                    level += _vcpus(json.loads(takes))
+                if source == host_id:
+                    level -= _vcpus(json.loads(takes))
+            level += self._peak(host_id)
+            if level > _vcpus(json.loads(capacity)) and (
+                    uuid not in self._cloud.against):
+                yield (f'{uuid} is promised to too many who are to move '
+                       f'there: {level} of '
+                       f'{_vcpus(json.loads(capacity))}')
+
+    def _peak(self, host_id: int) -> int:
+        """What is booked on a host at the same time at most."""
+        level = peak = 0
+        changes: list[tuple[int, int]] = []
+        for start, end, takes in self._world.look(
+                f'SELECT start_date, end_date, resources FROM bookings '
+                f'WHERE host_id = {host_id} '
+                f'AND end_date > {int(self._world.baton.now)}'):
+            changes += [(start, _vcpus(json.loads(takes))),
+                        (end, -_vcpus(json.loads(takes)))]
+        for _when, amount in sorted(changes):
+            level += amount
+            peak = max(peak, level)
+        return peak
+
+    # -- what recurs -------------------------------------------------------
+
+    def _each_occurrence_is_there_once(self) -> ty.Iterator[str]:
+        """All occurrences that were asked for are there, or none: each once,
+        with its own window, and none for which there was no room. Each begins
+        once.
+        """
+        if not self._world.recurring:
+            return
+        found: dict[str, dict[str, tuple[int, int]]] = (
+            collections.defaultdict(dict))
+        begun = set()
+        for id, recurrence_id, start, end, status in self._world.look(
+                'SELECT id, recurrence_id, start_date, end_date, status '
+                'FROM leases WHERE recurrence_id IS NOT NULL'):
+            found[recurrence_id][id] = start, end
+            if status in BEGUN:
+                begun.add(id)
+            elif status == 'PENDING' and id in self._begun:
+                yield f'lease {id[:8]} begins again'
+        self._begun |= begun
+        for recurrence_id, leases in found.items():
+            is_new = recurrence_id not in self._occurrences
+            known = self._occurrences.setdefault(recurrence_id, {*leases})
+            windows, _kept = self._world.recurring[recurrence_id]
+            if known != leases.keys():
+                yield f'{recurrence_id[:8]} has got other occurrences'
+            if len(known) != len(windows):
+                yield (f'{recurrence_id[:8]} has {len(known)} occurrences of '
+                       f'{len(windows)}')
+            if is_new and sorted(leases.values()) != [
+                    (one.start, one.end) for one in windows]:
+                yield (f'{recurrence_id[:8]} has other windows than those '
+                       f'that were asked for')
+
+    def what_is_kept_is_not_deleted(self, server: clouds.Server) -> None:
+        """Nobody ends a server that is kept for another occurrence, which is
+        to come, but an owner who deletes the one that it is in.
+        """
+        if not server.recurs or server.ran_at is None:
+            return
+        late = self._world.baton.now - worlds.END_LIMIT + self.ahead
+        for id, in self._world.look(
+                f"SELECT later.id FROM bookings JOIN reservations "
+                f"ON reservations.id = bookings.reservation_id "
+                f"JOIN leases ON leases.id = reservations.lease_id "
+                f"JOIN leases AS later "
+                f"ON later.recurrence_id = leases.recurrence_id "
+                f"WHERE bookings.server_id = '{server.id}' "
+                f"AND leases.deleted_at IS NULL AND leases.end_date > {late} "
+                f"AND leases.end_date > {server.ran_at + self.ahead} "
+                f"AND later.start_date > leases.start_date "
+                f"AND later.status IN ('PENDING', 'STARTING')"):
+            self._cloud.wrong.append(
+                f'{server.id} is deleted, and is kept for lease {id[:8]}')
+
+    @property
+    def ahead(self) -> int:
+        """How many seconds a clock may be ahead, and what it rounds."""
+        return self._world.faults.clocks + 1
+
+    def _nobody_comes_back_but_for_an_occurrence(
+            self, server: clouds.Server) -> None:
+        """Who is kept comes back for an occurrence that has begun."""
+        if not self._world.look(
+                f"SELECT 1 FROM bookings JOIN reservations "
+                f"ON reservations.id = bookings.reservation_id "
+                f"JOIN leases ON leases.id = reservations.lease_id "
+                f"WHERE bookings.server_id = '{server.id}' "
+                f"AND leases.status IN ('STARTING', 'ACTIVE', "
+                f"'TERMINATING')"):
+            self._cloud.wrong.append(
+                f'{server.id} comes back, and has no occurrence')
+
+
+def left(world: worlds.World, core: worlds.Core) -> ty.Iterator[str]:
+    """What is wrong of what recurs when all is over."""
+    there = {one for one, in world.look(
+        'SELECT recurrence_id FROM leases WHERE recurrence_id IS NOT NULL '
+        'AND deleted_at IS NULL')}
+    for recurrence_id in sorted(there):
+        windows, _kept = world.recurring[recurrence_id]
+        try:
+            shown = core.leases.recurring.get(recurrence_id)
+        except errors.NotFound:
+            yield f'{recurrence_id[:8]} is not shown any more'
+            continue
+        count = sum(one['id'] is not None for one in shown['occurrences'])
+        if count != len(windows):
+            yield f'{recurrence_id[:8]} is shown with {count} occurrences'
+    for server_id in {one for _windows, kept in world.recurring.values()
+                      for one in kept}:
+        server = world.cloud.servers[server_id]
+        if server.state is clouds.State.HELD:
+            yield f'{server_id} waits for an occurrence that is over'
+
+
+def _vcpus(takes: ty.Mapping[str, int]) -> int:
+    return takes.get('VCPU', 0)

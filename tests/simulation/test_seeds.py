@@ -33,10 +33,10 @@ DAILY = 5
 #: that seeds have found is among them, and has a unit test that says what was
 #: wrong.
 MISSED = {'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'clean': 1,
-          'copied': 1, 'generation': 1, 'within': 1, 'image': 2, 'twice': 2,
-          'undo': 3, 'guests': 3, 'servers': 3, 'used': 3, 'room': 4,
-          'orphans': 4, 'movable': 5, 'judged': 5, 'again': 5, 'between': 7,
-          'deadline': 7, 'held': 12, 'left': 22}
+          'copied': 1, 'generation': 1, 'undo': 3, 'used': 3, 'image': 4,
+          'guests': 4, 'servers': 4, 'room': 5, 'judged': 5, 'again': 7,
+          'deadline': 7, 'between': 11, 'orphans': 12, 'twice': 15,
+          'held': 37}
 
 
 #: What runs seeds on another day.

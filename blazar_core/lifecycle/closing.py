@@ -124,6 +124,44 @@ class Closing:
             steps.reached(steps.Step.CLOSE_CLOSED, reserved.lease_id)
         return closed
 
+    def left_open(self) -> list[tuple[resources.Kind, resources.Reserved]]:
+        """What can be used in the cloud though its lease has not begun, or is
+        over and has given its hosts back; also what the books do not know.
+
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        there: dict[str, resources.Kind] = {}
+        for kind in self._types.named.values():
+            there |= dict.fromkeys(kind.opened() or (), kind)
+        if not there:
+            return []
+        with self._database.reader() as session:
+            left = there.keys() - set(session.scalars(
+                sa.select(models.Reservation.id).join(models.Lease).where(
+                    models.Lease.status.in_(states.BEGUN)))) - set(
+                session.scalars(sa.select(models.Host.held_by).where(
+                    models.Host.held_by.is_not(None))))
+            known = {row.id: (self._types.of_row(row),
+                              resources.reserved(session, row))
+                     for row in session.scalars(
+                         sa.select(models.Reservation).where(
+                             models.Reservation.id.in_(left)))}
+        return [known.get(one, (there[one], resources.unknown(one)))
+                for one in sorted(left)]
+
+    def close_left(self) -> None:
+        """Close what is open of leases that are over: a process that stood
+        still has opened it after all. What the books do not know is left to
+        an operator: they may be older than the cloud.
+        """
+        for kind, reserved in self.left_open():
+            if reserved.lease_id:
+                with facts.apart(reserved.lease_id):
+                    LOG.warning('Lease %s: reservation %s can still be used, '
+                                'and is closed', reserved.lease_id,
+                                reserved.id)
+                    self.shut(kind, reserved)
+
     def _let_leave(self, reserved: resources.Reserved) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, reserved.lease_id)

@@ -121,8 +121,9 @@ class Health:
             LOG.warning('Whether host %s has failed is decided with the next '
                         'look: %s', uuid, exc)
             return
-        for lease in noted.leases if noted is not None else ():
-            self._notify(noted.event_type, lease)
+        if noted is not None:
+            for lease in noted.leases:
+                self._notify(noted.event_type, lease)
 
     def _doubtful(self, sight: Sight, known: ty.Mapping[str, notes.Outage],
                   ) -> set[str]:

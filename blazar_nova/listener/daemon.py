@@ -172,7 +172,8 @@ class Listener:
             self.mirror.missed.clear()
             for part in (self.mirror.compare_all, life.observing.settle_left,
                          life.lost.send, life.closing.revoke_over,
-                         life.no_shows.look, self.announce):
+                         life.closing.close_left, life.no_shows.look,
+                         self.announce):
                 try:
                     part()
                 except errors.BooksUnavailable:

@@ -113,6 +113,10 @@ class Places(base.FakeType):
         self._world.cloud.open.pop(reserved.id, None)
         self._world.port.answer('closed')
 
+    def opened(self) -> list[str]:
+        self._world.port.call('opened')
+        return [*self._world.cloud.open]
+
 
 class Boots(resources.Kind):
     """Servers that come with a boot: the call says what they need."""
@@ -507,6 +511,7 @@ class World:
                              core.lifecycle.observing.settle_left,
                              core.lifecycle.lost.send,
                              core.lifecycle.closing.revoke_over,
+                             core.lifecycle.closing.close_left,
                              core.lifecycle.no_shows.look):
                     self._apart(part)
             working.wake()

@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.lifecycle import audit
-from blazar_core import resources
 from blazar_nova.parts import wiring
 
 __all__ = ['differences']
@@ -28,13 +27,12 @@ __all__ = ['differences']
 
 def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
     """A reservation can be used while its lease is ACTIVE."""
-    there: dict[str, resources.ResourceType] = {}
-    telling = set()
+    there, telling = set[str](), set[str]()
     for name, kind in parts.types.named.items():
         opened = kind.opened()
         if opened is not None:
             telling.add(name)
-            there |= dict.fromkeys(opened, kind)
+            there |= set(opened)
     with parts.database.reader() as session:
         # Of types, too, that are not installed here.
         begun = {row.id: row for row in session.execute(
@@ -45,22 +43,13 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
             .join(models.Lease).where(
                 models.Lease.status.in_(states.BEGUN),
                 models.Reservation.params.is_not(None)))}
-        over = {row.id: (parts.types.of_row(row),
-                         resources.reserved(session, row))
-                for row in session.scalars(sa.select(models.Reservation).where(
-                    models.Reservation.id.in_(there.keys() - begun.keys())))}
-        # Hosts are given back when their servers are gone.
-        ending = {row.held_by for row in session.execute(
-            sa.select(models.Host.held_by).distinct())}
-    for reservation_id in sorted(there.keys() - begun.keys() - ending):
-        its, reserved = over.get(reservation_id, (
-            there[reservation_id], resources.unknown(reservation_id)))
+    for its, reserved in parts.lifecycle.closing.left_open():
         yield audit.Difference(
-            ('open', reservation_id),
-            f'Reservation {reservation_id} can still be used in Nova, and is '
+            ('open', reserved.id),
+            f'Reservation {reserved.id} can still be used in Nova, and is '
             f'not active.', '--fix closes it', functools.partial(
                 parts.lifecycle.closing.shut, its, reserved))
-    for reservation_id in sorted(begun.keys() - there.keys()):
+    for reservation_id in sorted(begun.keys() - there):
         row = begun[reservation_id]
         if row.status != states.Lease.ACTIVE or (
                 row.resource_type not in telling):

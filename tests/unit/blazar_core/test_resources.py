@@ -339,6 +339,24 @@ class TestParkingLots(base.LeaseTestCase):
             'What was reserved could not be made ready for use.',
             views.get(self.database, lease['id'])['status_reason'])
 
+    def test_what_was_opened_when_it_was_over_is_closed(self):
+        """By a process that stood still, and died when it had done that."""
+        lease = self.reserve(0, 100, self.lots_of())
+        self.engine.run_due()
+        (own,) = self.lots.barrier
+        self.lifecycle.closing.close_left()
+        self.assertEqual({own}, self.lots.barrier.keys())
+        self.clock.advance(100)
+        self.engine.run_due()
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.lots.barrier))
+        self.lifecycle.starting.open(lease['id'])
+        self.lots.barrier['of an older database'] = ()
+        self.lifecycle.closing.close_left()
+        self.assertEqual(['of an older database'], [*self.lots.barrier])
+        self.assertEqual(['of an older database'], [
+            one.id for _kind, one in self.lifecycle.closing.left_open()])
+
     def test_what_has_to_wait_is_no_failure(self):
         lease = self.reserve(0, 10 ** 6, self.places())
         self.places_type.broken['start'] = errors.CloudUnavailable('wait')

@@ -107,9 +107,11 @@ class PromiseTest(PlacementTestCase):
         reservation = lease['reservations'][0]
         for hints in ({'reserved': 'False', 'lease_params': '{}'},
                       {'lease_id': lease['id']},
-                      {'reservation_id': reservation['id']},
+                      {'for_reservation': reservation['id']},
                       {'group_of_lease': reservation['servers'][0]}):
             self.refused_by_the_scheduler('forged', hints=hints)
+        self.refused(400, self.boot, 'forged', hints={
+            'reservation_id': reservation['id']})
 
     def test_moves_of_others_respect_promises_too(self):
         plain = self.boot_active('plain')

@@ -602,6 +602,7 @@ class TestNearMisses(ParamsTestCase):
                 ('LEASE_PARAMS', 'lease_params'),
                 ('lease_parameters', 'lease_params'),
                 ('reservations', 'reservation'),
+                ('reservation_id', 'reservation'),
                 ('resevation', 'reservation')):
             for more in ({}, {'reserved': 'True'}):
                 self.assert_hints_refused(

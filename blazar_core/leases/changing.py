@@ -151,13 +151,14 @@ class Changing:
             edits = {one: self._edits(lease, one, lease.booked(window), change,
                                       picked.get(one.id))
                      for one in lease.reservations}
+            beside = {one: resizing.beside(one) for one in edits}
             ledger.amend(session, now, [
                 edit for each in edits.values() for edit in each])
             for one, each in edits.items():
                 wanted = change.reservations.get(one.id)
                 if wanted is not None:
                     resizing.resize(one, wanted, now, sum(
-                        edit.new is not None for edit in each))
+                        edit.new is not None for edit in each) - beside[one])
             events.changed(session, lease, self._types, [
                 one for one, each in edits.items() if any(
                     edit.row is None or edit.new is None
@@ -199,7 +200,9 @@ class Changing:
         if wanted is not None and (
                 not begun or resizing.is_more(reservation, wanted) or
                 wanted.demand.least is None):
-            count, least = wanted.demand.count, wanted.demand.fewest().count
+            beside = resizing.beside(reservation)
+            count, least = (one.count + beside for one in (
+                wanted.demand, wanted.demand.fewest()))
         if picked is None:
             if count > len(kept):
                 raise _Unpicked

@@ -108,7 +108,7 @@ def _demands(session: orm.Session, lease: models.Lease, resized: _Resized,
 def _added(session: orm.Session, reservation: models.Reservation,
            demand: model.Demand) -> model.Demand:
     """A demand, for what it asks for beside what is there."""
-    there = len(reservation.bookings)
+    there = len(reservation.bookings) - resizing.beside(reservation)
     hosts = frozenset(_uuids(session, reservation.bookings))
     demand = dataclasses.replace(
         demand, count=demand.count - there, least=None

@@ -43,11 +43,19 @@ def check(lease: models.Lease, reservation: models.Reservation,
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} has started: of its reservations only the '
             f'amount can be changed, and with whom hosts are shared.')
-    if begun and reservation.whole and count < len(rows):
+    if begun and reservation.whole and count < reservation.amount:
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} has started: reservation {reservation.id} has '
-            f'{len(rows)} hosts, and cannot give some of them back before '
-            f'all. Write a number of at least {len(rows)}.')
+            f'{reservation.amount} hosts, and cannot give some of them back '
+            f'before all. Write a number of at least {reservation.amount}.')
+
+
+def beside(reservation: models.Reservation) -> int:
+    """How many whole hosts a reservation has beside those that it should, in
+    the place of others that have failed and stay its own.
+    """
+    return (len(reservation.bookings) - reservation.amount
+            if reservation.whole else 0)
 
 
 def is_more(reservation: models.Reservation, wanted: making.NewReservation,
@@ -59,7 +67,8 @@ def is_more(reservation: models.Reservation, wanted: making.NewReservation,
     """
     numbers = [{name: (params or {}).get(name) for name in ('min', 'max')}
                for params in (reservation.params, wanted.params)]
-    return wanted.demand.count > len(reservation.bookings) and (
+    return wanted.demand.count + beside(reservation) > len(
+        reservation.bookings) and (
         wanted.demand.least is None or numbers[0] != numbers[1])
 
 
@@ -68,7 +77,8 @@ def kept(reservation: models.Reservation,
     """The bookings that stay; those with a server are the last to go."""
     rows = sorted(reservation.bookings,
                   key=lambda row: (row.server_id is None, row.id))
-    return rows if wanted is None else rows[:wanted.demand.count]
+    return rows if wanted is None else (
+        rows[:wanted.demand.count + beside(reservation)])
 
 
 def resize(reservation: models.Reservation, wanted: making.NewReservation,

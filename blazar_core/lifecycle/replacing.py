@@ -86,13 +86,15 @@ class Replacing:
         for row in sorted(found, key=rebinding.age):
             try:
                 self._database.retried(self._replace, row.reservation_id)
-            except (errors.NotFound, errors.Refused):
-                # It has gone meanwhile, or there is none yet.
+            except errors.Refused:
+                # There is none yet.
                 continue
-            except (errors.CloudUnavailable, errors.BooksBusy) as exc:
+            except Exception as exc:
+                # It keeps no other lease from its host.
                 LOG.warning('Reservation %s has lost hosts, and whether there '
                             'are others is not known yet: %s',
-                            row.reservation_id, exc)
+                            row.reservation_id, exc,
+                            exc_info=not isinstance(exc, errors.BlazarError))
 
     def _replace(self, reservation_id: str) -> None:
         with self._database.reader() as session:

@@ -18,6 +18,8 @@ from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import membership
 from blazar_nova.compat import providers
+from oslo_utils.fixture import uuidsentinel as uuids
+
 from tests.functional import leased
 from tests.functional import test_whole_hosts
 
@@ -134,6 +136,13 @@ class WholeHostsTest(Failing, test_whole_hosts.HostsTestCase):
             ['host1', 'host2'], self.aggregates()[reservation_id])
         self.assertIs(False, self.get(lease)['reservations'][0][
             'missing_resources'])
+        shared = self.ask('PUT', f'/leases/{lease["id"]}', {
+            'reservations': [{'id': reservation_id,
+                              'projects': [uuids.other]}]}, code=200)
+        self.assertEqual([uuids.other], shared['lease']['reservations'][0][
+            'projects'])
+        self.assertEqual(
+            ['host1', 'host2'], self.aggregates()[reservation_id])
         server = self.within('vm1', reservation_id)
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(other, self.host_of(server))

@@ -1577,6 +1577,15 @@ class TestDying(HostsTestCase):
     claim_seconds = 5
     more_conf = f'[blazar]\nclaim_seconds = {claim_seconds}\n'
 
+    def assert_handed_over(self, reservation_id, where):
+        """A reservation has the first host, in Nova and in placement."""
+        self.assertEqual(
+            {'freepool': [], 'blazar_pool': ['host1'],
+             reservation_id: ['host1']}, self.aggregates(), where)
+        self.assertEqual(
+            {'CUSTOM_BLAZAR_POOL', self.trait_of(reservation_id)},
+            self.traits('host1'))
+
     def at_each_step(self, work, again, least, when=(False, True)):
         """Do something, and let it die at each of its steps.
 
@@ -1641,12 +1650,7 @@ class TestDying(HostsTestCase):
             lease = self.ask('GET', f'/leases/{self.lease_id}')['lease']
             self.assertEqual('ACTIVE', lease['status'], where)
             reservation_id = lease['reservations'][0]['id']
-            self.assertEqual(
-                {'freepool': [], 'blazar_pool': ['host1'],
-                 reservation_id: ['host1']}, self.aggregates(), where)
-            self.assertEqual(
-                {'CUSTOM_BLAZAR_POOL', self.trait_of(reservation_id)},
-                self.traits('host1'))
+            self.assert_handed_over(reservation_id, where)
             self.delete(self.lease_id)
             self.assertEqual(self.POOL, self.aggregates(), where)
 
@@ -1695,12 +1699,7 @@ class TestDying(HostsTestCase):
             self.assertEqual('ACTIVE', self.status(), where)
             reservation_id, = (one for one in self.aggregates()
                                if one not in self.POOL)
-            self.assertEqual(
-                {'freepool': [], 'blazar_pool': ['host1'],
-                 reservation_id: ['host1']}, self.aggregates(), where)
-            self.assertEqual(
-                {'CUSTOM_BLAZAR_POOL', self.trait_of(reservation_id)},
-                self.traits('host1'))
+            self.assert_handed_over(reservation_id, where)
             self.assertEqual('DONE', start_event(), where)
             self.delete(self.lease_id)
             self.assertEqual(self.POOL, self.aggregates(), where)

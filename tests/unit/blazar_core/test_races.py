@@ -781,7 +781,7 @@ class TestLeaving(RaceTestCase):
             else:
                 self.assertEqual((1, {}), (len(booked), usage))
                 self.assertGreater(deleted, 0)
-            if number >= 5 and len(seen) == 2:
+            if number >= 9 and len(seen) == 2:
                 return
         self.fail(f'It went only one way: {seen} have left.')
 
@@ -975,7 +975,7 @@ class TestNewOwners(RaceTestCase):
             self.assertEqual(4 if handed else 0, told['unknown'])
             self.assertIn(owner, handed or ['project'])
             seen.add(bool(handed))
-            if number >= 5 and len(seen) == 2:
+            if number >= 9 and len(seen) == 2:
                 return
         self.fail(f'It went only one way: given away {seen}.')
 

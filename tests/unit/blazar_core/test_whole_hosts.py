@@ -326,12 +326,23 @@ class TestFailing(WholeHostsTestCase):
         self.assertEqual((False, True), tuple(
             listed['reservations'][0][flag] for flag in (
                 'missing_resources', 'resources_changed')))
-        # It does not get a third one.
+        # What else is said of it is not about its hosts.
+        for _time in range(2):
+            self.change(lease, 1, 1)
+            self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
+        # It does not get a third one, unless that is asked for.
         self.uuids['three'] = self.host('three', VCPU=4)
         self.fail('one')
         self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
         self.see('one', None)
-        self.assertEqual({'one', 'two'}, self.held().keys())
+        larger = self.change(lease, 2, 2)
+        self.assertEqual(2, larger['reservations'][0]['amount'])
+        self.assertEqual(
+            {'one', 'two', 'three'}, self.bookings_of(lease).keys())
+        self.engine.run_due()
+        self.assertIn('has 2 hosts', str(self.assertRaises(
+            errors.InvalidLeaseParams, self.change, lease, 1, 1)))
+        self.assertEqual({'one', 'two', 'three'}, self.held().keys())
         self.lifecycle.ending.delete(lease['id'])
         self.engine.run_due()
         self.assertEqual({}, self.held())
@@ -352,6 +363,28 @@ class TestFailing(WholeHostsTestCase):
         self.fail('one')
         self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
         self.assertIs(False, self.missing(lease))
+
+    def test_one_of_which_nothing_is_known_keeps_no_other_from_its(self):
+        """What it asked for is no more, say."""
+        broken = self.reserve_machines(0, 7200)
+        other = self.reserve_machines(0, 7200)
+        self.engine.run_due()
+        demand = self.machines.demand
+
+        def demand_of(reserved):
+            if reserved.lease_id == broken['id']:
+                raise errors.InvalidLeaseParams('There is no such rack.')
+            return demand(reserved)
+
+        self.machines.demand = demand_of
+        self.uuids['three'] = self.host('three', VCPU=4)
+        down = health.Down('Its power is off.', certain=True)
+        self.health.see({
+            self.uuids['one']: down, self.uuids['two']: down,
+            self.uuids['three']: None})
+        self.watch.look()
+        self.assertEqual({'one'}, self.bookings_of(broken).keys())
+        self.assertEqual({'two', 'three'}, self.bookings_of(other).keys())
 
     def test_one_that_has_not_begun_goes_elsewhere(self):
         lease = self.reserve_machines(100, 7200)

@@ -108,8 +108,7 @@ class TestAlternates(test_whole_hosts.HostsTestCase):
             self.wait_for(lambda: ended)
             self.wait_until_gone(server['id'])
         self.wait_for(lambda: not self.guests())
-        self.run_until(self.clock.now() + 600)
-        self.ask('GET', f'/leases/{lease["id"]}', code=404)
+        self.wait_until_over(lease['id'])
 
     def test_one_that_was_on_its_way_before_the_host_was_enrolled(self):
         """Nobody asks us; so it is said."""
@@ -211,17 +210,7 @@ class TestNextLease(test_whole_hosts.HostsTestCase):
             self.wait_until_gone(server['id'])
         self.assertEqual({}, self.guests())
         self.look()
-
-        def is_over():
-            # A Nova that answers late has it tried again.
-            self.run_until(self.clock.now() + 600)
-            try:
-                self.ask('GET', f'/leases/{self.first["id"]}', code=404)
-            except matchers.MismatchError:
-                return False
-            return True
-
-        self.wait_for(is_over)
+        self.wait_until_over(self.first['id'])
 
     def test_whoever_comes_at_each_step_of_the_start(self):
         """Outsiders, and those of the lease that had it before."""

@@ -29,6 +29,7 @@ from nova.scheduler.client import report
 from oslo_utils.fixture import uuidsentinel as uuids
 from oslo_utils import timeutils
 from oslo_utils import uuidutils
+from testtools import matchers
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -83,6 +84,22 @@ class HostsTestCase(test_api.ApiTestCase):
         """Delete a lease, and do what is due for that."""
         self.ask('DELETE', f'/leases/{lease_id}', code=204)
         self.run_until(clocks.SystemClock().now())
+
+    def wait_until_over(self, lease_id):
+        """Carry out what is due until a lease that was deleted is gone.
+
+        While something of it is there yet, or Nova answers late, that is tried
+        again.
+        """
+        def is_over():
+            self.run_until(self.clock.now() + 600)
+            try:
+                self.ask('GET', f'/leases/{lease_id}', code=404)
+            except matchers.MismatchError:
+                return False
+            return True
+
+        self.wait_for(is_over)
 
     def within(self, name, reservation_id, **kwargs):
         """Boot with the hint that names a reservation."""

@@ -80,7 +80,7 @@ class TestCommand(base.TestCase):
     def test_one_that_takes_too_long_is_killed_with_what_it_has_started(self):
         self.assertEqual(set(), self.run_for(
             f'sleep 100 & echo $! > {self.folder}/child; wait',
-            {'uuid-1': 'compute1'}, timeout=4))
+            {'uuid-1': 'compute1'}, timeout=2))
         child = int(open(f'{self.folder}/child').read())
         self.wait_for(lambda: not _runs(child), 'its child to be killed')
         self.assertIn('has failed for host compute1 (-9)', self.log.output)
@@ -100,7 +100,7 @@ class TestCommand(base.TestCase):
 
         with fixtures.MonkeyPatch('os.killpg', refuse):
             self.assertEqual({'uuid-2'}, self.run_for(
-                '[ "$1" = compute2 ] || exec sleep 100', timeout=4))
+                '[ "$1" = compute2 ] || exec sleep 100', timeout=2))
         self.addCleanup(os.waitpid, killed[0], 0)
         os.kill(killed[0], signal.SIGKILL)
         self.assertIn('has failed for host compute1 (None)', self.log.output)

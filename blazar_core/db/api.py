@@ -92,6 +92,9 @@ class Database:
             connection=_in_time(
                 url, CONNECT_SECONDS, None if patient else ANSWER_SECONDS,
             ).render_as_string(hide_password=False), max_retries=0,
+            # Or each connection that is given back lets others run first,
+            # which is for threads that are not the system's.
+            thread_checkin=False,
             sqlite_fk=True, json_deserializer=_read_json, **options)
         self._facade.append_on_engine_create(_lock_sqlite_early)
         self._facade.append_on_engine_create(

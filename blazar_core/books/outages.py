@@ -29,11 +29,22 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.db import notes
 
-__all__ = ['FAILURE', 'begin', 'end', 'failures', 'last_until', 'on_host',
-           'stranded', 'until']
+__all__ = ['FAILURE', 'MAINTENANCE', 'begin', 'end', 'failures', 'last',
+           'locked', 'on_host', 'plan', 'stranded', 'until']
 
-#: The kind of an outage that nobody planned.
-FAILURE = 'failure'
+#: The kind of an outage that nobody planned, and of one that was.
+FAILURE, MAINTENANCE = 'failure', 'maintenance'
+
+
+def locked(session: orm.Session, uuid: str) -> models.Host | None:
+    """A host of which nobody else decides whether it is away, until this
+    transaction ends; None: there is none of that uuid.
+
+    It is the first of its statements, and writes: see :func:`api.locked`.
+    """
+    session.connection().execute(_LOCK, {'host': uuid})
+    return session.scalars(sa.select(models.Host).where(
+        models.Host.uuid == uuid)).one_or_none()
 
 
 def failures(session: orm.Session) -> dict[str, notes.Outage]:
@@ -53,14 +64,24 @@ def begin(session: orm.Session, now: int, outage: notes.Outage, until: int,
     :raises Full: when it has nothing that could be away
     :raises LostRace: when another process decided about it meanwhile
     """
-    ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
-        None, outage.host_id, None, model.Window(now, until),
-        model.WHOLE, outage=outage.kind))], force=True)
-    outage.began_at = now
+    plan(session, now, outage, model.Window(now, until))
     session.execute(sa.update(models.Booking).where(
         models.Booking.host_id == outage.host_id,
         models.Booking.placed_at.is_not(None),
         models.Booking.stranded_at.is_(None)).values(stranded_at=now))
+
+
+def plan(session: orm.Session, now: int, outage: notes.Outage,
+         window: model.Window) -> None:
+    """A host will be away; what runs there is not stranded.
+
+    :raises Full: when it has nothing that could be away
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
+        None, outage.host_id, None, window, model.WHOLE,
+        outage=outage.kind))], force=True)
+    outage.began_at = window.start
 
 
 def stranded(session: orm.Session, outage: notes.Outage) -> list[str]:
@@ -74,16 +95,16 @@ def stranded(session: orm.Session, outage: notes.Outage) -> list[str]:
         .order_by(models.Reservation.lease_id))]
 
 
-def last_until(session: orm.Session, now: int, until: int,
-               outage: notes.Outage) -> None:
-    """A host is expected to be there at another time.
+def last(session: orm.Session, now: int, outage: notes.Outage,
+         window: model.Window) -> None:
+    """A host is away at another time than was expected.
 
     :raises LostRace: when another process decided about it meanwhile
     """
     ledger.amend(session, now, [
-        ledger.Edit(row, ledger.new_of(
-            row, window=model.Window(row.start_date, until)))
+        ledger.Edit(row, ledger.new_of(row, window=window))
         for row in _bookings(session, outage)], force=True)
+    outage.began_at = window.start
 
 
 def end(session: orm.Session, now: int, outage: notes.Outage) -> None:
@@ -93,9 +114,10 @@ def end(session: orm.Session, now: int, outage: notes.Outage) -> None:
     """
     ledger.amend(session, now, [ledger.Edit(row, None) for row in _bookings(
         session, outage)], force=True)
-    session.execute(sa.update(models.Booking).where(
-        models.Booking.host_id == outage.host_id,
-        models.Booking.stranded_at.is_not(None)).values(stranded_at=None))
+    if outage.kind == FAILURE:
+        session.execute(sa.update(models.Booking).where(
+            models.Booking.host_id == outage.host_id,
+            models.Booking.stranded_at.is_not(None)).values(stranded_at=None))
     session.delete(outage)
 
 
@@ -114,6 +136,10 @@ def on_host(connection: sa.Connection, host_id: int, now: int,
             _ON_HOST, {'host': host_id, 'now': now})]
 
 
+_HOSTS = models.Host.__table__
+_LOCK = sa.update(_HOSTS).where(
+    _HOSTS.c.uuid == sa.bindparam('host')).values(
+        updated_at=_HOSTS.c.updated_at)
 _ROWS = models.Booking.__table__.c
 _ON_HOST = sa.select(
     _ROWS.start_date, _ROWS.end_date, _ROWS.resources, _ROWS.outage).where(

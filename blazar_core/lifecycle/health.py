@@ -33,6 +33,7 @@ from sqlalchemy import orm
 from blazar_core.books import outages
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
@@ -149,10 +150,7 @@ class Health:
         """
         now = self._clock.now()
         with self._database.writer() as session:
-            # Its first statement, and it writes: see api.locked().
-            session.connection().execute(_LOCK, {'host': uuid})
-            host = session.scalars(sa.select(models.Host).where(
-                models.Host.uuid == uuid)).one_or_none()
+            host = outages.locked(session, uuid)
             if host is None:
                 return None
             outage = session.get(notes.Outage, (host.id, outages.FAILURE))
@@ -214,16 +212,20 @@ class Health:
         until = now + self._patience.interval
         if until - outages.until(session, outage) >= (
                 self._patience.interval // 10):
-            outages.last_until(session, now, until, outage)
+            assert outage.began_at is not None
+            outages.last(session, now, outage,
+                         model.Window(outage.began_at, until))
 
 
 class Away(ty.NamedTuple):
-    """A host that is away, or seems to be; see :class:`notes.Outage`.
+    """A host that is away, will be, or seems to be; see
+    :class:`notes.Outage`.
 
     :ivar until: when it is expected to be there again; 0: it is there
     """
 
     name: str
+    kind: str
     reason: str
     seen_at: int
     began_at: int | None
@@ -232,10 +234,12 @@ class Away(ty.NamedTuple):
 
 
 def away(database: api.Database) -> list[Away]:
-    """The hosts that have failed, or seem to have, by their names."""
+    """The hosts that have failed, or seem to have, and those that are in
+    maintenance or will be, by their names.
+    """
     with database.reader() as session:
         return sorted(Away(
-            name, row.reason, row.seen_at, row.began_at, row.back_at,
+            name, row.kind, row.reason, row.seen_at, row.began_at, row.back_at,
             outages.until(session, row)) for row, name in session.execute(
                 sa.select(notes.Outage, models.Host.name).join(
                     models.Host, models.Host.id == notes.Outage.host_id)
@@ -247,9 +251,3 @@ def _described(session: orm.Session, lease_ids: ty.Iterable[str],
     session.flush()
     session.expire_all()
     return [views.describe(api.found(session, one)) for one in lease_ids]
-
-
-_HOSTS = models.Host.__table__
-_LOCK = sa.update(_HOSTS).where(
-    _HOSTS.c.uuid == sa.bindparam('host')).values(
-        updated_at=_HOSTS.c.updated_at)

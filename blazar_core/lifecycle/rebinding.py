@@ -145,6 +145,41 @@ class Rebinding:
             else 'lease.healed', lease)
         return True
 
+    def why_stays(self, reservation_id: str, ids: ty.Collection[int],
+                  uuid: str) -> dict[int, str]:
+        """Why bookings of a reservation stay on a host that goes away.
+
+        :param ids: those that it has on the host of this uuid
+        :returns: sentences, by the ids of those that stay
+        :raises CloudUnavailable: when what it needs cannot be said now
+        """
+        case = self._case(reservation_id)
+        rows = [] if case is None else [
+            row for row in case.rows if row.id in ids]
+        stay = dict.fromkeys(
+            set(ids) - {row.id for row in rows}, 'It is in use.')
+        if case is None or not rows:
+            return stay
+        demand = self._demands.of(
+            case.reservation, case.reserved, case.sealed)
+        if isinstance(demand, refusals.Refusal):
+            return stay | {row.id: demand.sentence() for row in rows}
+        staying = case.staying
+        if demand.affinity is model.Affinity.SAME:
+            # They go all or none.
+            rows = case.rows
+        else:
+            staying = [*staying, *(
+                row for row in case.rows if row.id not in ids)]
+        demand = self._beside(demand, rows, staying)
+        fits = self._admission.fits(
+            dataclasses.replace(demand, avoid=demand.avoid | {uuid}),
+            self._window(case.lease), rows)
+        if demand.affinity is model.Affinity.SAME and fits < len(rows):
+            fits = 0
+        return stay | {row.id: 'No other host has capacity for it.'
+                       for row in rows[fits:] if row.id in ids}
+
     def _case(self, reservation_id: str) -> _Case | None:
         with self._database.reader() as session:
             reservation = session.get(models.Reservation, reservation_id)
@@ -189,8 +224,7 @@ class Rebinding:
 
         :raises Outdated: when another process was faster: look again
         """
-        window = lease.booked(model.Window(
-            max(lease.start_date, self._clock.now()), lease.end_date))
+        window = self._window(lease)
         fits = self._admission.fits(demand, window, rows)
         if fits == demand.count:
             return self._admission.pick(
@@ -207,6 +241,11 @@ class Rebinding:
         except errors.Refused as exc:
             return hosts, exc.refusal
         raise api.Outdated('there is capacity again')
+
+    def _window(self, lease: models.Lease) -> model.Window:
+        """For what time a lease needs another host."""
+        return lease.booked(model.Window(
+            max(lease.start_date, self._clock.now()), lease.end_date))
 
 
 def age(row: ty.Any) -> tuple[int, str]:

@@ -41,6 +41,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding as bindings
 from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import rebinding
 from blazar_core.lifecycle import replacing
 from blazar_core import resources
@@ -119,6 +120,7 @@ class Watch:
             self._try_again(self._unbound(now))
         if again:
             self._relieve()
+            maintenance.forget(self._database, self._clock)
 
     def _try_again(self, rows: ty.Iterable[ty.Any]) -> None:
         """Look for hosts of bookings that have none, as long as that may

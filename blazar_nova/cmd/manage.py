@@ -21,6 +21,7 @@ import typing as ty
 from oslo_config import cfg
 import prettytable
 
+from blazar_core.books import outages
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
@@ -33,6 +34,7 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import announcing
 from blazar_core.lifecycle import health
 from blazar_core.lifecycle import orphans
+from blazar_nova.cmd import maintaining
 
 if ty.TYPE_CHECKING:
     from blazar_nova.cmd import importing
@@ -51,7 +53,7 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
     :returns: the exit code; 1 when an error was printed
     """
     parsed = _parser().parse_args(argv)
-    if parsed.action in (_verify, _import, _lease_orphans):
+    if parsed.action in (_verify, _import, _lease_orphans, _host_maintain):
         return int(parsed.action(parsed))
     try:
         if 'of_host' in parsed:
@@ -121,6 +123,7 @@ def _add_hosts(nouns: ty.Any) -> None:
         '--wait', action='store_true',
         help='let no lease reserve it any more, and wait until all leases are '
              'over that have it; blazar-listener goes on if you do not')
+    maintaining.add(verbs).set_defaults(action=_host_maintain)
 
 
 def _add_verify(nouns: ty.Any) -> None:
@@ -253,13 +256,15 @@ def _health(conf: cfg.ConfigOpts) -> None:
     database = api.Database(conf)
     away = health.away(database)
     table = prettytable.PrettyTable(
-        ['Host', 'Status', 'Down since (UTC)', 'Not expected before (UTC)',
+        ['Host', 'Status', 'Away since (UTC)', 'Not expected before (UTC)',
          'Reason'], align='l')
     for host in away:
+        planned = host.kind == outages.MAINTENANCE and host.began_at
         table.add_row([
-            host.name, 'suspected' if host.began_at is None else
+            host.name, 'maintenance' if planned else
+            'suspected' if host.began_at is None else
             'failed' if host.back_at is None else 'coming back',
-            clocks.iso(host.seen_at)[:19],
+            clocks.iso(planned or host.seen_at)[:19],
             clocks.iso(host.until)[:19] if host.until else '', host.reason])
     print(table)
     table = prettytable.PrettyTable(
@@ -274,8 +279,9 @@ def _health(conf: cfg.ConfigOpts) -> None:
                 'missing_resources', 'resources_changed')),
             lease['status_reason']])
     print(table)
-    print(f'{sum(one.began_at is not None for one in away)} hosts have '
-          f'failed, {len(degraded)} leases are degraded.')
+    failed = sum(one.kind == outages.FAILURE and one.began_at is not None
+                 for one in away)
+    print(f'{failed} hosts have failed, {len(degraded)} leases are degraded.')
 
 
 def _host_list(hosts: 'enrolling.Enrolling', _parsed: argparse.Namespace,
@@ -326,6 +332,15 @@ def _host_remove(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
                 print(f'Waiting: {said}', flush=True)
             _pause(_AGAIN)
     print(f'Host {parsed.id} serves everybody again.')
+
+
+def _host_maintain(parsed: argparse.Namespace) -> int:
+    try:
+        return maintaining.run(_parts(parsed.config_file), parsed,
+                               lambda: _pause(_AGAIN))
+    except errors.BlazarError as exc:
+        print(exc, file=sys.stderr)
+        return 1
 
 
 def _enrolling(files: ty.Sequence[str] | None) -> 'enrolling.Enrolling':

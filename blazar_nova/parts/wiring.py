@@ -31,9 +31,12 @@ from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import servers
 from blazar_core.lifecycle import announcing
+from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import orphans
+from blazar_core.lifecycle import rebinding
 from blazar_core import resources
 from blazar_nova.compat import demand
 from blazar_nova.compat import quota
@@ -84,6 +87,7 @@ class Parts:
     identity: identity.Identity
     orphans: orphans.Orphans
     health: health.Health
+    maintenance: maintenance.Maintenance
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
@@ -118,9 +122,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         functools.partial(granting.of_change, allowed, types, words),
         conf.blazar.best_effort_moves)
     known = identity.Identity(trusts)
+    made = leases.Leases(books, clock, search, types)
     return Parts(
         conf, books, clock, secrets, trusts, search, types, words,
-        notify, leases.Leases(books, clock, search, types), cloud, life,
+        notify, made, cloud, life,
         allowed, announcing.Announcing(books, clock, cloud, service.notify),
         known, orphans.Orphans(
             books, clock, known, life.ending.delete, notify,
@@ -128,7 +133,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             conf.blazar.orphan_grace * 3600),
         health.Health(books, clock, health.Patience(
             conf.blazar.failure_delay, conf.blazar.recovery_delay,
-            60 * conf.blazar.healing_interval), notify))
+            60 * conf.blazar.healing_interval), notify),
+        maintenance.Maintenance(books, clock, rebinding.Rebinding(
+            books, clock, search, made.binding,
+            demands.Demands(clock, secrets.open, types), notify)))
 
 
 @functools.cache

@@ -12,8 +12,10 @@
 
 """A host fails, and what is promised there is healed."""
 
+import fixtures
 from nova import context as nova_context
 
+from blazar_core.lifecycle import health
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import membership
@@ -180,3 +182,82 @@ class WholeHostsTest(Failing, test_whole_hosts.HostsTestCase):
         self.look_for_failures()
         self.assertEqual(
             ['host1', 'plain'], self.aggregates()[reservation_id])
+
+
+class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
+    """Two hosts, one of which its operator needs for a time."""
+
+    hosts = leased.LeasedTestCase.hosts
+
+    def maintain(self, host, until=None, *words):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.cmd.manage._pause', self.fail))
+        until = self.at(4 * HOUR) if until is None else until
+        return self.command('host', 'maintain', host, '--until', until,
+                            '--reason', 'firmware', *words)
+
+    def test_what_is_promised_there_starts_elsewhere(self):
+        self.fill_books()
+        held = self.hold('vm1', flavor='4', start_in=3 * HOUR)['id']
+        booked = self.bookings()[held]
+        (other,) = {'host1', 'host2'} - {booked}
+        code, text = self.maintain(booked, None, '--dry-run')
+        self.assertEqual(0, code, text)
+        for words in (self.lease('vm1')['id'], held, 'vm1',
+                      '1 bookings, 0 of them stay. Nothing was done.'):
+            self.assertIn(words, text)
+        self.assertEqual([], self.books('SELECT * FROM outages'))
+        code, text = self.maintain(booked)
+        self.assertEqual(0, code, text)
+        self.listener.watch.look()
+        self.assertEqual(other, self.bookings()[held])
+        self.assertEqual([(booked, 'maintenance', 'firmware')], [
+            (one.name, one.kind, one.reason)
+            for one in health.away(self.listener.parts.database)])
+        self.assert_verified()
+        # Without a lease there is no end by then: not there either.
+        plain = self.boot_active('plain', client=self.admin)
+        self.assertEqual(other, plain['OS-EXT-SRV-ATTR:host'])
+        code, text = self.maintain(booked, None, '--wait')
+        self.assertEqual(0, code, text)
+        self.assertIn(f'Host {booked} is free of leases.', text)
+
+    def test_what_runs_there_is_named_first(self):
+        server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
+        self.run_due()
+        self.fill_books()
+        host = server['OS-EXT-SRV-ATTR:host']
+        code, text = self.maintain(host)
+        self.assertEqual(1, code)
+        for words in (server['id'], 'It is in use.', 'Nothing was done. '
+                      'Migrate their servers, or write --anyway.'):
+            self.assertIn(words, text)
+        self.assertEqual([], self.books('SELECT * FROM outages'))
+        code, text = self.maintain(host, None, '--anyway')
+        self.assertEqual(0, code, text)
+        self.assertIs(False, self.lease('vm1')['degraded'])
+        self.assert_verified()
+        # It moves as always, and the filter knows where to.
+        self.admin.post_server_action(server['id'], {'os-migrateLive': {
+            'host': None, 'block_migration': 'auto'}})
+        self.wait_for(lambda: self.admin.get_server(server['id'])[
+            'OS-EXT-SRV-ATTR:host'] != host, what='it has moved')
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.listener.mirror.compare_all()
+        code, text = self.maintain(host, None, '--wait')
+        self.assertEqual(0, code, text)
+        code, text = self.maintain(host, 'now')
+        self.assertEqual(0, code, text)
+        self.assertIn('in maintenance no more', text)
+        self.assertEqual([], self.books('SELECT * FROM outages'))
+
+    def test_what_makes_no_sense(self):
+        for words, said in (
+                (('nowhere',), 'There is no host nowhere.'),
+                (('host1', 'tomorrow'), 'invalid date'),
+                (('host1', '2020-01-01 00:00'), '--until is over.'),
+                (('host1', None, '--from', self.at(5 * HOUR)),
+                 'over before it begins')):
+            code, text = self.maintain(*words)
+            self.assertEqual(1, code)
+            self.assertIn(said, text)

@@ -181,7 +181,7 @@ GUARDS = {
     'end': ('blazar_core.leases.changing.new_window',
             window_unguarded),
     'claim': ('blazar_core.lifecycle.queue.Queue.claim', seize),
-    'alone': ('blazar_core.lifecycle.health._LOCK', sa.select(1)),
+    'alone': ('blazar_core.books.outages._LOCK', sa.select(1)),
     'haste': ('blazar_core.leases.places.Places._lease_of', find_slowly),
     'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),
     'asked': ('blazar_core.lifecycle.moving._is_taken',

@@ -1,0 +1,213 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Hosts that their operator takes for a time.
+
+From the moment on at which that is announced nothing else is booked there for
+that time, and what is promised there is bound to other hosts by the
+:mod:`watch <blazar_core.lifecycle.watch>`, before anything happens. What runs
+there is not moved; it is named beforehand, with its owners. When the time is
+over the host is there again by itself.
+"""
+
+import collections
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import ledger
+from blazar_core.books import outages
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.db import notes
+from blazar_core.lifecycle import rebinding
+
+__all__ = ['Maintenance', 'Promised', 'forget']
+
+LOG = logging.getLogger(__name__)
+
+
+class Promised(ty.NamedTuple):
+    """What a lease has on a host.
+
+    :ivar server_id: None: no server has come yet
+    :ivar stays: why it is not bound to another host, a sentence; empty: it is
+    """
+
+    lease_id: str
+    name: str
+    project_id: str
+    user_id: str
+    start_date: int
+    end_date: int
+    server_id: str | None
+    stays: str
+
+
+class Maintenance:
+    """Takes hosts for a time.
+
+    :param elsewhere: knows what would be bound to other hosts
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 elsewhere: rebinding.Rebinding) -> None:
+        self._database = database
+        self._clock = clock
+        self._elsewhere = elsewhere
+
+    def promised(self, name: str, window: model.Window) -> list[Promised]:
+        """What leases have on a host in a window, the first start first.
+
+        Each reservation is judged as if nothing else had to go elsewhere: so
+        of several that need the same capacity some may stay without a host,
+        and say so. Costs a search for each reservation.
+
+        :param name: of the host, or of its nova-compute
+        :raises NotFound: when there is none
+        :raises CloudUnavailable: when what a reservation needs cannot be said
+            now
+        """
+        now = self._clock.now()
+        with self._database.reader() as session:
+            host = _named(session, name)
+            rows = [row for row in session.scalars(_BOOKED, {
+                'host': host.id, 'now': now, 'end': window.end,
+            }) if ledger.occupied(
+                row.start_date, row.end_date, row.placed_at, now,
+            ).end > window.start]
+        of_reservation: dict[str, set[int]] = collections.defaultdict(set)
+        for row in rows:
+            of_reservation[row.reservation.id].add(row.id)
+        stays = {one: self._elsewhere.why_stays(one, ids, host.uuid)
+                 for one, ids in of_reservation.items()}
+        return [Promised(
+            lease.id, lease.name, lease.project_id, lease.user_id,
+            row.start_date, row.end_date, row.server_id,
+            stays[row.reservation.id].get(row.id, ''),
+        ) for row in rows for lease in [row.reservation.lease]]
+
+    def announce(self, name: str, window: model.Window, reason: str) -> None:
+        """Take a host for a time; of one that is taken, say another time.
+
+        Safe to repeat.
+
+        :param name: of the host, or of its nova-compute
+        :param reason: for operators
+        :raises NotFound: when there is none
+        :raises Conflict: when nothing is known of what it has
+        """
+        self._database.retried(
+            self._announce, self._uuid(name), window, reason)
+
+    def _announce(self, uuid: str, window: model.Window, reason: str) -> None:
+        now = self._clock.now()
+        with self._database.writer() as session:
+            host = outages.locked(session, uuid)
+            if host is None:
+                raise errors.NotFound(f'Host {uuid} is gone.')
+            outage = session.get(notes.Outage, (host.id, outages.MAINTENANCE))
+            if not any(host.capacity.values()):
+                raise errors.Conflict(
+                    f'Host {host.name} has nothing that leases could have: '
+                    f'there is nothing to take.')
+            if outage is None:
+                outage = notes.Outage(
+                    host_id=host.id, kind=outages.MAINTENANCE, seen_at=now,
+                    reason=reason)
+                session.add(outage)
+                session.flush()
+                outages.plan(session, now, outage, window)
+            else:
+                outage.reason = reason
+                outages.last(session, now, outage, window)
+            LOG.info('Host %s is in maintenance from %s to %s UTC: %s',
+                     host.name, clocks.iso(window.start),
+                     clocks.iso(window.end), reason)
+
+    def give_back(self, name: str) -> None:
+        """Have a host again before its time is over; safe to repeat.
+
+        :param name: of the host, or of its nova-compute
+        :raises NotFound: when there is none
+        """
+        self._database.retried(
+            _end, self._database, self._clock, self._uuid(name), True)
+
+    def _uuid(self, name: str) -> str:
+        with self._database.reader() as session:
+            return _named(session, name).uuid
+
+
+def forget(database: api.Database, clock: clocks.Clock) -> None:
+    """Have nothing in the books of maintenance that is over.
+
+    Any number of processes may do it; where there is none that is one SELECT.
+    """
+    with database.reader() as session:
+        over = session.scalars(_OVER, {'now': clock.now()}).all()
+    for uuid in over:
+        database.retried(_end, database, clock, uuid, False)
+
+
+def _end(database: api.Database, clock: clocks.Clock, uuid: str,
+         early: bool) -> None:
+    now = clock.now()
+    with database.writer() as session:
+        host = outages.locked(session, uuid)
+        outage = host and session.get(
+            notes.Outage, (host.id, outages.MAINTENANCE))
+        if host and outage and (
+                early or outages.until(session, outage) <= now):
+            outages.end(session, now, outage)
+            LOG.info('The maintenance of host %s is over', host.name)
+
+
+def _named(session: orm.Session, name: str) -> models.Host:
+    """
+    :raises NotFound: when there is no such host
+    :raises Conflict: when there are several
+    """
+    found = session.scalars(sa.select(models.Host).where(sa.or_(
+        models.Host.name == name, models.Host.service_host == name))).all()
+    if not found:
+        raise errors.NotFound(
+            f'There is no host {name}. Write the name of a hypervisor, as '
+            f'"openstack hypervisor list" shows it.')
+    if len(found) > 1:
+        raise errors.Conflict(
+            f'{name} is a nova-compute with several hypervisors. Write the '
+            f'name of one: {", ".join(sorted(one.name for one in found))}.')
+    return found[0]
+
+
+_BOOKED = sa.select(models.Booking).options(
+    orm.joinedload(models.Booking.reservation).joinedload(
+        models.Reservation.lease)).where(
+    models.Booking.host_id == sa.bindparam('host'),
+    models.Booking.outage.is_(None),
+    models.Booking.start_date < sa.bindparam('end'),
+    sa.or_(models.Booking.end_date > sa.bindparam('now'),
+           models.Booking.placed_at.is_not(None))).order_by(
+    models.Booking.start_date, models.Booking.id)
+_OVER = sa.select(models.Host.uuid).join(
+    notes.Outage, notes.Outage.host_id == models.Host.id).where(
+    notes.Outage.kind == outages.MAINTENANCE,
+    ~sa.exists().where(
+        models.Booking.host_id == models.Host.id,
+        models.Booking.outage == outages.MAINTENANCE,
+        models.Booking.end_date > sa.bindparam('now')))

@@ -1,0 +1,182 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Hosts that their operator takes for a time."""
+
+from blazar_core.books import admission
+from blazar_core.books import outages
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import notes
+from blazar_core.leases import binding
+from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import health
+from blazar_core.lifecycle import maintenance
+from blazar_core.lifecycle import rebinding
+
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_health
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+#: Seconds from now on.
+FROM, UNTIL = 1000, 5000
+
+
+class MaintenanceTestCase(test_health.HealthTestCase):
+
+    scenarios = databases.SCENARIOS
+
+    def setUp(self):
+        super().setUp()
+        database = self.books.connect()
+        self.maintenance = maintenance.Maintenance(
+            database, self.clock, rebinding.Rebinding(
+                database, self.clock,
+                admission.Admission(database, self.clock),
+                binding.Binding(database, self.clock, self.types),
+                demands.Demands(self.clock, self.vault.open, self.types),
+                lambda *_said: None))
+
+    def window(self, start=FROM, end=UNTIL):
+        return model.Window(NOW + start, NOW + end)
+
+    def take(self, name='one', start=FROM, end=UNTIL):
+        self.maintenance.announce(name, self.window(start, end), 'firmware')
+
+    def promised(self, name='one', start=FROM, end=UNTIL):
+        return [(one.lease_id, one.stays) for one in
+                self.maintenance.promised(name, self.window(start, end))]
+
+
+class TestTaking(MaintenanceTestCase):
+
+    def test_what_is_promised_there_goes_at_once(self):
+        """Though it begins later than whatever a failure would concern."""
+        before = self.booked_on('one', 10, FROM)
+        during = self.booked_on('one', FROM - 1, FROM + 1)
+        after = self.booked_on('one', UNTIL, UNTIL + 10)
+        self.watch.look()
+        self.take()
+        self.watch.look()
+        self.assertEqual([['one'], ['two'], ['one']], [
+            self.hosts_of(one) for one in (before, during, after)])
+        self.assertEqual([('lease.update', during['id']),
+                          ('lease.healed', during['id'])],
+                         self.notified[-2:])
+
+    def test_nothing_else_is_booked_there_for_that_time(self):
+        self.take()
+        refused = self.assertRaises(
+            errors.Refused, self.booked_on, 'one', FROM + 1, FROM + 2)
+        self.assertEqual(NOW + UNTIL, refused.refusal.next_start)
+        self.booked_on('one', 10, FROM)
+        self.booked_on('one', UNTIL, UNTIL + 1)
+
+    def test_again_it_is_another_time(self):
+        self.take()
+        self.take()
+        self.assertEqual({'one': (FROM, UNTIL)}, self.outages())
+        self.take(start=FROM + 5, end=UNTIL + 5)
+        self.assertEqual({'one': (FROM + 5, UNTIL + 5)}, self.outages())
+        one, = health.away(self.database)
+        self.assertEqual(
+            ('one', outages.MAINTENANCE, 'firmware', NOW + FROM + 5,
+             NOW + UNTIL + 5),
+            (one.name, one.kind, one.reason, one.began_at, one.until))
+
+    def test_it_is_given_back(self):
+        self.take()
+        self.maintenance.give_back('one')
+        # Who has none gives none back.
+        self.maintenance.give_back('one')
+        self.assertEqual({}, self.outages())
+        self.assertEqual([], self.scalars(notes.Outage.host_id))
+        self.booked_on('one', FROM + 1, FROM + 2)
+
+    def test_when_its_time_is_over_the_host_is_there_again(self):
+        self.take()
+        self.clock.advance(UNTIL - 1)
+        self.watch.look()
+        self.assertEqual({'one': (FROM, UNTIL)}, self.outages())
+        self.clock.advance(1)
+        self.booked_on('one', UNTIL + 1, UNTIL + 2)
+        self.clock.advance(100)
+        self.watch.look()
+        self.assertEqual({}, self.outages())
+        self.assertEqual([], self.scalars(notes.Outage.host_id))
+
+    def test_a_host_may_fail_meanwhile(self):
+        lease = self.running_lease(
+            0, UNTIL, hosts=frozenset([self.uuid_of('one')]))
+        self.take(start=0)
+        self.assertIs(False, self.get(lease)['degraded'])
+        self.fail()
+        self.assertIs(True, self.get(lease)['degraded'])
+        # That it is given back does not say that it is there.
+        self.maintenance.give_back('one')
+        self.assertIs(True, self.get(lease)['degraded'])
+        self.see(one=None)
+        self.clock.advance(test_health.BACK)
+        self.see(one=None)
+        self.assertIs(False, self.get(lease)['degraded'])
+        self.assertEqual({}, self.outages())
+
+    def test_where_there_is_nothing_to_take(self):
+        self.assertRaises(errors.NotFound, self.take, 'nowhere')
+        self.assertRaises(
+            errors.NotFound, self.maintenance.give_back, 'nowhere')
+        self.assertRaises(errors.NotFound, self.promised, 'nowhere')
+        self.with_host('none')
+        self.assertIn('nothing to take', str(
+            self.assertRaises(errors.Conflict, self.take, 'none')))
+
+
+class TestBeforehand(MaintenanceTestCase):
+    """What is promised there is named, and changes nothing."""
+
+    def test_what_would_go_and_what_would_stay(self):
+        running = self.running_lease(
+            0, FROM + 1, hosts=frozenset([self.uuid_of('one')]))
+        goes = self.booked_on('one', FROM, FROM + 100)
+        self.booked_on('two', FROM + 200, FROM + 300)
+        stays = self.booked_on('one', FROM + 200, FROM + 300, count=2)
+        self.booked_on('one', UNTIL, UNTIL + 10)
+        before = self.everything()
+        self.assertEqual([
+            (running['id'], 'It is in use.'), (goes['id'], ''),
+            *sorted([(stays['id'], ''), (
+                stays['id'], 'No other host has capacity for it.')])],
+            sorted(self.promised(), key=lambda one: (
+                [running['id'], goes['id'], stays['id']].index(one[0]),
+                one[1])))
+        self.assertEqual(before, self.everything())
+
+    def test_what_is_over_and_still_there(self):
+        late = self.running_lease(
+            0, 10, hosts=frozenset([self.uuid_of('one')]))
+        self.clock.advance(FROM)
+        self.assertEqual([(late['id'], 'It is in use.')], self.promised())
+        self.assertEqual([], self.promised(start=FROM + 10_000_000,
+                                           end=FROM + 10_000_001))
+
+    def test_places_that_are_together_go_together(self):
+        self.wanted['project'] = model.Demand(
+            {}, affinity=model.Affinity.SAME)
+        lease = self.booked_on('one', FROM, FROM + 10, count=2)
+        self.assertEqual([(lease['id'], '')] * 2, self.promised())
+        self.booked_on('two', FROM, FROM + 10)
+        self.assertEqual([
+            (lease['id'], 'No other host has capacity for it.')] * 2,
+            self.promised())

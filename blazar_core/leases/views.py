@@ -303,11 +303,10 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
     Times are seconds since the epoch, as in the row. ``degraded`` says that
     some reservation has ``missing_resources`` (a booking without a host, or on
     one that has failed under its server) or ``resources_changed`` (it has
-    other hosts than when it was made).
+    other hosts than when it was made, and is not over).
     """
-    reservations = [_describe_reservation(
-        one, lease.status in states.SEEKING)
-        for one in lease.reservations]
+    reservations = [_describe_reservation(one, lease.status)
+                    for one in lease.reservations]
     return {
         'id': lease.id, 'name': lease.name, 'status': status(lease),
         'status_reason': lease.status_reason,
@@ -347,20 +346,22 @@ def _action(event: ty.Any) -> str | None:
     return None
 
 
-def _describe_reservation(reservation: ty.Any, waits: bool,
+def _describe_reservation(reservation: ty.Any, status: str,
                           ) -> dict[str, ty.Any]:
     """
-    :param waits: whether it had no host yet
+    :param status: that of its lease
     """
     return {
         **{name: getattr(reservation, name) for name in (
             'id', 'lease_id', 'resource_type', 'status', 'amount', 'params',
             'created_at', 'updated_at')},
         'resources': dict(reservation.resources),
-        'missing_resources': not waits and any(
+        # While it waits for capacity it has had no host yet.
+        'missing_resources': status not in states.SEEKING and any(
             booking.host_id is None or booking.stranded_at is not None
             for booking in reservation.bookings),
-        'resources_changed': reservation.moved_at is not None,
+        'resources_changed': (reservation.moved_at is not None and
+                              status not in states.LEASE.final()),
         'servers': [booking.server_id for booking in reservation.bookings
                     if booking.server_id is not None],
     }

@@ -231,6 +231,19 @@ class TestHealing(HealthTestCase):
             self.get(one)['reservations'][0]['resources_changed']
             for one in (soon, later)])
 
+    def test_what_is_over_says_no_more_of_it(self):
+        lease = self.reserve(0, INTERVAL, self.places(
+            hosts=frozenset([self.uuid_of('one')])), active=True)
+        self.fail()
+        self.watch.look()
+        self.assertIs(True, self.get(lease)['degraded'])
+        self.clock.advance(INTERVAL)
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual((False, False), (
+            self.get(lease)['degraded'],
+            self.get(lease)['reservations'][0]['resources_changed']))
+
     def test_what_was_later_goes_as_it_comes_near(self):
         later = self.booked_on('one', INTERVAL + 100, INTERVAL + 150)
         self.fail()

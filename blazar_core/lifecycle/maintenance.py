@@ -36,16 +36,24 @@ from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.lifecycle import rebinding
 
-__all__ = ['Maintenance', 'Promised', 'forget']
+__all__ = ['Maintenance', 'Planned', 'Promised', 'forget']
 
 LOG = logging.getLogger(__name__)
+
+
+class Planned(ty.NamedTuple):
+    """For what time a host is taken, and why."""
+
+    window: model.Window
+    reason: str
 
 
 class Promised(ty.NamedTuple):
     """What a lease has on a host.
 
     :ivar server_id: None: no server has come yet
-    :ivar stays: why it is not bound to another host, a sentence; empty: it is
+    :ivar obstacle: why it is not bound to another host, a sentence; empty: it
+        is
     """
 
     lease_id: str
@@ -55,7 +63,7 @@ class Promised(ty.NamedTuple):
     start_date: int
     end_date: int
     server_id: str | None
-    stays: str
+    obstacle: str
 
 
 class Maintenance:
@@ -70,36 +78,70 @@ class Maintenance:
         self._clock = clock
         self._elsewhere = elsewhere
 
+    def planned(self, name: str) -> Planned | None:
+        """For what time a host is taken; None: it is not.
+
+        :param name: of the host, or of its nova-compute
+        :raises NotFound: when there is none
+        """
+        with self._database.reader() as session:
+            outage = session.get(notes.Outage, (
+                _named(session, name).id, outages.MAINTENANCE))
+            if outage is None or outage.began_at is None:
+                return None
+            until = outages.until(session, outage)
+            return None if until <= outage.began_at else Planned(
+                model.Window(outage.began_at, until), outage.reason)
+
+    def left(self, name: str, window: model.Window) -> list[str]:
+        """The ids of the leases that have something on a host in a window.
+
+        :raises NotFound: when there is no such host
+        """
+        with self._database.reader() as session:
+            return sorted({row.reservation.lease_id for row in self._rows(
+                session, _named(session, name), window)})
+
     def promised(self, name: str, window: model.Window) -> list[Promised]:
         """What leases have on a host in a window, the first start first.
 
         Each reservation is judged as if nothing else had to go elsewhere: so
-        of several that need the same capacity some may stay without a host,
-        and say so. Costs a search for each reservation.
+        of several that need the same capacity some may be left without a
+        host, and say so. Costs a search for each reservation.
 
         :param name: of the host, or of its nova-compute
         :raises NotFound: when there is none
-        :raises CloudUnavailable: when what a reservation needs cannot be said
-            now
         """
-        now = self._clock.now()
         with self._database.reader() as session:
             host = _named(session, name)
-            rows = [row for row in session.scalars(_BOOKED, {
-                'host': host.id, 'now': now, 'end': window.end,
-            }) if ledger.occupied(
-                row.start_date, row.end_date, row.placed_at, now,
-            ).end > window.start]
+            rows = self._rows(session, host, window)
         of_reservation: dict[str, set[int]] = collections.defaultdict(set)
         for row in rows:
             of_reservation[row.reservation.id].add(row.id)
-        stays = {one: self._elsewhere.why_stays(one, ids, host.uuid)
-                 for one, ids in of_reservation.items()}
+        obstacles = {one: self._obstacles(one, ids, host.uuid)
+                     for one, ids in of_reservation.items()}
         return [Promised(
             lease.id, lease.name, lease.project_id, lease.user_id,
             row.start_date, row.end_date, row.server_id,
-            stays[row.reservation.id].get(row.id, ''),
+            obstacles[row.reservation.id].get(row.id, ''),
         ) for row in rows for lease in [row.reservation.lease]]
+
+    def _rows(self, session: orm.Session, host: models.Host,
+              window: model.Window) -> list[models.Booking]:
+        now = self._clock.now()
+        return [row for row in session.scalars(_BOOKED, {
+            'host': host.id, 'now': now, 'end': window.end,
+        }) if ledger.occupied(
+            row.start_date, row.end_date, row.placed_at, now,
+        ).end > window.start]
+
+    def _obstacles(self, reservation_id: str, ids: ty.Collection[int],
+                   uuid: str) -> dict[int, str]:
+        try:
+            return self._elsewhere.obstacles(reservation_id, ids, uuid)
+        except errors.CloudUnavailable as exc:
+            return dict.fromkeys(
+                ids, f'Whether it can is not known now: {exc}')
 
     def announce(self, name: str, window: model.Window, reason: str) -> None:
         """Take a host for a time; of one that is taken, say another time.
@@ -131,10 +173,9 @@ class Maintenance:
                     reason=reason)
                 session.add(outage)
                 session.flush()
-                outages.plan(session, now, outage, window)
-            else:
-                outage.reason = reason
-                outages.last(session, now, outage, window)
+            outage.reason = reason
+            (outages.last if outages.until(session, outage)
+             else outages.plan)(session, now, outage, window)
             LOG.info('Host %s is in maintenance from %s to %s UTC: %s',
                      host.name, clocks.iso(window.start),
                      clocks.iso(window.end), reason)
@@ -188,6 +229,8 @@ def _named(session: orm.Session, name: str) -> models.Host:
         raise errors.NotFound(
             f'There is no host {name}. Write the name of a hypervisor, as '
             f'"openstack hypervisor list" shows it.')
+    # One that was made anew has left a row of what it was.
+    found = [one for one in found if any(one.capacity.values())] or found
     if len(found) > 1:
         raise errors.Conflict(
             f'{name} is a nova-compute with several hypervisors. Write the '

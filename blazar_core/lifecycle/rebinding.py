@@ -33,9 +33,12 @@ from blazar_core.leases import binding as bindings
 from blazar_core.lifecycle import demands
 from blazar_core import resources
 
-__all__ = ['Notify', 'Rebinding', 'age']
+__all__ = ['IN_USE', 'Notify', 'Rebinding', 'age']
 
 LOG = logging.getLogger(__name__)
+
+#: Why something stays where it is.
+IN_USE = 'It is in use.'
 
 Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 
@@ -145,25 +148,33 @@ class Rebinding:
             else 'lease.healed', lease)
         return True
 
-    def why_stays(self, reservation_id: str, ids: ty.Collection[int],
+    def obstacles(self, reservation_id: str, ids: ty.Collection[int],
                   uuid: str) -> dict[int, str]:
-        """Why bookings of a reservation stay on a host that goes away.
+        """Why bookings of a reservation are not bound to other hosts, if
+        theirs goes away.
 
         :param ids: those that it has on the host of this uuid
-        :returns: sentences, by the ids of those that stay
+        :returns: sentences, by the ids of those that are not
         :raises CloudUnavailable: when what it needs cannot be said now
         """
         case = self._case(reservation_id)
         rows = [] if case is None else [
             row for row in case.rows if row.id in ids]
-        stay = dict.fromkeys(
-            set(ids) - {row.id for row in rows}, 'It is in use.')
+        found = dict.fromkeys(
+            set(ids) - {row.id for row in rows}, IN_USE)
         if case is None or not rows:
-            return stay
+            return found
+        # It takes nothing of its own, and so is never short of anything.
+        if not case.reservation.whole:
+            found |= {row.id: 'It is within a lease that has all of the host.'
+                      for row in rows if not row.resources}
+            rows = [row for row in rows if row.id not in found]
+        if not rows:
+            return found
         demand = self._demands.of(
             case.reservation, case.reserved, case.sealed)
         if isinstance(demand, refusals.Refusal):
-            return stay | {row.id: demand.sentence() for row in rows}
+            return found | {row.id: demand.sentence() for row in rows}
         staying = case.staying
         if demand.affinity is model.Affinity.SAME:
             # They go all or none.
@@ -177,8 +188,8 @@ class Rebinding:
             self._window(case.lease), rows)
         if demand.affinity is model.Affinity.SAME and fits < len(rows):
             fits = 0
-        return stay | {row.id: 'No other host has capacity for it.'
-                       for row in rows[fits:] if row.id in ids}
+        return found | {row.id: 'No other host has capacity for it.'
+                        for row in rows[fits:] if row.id in ids}
 
     def _case(self, reservation_id: str) -> _Case | None:
         with self._database.reader() as session:

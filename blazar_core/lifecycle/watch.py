@@ -182,8 +182,6 @@ class Watch:
                 'reservations': [*{row.reservation_id for row in rows}]}))
         line = timelines.Timeline(shared=ledger.SHARED)
         line.set_host(host.id, host.capacity, host.usage)
-        for one in away:
-            line.apply(host.id, one.window, one.resources, 1)
         loose = []
         for row in rows:
             if row.status == states.Lease.IN_PROGRESS:
@@ -195,8 +193,11 @@ class Watch:
                 line.apply(host.id, ledger.occupied(
                     row.start_date, row.end_date, row.placed_at, now),
                     row.resources, 1)
+        over = bool(line.overfull(now))
         # What runs on a host that is away stays there.
-        over = not away and bool(line.overfull(now))
+        for one in away:
+            over = over and one.window.start > now
+            line.apply(host.id, one.window, one.resources, 1)
         going = []
         for row in loose:
             window = model.Window(max(row.start_date, now), row.end_date)

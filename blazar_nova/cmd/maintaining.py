@@ -22,6 +22,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.lifecycle import maintenance
+from blazar_core.lifecycle import rebinding
 from blazar_nova.api import dates
 
 if ty.TYPE_CHECKING:
@@ -37,23 +38,24 @@ def add(verbs: ty.Any) -> argparse.ArgumentParser:
         'maintain', help=text, description=(
             'Take a host for a time: nothing is booked there for that time '
             'any more, and what is promised there is bound to other hosts. '
-            'What would stay is named first, with its owners, and then '
-            'nothing is done without --anyway. Again, with other dates, it '
-            'changes them. When the time is over the host is there again. '
-            'Exit code 0: done; 1: it could not be, or something would '
-            'stay.'))
+            'What would not go there is named first, with its owners, and '
+            'then nothing is done without --anyway. Again, with other dates, '
+            'it changes them. When the time is over the host is there again. '
+            'Exit code 0: done; 1: it could not be, or something would not '
+            'go.'))
     maintain.add_argument('name', help='the hypervisor, or its nova-compute')
-    maintain.add_argument('--from', dest='start', default='now',
-                          metavar='DATE', help='in UTC (default: now)')
+    maintain.add_argument('--from', dest='start', metavar='DATE',
+                          help='in UTC (default: as before, else now)')
     maintain.add_argument(
         '--until', required=True, metavar='DATE',
         help='such as "2026-12-01 16:07"; "now" gives the host back')
-    maintain.add_argument('--reason', default='', metavar='TEXT',
-                          help='for "blazar-nova-manage health"')
+    maintain.add_argument('--reason', metavar='TEXT',
+                          help='for "blazar-nova-manage health" (default: as '
+                               'before)')
     maintain.add_argument('--dry-run', action='store_true',
                           help='name what is promised there, and do nothing')
     maintain.add_argument('--anyway', action='store_true',
-                          help='also where something stays there')
+                          help='also where something does not go')
     maintain.add_argument(
         '--wait', action='store_true',
         help='wait until leases have nothing there any more in that time')
@@ -67,69 +69,77 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     :param pause: lets some time pass between two looks
     :raises BlazarError: when it cannot be done
     """
-    now = parts.clock.now()
-    start, end = (dates.parse_date(text, now)
-                  for text in (parsed.start, parsed.until))
-    if end < now:
+    hosts, name, now = parts.maintenance, parsed.name, parts.clock.now()
+    known = hosts.planned(name)
+    if parsed.until.strip().lower() == 'now':
+        if known is not None and not parsed.dry_run:
+            hosts.give_back(name)
+        print(f'Host {name} is in maintenance no more.'
+              if known else f'Host {name} is not in maintenance.')
+        return 0
+    end = dates.parse_date(parsed.until, now)
+    if parsed.start is not None:
+        start = max(now, dates.parse_date(parsed.start, now))
+    else:
+        start = now if known is None else known.window.start
+    if end <= now:
         raise errors.InvalidLeaseParams(
             '--until is over. Write a later one, or "now" to give the host '
             'back.')
-    if end == now:
-        if not parsed.dry_run:
-            parts.maintenance.give_back(parsed.name)
-            print(f'Host {parsed.name} is in maintenance no more.')
-        return 0
     if end <= start:
         raise errors.InvalidLeaseParams(
             'It is over before it begins. Write an --until that is later '
             'than --from.')
-    window = model.Window(max(now, start), end)
-    return _maintain(parts.maintenance, window, parsed, parts.clock, pause)
+    window = model.Window(start, end)
+    obstacles = _show(hosts.promised(name, window))
+    if parsed.dry_run or (obstacles and not parsed.anyway):
+        print('Nothing was done.' + (
+            '' if parsed.dry_run else ' Migrate what is in use, or write '
+            '--anyway: what has no other host waits for one then.'))
+        return 0 if parsed.dry_run else 1
+    reason = known.reason if known and parsed.reason is None else (
+        parsed.reason or '')
+    hosts.announce(name, window, reason)
+    print(f'Host {name} is in maintenance from {clocks.iso(start)[:19]} to '
+          f'{clocks.iso(end)[:19]} UTC.')
+    return _empty(hosts, name, pause) if parsed.wait else 0
 
 
-def _maintain(hosts: maintenance.Maintenance, window: model.Window,
-              parsed: argparse.Namespace, clock: clocks.Clock,
-              pause: ty.Callable[[], None]) -> int:
-    name = parsed.name
-    promised = hosts.promised(name, window)
+def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
+    """Print what leases have; returns how much of it does not go."""
     table = prettytable.PrettyTable(
         ['Lease', 'Name', 'Project', 'User', 'Start (UTC)', 'End (UTC)',
-         'Server', 'Stays'], align='l')
+         'Server', 'Goes'], align='l')
     for one in promised:
         table.add_row([
             one.lease_id, one.name, one.project_id, one.user_id,
             clocks.iso(one.start_date)[:19], clocks.iso(one.end_date)[:19],
-            one.server_id or '', one.stays])
+            one.server_id or '', f'No. {one.obstacle}' if one.obstacle
+            else 'To another host.'])
     if promised:
         print(table)
-    staying = sum(bool(one.stays) for one in promised)
-    found = f'{len(promised)} bookings, {staying} of them stay'
-    if parsed.dry_run or (staying and not parsed.anyway):
-        print(f'Host {name}: {found}. Nothing was done' + (
-            '.' if parsed.dry_run else
-            '. Migrate their servers, or write --anyway.'))
-        return 0 if parsed.dry_run else 1
-    hosts.announce(name, window, parsed.reason)
-    print(f'Host {name} is in maintenance from '
-          f'{clocks.iso(window.start)[:19]} to {clocks.iso(window.end)[:19]} '
-          f'UTC: {found}.')
-    return _empty(hosts, window, name, clock, pause) if parsed.wait else 0
+    obstacles = [one.obstacle for one in promised if one.obstacle]
+    used = obstacles.count(rebinding.IN_USE)
+    print(f'{len(promised)} bookings: '
+          f'{len(promised) - len(obstacles)} go to other hosts, {used} are '
+          f'in use, {len(obstacles) - used} have no other host.')
+    return len(obstacles)
 
 
-def _empty(hosts: maintenance.Maintenance, window: model.Window, name: str,
-           clock: clocks.Clock, pause: ty.Callable[[], None]) -> int:
-    """Wait until leases have nothing on a host in a window."""
+def _empty(hosts: maintenance.Maintenance, name: str,
+           pause: ty.Callable[[], None]) -> int:
+    """Wait until leases have nothing on a host while it is taken."""
     said = ''
-    while promised := hosts.promised(name, window):
-        if clock.now() >= window.end:
-            print(f'The time is over, and {len(promised)} bookings are '
-                  f'there.', file=sys.stderr)
-            return 1
-        waiting = (f'Waiting for {len(promised)} bookings, the first one of '
-                   f'lease {promised[0].lease_id}.')
+    while known := hosts.planned(name):
+        left = hosts.left(name, known.window)
+        if not left:
+            print(f'Host {name} is free of leases.')
+            return 0
+        waiting = f'Waiting for {len(left)} leases, the first one {left[0]}.'
         if waiting != said:
             said = waiting
             print(said, flush=True)
         pause()
-    print(f'Host {name} is free of leases.')
-    return 0
+    print(f'Host {name} is in maintenance no more, and leases are there.',
+          file=sys.stderr)
+    return 1

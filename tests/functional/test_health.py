@@ -204,7 +204,8 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         code, text = self.maintain(booked, None, '--dry-run')
         self.assertEqual(0, code, text)
         for words in (self.lease('vm1')['id'], held, 'vm1',
-                      '1 bookings, 0 of them stay. Nothing was done.'):
+                      '1 bookings: 1 go to other hosts, 0 are in use, 0 have '
+                      'no other host.', 'Nothing was done.'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
         code, text = self.maintain(booked)
@@ -229,8 +230,8 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         host = server['OS-EXT-SRV-ATTR:host']
         code, text = self.maintain(host)
         self.assertEqual(1, code)
-        for words in (server['id'], 'It is in use.', 'Nothing was done. '
-                      'Migrate their servers, or write --anyway.'):
+        for words in (server['id'], 'It is in use.', '1 are in use',
+                      'Nothing was done. Migrate what is in use'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
         code, text = self.maintain(host, None, '--anyway')
@@ -246,9 +247,17 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.listener.mirror.compare_all()
         code, text = self.maintain(host, None, '--wait')
         self.assertEqual(0, code, text)
-        code, text = self.maintain(host, 'now')
+        # What is not said is as before.
+        began = self.books('SELECT began_at, reason FROM outages')
+        code, text = self.command(
+            'host', 'maintain', host, '--until', self.at(5 * HOUR))
         self.assertEqual(0, code, text)
-        self.assertIn('in maintenance no more', text)
+        self.assertEqual(
+            began, self.books('SELECT began_at, reason FROM outages'))
+        for said in ('is in maintenance no more', 'is not in maintenance'):
+            code, text = self.maintain(host, 'now')
+            self.assertEqual(0, code, text)
+            self.assertIn(said, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
 
     def test_what_makes_no_sense(self):

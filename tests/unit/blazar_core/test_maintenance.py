@@ -16,6 +16,7 @@ from blazar_core.books import admission
 from blazar_core.books import outages
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import binding
 from blazar_core.lifecycle import demands
@@ -56,7 +57,7 @@ class MaintenanceTestCase(test_health.HealthTestCase):
         self.maintenance.announce(name, self.window(start, end), 'firmware')
 
     def promised(self, name='one', start=FROM, end=UNTIL):
-        return [(one.lease_id, one.stays) for one in
+        return [(one.lease_id, one.obstacle) for one in
                 self.maintenance.promised(name, self.window(start, end))]
 
 
@@ -180,3 +181,26 @@ class TestBeforehand(MaintenanceTestCase):
         self.assertEqual([
             (lease['id'], 'No other host has capacity for it.')] * 2,
             self.promised())
+
+    def test_while_the_cloud_cannot_be_asked(self):
+        lease = self.booked_on('one', FROM, FROM + 10)
+        self.wanted['project'] = errors.CloudUnavailable('It is away.')
+        self.assertEqual([(
+            lease['id'], 'Whether it can is not known now: It is away.')],
+            self.promised())
+
+    def test_one_that_was_made_anew(self):
+        self.with_host('one')
+        self.report('another', 'one', {}, {'VCPU': 2})
+        self.take()
+        self.assertEqual(['another'], [
+            self.scalars(models.Host.uuid, models.Host.id == row)[0]
+            for row in self.scalars(notes.Outage.host_id)])
+
+    def test_that_more_runs_there_than_there_is_is_told_until_then(self):
+        self.running_lease(
+            0, FROM, hosts=frozenset([self.uuid_of('one')]), count=2)
+        self.take()
+        self.with_host('one', VCPU=1)
+        self.watch.look()
+        self.assertIn('overbooked', self.log.output)

@@ -71,6 +71,9 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     """
     hosts, name, now = parts.maintenance, parsed.name, parts.clock.now()
     known = hosts.planned(name)
+    if known is not None and known.window.end <= now:
+        # Nobody has cleared it away yet.
+        known = None
     if parsed.until.strip().lower() == 'now':
         if known is not None and not parsed.dry_run:
             hosts.give_back(name)

@@ -124,14 +124,16 @@ class Recurrence(models.Base):
 
 
 class Outage(models.Base):
-    """A host that is away, or seems to be.
+    """A host that is away, will be, or seems to be.
 
     While ``began_at`` is set, a booking with this ``kind`` has all of the host
     (:mod:`blazar_core.books.outages`).
 
     :ivar reason: for operators
-    :ivar seen_at: since when it is seen that the host is down
-    :ivar began_at: when that was believed; None: it may be nothing
+    :ivar seen_at: since when it is seen that the host is down; of maintenance,
+        when that was announced
+    :ivar began_at: when that was believed; None: it may be nothing; of
+        maintenance, when that begins
     :ivar back_at: since when it is seen that the host is up again; None: it is
         not
     """

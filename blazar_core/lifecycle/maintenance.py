@@ -227,8 +227,8 @@ def _named(session: orm.Session, name: str) -> models.Host:
         models.Host.name == name, models.Host.service_host == name))).all()
     if not found:
         raise errors.NotFound(
-            f'There is no host {name}. Write the name of a hypervisor, as '
-            f'"openstack hypervisor list" shows it.')
+            f'There is no host {name} in the books. Write the name of a '
+            f'hypervisor, or of its nova-compute.')
     # One that was made anew has left a row of what it was.
     found = [one for one in found if any(one.capacity.values())] or found
     if len(found) > 1:

@@ -125,7 +125,7 @@ def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
     used = obstacles.count(rebinding.IN_USE)
     print(f'{len(promised)} bookings: '
           f'{len(promised) - len(obstacles)} go to other hosts, {used} are '
-          f'in use, {len(obstacles) - used} have no other host.')
+          f'in use, for {len(obstacles) - used} no other host is known.')
     return len(obstacles)
 
 

@@ -189,12 +189,13 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
 
     hosts = leased.LeasedTestCase.hosts
 
-    def maintain(self, host, until=None, *words):
-        self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.cmd.manage._pause', self.fail))
+    def maintain(self, host, until=None, *words, pause=None):
+        """Type the command, which waits for nothing unless told how."""
         until = self.at(4 * HOUR) if until is None else until
-        return self.command('host', 'maintain', host, '--until', until,
-                            '--reason', 'firmware', *words)
+        with fixtures.MonkeyPatch(
+                'blazar_nova.cmd.manage._pause', pause or self.fail):
+            return self.command('host', 'maintain', host, '--until', until,
+                                '--reason', 'firmware', *words)
 
     def test_what_is_promised_there_starts_elsewhere(self):
         self.fill_books()
@@ -204,8 +205,8 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         code, text = self.maintain(booked, None, '--dry-run')
         self.assertEqual(0, code, text)
         for words in (self.lease('vm1')['id'], held, 'vm1',
-                      '1 bookings: 1 go to other hosts, 0 are in use, 0 have '
-                      'no other host.', 'Nothing was done.'):
+                      '1 bookings: 1 go to other hosts, 0 are in use, for 0 '
+                      'no other host is known.', 'Nothing was done.'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
         code, text = self.maintain(booked)
@@ -238,6 +239,16 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertEqual(0, code, text)
         self.assertIs(False, self.lease('vm1')['degraded'])
         self.assert_verified()
+        # Another operator gives it back meanwhile.
+        code, text = self.maintain(
+            host, None, '--anyway', '--wait',
+            pause=lambda _seconds: self.command(
+                'host', 'maintain', host, '--until', 'now'))
+        self.assertEqual(1, code)
+        self.assertIn('is in maintenance no more, and leases are', text)
+        self.assertEqual([], self.books('SELECT * FROM outages'))
+        code, text = self.maintain(host, None, '--anyway')
+        self.assertEqual(0, code, text)
         # It moves as always, and the filter knows where to.
         self.admin.post_server_action(server['id'], {'os-migrateLive': {
             'host': None, 'block_migration': 'auto'}})
@@ -262,7 +273,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
 
     def test_what_makes_no_sense(self):
         for words, said in (
-                (('nowhere',), 'There is no host nowhere.'),
+                (('nowhere',), 'There is no host nowhere in the books.'),
                 (('host1', 'tomorrow'), 'invalid date'),
                 (('host1', '2020-01-01 00:00'), '--until is over.'),
                 (('host1', None, '--from', self.at(5 * HOUR)),

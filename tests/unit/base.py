@@ -35,9 +35,12 @@ from blazar_core.leases import leases
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import maintenance
+from blazar_core.lifecycle import rebinding
 from blazar_core import resources
 from tests import databases
 
@@ -441,6 +444,15 @@ class LeaseTestCase(DatabaseTestCase):
     def policies(self) -> ends.Policies:
         """What may become of servers at the end."""
         return {ends.DELETE: ends.Delete()}
+
+    def new_maintenance(self) -> maintenance.Maintenance:
+        """What takes hosts for a time."""
+        return maintenance.Maintenance(
+            self.database, self.clock, rebinding.Rebinding(
+                self.database, self.clock, self.admission,
+                self.leases.binding, demands.Demands(
+                    self.clock, self.vault.open, self.types),
+                lambda *_said: None))
 
     def new_engine(self, name: str = 'first', **options: ty.Any,
                    ) -> engine.Engine:

@@ -12,18 +12,12 @@
 
 """Hosts that their operator takes for a time."""
 
-from blazar_core.books import admission
 from blazar_core.books import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.db import notes
-from blazar_core.leases import binding
-from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import health
-from blazar_core.lifecycle import maintenance
-from blazar_core.lifecycle import rebinding
-
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import test_health
@@ -41,14 +35,7 @@ class MaintenanceTestCase(test_health.HealthTestCase):
 
     def setUp(self):
         super().setUp()
-        database = self.books.connect()
-        self.maintenance = maintenance.Maintenance(
-            database, self.clock, rebinding.Rebinding(
-                database, self.clock,
-                admission.Admission(database, self.clock),
-                binding.Binding(database, self.clock, self.types),
-                demands.Demands(self.clock, self.vault.open, self.types),
-                lambda *_said: None))
+        self.maintenance = self.new_maintenance()
 
     def window(self, start=FROM, end=UNTIL):
         return model.Window(NOW + start, NOW + end)

@@ -1439,6 +1439,16 @@ class TestWithin(WholeHostsTestCase):
         self.assertEqual('ACTIVE', self.status(self.outer))
         self.assertEqual(1, len(self.cloud.sent))
 
+    def test_it_is_said_not_to_go_where_the_hosts_go(self):
+        lease = self.inner(200, 300)
+        self.host('two', VCPU=4)
+        self.assertEqual(
+            {self.outer['id']: '', lease['id']:
+             'It is within a lease that has all of the host.'}, {
+                 one.lease_id: one.obstacle
+                 for one in self.new_maintenance().promised(
+                     'one', model.Window(NOW + 150, NOW + 250))})
+
     def test_not_for_those_with_whom_it_is_not_shared_any_more(self):
         self.share('other')
         with self.database.reader() as session:

@@ -48,13 +48,11 @@ from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['Edit', 'Full', 'NewBooking', 'OVERDUE', 'RESERVABLE', 'SEEN',
-           'SHARED', 'Seen', 'TAKES',
-           'add', 'advance', 'amend', 'decide', 'fits', 'follow',
-           'new_of', 'occupied']
+           'SHARED', 'Seen', 'TAKES', 'add', 'advance', 'amend', 'decide',
+           'fits', 'follow', 'new_of', 'occupied']
 
 #: Seconds that a server which should be gone by now is expected to need yet.
 OVERDUE = 60
-
 
 #: Classes that a host may offer through a shared provider: where it reports
 #: none of its own, Nova judges alone.
@@ -133,7 +131,8 @@ def follow(booking: models.Booking, host_id: int) -> list[Edit]:
 
 
 def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
-          force: bool = False) -> None:
+          force: bool = False, seen: ty.Mapping[int, int] | None = None,
+          ) -> None:
     """Make all of these edits, or none.
 
     Where less is booked than before, nothing is asked; where more is, the
@@ -141,10 +140,11 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
 
     :param force: for what is a fact already and no wish: the rule is not
         asked, but the guard is still moved
+    :param seen: by id, generations of hosts that this goes by as well
     :raises Full: when the rule does not hold on a host
     :raises LostRace: when another process decided about a host meanwhile
     """
-    edits = decide(session.connection(), now, edits, force)
+    edits = decide(session.connection(), now, edits, force, seen)
     for row, new in edits:
         if row is not None and new is None:
             session.delete(row)
@@ -155,7 +155,8 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
 
 
 def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
-           force: bool = False) -> ty.Sequence[Edit]:
+           force: bool = False, seen: ty.Mapping[int, int] | None = None,
+           ) -> ty.Sequence[Edit]:
     """The first half of :func:`amend`: win the right to make the edits.
 
     For a caller that has rows of its own to write before it goes on, and
@@ -163,9 +164,13 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
 
     :returns: the edits, each with what it takes of its host
     """
-    changes = _changes(edits)
+    changes, seen = _changes(edits), seen or {}
     hosts, others = _read(connection, changes, edits, now,
-                          with_bookings=not force)
+                          {*changes, *seen}, with_bookings=not force)
+    found = {host.id: host.generation for host in hosts}
+    for host_id, generation in seen.items():
+        if found.get(host_id) != generation:
+            raise api.LostRace(host_id)
     _check_enrolment(edits, hosts)
     if any(edit.new is not None and model.HOST in edit.new.resources
            for edit in edits):
@@ -265,7 +270,8 @@ def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
 
 
 def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
-          edits: ty.Iterable[Edit], now: int, with_bookings: bool,
+          edits: ty.Iterable[Edit], now: int, ids: ty.Collection[int],
+          with_bookings: bool,
           ) -> tuple[list['Seen'], dict[int, list[_Change]]]:
     """The hosts of a decision, in the order of their ids, and what others
     have booked there. One statement: no generation is read after a booking.
@@ -282,7 +288,7 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
     hosts: dict[int, Seen] = {}
     others: dict[int, list[_Change]] = collections.defaultdict(list)
     for row in connection.execute(
-            query, {'hosts': sorted(changes), **times}):
+            query, {'hosts': sorted(ids), **times}):
         if row.id not in hosts:
             hosts[row.id] = Seen(*row[:len(SEEN)])
         if len(row) > len(SEEN) and row.booking_id not in (None, *own):

@@ -119,7 +119,7 @@ class MovePlans:
             return (f'No servers could be moved so that there is, or more '
                     f'than {self._most} would have to be.')
         described = self._write(lease_id, scene, made, dict(zip(
-            wanted, made.picked, strict=True)), wanted)
+            wanted, made.picked, strict=True)), wanted, others)
         if described:
             LOG.info('Lease %s: room is made for it by %s moves', lease_id,
                      len(made.moves))
@@ -165,12 +165,16 @@ class MovePlans:
 
     def _write(self, lease_id: str, scene: freeing.Scene, made: planning.Plan,
                picked: ty.Mapping[str, list[int]],
-               wanted: ty.Mapping[str, model.Demand]) -> facts.Lease | None:
+               wanted: ty.Mapping[str, model.Demand],
+               others: ty.Iterable[models.Move]) -> facts.Lease | None:
         """Write a plan down, if it still goes by what is so.
 
         The lease is booked where it is going to be: the rule is not asked, as
-        those who move are there yet, but nobody else gets in any more.
+        those who move are there yet, but nobody else gets in any more. Where
+        somebody only passes, the hosts are decided about as well: another
+        plan for the same capacity loses.
 
+        :param others: the moves for other leases that it goes by
         :raises LostRace: when somebody decided about a host of it meanwhile
         :raises Outdated: when the lease is for others than was thought
         """
@@ -182,11 +186,10 @@ class MovePlans:
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.IN_PROGRESS:
                 return None
-            for host_id, generation in session.execute(
-                    sa.select(models.Host.id, models.Host.generation).where(
-                        models.Host.id.in_(hosts))).tuples():
-                if generation != scene.generations[host_id]:
-                    raise api.LostRace(host_id)
+            known = {(move.server_id, move.target) for move in others}
+            for move in moving.of_others(session, lease_id):
+                if (move.server_id, move.target) not in known:
+                    raise api.LostRace(move.target)
             edits = []
             for one in lease.reservations:
                 rows = seeking.wanting(one)
@@ -198,7 +201,8 @@ class MovePlans:
                     among=wanted[one.id].among))
                     for row, host_id in itertools.zip_longest(
                         rows, picked[one.id])]
-            ledger.amend(session, now, edits, force=True)
+            ledger.amend(session, now, edits, force=True, seen={
+                host_id: scene.generations[host_id] for host_id in hosts})
             session.execute(sa.delete(models.Move).where(
                 models.Move.lease_id == lease_id,
                 models.Move.status == states.Move.PLANNED))

@@ -124,7 +124,10 @@ class Always:
         for event in lease['events']:
             if event['action'] != states.Action.SNAPSHOT or event_type != (
                     f'lease.event.{event["event_type"]}') or (
-                    event['status'] != states.Event.IN_PROGRESS):
+                    event['status'] != states.Event.IN_PROGRESS) or (
+                    event['time'] >= lease['end_date']):
+                # At the end, and after one that was made earlier, what
+                # happens to servers is up to the end.
                 continue
             key = f'{event["id"]}@{event["time"]}'
             for server in self._world.cloud.servers.values():

@@ -383,6 +383,39 @@ class TestMoving(FourHosts):
         self.assertEqual({'IN_PROGRESS', 'STARTING'}, {
             self.status(one) for one in leases})
 
+    def planned_while(self, owner, name):
+        """One plan is made, and before it calls something another one is; both
+        have room on host four only. Who moves there is returned.
+        """
+        first, second = self.wanted(), self.wanted()
+        wanted = {first['id']: self.names['one'],
+                  second['id']: self.names['two']}
+        self.places_type.demand_of = lambda reserved: model.Demand(
+            {'VCPU': 4, 'MEMORY_MB': 2048}, hosts=frozenset({
+                wanted[reserved.lease_id]}))
+        room, call = self.lifecycle.making_room, getattr(owner, name)
+        left = [second['id']]
+
+        def called(*args):
+            if left:
+                room.go_on(left.pop())
+            return call(*args)
+
+        with mock.patch.object(owner, name, called):
+            room.go_on(first['id'])
+        self.assertEqual([], left)
+        self.assertIn('No servers could be moved', self.reason(first))
+        self.assertEqual({}, self.moves(first))
+        return set(self.moves(second))
+
+    def test_capacity_for_those_who_move_is_planned_with_once(self):
+        self.assertEqual(set(self.servers[2:]), self.planned_while(
+            self.cloud, 'movable'))
+
+    def test_a_plan_made_since_moves_were_looked_up_is_seen(self):
+        self.assertEqual(set(self.servers[2:]), self.planned_while(
+            self.admission.freeing, 'scene'))
+
     def test_a_silent_cloud_is_asked_again(self):
         self.cloud.broken['movable'] = errors.CloudUnavailable('It is away.')
         lease = self.wanted()

@@ -29,8 +29,8 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.db import notes
 
-__all__ = ['FAILURE', 'MAINTENANCE', 'begin', 'end', 'failures', 'last',
-           'locked', 'on_host', 'plan', 'stranded', 'until']
+__all__ = ['FAILURE', 'MAINTENANCE', 'begin', 'end', 'failures', 'has_failed',
+           'last', 'locked', 'on_host', 'plan', 'stranded', 'until']
 
 #: The kind of an outage that nobody planned, and of one that was.
 FAILURE, MAINTENANCE = 'failure', 'maintenance'
@@ -53,6 +53,13 @@ def failures(session: orm.Session) -> dict[str, notes.Outage]:
         sa.select(notes.Outage, models.Host.uuid)
         .join(models.Host, models.Host.id == notes.Outage.host_id)
         .where(notes.Outage.kind == FAILURE)).tuples()}
+
+
+def has_failed(host_id: ty.Any) -> sa.ColumnElement[bool]:
+    """Whether a host has failed, in a statement."""
+    return sa.exists().where(
+        notes.Outage.host_id == host_id, notes.Outage.kind == FAILURE,
+        notes.Outage.began_at.is_not(None))
 
 
 def begin(session: orm.Session, now: int, outage: notes.Outage, until: int,

@@ -16,16 +16,19 @@ They may have a lease of their own. Its bookings take nothing: the project
 that has the hosts has all of them already.
 """
 
+import collections
+
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import outages
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['check', 'hosts', 'of', 'spec', 'why_not']
+__all__ = ['astray', 'check', 'hosts', 'of', 'spec', 'why_not']
 
 
 def spec(reservation_id: str | None) -> dict[str, str] | None:
@@ -101,8 +104,45 @@ def check(session: orm.Session, lease: models.Lease, window: model.Window,
 
 
 def hosts(session: orm.Session, reservation_id: str) -> frozenset[str]:
-    """The uuids of the hosts that are booked for a reservation."""
-    return frozenset(session.scalars(
-        sa.select(models.Host.uuid).join(
-            models.Booking, models.Booking.host_id == models.Host.id)
-        .where(models.Booking.reservation_id == reservation_id)))
+    """The uuids of the hosts that are booked for a reservation: of those that
+    have not failed, if there are any.
+    """
+    rows = session.execute(_HOSTS.add_columns(models.Host.uuid).join(
+        models.Host, models.Host.id == models.Booking.host_id).where(
+            models.Booking.reservation_id == reservation_id)).all()
+    return frozenset(row.uuid for row in rows if not row.failed) or (
+        frozenset(row.uuid for row in rows))
+
+
+def astray(session: orm.Session) -> frozenset[int]:
+    """The bookings of servers within a reservation of hosts that has others:
+    theirs is none of them, or has failed. Those of servers that are not built
+    yet.
+
+    Costs two SELECT, by how many such servers there are.
+    """
+    # In one statement no database finds the reservations by what is in JSON.
+    rows = session.execute(_LATER).all()
+    sound: dict[str, set[int]] = collections.defaultdict(set)
+    for one in session.execute(_HOSTS.where(models.Booking.reservation_id.in_(
+            {row.spec.get('within') for row in rows} - {None}))):
+        if not one.failed:
+            sound[one.reservation_id].add(one.host_id)
+    return frozenset(row.id for row in rows if row.host_id not in sound.get(
+        row.spec.get('within'), {row.host_id}))
+
+
+#: The hosts of reservations.
+_HOSTS = sa.select(
+    models.Booking.reservation_id, models.Booking.host_id,
+    outages.has_failed(models.Booking.host_id).label('failed')).where(
+        models.Booking.host_id.is_not(None))
+#: What is booked for builds that are kept, and where it may be.
+_LATER = sa.select(
+    models.Booking.id, models.Booking.host_id, models.Reservation.spec,
+).join(models.Booking.reservation).join(
+    models.HeldBuild,
+    models.HeldBuild.lease_id == models.Reservation.lease_id).where(
+        models.Reservation.params.is_(None),
+        models.Reservation.spec.is_not(None),
+        models.Booking.host_id.is_not(None))

@@ -21,6 +21,7 @@ import itertools
 import typing as ty
 
 from oslo_log import log as logging
+import sqlalchemy as sa
 
 from blazar_core.books import admission as admissions
 from blazar_core.common import clock as clocks
@@ -30,6 +31,7 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding as bindings
+from blazar_core.leases import within
 from blazar_core.lifecycle import demands
 from blazar_core import resources
 
@@ -164,13 +166,12 @@ class Rebinding:
             set(ids) - {row.id for row in rows}, IN_USE)
         if case is None or not rows:
             return found
-        # It takes nothing of its own, and so is never short of anything.
-        if not case.reservation.whole:
-            found |= {row.id: 'It is within a lease that has all of the host.'
-                      for row in rows if not row.resources}
-            rows = [row for row in rows if row.id not in found]
-        if not rows:
-            return found
+        outer = within.of(case.reservation)
+        if outer is not None:
+            return found | (dict.fromkeys(
+                (row.id for row in rows),
+                'It is within a lease that has all of the host.',
+            ) if self._stays(outer, uuid) else {})
         demand = self._demands.of(
             case.reservation, case.reserved, case.sealed)
         if isinstance(demand, refusals.Refusal):
@@ -190,6 +191,17 @@ class Rebinding:
             fits = 0
         return found | {row.id: 'No other host has capacity for it.'
                         for row in rows[fits:] if row.id in ids}
+
+    def _stays(self, reservation_id: str, uuid: str) -> bool:
+        """Whether a reservation of hosts keeps the one of this uuid, if that
+        goes away.
+        """
+        with self._database.reader() as session:
+            ids = session.scalars(
+                sa.select(models.Booking.id).join(models.Host).where(
+                    models.Booking.reservation_id == reservation_id,
+                    models.Host.uuid == uuid)).all()
+        return bool(self.obstacles(reservation_id, ids, uuid))
 
     def _case(self, reservation_id: str) -> _Case | None:
         with self._database.reader() as session:

@@ -40,6 +40,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding as bindings
+from blazar_core.leases import within
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import rebinding
@@ -116,6 +117,8 @@ class Watch:
             for row in self._too_many(host, now)])
         if not tried_all:
             self._replacing.look()
+            # A server within a lease of hosts goes where that has gone.
+            self._bind_all(self._astray())
         if not tried_all or self._tried is not None:
             self._try_again(self._unbound(now))
         if again:
@@ -216,6 +219,13 @@ class Watch:
                 'which nothing moves: it has %s, of which %s is used without '
                 'an end', host.name, dict(host.capacity), dict(host.usage))
         return going
+
+    def _astray(self) -> list[ty.Any]:
+        """The bookings whose hosts their reservation of hosts has not."""
+        with self._database.reader() as session:
+            ids = within.astray(session)
+            return list(session.execute(_ROWS.where(
+                _BOOKING.id.in_(ids))).all()) if ids else []
 
     def _unbound(self, now: int) -> list[ty.Any]:
         """The bookings that have no host, and could have one."""

@@ -1439,15 +1439,71 @@ class TestWithin(WholeHostsTestCase):
         self.assertEqual('ACTIVE', self.status(self.outer))
         self.assertEqual(1, len(self.cloud.sent))
 
-    def test_it_is_said_not_to_go_where_the_hosts_go(self):
-        lease = self.inner(200, 300)
+    def promised(self):
+        """What is said of a maintenance of host one, by lease."""
+        return {one.lease_id: one.obstacle
+                for one in self.new_maintenance().promised(
+                    'one', model.Window(NOW + 150, NOW + 250))}
+
+    def follow(self):
+        """Its demand is as the types say it of a boot."""
+        def demand_of(_reserved):
+            with self.database.reader() as session:
+                return model.Demand({}, 1, among=None, hosts=within.hosts(
+                    session, self.reservation_id))
+
+        self.places_type.demand_of = demand_of
+
+    def test_it_goes_where_the_hosts_go(self):
+        lease, other = self.inner(200, 300), self.inner(200, 300)
+        self.run_at(50)
+        self.follow()
         self.host('two', VCPU=4)
-        self.assertEqual(
-            {self.outer['id']: '', lease['id']:
-             'It is within a lease that has all of the host.'}, {
-                 one.lease_id: one.obstacle
-                 for one in self.new_maintenance().promised(
-                     'one', model.Window(NOW + 150, NOW + 250))})
+        self.assertEqual({self.outer['id']: '', lease['id']: '',
+                          other['id']: ''}, self.promised())
+        self.new_maintenance().announce(
+            'one', model.Window(NOW + 150, NOW + 250), 'firmware')
+        watching = self.watching()
+        watching.look()
+        for one in (self.outer, lease, other):
+            self.assertEqual({'two'}, self.bookings_of(one).keys())
+            self.assertEqual('', self.reason(one))
+        self.assertEqual({}, self.promised())
+        self.run_at(100)
+        self.run_at(200)
+        self.assertEqual(2, len(self.cloud.sent))
+
+    def test_it_stays_where_the_hosts_stay(self):
+        lease = self.inner(200, 300)
+        self.follow()
+        inside = 'It is within a lease that has all of the host.'
+        # There is none to which they could go.
+        self.assertEqual(inside, self.promised()[lease['id']])
+        self.host('two', VCPU=4)
+        self.run_at(100)
+        self.assertEqual(inside, self.promised()[lease['id']])
+        self.new_maintenance().announce(
+            'one', model.Window(NOW + 150, NOW + 250), 'firmware')
+        self.watching().look()
+        self.assertEqual({'one'}, self.bookings_of(lease).keys())
+
+    def test_it_goes_to_a_host_that_its_lease_got_for_one_that_failed(self):
+        self.run_at(100)
+        lease = self.inner(200, 300)
+        self.follow()
+        watch = self.watching()
+        guard = health.Health(
+            self.database, self.clock, health.Patience(0, 0, 3600),
+            lambda event, lease: None)
+        guard.see({self.uuid_of('one'): health.Down(
+            'Its power is off.', certain=True)})
+        watch.look()
+        # It may be back in time.
+        self.assertEqual({'one'}, self.bookings_of(lease).keys())
+        self.host('two', VCPU=4)
+        watch.look()
+        self.assertEqual({'one', 'two'}, self.bookings_of(self.outer).keys())
+        self.assertEqual({'two'}, self.bookings_of(lease).keys())
 
     def test_not_for_those_with_whom_it_is_not_shared_any_more(self):
         self.share('other')

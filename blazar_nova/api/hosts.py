@@ -50,7 +50,8 @@ class Hosts:
         self._authorize(request, 'post')
         name, extra = host_bodies.create(
             web.body(request, host_bodies.EXAMPLE))
-        return 201, {'host': self._enrolling.add(name, extra)}
+        return 201, {'host': self._enrolling.add(
+            name, extra, pause=enrolling.patient(enrolling.PATIENCE))}
 
     def show(self, request: webob.Request, host_id: str) -> web.Answer:
         self._authorize(request, 'get')

@@ -14,6 +14,7 @@
 
 import argparse
 import collections
+import functools
 import sys
 import threading
 import typing as ty
@@ -298,6 +299,7 @@ def _host_list(hosts: 'enrolling.Enrolling', _parsed: argparse.Namespace,
 def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
               ) -> None:
     from blazar_nova.api import host_bodies
+    from blazar_nova.parts import enrolling
 
     body = {}
     for pair in parsed.extra:
@@ -305,7 +307,9 @@ def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
         if not equals:
             raise errors.InvalidLeaseParams(
                 f'{pair} is no KEY=VALUE. Write gpu=A100, for example.')
-    host = hosts.add(*host_bodies.create({**body, 'name': parsed.name}))
+    host = hosts.add(*host_bodies.create({**body, 'name': parsed.name}),
+                     pause=enrolling.patient(
+                         float('inf'), functools.partial(print, flush=True)))
     print(f'Host {parsed.name} has the id {host["id"]}: it serves leases '
           f'only.')
 

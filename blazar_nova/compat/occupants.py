@@ -20,20 +20,26 @@ it came.
 
 import typing as ty
 
+from nova.compute import task_states
 from nova.compute import vm_states
 from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
 from nova import exception
 from nova import objects
+import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
 from blazar_nova.compat import pool
+from blazar_nova.compat import reserved
+from blazar_nova.compat import stranded
 from blazar_nova.compat import survey
 
 __all__ = ['Occupant', 'everybody', 'guests', 'of', 'on', 'shelved',
-           'strangers']
+           'strangers', 'under_way']
 
 
 R = ty.TypeVar('R')
@@ -159,6 +165,43 @@ def shelved(reservation_id: str, project_id: str) -> list[str]:
     flavors = bounded.of_api(survey.flavors_of, ids)
     return [one for one in ids if reservation_id in (
         _hint(hints.get(one, {})), flavors.get(one))]
+
+
+def under_way() -> set[str]:
+    """The servers that a conductor may put onto another host, and asks no
+    filter whether it still may: those that are being built, or resized and not
+    on their host yet, and those that a conductor is about to take up.
+
+    Those that wait for the start of a lease are not among them: a scheduler
+    is asked about them then.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    # In this order: a conductor writes a server into its cell first.
+    taken_up = bounded.of_api(_taken_up)
+    return taken_up.union(*_in_cells(_at_work))
+
+
+def _taken_up() -> set[str]:
+    context = nova_context.get_admin_context()
+    text = api_models.BuildRequest.instance
+    asked = sa.select(api_models.BuildRequest.instance_uuid)
+    with api_db.context_manager.reader.using(context):
+        found, doubtful = (
+            set(context.session.scalars(asked.where(one))) for one in (
+                text.not_like(f'%{reserved.TEXT}%'),
+                text.like(f'%{reserved.TEXT}%') &
+                text.like('%"vm_state"%"vm_state"%')))
+    # Users choose the keys of their metadata.
+    return found | stranded.on_the_way(doubtful).keys()
+
+
+def _at_work(context: ty.Any) -> set[str]:
+    return {one.uuid for state in (
+        {'vm_state': vm_states.BUILDING},
+        {'task_state': task_states.RESIZE_PREP})
+        for one in objects.InstanceList.get_by_filters(
+            context, {**state, 'deleted': False}, expected_attrs=[])}
 
 
 def _in_cells(find: ty.Callable[..., R], *args: ty.Any) -> ty.Iterable[R]:

@@ -26,10 +26,13 @@ from nova.compute import task_states
 from nova.compute import vm_states
 from nova import exception
 
-__all__ = ['VM_STATE', 'install', 'is_marked', 'mark', 'unmark']
+__all__ = ['TEXT', 'VM_STATE', 'install', 'is_marked', 'mark', 'unmark']
 
 VM_STATE = 'reserved'
 STATUS = 'RESERVED'
+
+#: What stands in the text of each BuildRequest that is marked.
+TEXT = f'"vm_state": "{VM_STATE}"'
 
 #: An enumeration of states is told by these members of it.
 _TELLING = frozenset({'VERIFY_RESIZE', 'SHELVED_OFFLOADED'})

@@ -16,6 +16,7 @@ Every step may be repeated. A death in between leaves a host without servers
 (``enrolling``, or ``leaving``): the same request finishes it.
 """
 
+import time
 import typing as ty
 
 from oslo_log import log as logging
@@ -32,12 +33,18 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import service
 from blazar_nova.parts import wiring
 
-__all__ = ['FIELDS', 'Enrolling', 'chosen', 'shown']
+__all__ = ['FIELDS', 'PATIENCE', 'Enrolling', 'Pause', 'chosen', 'patient',
+           'shown']
 
 LOG = logging.getLogger(__name__)
 
 _FACTS = ('hypervisor_hostname', 'hypervisor_type', 'hypervisor_version',
           'vcpus', 'memory_mb', 'local_gb')
+
+#: Is told of servers that are waited for, and lets some time pass.
+Pause: ty.TypeAlias = ty.Callable[[ty.Sequence[str]], None]
+#: Seconds between two looks at them, and for which a request waits.
+_AGAIN, PATIENCE = 1, 30
 
 #: No more servers are named in a sentence.
 _SHOWN = 5
@@ -59,23 +66,27 @@ class Enrolling:
         self._database = parts.database
 
     def add(self, name: str, extra: ty.Mapping[str, str],
-            staying: ty.Collection[str] = (), reservable: bool = True,
-            ) -> dict[str, ty.Any]:
+            staying: ty.Collection[str] = (), reservable: bool = True, *,
+            pause: Pause | None) -> dict[str, ty.Any]:
         """Have a host serve leases only.
 
-        No server without a lease is let in from the first step on, so that
-        what is found to run there is all that will; but for alternates that a
-        conductor was given before, which no filter sees.
+        No server without a lease is let in from the first step on, but for
+        those of which a scheduler was asked before: a conductor may have this
+        host as an alternate, and asks no filter about it. When their builds
+        and resizes are over, what is found to run there is all that will.
 
         :param name: of the hypervisor, or of its nova-compute
         :param extra: what is said of it beside what Nova says
         :param staying: servers that may be there: a lease has them already
         :param reservable: whether whole hosts may be reserved of it
+        :param pause: lets some time pass while there are such servers, and is
+            told of them; may raise a Conflict; None: none of them can come to
+            this host
         :returns: the host, as :meth:`show` has it
         :raises InvalidLeaseParams: when too much is said of it
         :raises NotFound: when there is no such host
         :raises Conflict: when it is enrolled, or something runs there; says
-            how much
+            how much; or what ``pause`` says
         :raises CloudUnavailable: when it could not be finished now; it takes
             nobody until it is
         """
@@ -86,12 +97,18 @@ class Enrolling:
         host_id = self._write(
             enrolment.begin, host.uuid, extra, reservable)
         pool.join(host)
-        there = sorted(self._there(host_id, host) - {*staying})
-        if there:
+        try:
+            if pause is not None:
+                _wait(pause)
+            there = sorted(self._there(host_id, host) - {*staying})
+            if there:
+                raise errors.Conflict(
+                    f'Host {name} cannot be enrolled: {len(there)} servers '
+                    f'run on it. Migrate or delete them first: '
+                    f'{shown(there)}.')
+        except errors.Conflict:
             self._give_up(host_id, host)
-            raise errors.Conflict(
-                f'Host {name} cannot be enrolled: {len(there)} servers run on '
-                f'it. Migrate or delete them first: {shown(there)}.')
+            raise
         self._write(enrolment.finish, host_id)
         LOG.info('Host %s (%s) is enrolled: it serves leases only', host_id,
                  name)
@@ -240,6 +257,39 @@ class Enrolling:
                 return work(session, self._parts.clock.now(), *args)
 
         return self._database.retried(attempt)
+
+
+def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,
+            ) -> Pause:
+    """Lets so many seconds pass, in all.
+
+    :param say: told what is waited for
+    """
+    over, said = time.monotonic() + seconds, ''
+
+    def pause(server_ids: ty.Sequence[str]) -> None:
+        nonlocal said
+        waiting = (f'{len(server_ids)} servers are being built or resized '
+                   f'that Nova may still put onto the host: '
+                   f'{shown(server_ids)}.')
+        if time.monotonic() >= over:
+            raise errors.Conflict(
+                f'{waiting} Try again in a minute, or have '
+                f'"blazar-nova-manage host add" wait for them.')
+        if waiting != said:
+            said = waiting
+            say(f'Waiting: {said}')
+        time.sleep(_AGAIN)
+
+    return pause
+
+
+def _wait(pause: Pause) -> None:
+    """Let time pass until conductors are done with what they had begun."""
+    left = occupants.under_way()
+    while left:
+        pause(sorted(left))
+        left &= occupants.under_way()
 
 
 def chosen(name: str, found: ty.Collection[nova_hosts.ComputeHost],

@@ -14,23 +14,27 @@
 
 import functools
 import pydoc
+import threading
 import types
 
 import fixtures
+from nova.compute import manager
 from nova import exception
 from nova.scheduler import utils
 from testtools import matchers
 
 from blazar_core.books import claims as core_claims
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_nova.cmd import verify
 from blazar_nova.compat import claims
+from blazar_nova.compat import occupants
 from tests.functional import test_whole_hosts
 
 HOUR = 3600
 
 
-class TestAlternates(test_whole_hosts.HostsTestCase):
+class AlternatesTestCase(test_whole_hosts.HostsTestCase):
     """A build fails on its host: a conductor claims the next one by itself.
     """
 
@@ -62,6 +66,9 @@ class TestAlternates(test_whole_hosts.HostsTestCase):
                 driver, 'spawn', functools.partial(
                     spawn, driver.spawn, name)))
         return hosts
+
+
+class TestAlternates(AlternatesTestCase):
 
     def test_within_a_reservation_it_stays_within(self):
         self.enrol('host1', 'host2')
@@ -146,6 +153,119 @@ class TestAlternates(test_whole_hosts.HostsTestCase):
         return verify.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(True)
+
+
+class TestUnderWay(AlternatesTestCase):
+    """A host is enrolled while there are builds for which it may be an
+    alternate.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.go_on = threading.Event()
+        self.addCleanup(self.go_on.set)
+
+    def stop(self, name):
+        """Boot a server whose build stands still, and fails when it goes on;
+        returns it and the hosts on which it is not.
+        """
+        began = []
+
+        def meanwhile(host):
+            began.append(host)
+            self.assertTrue(self.go_on.wait(60))
+
+        self.fail_once(meanwhile)
+        server = self.boot(name)
+        self.wait_for(lambda: began)
+        return server, sorted(self.hosts.keys() - {*began})
+
+    def test_a_host_to_which_one_goes_meanwhile_is_not_enrolled(self):
+        server, others = self.stop('late')
+        told = []
+
+        def pause(server_ids):
+            told.append(server_ids)
+            self.go_on.set()
+
+        refused = []
+        for host in others:
+            try:
+                self.enrolling.add(host, {}, pause=pause)
+            except errors.Conflict as exc:
+                refused.append(host)
+                self.assertIn('1 servers run on it', str(exc))
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual([server['id']], told[0])
+        self.assertEqual([self.host_of(server)], refused)
+        self.assertEqual(
+            [host for host in others if host not in refused],
+            [one['service_name'] for one in self.enrolling.listed()])
+
+    def test_a_request_does_not_wait_for_ever(self):
+        server, (host, _other) = self.stop('slow')
+        with fixtures.MonkeyPatch('blazar_nova.parts.enrolling.PATIENCE', 0):
+            answer = self.ask('POST', '/os-hosts', {'name': host}, code=409,
+                              client=self.admin)
+        self.assertThat(str(answer), matchers.MatchesAll(
+            matchers.Contains(f'put onto the host: {server["id"]}.'),
+            matchers.Contains('Try again in a minute')))
+        self.assertEqual([], self.enrolling.listed())
+        self.assertEqual(set(), self.traits(host))
+
+    def test_the_command_says_for_what_it_waits(self):
+        server, (host, _other) = self.stop('slow')
+        real = occupants.under_way
+
+        def under_way():
+            # The first look finds it; then it is over.
+            found = real()
+            if found:
+                self.alice.delete_server(server['id'])
+                self.go_on.set()
+                self.wait_until_gone(server['id'])
+            return found
+
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.occupants.under_way', under_way):
+            code, text = self.command('host', 'add', host)
+        self.assertEqual(0, code, text)
+        self.assertRegex(text, rf'Waiting: 1 .*{server["id"]}\.\n.*'
+                               rf'it serves leases only')
+
+    def test_those_that_wait_for_a_lease_keep_nobody_waiting(self):
+        server = self.boot('later', self.lease_hints(start_in=HOUR), metadata={
+            'vm_state': 'building'})
+        self.wait_for_status(server['id'], 'RESERVED')
+        self.assertEqual(set(), occupants.under_way())
+
+    def test_those_that_no_conductor_has_taken_up_are_waited_for(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.conductor.manager.ComputeTaskManager.'
+            'schedule_and_build_instances', lambda *args, **kwargs: None))
+        servers = {self.boot('one')['id'], self.boot('two', metadata={
+            'vm_state': 'reserved'})['id']}
+        self.assertEqual(servers, occupants.under_way())
+
+    def test_those_that_are_resized_are_waited_for(self):
+        server = self.boot_active('grows')
+        real, began = manager.ComputeManager.prep_resize, []
+
+        def prep_resize(*args, **kwargs):
+            began.append(1)
+            self.assertTrue(self.go_on.wait(60))
+            return real(*args, **kwargs)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.compute.manager.ComputeManager.prep_resize', prep_resize))
+        self.assertEqual(set(), occupants.under_way())
+        self.alice.post_server_action(
+            server['id'], {'resize': {'flavorRef': '3'}})
+        self.wait_for(lambda: began)
+        self.assertEqual({server['id']}, occupants.under_way())
+        self.go_on.set()
+        self.wait_for_status(server['id'], 'VERIFY_RESIZE')
+        self.assertEqual(set(), occupants.under_way())
 
 
 class TestNextLease(test_whole_hosts.HostsTestCase):

@@ -61,7 +61,7 @@ class HostsTestCase(test_api.ApiTestCase):
         self.bob = self.api(project=uuids.other, user='bob')
 
     def enrol(self, *names, **extra):
-        return [self.enrolling.add(name, extra) for name in names]
+        return [self.enrolling.add(name, extra, pause=None) for name in names]
 
     def look(self):
         """See what is left on hosts: the next lease waits for that."""

@@ -122,8 +122,10 @@ class Importer:
     def _enrol(self, item: items.HostItem) -> None:
         if item.outcome != items.Outcome.WANTED:
             return
+        # The filter of Blazar has kept others from it until now.
         self._enrolling.add(
-            item.name, item.extra, item.staying.keys(), item.reservable)
+            item.name, item.extra, item.staying.keys(), item.reservable,
+            pause=None)
 
     def _hide(self, item: items.Item) -> None:
         if item.outcome == items.Outcome.WANTED:

@@ -63,7 +63,8 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                 ('enrolling', host.uuid),
                 f'Host {host.name} is being enrolled, and takes no server '
                 f'until it is.', '--fix finishes it', functools.partial(
-                    at_work.add, host.name, host.extra or {}))
+                    at_work.add, host.name, host.extra or {},
+                    pause=enrolling.patient(enrolling.PATIENCE)))
         elif host.id in left:
             yield audit.Difference(
                 ('leaving', host.uuid),

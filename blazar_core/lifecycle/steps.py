@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The points of a lease's life at which a process may die."""
+"""The points of a lease's life, or a host's, at which a process may die."""
 
 import enum
 
@@ -58,11 +58,18 @@ class Step(enum.Enum):
     # Beside that, where it had hosts.
     CLOSE_CLEANED = 'close: hosts were cleaned, and it is not written down yet'
     CLOSE_CLOSED = 'close: the cloud has them back, the books not yet'
+    # Hosts that serve leases only from then on, or no more.
+    ENROL_BEGUN = 'enrol: the books let nobody in'
+    ENROL_JOINED = 'enrol: nor does the cloud'
+    ENROL_LOOKED = 'enrol: nothing is there, and it is not written down yet'
+    LEAVE_BEGUN = 'leave: no lease can have it'
+    LEAVE_LEFT = 'leave: the cloud lets others in, the books not yet'
 
 
 def reached(step: Step, what: str) -> None:
     """A process has come so far. For tests, which kill it just there.
 
-    :param what: the lease, or the servers of one that is being made
+    :param what: the lease, or the servers of one that is being made, or the
+        host
     """
     LOG.debug('%s: %s', what, step.value)

@@ -26,6 +26,7 @@ from blazar_core.books import inventory
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.lifecycle import steps
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import occupants
@@ -96,7 +97,9 @@ class Enrolling:
         host = chosen(name, *nova_hosts.named(name))
         host_id = self._write(
             enrolment.begin, host.uuid, extra, reservable)
+        steps.reached(steps.Step.ENROL_BEGUN, name)
         pool.join(host)
+        steps.reached(steps.Step.ENROL_JOINED, name)
         try:
             if pause is not None:
                 _wait(pause)
@@ -109,6 +112,7 @@ class Enrolling:
         except errors.Conflict:
             self._give_up(host_id, host)
             raise
+        steps.reached(steps.Step.ENROL_LOOKED, name)
         self._write(enrolment.finish, host_id)
         LOG.info('Host %s (%s) is enrolled: it serves leases only', host_id,
                  name)
@@ -121,12 +125,15 @@ class Enrolling:
         :raises Conflict: when something is booked there
         :raises CloudUnavailable: when it could not be finished now
         """
-        self._go(self._write(enrolment.leave, host_id))
+        host = self._write(enrolment.leave, host_id)
+        steps.reached(steps.Step.LEAVE_BEGUN, host.name)
+        self._go(host)
 
     def _go(self, host: models.Host) -> None:
         """A host that is leaving serves everybody again."""
         member = pool.Member(host.uuid, host.service_host)
         pool.leave(member)
+        steps.reached(steps.Step.LEAVE_LEFT, host.name)
         try:
             self._write(enrolment.retire, host.id)
         except errors.Conflict:

@@ -13,6 +13,7 @@
 """A process of ours that kills itself when it has come so far, or freezes.
 
 python -m tests.integration.crashing STEP SIGNAL listener ARGUMENTS...
+python -m tests.integration.crashing STEP SIGNAL manage ARGUMENTS...
 python -m tests.integration.crashing STEP SIGNAL tests.stack.wsgi ARGUMENTS...
 
 With SIGSTOP it freezes, the first time, until it is sent a SIGCONT.
@@ -41,6 +42,9 @@ def main() -> int:
     if what == 'listener':
         from blazar_nova.cmd import listener
         return listener.main()
+    if what == 'manage':
+        from blazar_nova.cmd import manage
+        return manage.main()
     runpy.run_module(what, run_name='__main__')
     return 0
 

@@ -13,14 +13,16 @@
 """Whatever dies, and wherever: every lease comes to where it should.
 
 Processes are killed by signal 9: the listener at each named step of a start
-and of an end, nova-api at each step of a held create, the message bus and the
-database under all of them. Two listeners freeze, each given up for dead,
-where both were about to send the same build. Afterwards each server was built
-exactly once, and ``blazar-nova-manage verify`` finds the books, Nova,
-placement and keystone of one mind.
+and of an end, nova-api at each step of a held create, the command that enrols
+a host at each step of that, the message bus and the database under all of
+them. Two listeners freeze, each given up for dead, where both were about to
+send the same build. Afterwards each server was built exactly once, and
+``blazar-nova-manage verify`` finds the books, Nova, placement and keystone of
+one mind.
 """
 
 import os
+import re
 import signal
 import sys
 import time
@@ -275,6 +277,68 @@ class HostsTest(CrashTestCase, test_hosts.HostsTestCase):
         self.assertEqual(
             {'freepool': hosts, 'blazar_pool': hosts}, self.aggregates())
         self.assert_nothing_left()
+
+
+class EnrolmentTest(CrashTestCase, test_hosts.HostsTestCase):
+    """A host is enrolled, or taken out, and whatever does it dies."""
+
+    def manage_dies_at(self, step, *words):
+        process = self.crashing(step, 'manage', '--config-file', self.etc(
+            'nova.conf'), 'host', *words, ready=f'SIGKILL at {step.name}')
+        self.wait_for(lambda: process.pid is None,
+                      f'the command comes to {step.name}', PATIENCE)
+        self.assertIn(f'SIGKILL at {step.name}', process.written())
+
+    def manage(self, *words):
+        done = self.run_process(
+            'blazar-nova-manage', '--config-file', self.etc('nova.conf'),
+            'host', *words)
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        return done.stdout
+
+    def enrolled(self):
+        """The ids and the states of the hosts, by their names."""
+        return {name: (number, status) for number, name, status in re.findall(
+            r'\| (\d+) +\| (\S+) +\| (\S+) ', self.manage('list'))}
+
+    def forced(self, host):
+        """What becomes of a server that is forced onto a host."""
+        server_id = self.boot(client=self.admin, availability_zone=(
+            f'nova:{host}'))['server']['id']
+        self.addCleanup(self.delete, server_id)
+        return self.wait_for(
+            lambda: {self.server(server_id)['status']} - {'BUILD'},
+            f'server {server_id} is built or not').pop()
+
+    def test_at_each_step(self):
+        ways = steps_of('ENROL')
+        hosts = self.hosts()[:len(ways)]
+        for host, step in zip(hosts, ways, strict=True):
+            self.manage_dies_at(step, 'add', host)
+        self.assertEqual({host: 'enrolling' for host in hosts}, {
+            host: status for host, (_id, status) in self.enrolled().items()})
+        self.assertEqual(['ERROR'] * len(hosts), [
+            self.forced(host) for host in hosts])
+        # Whoever finishes one, it is finished.
+        self.manage('add', hosts[0])
+        self.assert_nothing_left(fix=('--fix',))
+        enrolled = self.enrolled()
+        self.assertEqual({'enrolled'}, {
+            status for _id, status in enrolled.values()})
+        self.assertEqual({'freepool': hosts, 'blazar_pool': hosts},
+                         self.aggregates())
+        ways = steps_of('LEAVE')
+        for host, step in zip(hosts, ways):
+            self.manage_dies_at(step, 'remove', enrolled[host][0])
+        self.manage('remove', enrolled[hosts[0]][0])
+        self.assert_nothing_left(fix=('--fix',))
+        left = hosts[len(ways):]
+        self.assertEqual(left, sorted(self.enrolled()))
+        self.assertEqual({'freepool': left, 'blazar_pool': left},
+                         self.aggregates())
+        for host in left:
+            self.manage('remove', enrolled[host][0])
+        self.assertEqual('ACTIVE', self.forced(hosts[0]))
 
 
 class ApiTest(CrashTestCase):

@@ -12,9 +12,10 @@
 
 """Around Nova's API application: hints in, refusals out, held servers kept.
 
-Only three kinds of requests are looked at: a boot (its hints, and the lease
-that it got), an action on a server (a held one cannot have it), and the
-deletion of a server (Nova says nothing when a held one goes). Everything else
+Only four kinds of requests are looked at: a boot (its hints, and the lease
+that it got), an action on a server (a held one cannot have it), the deletion
+of a server (Nova says nothing when a held one goes), and what Nova forbids
+about one server (a held one of another project is not there). Everything else
 passes through untouched.
 """
 
@@ -25,6 +26,7 @@ import typing as ty
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 from oslo_utils import strutils
+from oslo_utils import uuidutils
 import webob
 
 from blazar_core.common import clock as clocks
@@ -74,6 +76,9 @@ class LeaseMiddleware:
 
     def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
         answer = self._handler(environ)
+        server = _SERVER.fullmatch(environ['PATH_INFO'])
+        if server is not None and not environ['nova.context'].is_admin:
+            answer = self._hidden(environ, server, answer)
         return answer(environ, start_response)
 
     def _handler(self, environ: Environ) -> ty.Any:
@@ -95,6 +100,37 @@ class LeaseMiddleware:
         if method == 'DELETE':
             return self._delete(environ, server_id)
         return self._app
+
+    def _hidden(self, environ: Environ, server: re.Match[str],
+                answer: ty.Any) -> ty.Any:
+        """An answer about a server; of a held one of another project, what is
+        said of one that does not exist.
+
+        Nova knows no project of a server that has no cell yet, and says that
+        it may not be seen, or that it is not there in other words.
+
+        :param server: the path, as it names the server
+        """
+        request = webob.Request(environ)
+        request.make_body_seekable()
+        response = request.get_response(answer)
+        if response.status_int not in (403, 404):
+            return response
+        try:
+            held = self._parts.leases.servers.held_by(server.group(1).lower())
+        except errors.BooksUnavailable:
+            return response
+        if held is None or (
+                held['project_id'] == environ['nova.context'].project_id):
+            return response
+        nobody = uuidutils.generate_uuid()
+        other = request.copy()
+        other.path_info = nobody.join((
+            server.string[:server.start(1)], server.string[server.end(1):]))
+        response = other.get_response(self._app)
+        response.body = response.body.replace(
+            nobody.encode(), server.group(1).encode())
+        return response
 
     # -- booting -----------------------------------------------------------
 

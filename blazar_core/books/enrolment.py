@@ -30,9 +30,9 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['MAX_EXTRA', 'Property', 'allocations', 'begin', 'change',
-           'check_unbooked', 'finish', 'get', 'leave', 'left', 'listed',
-           'properties', 'public', 'retire', 'set_private']
+__all__ = ['MAX_EXTRA', 'Attempt', 'Property', 'abandon', 'allocations',
+           'begin', 'change', 'check_unbooked', 'finish', 'get', 'leave',
+           'left', 'listed', 'properties', 'public', 'retire', 'set_private']
 
 #: No more may be said of a host beside what the cloud says.
 MAX_EXTRA = 100
@@ -61,6 +61,19 @@ class Property(ty.NamedTuple):
     values: list[str]
 
 
+class Attempt(ty.NamedTuple):
+    """An enrolment that goes on, for as long as it is neither done nor given
+    up: all that time nobody without a lease is let in.
+
+    :ivar begun: at which generation of the host
+    :ivar is_own: whether it was begun just now, and not by somebody before
+    """
+
+    host_id: int
+    begun: int | None
+    is_own: bool
+
+
 def listed(session: orm.Session, after: int = 0, most: int | None = None,
            ) -> ty.Sequence[models.Host]:
     """All enrolled hosts, the oldest first.
@@ -74,10 +87,10 @@ def listed(session: orm.Session, after: int = 0, most: int | None = None,
 
 
 def begin(session: orm.Session, now: int, uuid: str,
-          extra: ty.Mapping[str, str], reservable: bool = True) -> int:
-    """From now on a host takes only servers with a lease; returns its id.
+          extra: ty.Mapping[str, str], reservable: bool = True) -> Attempt:
+    """From now on a host takes only servers with a lease.
 
-    Safe to repeat until it is enrolled.
+    Safe to repeat until it is enrolled: the same attempt goes on.
 
     :param extra: what is said of it beside what the cloud says
     :param reservable: whether it may be reserved when it is enrolled
@@ -101,21 +114,43 @@ def begin(session: orm.Session, now: int, uuid: str,
                 if host.id in left(session, now) else
                 f'To keep it, say of host {host.id} that it is reservable.'))
     check_unbooked(session, now, host, 'enrolled')
+    is_own = host.enrolment is None
     _write(session, now, host, enrolment=states.Enrolment.ENROLLING,
+           begun=host.generation + 1 if is_own else host.begun,
            reservable=reservable, extra=_said(extra))
-    return host.id
+    return Attempt(host.id, host.begun, is_own)
 
 
-def finish(session: orm.Session, now: int, host_id: int) -> None:
+def finish(session: orm.Session, now: int, attempt: Attempt) -> None:
     """The cloud keeps all others off a host: it can be reserved.
 
-    :raises Conflict: when it is leaving meanwhile
+    :raises Conflict: when that was given up meanwhile; others may have been
+        let in
     :raises LostRace: when another process decided about it meanwhile
     """
-    host = get(session, host_id)
-    if host.enrolment == states.Enrolment.LEAVING:
-        raise errors.Conflict(f'Host {host.name} is leaving.')
+    host = session.get_one(models.Host, attempt.host_id)
+    if host.enrolment not in (
+            states.Enrolment.ENROLLING, states.Enrolment.ENROLLED) or (
+            host.begun != attempt.begun):
+        raise errors.Conflict(
+            f'The enrolment of host {host.name} was given up meanwhile, by '
+            f'another request. Ask again.')
     _write(session, now, host, enrolment=states.Enrolment.ENROLLED)
+
+
+def abandon(session: orm.Session, now: int, attempt: Attempt) -> bool:
+    """Give an enrolment up, if nobody has finished it; says whether it is,
+    and the host is leaving.
+
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    host = session.get_one(models.Host, attempt.host_id)
+    if host.enrolment != states.Enrolment.ENROLLING or (
+            host.begun != attempt.begun):
+        return False
+    _write(session, now, host, enrolment=states.Enrolment.LEAVING,
+           reservable=False)
+    return True
 
 
 def leave(session: orm.Session, now: int, host_id: int,

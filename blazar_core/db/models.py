@@ -241,22 +241,21 @@ class Event(Stateful, Base):
 class Host(Base):
     """What has room: how much, and what is used of it without an end.
 
-    ``generation`` is the guard of the books: what decides something about a
-    host must find the generation that it read, and leaves the next one.
-    ``usage`` is what all ``consumers`` take; servers with a booking are
-    none of them. ``recheck_at`` is when the cloud is asked again what
-    runs there; None: with the next comparison in full. ``pool`` is what it is
-    one of: the compute nodes, or something that the cloud does not know.
+    ``generation`` is the guard of the books: what decides about a host must
+    find the generation that it read, and leaves the next one. ``usage`` is
+    what all ``consumers`` take; servers with a booking are none of them.
+    ``recheck_at`` is when the cloud is asked again what runs there; None: with
+    the next comparison in full. ``pool`` is what it is one of: the cloud's
+    compute nodes, or others.
 
-    ``enrolment`` is how far it is one that serves leases only (None: it is
-    not), ``reservable`` whether whole hosts may be reserved of it then, and
-    ``extra`` what its operator says of it beside ``properties``. ``held_by``
-    is the reservation that has all of it now: what runs there runs within
-    that, and is no usage. ``emptied_at`` is since when nobody is there any
-    more of a lease that is over, ``cleaning_until`` until when somebody is at
-    it to clean it, and ``cleaned_at`` when it was ready for the next lease.
-    ``overdue_at`` is since when it is not known when that one will give it
-    back: it is not reserved again before.
+    ``enrolment`` is how far it serves leases only (None: it does not),
+    ``begun`` the generation since which, ``reservable`` whether whole hosts
+    may be reserved of it then, and ``extra`` what its operator says of it
+    beside ``properties``. ``held_by`` is the reservation that has all of it
+    now: what runs there runs within that, and is no usage. ``emptied_at`` is
+    since when nobody of a lease that is over is there, ``cleaning_until``
+    until when it is cleaned, ``cleaned_at`` when it was ready for the next
+    one, ``overdue_at`` since when nobody knows when that gives it back.
     """
 
     __tablename__ = 'hosts'
@@ -276,6 +275,7 @@ class Host(Base):
         sa.JSON, default=dict)
     enrolment: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(16), index=True)
+    begun: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     reservable: orm.Mapped[bool | None] = orm.mapped_column(sa.Boolean)
     extra: orm.Mapped[dict[str, str] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True))

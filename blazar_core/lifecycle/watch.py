@@ -117,10 +117,9 @@ class Watch:
             for row in self._too_many(host, now)])
         if not tried_all:
             self._replacing.look()
-            # A server within a lease of hosts goes where that has gone.
-            self._bind_all(self._astray())
         if not tried_all or self._tried is not None:
-            self._try_again(self._unbound(now))
+            # A server within a lease of hosts goes where that has gone.
+            self._try_again([*self._astray(), *self._unbound(now)])
         if again:
             self._relieve()
             maintenance.forget(self._database, self._clock)

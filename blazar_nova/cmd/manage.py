@@ -112,8 +112,9 @@ def _add_orphans(verbs: ty.Any) -> None:
 def _add_hosts(nouns: ty.Any) -> None:
     verbs = _noun(nouns, 'host', 'the hosts that serve leases only')
     _verb(verbs, 'list', 'print a table of them', _host_list, 'of_host')
-    add = _verb(verbs, 'add', 'have a host serve leases only; finishes what '
-                'was begun', _host_add, 'of_host')
+    add = _verb(verbs, 'add', 'have a host serve leases only; waits for those '
+                'that may come to it yet; finishes what was begun', _host_add,
+                'of_host')
     add.add_argument('name', help='the hypervisor, or its nova-compute')
     add.add_argument('extra', nargs='*', metavar='KEY=VALUE',
                      help='what users may ask for, beside what Nova says')
@@ -307,9 +308,14 @@ def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
         if not equals:
             raise errors.InvalidLeaseParams(
                 f'{pair} is no KEY=VALUE. Write gpu=A100, for example.')
-    host = hosts.add(*host_bodies.create({**body, 'name': parsed.name}),
-                     pause=enrolling.patient(
-                         float('inf'), functools.partial(print, flush=True)))
+    asked = host_bodies.create({**body, 'name': parsed.name})
+    try:
+        host = hosts.add(*asked, pause=enrolling.patient(
+            float('inf'), functools.partial(print, flush=True)))
+    except KeyboardInterrupt:
+        raise errors.Conflict(
+            f'Host {parsed.name} takes no new servers until it is enrolled by '
+            f'this command, or removed ("host list" has its id).') from None
     print(f'Host {parsed.name} has the id {host["id"]}: it serves leases '
           f'only.')
 

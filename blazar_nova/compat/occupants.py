@@ -191,7 +191,7 @@ def _taken_up() -> set[str]:
             set(context.session.scalars(asked.where(one))) for one in (
                 text.not_like(f'%{reserved.TEXT}%'),
                 text.like(f'%{reserved.TEXT}%') &
-                text.like('%"vm_state"%"vm_state"%')))
+                text.like('%"vm_state": %"vm_state": %')))
     # Users choose the keys of their metadata.
     return found | stranded.on_the_way(doubtful).keys()
 

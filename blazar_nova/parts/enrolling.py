@@ -87,7 +87,8 @@ class Enrolling:
         :raises InvalidLeaseParams: when too much is said of it
         :raises NotFound: when there is no such host
         :raises Conflict: when it is enrolled, or something runs there; says
-            how much; or what ``pause`` says
+            how much; or what ``pause`` says. It serves everybody then, unless
+            somebody has begun to enrol it before
         :raises CloudUnavailable: when it could not be finished now; it takes
             nobody until it is
         """
@@ -95,28 +96,27 @@ class Enrolling:
         if problems:
             raise errors.Conflict(problems[0])
         host = chosen(name, *nova_hosts.named(name))
-        host_id = self._write(
-            enrolment.begin, host.uuid, extra, reservable)
+        attempt = self._write(enrolment.begin, host.uuid, extra, reservable)
         steps.reached(steps.Step.ENROL_BEGUN, name)
         pool.join(host)
         steps.reached(steps.Step.ENROL_JOINED, name)
         try:
             if pause is not None:
                 _wait(pause)
-            there = sorted(self._there(host_id, host) - {*staying})
+            there = sorted(self._there(attempt.host_id, host) - {*staying})
             if there:
                 raise errors.Conflict(
                     f'Host {name} cannot be enrolled: {len(there)} servers '
                     f'run on it. Migrate or delete them first: '
                     f'{shown(there)}.')
+            steps.reached(steps.Step.ENROL_LOOKED, name)
+            self._write(enrolment.finish, attempt)
         except errors.Conflict:
-            self._give_up(host_id, host)
+            self._give_up(attempt, host)
             raise
-        steps.reached(steps.Step.ENROL_LOOKED, name)
-        self._write(enrolment.finish, host_id)
-        LOG.info('Host %s (%s) is enrolled: it serves leases only', host_id,
-                 name)
-        return self.show(host_id)
+        LOG.info('Host %s (%s) is enrolled: it serves leases only',
+                 attempt.host_id, name)
+        return self.show(attempt.host_id)
 
     def remove(self, host_id: int) -> None:
         """Have a host serve everybody again; safe to repeat.
@@ -249,10 +249,19 @@ class Enrolling:
                 self._parts.clock.now())
         return awaited.keys() | occupants.everybody(host)
 
-    def _give_up(self, host_id: int, host: pool.Member) -> None:
-        self._write(enrolment.leave, host_id)
-        pool.leave(host)
-        self._write(enrolment.retire, host_id)
+    def _give_up(self, attempt: enrolment.Attempt, host: pool.Member) -> None:
+        """Nothing comes of an enrolment; who goes on with one that somebody
+        else has begun leaves it to them.
+        """
+        if attempt.is_own and self._write(enrolment.abandon, attempt):
+            pool.leave(host)
+            self._write(enrolment.retire, attempt.host_id)
+            return
+        with self._database.reader() as session:
+            row = session.get_one(models.Host, attempt.host_id)
+        if row.enrolment is None:
+            # They have let others in again, and this one came later.
+            pool.leave(host)
 
     def _write(self, work: ty.Callable[..., ty.Any], *args: ty.Any,
                ) -> ty.Any:
@@ -268,21 +277,24 @@ class Enrolling:
 
 def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,
             ) -> Pause:
-    """Lets so many seconds pass, in all.
+    """Lets so many seconds pass, in all, from when it is called first.
 
     :param say: told what is waited for
     """
-    over, said = time.monotonic() + seconds, ''
+    over: float | None = None
+    said = ''
 
     def pause(server_ids: ty.Sequence[str]) -> None:
-        nonlocal said
+        nonlocal over, said
+        over = time.monotonic() + seconds if over is None else over
         waiting = (f'{len(server_ids)} servers are being built or resized '
                    f'that Nova may still put onto the host: '
                    f'{shown(server_ids)}.')
         if time.monotonic() >= over:
             raise errors.Conflict(
                 f'{waiting} Try again in a minute, or have '
-                f'"blazar-nova-manage host add" wait for them.')
+                f'"blazar-nova-manage host add" wait for them. Delete those '
+                f'of which nothing comes.')
         if waiting != said:
             said = waiting
             say(f'Waiting: {said}')

@@ -12,6 +12,7 @@
 
 """Whole hosts: nobody gets into the wrong lease, and nobody stays there."""
 
+from concurrent import futures
 import functools
 import pydoc
 import threading
@@ -27,8 +28,10 @@ from blazar_core.books import claims as core_claims
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_nova.cmd import verify
+from blazar_nova.compat import again
 from blazar_nova.compat import claims
 from blazar_nova.compat import occupants
+from blazar_nova.parts import enrolling
 from tests.functional import test_whole_hosts
 
 HOUR = 3600
@@ -66,6 +69,11 @@ class AlternatesTestCase(test_whole_hosts.HostsTestCase):
                 driver, 'spawn', functools.partial(
                     spawn, driver.spawn, name)))
         return hosts
+
+    def verified(self):
+        return verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(True)
 
 
 class TestAlternates(AlternatesTestCase):
@@ -149,11 +157,6 @@ class TestAlternates(AlternatesTestCase):
         self.look()
         self.assert_verified()
 
-    def verified(self):
-        return verify.Verifier(
-            self.listener.parts, lambda _seconds: None, lambda _text: None,
-            0).run(True)
-
 
 class TestUnderWay(AlternatesTestCase):
     """A host is enrolled while there are builds for which it may be an
@@ -213,6 +216,77 @@ class TestUnderWay(AlternatesTestCase):
         self.assertEqual([], self.enrolling.listed())
         self.assertEqual(set(), self.traits(host))
 
+    def test_who_is_impatient_takes_out_nothing_of_others(self):
+        server, (host, _other) = self.stop('slow')
+        impatient = enrolling.patient(0)
+
+        def meanwhile(_server_ids):
+            # The same request once more, and the other command that may.
+            self.assertRaises(errors.Conflict, self.enrolling.add, host, {},
+                              pause=impatient)
+            with fixtures.MonkeyPatch(
+                    'blazar_nova.parts.enrolling.PATIENCE', 0):
+                self.assertEqual(['enrolling'], [
+                    one.key[0] for one in self.verified().left])
+            self.go_on.set()
+            self.wait_for_status(server['id'], 'ACTIVE')
+
+        others = {*self.hosts} - {host}
+        with fixtures.MonkeyPatch('blazar_nova.compat.occupants.everybody',
+                                  lambda _host: set()):
+            self.enrolling.add(host, {}, pause=meanwhile)
+        self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(host))
+        self.assertEqual(set(), self.traits(min(others)))
+        # Nor when it is done.
+        self.assertRaises(errors.Conflict, self.enrolling.add, host, {},
+                          pause=impatient)
+        self.assertEqual(['enrolled'], [
+            one['status'] for one in self.enrolling.listed()])
+
+    def test_who_was_overtaken_finishes_nothing(self):
+        host = 'host1'
+        waits, given_up = threading.Event(), threading.Event()
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.occupants.under_way',
+            lambda: set() if given_up.is_set() else {'a server'}))
+
+        def late(_server_ids):
+            waits.set()
+            self.assertTrue(given_up.wait(60))
+
+        with futures.ThreadPoolExecutor(1) as pool:
+            def first(_server_ids):
+                self.going_on = pool.submit(
+                    enrolling.Enrolling(self.listener.parts).add, host, {},
+                    pause=late)
+                self.assertTrue(waits.wait(60))
+                raise errors.Conflict('It takes too long.')
+
+            self.assertRaises(errors.Conflict, self.enrolling.add, host, {},
+                              pause=first)
+            self.assertEqual(set(), self.traits(host))
+            # The next one dies before anybody is kept off the host again.
+            with fixtures.MonkeyPatch('blazar_nova.compat.pool.join',
+                                      lambda _host: 1 / 0):
+                self.assertRaises(ZeroDivisionError, self.enrol, host)
+            given_up.set()
+            exc = self.assertRaises(errors.Conflict, self.going_on.result)
+        self.assertIn('given up meanwhile', str(exc))
+        self.assertEqual(['enrolling'], [
+            one['status'] for one in self.enrolling.listed()])
+
+    def test_who_is_interrupted_is_told_what_has_become_of_it(self):
+        def interrupted():
+            raise KeyboardInterrupt
+
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.occupants.under_way', interrupted):
+            code, text = self.command('host', 'add', 'host1')
+        self.assertEqual(1, code)
+        self.assertIn('Host host1 takes no new servers until', text)
+        self.assertEqual(['enrolling'], [
+            one['status'] for one in self.enrolling.listed()])
+
     def test_the_command_says_for_what_it_waits(self):
         server, (host, _other) = self.stop('slow')
         real = occupants.under_way
@@ -237,7 +311,19 @@ class TestUnderWay(AlternatesTestCase):
         server = self.boot('later', self.lease_hints(start_in=HOUR), metadata={
             'vm_state': 'building'})
         self.wait_for_status(server['id'], 'RESERVED')
-        self.assertEqual(set(), occupants.under_way())
+        asked = []
+        self.boot('alike', self.lease_hints(start_in=HOUR))
+
+        def build_request(real, context, server_id):
+            asked.append(server_id)
+            return real(context, server_id)
+
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.again.build_request',
+                functools.partial(build_request, again.build_request)):
+            self.assertEqual(set(), occupants.under_way())
+        # Only what its metadata makes doubtful costs more than one look.
+        self.assertEqual([server['id']], asked)
 
     def test_those_that_no_conductor_has_taken_up_are_waited_for(self):
         self.useFixture(fixtures.MonkeyPatch(

@@ -189,18 +189,18 @@ class Operator:
     def _have_in(self, host: clouds.Host) -> None:
         """What :meth:`blazar_nova.parts.enrolling.Enrolling.add` does."""
         self._baton.wait(lambda: host.there, 1e9)
-        host_id = self._write(enrolment.begin, host.uuid, {})
+        attempt = self._write(enrolment.begin, host.uuid, {})
         self._port.call('join')
         host.enrolled = True
         self._port.call('everybody')
         with self._core.database.reader() as session:
-            row = session.get(models.Host, host_id)
+            row = session.get(models.Host, attempt.host_id)
             there = {*inventory.awaited(
                 row.consumers, self._core.clock.now()), *host.allocations}
         if there:
-            self._leave(host, host_id)
+            self._leave(host, attempt.host_id)
             raise errors.Conflict(f'{len(there)} servers are there')
-        self._write(enrolment.finish, host_id)
+        self._write(enrolment.finish, attempt)
         self._baton.tell(f'{host.name} is enrolled')
 
     def _take_out(self, host: clouds.Host) -> None:

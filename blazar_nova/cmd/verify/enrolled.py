@@ -64,6 +64,7 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                 f'Host {host.name} is being enrolled, and takes no server '
                 f'until it is.', '--fix finishes it', functools.partial(
                     at_work.add, host.name, host.extra or {},
+                    reservable=bool(host.reservable),
                     pause=enrolling.patient(enrolling.PATIENCE)))
         elif host.id in left:
             yield audit.Difference(

@@ -416,6 +416,21 @@ class TestMoving(FourHosts):
         self.assertEqual(set(self.servers[2:]), self.planned_while(
             self.admission.freeing, 'scene'))
 
+    def test_what_is_booked_where_somebody_is_to_go_is_seen(self):
+        lease, called = self.wanted(), self.cloud.movable
+        left = [self.names['four']]
+
+        def movable(server_ids):
+            if left:
+                self.reserve(0, 9000, self.places(
+                    1, 4, hosts=frozenset({left.pop()})))
+            return called(server_ids)
+
+        with mock.patch.object(self.cloud, 'movable', movable):
+            self.lifecycle.making_room.go_on(lease['id'])
+        self.assertEqual({}, self.moves(lease))
+        self.assertIn('No servers could be moved', self.reason(lease))
+
     def test_a_silent_cloud_is_asked_again(self):
         self.cloud.broken['movable'] = errors.CloudUnavailable('It is away.')
         lease = self.wanted()

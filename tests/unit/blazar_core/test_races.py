@@ -461,8 +461,8 @@ class TestHandingOver(RaceTestCase):
         self.path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'doors')
         with self.database.writer() as session:
-            host_id = enrolment.begin(session, NOW, self.uuid, {})
-            enrolment.finish(session, NOW, host_id)
+            attempt = enrolment.begin(session, NOW, self.uuid, {})
+            enrolment.finish(session, NOW, attempt)
 
     def meet(self, **options):
         """Whether the server was placed there, and whether the lease has the

@@ -113,11 +113,11 @@ class WholeHostsTestCase(base.LeaseTestCase):
     def enrol(self, name, finish=True, **extra):
         """Have a host serve leases only; returns its id."""
         with self.database.writer() as session:
-            host_id = enrolment.begin(
+            attempt = enrolment.begin(
                 session, NOW, self.uuid_of(name), extra)
             if finish:
-                enrolment.finish(session, NOW, host_id)
-        return host_id
+                enrolment.finish(session, NOW, attempt)
+        return attempt.host_id
 
     def machines_of(self, least=1, most=1):
         params = {'min': least, 'max': most}
@@ -1639,12 +1639,12 @@ class TestEnrolment(WholeHostsTestCase):
             self.status(lease), self.enrolments()))
 
     def test_it_can_be_reserved_when_it_is_enrolled(self):
-        host_id = self.enrol('one', finish=False)
+        attempt = self.begin()
         refusal = self.assertRaises(
             errors.Refused, self.reserve_machines).refusal
         self.assertEqual(refusals.Reason.NO_HOST, refusal.reason)
         self.assertRaises(errors.Refused, self.lease)
-        self.write(enrolment.finish, host_id)
+        self.write(enrolment.finish, attempt)
         self.reserve_machines()
         self.assertRaises(errors.Refused, self.lease, 200, 300)
 
@@ -1654,9 +1654,10 @@ class TestEnrolment(WholeHostsTestCase):
         self.clock.advance(100)
         self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
         with self.database.writer() as session:
-            host_id = enrolment.begin(
+            attempt = enrolment.begin(
                 session, self.clock.now(), self.uuid_of('one'), {})
-            enrolment.finish(session, NOW, host_id)
+            enrolment.finish(session, NOW, attempt)
+        host_id = attempt.host_id
         lease = self.reserve_machines(100, 200)
         self.lifecycle.ending.delete(lease['id'])
         self.write(enrolment.change, host_id, {}, False)
@@ -1685,17 +1686,47 @@ class TestEnrolment(WholeHostsTestCase):
         self.assertEqual([None], self.scalars(models.Host.enrolment))
 
     def test_it_does_not_leave_while_it_is_reserved(self):
-        host_id = self.enrol('one')
+        attempt = self.begin()
+        self.write(enrolment.finish, attempt)
+        host_id = attempt.host_id
         lease = self.reserve_machines(50, 100)
         self.assertRaises(
             errors.Conflict, self.write, enrolment.leave, host_id)
         self.lifecycle.ending.delete(lease['id'])
         self.write(enrolment.leave, host_id)
         self.assertRaises(
-            errors.Conflict, self.write, enrolment.finish, host_id)
+            errors.Conflict, self.write, enrolment.finish, attempt)
         self.write(enrolment.retire, host_id)
         self.assertRaises(
             errors.NotFound, self.write, enrolment.leave, host_id)
+
+    def begin(self):
+        return self.write(enrolment.begin, self.uuid_of('one'), {})
+
+    def test_who_goes_on_with_one_may_finish_it(self):
+        first, second = self.begin(), self.begin()
+        self.assertEqual((True, False, first.begun), (
+            first.is_own, second.is_own, second.begun))
+        self.write(enrolment.finish, second)
+        self.write(enrolment.finish, first)
+        self.assertFalse(self.write(enrolment.abandon, first))
+        self.assertEqual(['enrolled'], self.enrolments())
+
+    def test_one_that_was_given_up_is_not_finished(self):
+        """Whatever has let others in meanwhile."""
+        first = self.begin()
+        self.assertTrue(self.write(enrolment.abandon, first))
+        self.assertRaises(
+            errors.Conflict, self.write, enrolment.finish, first)
+        self.write(enrolment.retire, first.host_id)
+        self.assertIn('given up meanwhile', str(self.assertRaises(
+            errors.Conflict, self.write, enrolment.finish, first)))
+        second = self.begin()
+        self.assertRaises(
+            errors.Conflict, self.write, enrolment.finish, first)
+        self.assertFalse(self.write(enrolment.abandon, first))
+        self.assertEqual(['enrolling'], self.enrolments())
+        self.write(enrolment.finish, second)
 
     def test_what_is_said_of_it_can_be_asked_for(self):
         host_id = self.enrol('one', gpu='A100', rack='7')

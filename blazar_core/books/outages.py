@@ -29,8 +29,9 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.db import notes
 
-__all__ = ['FAILURE', 'MAINTENANCE', 'begin', 'end', 'failures', 'has_failed',
-           'last', 'locked', 'on_host', 'plan', 'stranded', 'until']
+__all__ = ['FAILURE', 'MAINTENANCE', 'are_away', 'begin', 'end', 'failures',
+           'has_failed', 'last', 'locked', 'on_host', 'plan', 'stranded',
+           'until']
 
 #: The kind of an outage that nobody planned, and of one that was.
 FAILURE, MAINTENANCE = 'failure', 'maintenance'
@@ -141,6 +142,14 @@ def on_host(connection: sa.Connection, host_id: int, now: int,
         None, host_id, None, model.Window(row.start_date, row.end_date),
         row.resources, outage=row.outage) for row in connection.execute(
             _ON_HOST, {'host': host_id, 'now': now})]
+
+
+def are_away(connection: sa.Connection, host_ids: ty.Collection[int | None],
+             when: int) -> bool:
+    """Whether any of these hosts is away at an instant."""
+    return connection.execute(sa.select(_ROWS.id).where(
+        _ROWS.host_id.in_(host_ids), _ROWS.outage.is_not(None),
+        _ROWS.start_date <= when, _ROWS.end_date > when)).first() is not None
 
 
 _HOSTS = models.Host.__table__

@@ -26,6 +26,8 @@ class Reason(enum.Enum):
     NO_ROOM = 'no_room'
     NO_HOST = 'no_host'
     TOO_BIG = 'too_big'
+    TOO_LONG = 'too_long'
+    HOST_AWAY = 'host_away'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,17 +45,26 @@ class Refusal:
     next_start: int | None
     next_start_after: int | None = None
     occurrence: int | None = None
+    latest_end: int | None = None
 
-    def sentence(self) -> str:
-        """What the user reads."""
+    def sentence(self, start: str = 'start', end: str = 'end') -> str:
+        """What the user reads.
+
+        :param start: what the start of a lease is called where it is read
+        :param end: the same for the end
+        """
         if self.occurrence is not None:
             return (f'Occurrence of {clock.minute(self.occurrence)} UTC: '
                     f'{_WHY[self.reason]} fits_now: {self.fits_now} of '
                     f'{self.wanted}. Write another rule, or "fits": "some" '
                     f'to have those for which there is capacity.')
-        return ' '.join([_WHY[self.reason], self._when()])
+        return ' '.join([_WHY[self.reason], self._when(start, end)])
 
-    def _when(self) -> str:
+    def _when(self, start: str, end: str) -> str:
+        if self.reason in (Reason.TOO_LONG, Reason.HOST_AWAY):
+            return 'latest_end: none.' if self.latest_end is None else (
+                f'latest_end: {clock.iso(self.latest_end)} (write "{end}": '
+                f'"{clock.minute(self.latest_end)}").')
         fits = f'fits_now: {self.fits_now} of {self.wanted}.'
         if self.next_start_after is not None:
             return (f'next_start: none before '
@@ -62,7 +73,7 @@ class Refusal:
                     f'Ask for fewer kinds of servers in one lease. {fits}')
         if self.next_start is None:
             return f'next_start: none. {fits}'
-        return (f'next_start: {clock.iso(self.next_start)} (write "start": '
+        return (f'next_start: {clock.iso(self.next_start)} (write "{start}": '
                 f'"{clock.minute(self.next_start)}"). {fits}')
 
 
@@ -71,4 +82,8 @@ _WHY = {
     Reason.NO_HOST: 'There is no host that this lease may use.',
     Reason.TOO_BIG: 'This lease is larger than the hosts that it may use, '
                     'less what runs there without an end.',
+    Reason.TOO_LONG: 'There is no capacity for this lease until that end: it '
+                     'stays where it is, and others have that before.',
+    Reason.HOST_AWAY: 'A host of this lease has failed, or is in maintenance: '
+                      'it cannot last longer. Ask again when that is over.',
 }

@@ -19,6 +19,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
+from blazar_core.books import outages
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -103,22 +104,42 @@ class Changing:
         except (ledger.Full, _Unpicked) as exc:
             with self._database.reader() as session:
                 lease, now = api.found(session, lease_id), self._clock.now()
+                window = new_window(lease, change, now)
                 plan = replanning.plan(
-                    session, lease, change.reservations,
-                    new_window(lease, change, now), change.grace_period, now)
+                    session, lease, change.reservations, window,
+                    change.grace_period, now)
             if not plan.demands and isinstance(exc, _Unpicked):
                 raise api.Outdated('another request has added it '
                                    'meanwhile') from exc
             if not plan.demands:
-                # What runs stays where it is, and has started already.
-                raise errors.Refused(refusals.Refusal(
-                    refusals.Reason.NO_ROOM, len(plan.instead_of), 0, None,
-                )) from exc
+                raise errors.Refused(self._too_long(
+                    lease, plan, window)) from exc
         picked = self._admission.pick_all(
             [*plan.demands.values()], plan.window,
             instead_of=plan.instead_of, kept=plan.kept)
         return self._rewrite(lease_id, change, dict(
             zip(plan.demands, picked, strict=True)))
+
+    def _too_long(self, lease: models.Lease, plan: replanning.Plan,
+                  window: model.Window) -> refusals.Refusal:
+        """Why a lease cannot last over a window: what runs stays where it is,
+        and has started already.
+        """
+        booked = lease.booked(model.Window(lease.start_date, lease.end_date))
+        latest = self._admission.starts.lasting(
+            plan.instead_of, model.Window(booked.end, plan.window.end)) - (
+                plan.window.end - window.end)
+        # Ends are written to the minute.
+        latest -= latest % 60
+        reason = refusals.Reason.TOO_LONG
+        if latest <= lease.end_date:
+            with self._database.connection() as connection:
+                if outages.are_away(connection, {
+                        row.host_id for row in plan.instead_of}, booked.end):
+                    reason = refusals.Reason.HOST_AWAY
+        return refusals.Refusal(
+            reason, len(plan.instead_of), 0, None,
+            latest_end=latest if latest > lease.end_date else None)
 
     def _rewrite(self, lease_id: str, change: Change,
                  picked: ty.Mapping[str, list[int]]) -> dict[str, ty.Any]:

@@ -296,10 +296,11 @@ def _quote_of(window: model.Window, wanted: int,
               refusal: refusals.Refusal | None) -> dict[str, ty.Any]:
     quote = {
         'fits': refusal is None, 'reason': None, 'next_start': None,
-        'next_start_after': None,
+        'next_start_after': None, 'latest_end': None,
         'message': 'There is capacity for this lease.', 'fits_now': wanted,
         'wanted': wanted, 'start_date': clocks.iso(window.start),
         'end_date': clocks.iso(window.end)}
     if refusal is not None:
-        quote |= {'message': refusal.sentence(), **faults.refusal_of(refusal)}
+        quote |= {'message': faults.sentence(refusal),
+                  **faults.refusal_of(refusal)}
     return quote

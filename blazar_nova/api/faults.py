@@ -23,7 +23,8 @@ from blazar_core.common import clock
 from blazar_core.common import errors
 from blazar_core.common import refusals
 
-__all__ = ['ERRORS', 'Fault', 'answer', 'code_of', 'refusal_of']
+__all__ = ['ERRORS', 'Fault', 'answer', 'code_of', 'refusal_of',
+           'sentence']
 
 
 class Fault(Exception):
@@ -70,7 +71,8 @@ def answer(exc: Exception) -> webob.Response:
     body: dict[str, ty.Any] = {
         'error_code': code, 'error_message': message, 'error_name': name}
     if isinstance(exc, errors.Refused):
-        body |= refusal_of(exc.refusal)
+        body |= {'error_message': sentence(exc.refusal),
+                 **refusal_of(exc.refusal)}
     response = webob.Response(
         status=code, content_type='application/json', charset='UTF-8',
         body=jsonutils.dump_as_bytes(body))
@@ -87,10 +89,16 @@ def code_of(exc: Exception) -> tuple[int, str]:
                  if isinstance(exc, kind)), (500, 'INTERNAL_SERVER_ERROR'))
 
 
+def sentence(refusal: refusals.Refusal) -> str:
+    """What a refusal says, in the words of the lease API."""
+    return refusal.sentence('start_date', 'end_date')
+
+
 def refusal_of(refusal: refusals.Refusal) -> dict[str, ty.Any]:
     """What a program wants to know of a refusal."""
     return {'reason': refusal.reason.value, 'fits_now': refusal.fits_now,
             **{name: None if time is None else clock.iso(time)
                for name, time in (
                    ('next_start', refusal.next_start),
-                   ('next_start_after', refusal.next_start_after))}}
+                   ('next_start_after', refusal.next_start_after),
+                   ('latest_end', refusal.latest_end))}}

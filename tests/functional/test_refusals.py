@@ -234,7 +234,8 @@ class NoRoomTest(RefusedTestCase):
                               fault.pop('message'))
                 self.assertEqual({'code': 409, 'reason': 'too_big',
                                   'next_start': None, 'fits_now': 2,
-                                  'next_start_after': None}, fault)
+                                  'next_start_after': None,
+                                  'latest_end': None}, fault)
                 self.check_nothing_left()
         # At every kind of endpoint.
         for microversion in (None, '2.1', 'latest'):

@@ -315,6 +315,34 @@ class TestUpdate(base.LeaseTestCase):
                             views.listed(self.database)[0],
                             end=201)
 
+    def test_a_refusal_says_until_when_it_could_last(self):
+        self.host('one', VCPU=2)
+        self.host('two', VCPU=1)
+        lease = self.running_lease(0, 600, count=3)
+        self.lease(1290, 1800, resources={'VCPU': 2})
+        self.lease(2400, 2460)
+        self.lease(2400, 2460)
+        for grace_period, latest in ((0, 1260), (120, 1140)):
+            refusal = self.assertRaises(
+                errors.Refused, self.update, lease, end=3600,
+                grace_period=grace_period).refusal
+            self.assertEqual(
+                (refusals.Reason.TOO_LONG, NOW + latest),
+                (refusal.reason, refusal.latest_end))
+        self.update(lease, end=1260)
+        self.assertIsNone(self.assertRaises(
+            errors.Refused, self.update, lease, end=1320).refusal.latest_end)
+
+    def test_a_refusal_says_that_its_host_is_away(self):
+        self.host('one', VCPU=1)
+        lease = self.running_lease(0, 600)
+        self.new_maintenance().announce(
+            'one', model.Window(NOW + 300, NOW + 900), 'firmware')
+        refusal = self.assertRaises(
+            errors.Refused, self.update, lease, end=1200).refusal
+        self.assertEqual((refusals.Reason.HOST_AWAY, None), (
+            refusal.reason, refusal.latest_end))
+
     def test_a_refusal_says_from_when_it_would_do(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)

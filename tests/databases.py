@@ -27,6 +27,7 @@ or ``self.useFixture(databases.Books('mariadb')).database``.
 import abc
 import atexit
 import contextlib
+import datetime
 import functools
 import glob
 import importlib.util
@@ -52,9 +53,9 @@ from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
 
-__all__ = ['Books', 'EACH', 'SCENARIOS', 'SERVERS', 'SQL', 'compile_once',
-           'configuration', 'keep_connections', 'load_tests', 'migrated_file',
-           'server']
+__all__ = ['Books', 'EACH', 'RACES', 'SCENARIOS', 'SERVERS', 'SQL',
+           'compile_once', 'configuration', 'keep_connections', 'load_tests',
+           'migrated_file', 'server']
 
 #: What a test of the books is multiplied by: see :func:`load_tests`.
 SCENARIOS = [(kind, {'kind': kind}) for kind in (
@@ -68,6 +69,8 @@ EACH = [*SCENARIOS]
 #: unless told otherwise.
 SERVERS = [(kind, {'kind': kind}) for kind in (
     'mariadb', 'snapshot', 'postgresql')]
+#: The same for what takes long: see :func:`load_tests`.
+RACES = [*SERVERS]
 
 #: Seconds that a server may take to answer for the first time.
 _PATIENCE = 60
@@ -348,8 +351,9 @@ def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite,
 
     A test on :data:`SQL` is run on SQLite and on one of the servers, always on
     the same one; of those on :data:`SCENARIOS` every other one is, as
-    different tests cover the same statements. ``BLAZAR_DATABASES=all`` runs
-    them on all databases.
+    different tests cover the same statements. One on :data:`RACES` is run on
+    one of the servers, and on another one the next day.
+    ``BLAZAR_DATABASES=all`` runs them on all databases.
     """
     multiplied = testscenarios.load_tests_apply_scenarios(
         loader, tests, pattern)
@@ -363,9 +367,13 @@ def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite,
 def _is_run(test: ty.Any) -> bool:
     """Whether a test is run on the database that it has got."""
     several = getattr(type(test), 'scenarios', None)
+    number = zlib.crc32(test.id().rpartition('(')[0].encode())
+    if several is RACES:
+        today = datetime.date.today().toordinal()
+        return bool(test.kind == RACES[(number + today) % len(RACES)][0])
     if several is not SCENARIOS and several is not SQL:
         return True
-    number = zlib.crc32(test.id().rpartition('(')[0].encode()) % 4
+    number %= 4
     if test.kind == 'sqlite' or several is SCENARIOS and number > 1:
         return bool(test.kind == 'sqlite')
     return bool(test.kind == ('mariadb', 'postgresql')[number % 2])

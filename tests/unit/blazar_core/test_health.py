@@ -178,7 +178,7 @@ class TestBelieving(HealthTestCase):
 
         self.health._note = busy
         # Each waits for longer than the one before.
-        self.database._retries = 2
+        self.health._database._retries = 2
         self.see(one=SURE, two=SURE)
         self.assertEqual(1, len(self.outages()))
         self.assertIn('is decided with the next look', self.log.output)

@@ -268,7 +268,7 @@ class TestBooking(RaceTestCase):
 class TestBookingWithoutTheGuard(RaceTestCase):
 
     #: The writers of SQLite wait for each other, guard or not.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def test_without_generations_a_host_is_overbooked(self):
         self.host('one', VCPU=4)
@@ -321,7 +321,7 @@ class TestWholeHosts(RaceTestCase):
 class TestWholeHostsWithoutTheGuard(TestWholeHosts):
     """Without generations both are so."""
 
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def test_none_is_in_two_reservations(self):
         self.share('HOST')
@@ -344,7 +344,7 @@ class TestStaying(RaceTestCase):
     """
 
     #: The writers of SQLite wait for each other, guard or not.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -392,7 +392,7 @@ class TestWaiting(RaceTestCase):
     """
 
     #: The writers of SQLite wait for each other, guard or not.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
     ROOM = 2
 
     def setUp(self):
@@ -452,7 +452,7 @@ class TestHandingOver(RaceTestCase):
     """
 
     #: The writers of SQLite wait for each other, guard or not.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
     ROUNDS = 20
 
     def setUp(self):
@@ -527,7 +527,7 @@ class TestTheLastHost(RaceTestCase):
 
 class TestTheLastHostWithoutTheGuard(TestTheLastHost):
 
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def test_one_gets_it_and_all_others_are_told_the_truth(self):
         """It is not so without generations."""
@@ -583,7 +583,7 @@ class TestLimits(RaceTestCase):
 class TestPlaces(RaceTestCase):
 
     #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
     AMOUNT = 5
 
     def setUp(self):
@@ -630,7 +630,7 @@ class TestNoShows(RaceTestCase):
     """Nobody has used a lease; somebody comes just when it is ended."""
 
     #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -674,7 +674,7 @@ class TestAdopting(RaceTestCase):
     """Leases are made of servers of one host at the same time."""
 
     #: The writers of SQLite wait for each other, guard or not.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -734,7 +734,7 @@ class TestLeaving(RaceTestCase):
     """A server leaves its lease just when that ends."""
 
     #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -803,7 +803,7 @@ class TestRecurring(RaceTestCase):
     """
 
     #: The writers of SQLite wait for each other, guard or not.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -842,7 +842,7 @@ class TestMoving(RaceTestCase):
     """Listeners ask for the same moves at the same time."""
 
     #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -892,7 +892,7 @@ class TestFailing(RaceTestCase):
     """
 
     #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -938,7 +938,7 @@ class TestNewOwners(RaceTestCase):
     """A lease is given to another project just when its own boots into it."""
 
     #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -996,7 +996,7 @@ class ExtendingRaceTestCase(RaceTestCase):
     """Eight who find that it is time to prolong a lease by an hour."""
 
     #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -1052,7 +1052,7 @@ class TestCleaning(RaceTestCase):
     """Eight who find that the hosts of a lease have to be cleaned."""
 
     #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()
@@ -1099,7 +1099,7 @@ class TestCleaningWithoutTheGuard(TestCleaning):
 
 class TestUpdateAndDelete(RaceTestCase):
 
-    scenarios = databases.SERVERS
+    scenarios = databases.RACES
 
     def setUp(self):
         super().setUp()

@@ -282,7 +282,8 @@ class RefusedCommandTest(LeaseApiTestCase):
             said = Tool(self, name, 'demo').fails('create', *words)
             self.assertIn('ERROR: There is no capacity for this lease in its '
                           'time.', said)
-            self.assertIn(f'(write "start": "{minute(start + HOUR)}")', said)
+            self.assertIn(
+                f'(write "start_date": "{minute(start + HOUR)}")', said)
             self.assertIn('fits_now: 0 of 1', said)
 
     def test_what_is_anothers(self) -> None:

@@ -355,18 +355,20 @@ class Always:
     def _room(self, uuid: str) -> int:
         """What a host has, less what runs there for ever, or is on its way.
 
-        What was on its way, and has not come there, counts in the books until
-        somebody looks; it is no promise.
+        What was on its way, and does not come there any more, counts in the
+        books until somebody looks; it is no promise.
         """
-        now, there = self._world.baton.now, (
-            self._world.cloud.hosts[uuid].allocations)
+        cloud = self._world.cloud
+        now, there = self._world.baton.now, cloud.hosts[uuid].allocations
         (capacity, usage, consumers), = self._world.look(
             f"SELECT capacity, usage, consumers FROM hosts "
             f"WHERE uuid = '{uuid}'")
         known = json.loads(consumers or 'null')
         used = json.loads(usage).get('VCPU', 0) if known is None else sum(
             takes.get('VCPU', 0) for one, (takes, until) in known.items()
-            if one in there or until >= now)
+            if one in there or until >= now and (
+                cloud.servers[one].state in (
+                    clouds.State.READY, clouds.State.BUILDING)))
         return ty.cast(int, json.loads(capacity).get('VCPU', 0) - used)
 
 

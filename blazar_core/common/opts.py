@@ -83,7 +83,8 @@ OPTS: list[cfg.Opt] = [
         'minutes_before_end_lease', default=60, min=0,
         help='How many minutes before the end of a lease the notification '
              'lease.event.before_end_lease is sent, where the request names '
-             'no time for it. 0 sends none.'),
+             'no time for it and the lease is longer than that. 0 sends '
+             'none.'),
     cfg.ListOpt(
         'on_end', default=['delete', 'snapshot', 'shelve', 'stop', 'suspend',
                            'release'],

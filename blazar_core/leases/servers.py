@@ -91,10 +91,12 @@ class Servers:
         return None if row is None else {
             'reservation_id': row.id, 'project_id': row.project_id}
 
-    def reservation(self, reservation_id: str, project_id: str) -> str | None:
+    def reservation(self, reservation_id: str, project_id: str | None,
+                    ) -> str | None:
         """The resource type of a project's reservation, or of one that is
         shared with it.
 
+        :param project_id: None: whosever it is
         :returns: None when the project has none of that id, or it is over
         """
         if not reservation_id.isprintable():
@@ -109,8 +111,8 @@ class Servers:
                        models.Reservation.status !=
                        states.Reservation.DELETED)).one_or_none()
         return None if row is None or project_id not in (
-            row.project_id, *(row.params or {}).get('projects', ())) else (
-                row.resource_type)
+            None, row.project_id, *(row.params or {}).get('projects', ())
+        ) else row.resource_type
 
     def why_not_within(self, reservation_id: str, project_id: str,
                        lease: requests.LeaseRequest | None = None,

@@ -328,10 +328,12 @@ def _before_end(params: _Object, window: model.Window, now: int,
 
 def default_before_end(window: model.Window, defaults: Defaults,
                        ) -> int | None:
-    """When a lease nears its end, if the request does not say so."""
-    if defaults.minutes_before_end <= 0:
-        return None
-    return max(window.start, window.end - 60 * defaults.minutes_before_end)
+    """When a lease nears its end, if the request does not say so; one that is
+    no longer than that is near it from its start on.
+    """
+    time = window.end - 60 * defaults.minutes_before_end
+    return time if defaults.minutes_before_end > 0 and (
+        time > window.start) else None
 
 
 def on_end_of(value: object, defaults: Defaults) -> str:

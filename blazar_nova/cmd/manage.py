@@ -20,21 +20,15 @@ import threading
 import typing as ty
 
 from oslo_config import cfg
-import prettytable
 
-from blazar_core.books import outages
-from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
-from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import vault
 from blazar_core.leases import credentials
-from blazar_core.leases import views
-from blazar_core.lifecycle import announcing
-from blazar_core.lifecycle import health
 from blazar_core.lifecycle import orphans
+from blazar_nova.cmd import listings
 from blazar_nova.cmd import maintaining
 
 if ty.TYPE_CHECKING:
@@ -59,6 +53,8 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
     try:
         if 'of_host' in parsed:
             parsed.of_host(_enrolling(parsed.config_file), parsed)
+        elif 'format' in parsed:
+            parsed.action(_conf(parsed.config_file), parsed.format)
         else:
             parsed.action(_conf(parsed.config_file))
     except errors.BlazarError as exc:
@@ -83,13 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     _verb(key, 'rotate', 'seal everything again with the first key',
           _key_rotate)
     lease = _noun(nouns, 'lease', 'the leases of all projects')
-    _verb(lease, 'list', 'print a table of them', _lease_list)
-    _verb(lease, 'announced', 'print a table of the servers that would be '
-          'over by now, if every boot were a lease, as it was announced in '
-          'the last 30 days', _lease_announced)
+    listings.add_format(_verb(
+        lease, 'list', 'list them', lambda conf, form: listings.show(
+            form, listings.leases(api.Database(conf)))))
+    listings.add_format(_verb(
+        lease, 'announced', 'list the servers that would be over by now, if '
+        'every boot were a lease, as it was announced in the last 30 days',
+        lambda conf, form: listings.show(
+            form, listings.announced(api.Database(conf)))))
     _add_orphans(lease)
-    _verb(nouns, 'health', 'print which hosts have failed, and which leases '
-          'lack something or were given something else', _health)
+    listings.add_format(_verb(
+        nouns, 'health', 'list which hosts have failed, and which leases lack '
+        'something or were given something else', _health))
     _add_hosts(nouns)
     _add_verify(nouns)
     _add_import(nouns)
@@ -97,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_orphans(verbs: ty.Any) -> None:
-    text = ('ask keystone for the projects and users of all leases, and print '
-            'a table of those that have none any more')
+    text = ('ask keystone for the projects and users of all leases, and list '
+            'those that have none any more')
     found = verbs.add_parser('orphans', help=text, description=(
         f'{text[0].upper()}{text[1:]}.'))
     found.add_argument(
@@ -106,12 +107,14 @@ def _add_orphans(verbs: ty.Any) -> None:
         help='end those whose project has been gone for [blazar] '
              'orphan_grace, as if they were deleted, whatever [blazar] '
              'orphaned_leases says')
+    listings.add_format(found)
     found.set_defaults(action=_lease_orphans)
 
 
 def _add_hosts(nouns: ty.Any) -> None:
     verbs = _noun(nouns, 'host', 'the hosts that serve leases only')
-    _verb(verbs, 'list', 'print a table of them', _host_list, 'of_host')
+    listings.add_format(_verb(
+        verbs, 'list', 'list them', _host_list, 'of_host'))
     add = _verb(verbs, 'add', 'have a host serve leases only; waits for those '
                 'that may come to it yet; finishes what was begun', _host_add,
                 'of_host')
@@ -145,6 +148,7 @@ def _add_verify(nouns: ty.Any) -> None:
         '--grace', type=int, default=10, metavar='SECONDS',
         help='look again after so long at what differs, because it may be '
              'under way (default: %(default)s)')
+    listings.add_format(verify)
     verify.set_defaults(action=_verify)
 
 
@@ -160,6 +164,7 @@ def _add_import(nouns: ty.Any) -> None:
         help='the URL of Blazar\'s database, or its blazar.conf')
     imports.add_argument('--apply', action='store_true',
                          help='do it; blazar-manager must not run')
+    listings.add_format(imports)
     imports.set_defaults(action=_import)
 
 
@@ -203,32 +208,6 @@ def _key_rotate(conf: cfg.ConfigOpts) -> None:
     print(f'{count} held builds are sealed with the first key.')
 
 
-def _lease_list(conf: cfg.ConfigOpts) -> None:
-    table = prettytable.PrettyTable(
-        ['ID', 'Name', 'Project', 'Status', 'Start (UTC)', 'End (UTC)',
-         'Servers', 'Reason'], align='l')
-    for lease in views.listed(api.Database(conf)):
-        table.add_row([
-            lease['id'], lease['name'], lease['project_id'], lease['status'],
-            clocks.iso(lease['start_date'])[:19],
-            clocks.iso(lease['end_date'])[:19],
-            '\n'.join(server for reservation in lease['reservations']
-                      for server in reservation['servers']),
-            lease['status_reason']])
-    print(table)
-
-
-def _lease_announced(conf: cfg.ConfigOpts) -> None:
-    table = prettytable.PrettyTable(
-        ['Server', 'Project', 'User', 'Booted (UTC)', 'Would end (UTC)'],
-        align='l')
-    for row in announcing.told(api.Database(conf)):
-        table.add_row([row.server_id, row.project_id, row.user_id,
-                       clocks.iso(row.created_at)[:19],
-                       clocks.iso(row.end_date)[:19]])
-    print(table)
-
-
 def _lease_orphans(parsed: argparse.Namespace) -> int:
     try:
         parts = _parts(parsed.config_file)
@@ -240,61 +219,26 @@ def _lease_orphans(parsed: argparse.Namespace) -> int:
     except errors.BlazarError as exc:
         print(exc, file=sys.stderr)
         return 1
-    table = prettytable.PrettyTable(
-        ['ID', 'Name', 'Project', 'User', 'Status', 'End (UTC)', 'Missing',
-         'Since (UTC)'], align='l')
-    for row in found:
-        table.add_row([
-            row.id, row.name, row.project_id, row.user_id, row.status,
-            clocks.iso(row.end_date)[:19], row.missing,
-            clocks.iso(row.seen_at)[:19]])
-    print(table)
+    listings.show(parsed.format, listings.orphaned(found))
     if ended:
-        print(f'Ended: {", ".join(ended)}.')
+        print(f'Ended: {", ".join(ended)}.', file=sys.stderr if (
+            parsed.format == listings.JSON) else sys.stdout)
     return 0
 
 
-def _health(conf: cfg.ConfigOpts) -> None:
-    database = api.Database(conf)
-    away = health.away(database)
-    table = prettytable.PrettyTable(
-        ['Host', 'Status', 'Away since (UTC)', 'Not expected before (UTC)',
-         'Reason'], align='l')
-    for host in away:
-        planned = host.kind == outages.MAINTENANCE and host.began_at
-        table.add_row([
-            host.name, 'maintenance' if planned else
-            'suspected' if host.began_at is None else
-            'failed' if host.back_at is None else 'coming back',
-            clocks.iso(planned or host.seen_at)[:19],
-            clocks.iso(host.until)[:19] if host.until else '', host.reason])
-    print(table)
-    table = prettytable.PrettyTable(
-        ['Lease', 'Name', 'Project', 'Status', 'Missing', 'Changed',
-         'Reason'], align='l')
-    degraded = [one for one in views.listed(database) if one['degraded'] and
-                one['status'] not in states.LEASE.final()]
-    for lease in degraded:
-        table.add_row([
-            lease['id'], lease['name'], lease['project_id'], lease['status'],
-            *(sum(one[flag] for one in lease['reservations']) for flag in (
-                'missing_resources', 'resources_changed')),
-            lease['status_reason']])
-    print(table)
-    failed = sum(one.kind == outages.FAILURE and one.began_at is not None
-                 for one in away)
-    print(f'{failed} hosts have failed, {len(degraded)} leases are degraded.')
+def _health(conf: cfg.ConfigOpts, form: str) -> None:
+    hosts, leases = listings.healths(api.Database(conf))
+    listings.show(form, hosts, leases)
+    failed = sum(one['status'] in ('failed', 'coming back')
+                 for one in hosts.rows)
+    if form != listings.JSON:
+        print(f'{failed} hosts have failed, {len(leases.rows)} leases are '
+              f'degraded.')
 
 
-def _host_list(hosts: 'enrolling.Enrolling', _parsed: argparse.Namespace,
+def _host_list(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
                ) -> None:
-    table = prettytable.PrettyTable(
-        ['ID', 'Host', 'Status', 'Reservable', 'Zone'], align='l')
-    for host in hosts.listed():
-        table.add_row([
-            host['id'], host['hypervisor_hostname'], host['status'],
-            host['reservable'], host['availability_zone']])
-    print(table)
+    listings.show(parsed.format, listings.hosts(hosts.listed()))
 
 
 def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
@@ -392,11 +336,21 @@ def _verify(parsed: argparse.Namespace) -> int:
     except Exception as exc:
         print(f'Nothing could be compared: {exc}', file=sys.stderr)
         return 2
-    return _tell(report, sizes)
+    return _tell(report, sizes, parsed.format)
 
 
-def _tell(report: 'verify.Report', sizes: ty.Mapping[str, int]) -> int:
+def _tell(report: 'verify.Report', sizes: ty.Mapping[str, int], form: str,
+          ) -> int:
     """Print what was found; returns the exit code."""
+    code = 2 if report.failures else 1 if report.left else 0
+    if form == listings.JSON:
+        listings.dump({
+            'left': [{'text': one.text, 'remedy': one.remedy}
+                     for one in report.left],
+            'mended': [one.text for one in report.mended],
+            'problems': report.problems, 'failures': report.failures,
+            'compared': sizes})
+        return code
     for difference in report.mended:
         print(f'Mended: {difference.text}')
     for difference in report.left:
@@ -409,9 +363,7 @@ def _tell(report: 'verify.Report', sizes: ty.Mapping[str, int]) -> int:
           ', '.join(f'{count} {what}' for what, count in sizes.items()) + (
               '; NOT EVERYTHING COULD BE COMPARED.'
               if report.failures else '.'))
-    if report.failures:
-        return 2
-    return 1 if report.left else 0
+    return code
 
 
 def _import(parsed: argparse.Namespace) -> int:
@@ -426,13 +378,21 @@ def _import(parsed: argparse.Namespace) -> int:
     except Exception as exc:
         print(f'Nothing was imported: {exc}', file=sys.stderr)
         return 2
-    return _tell_import(plan, parsed.apply)
+    return _tell_import(plan, parsed.apply, parsed.format)
 
 
-def _tell_import(plan: 'importing.Plan', applied: bool) -> int:
+def _tell_import(plan: 'importing.Plan', applied: bool, form: str) -> int:
     """Print what has become of everything; returns the exit code."""
     from blazar_nova.cmd import importing
 
+    counts = collections.Counter(item.outcome for item in plan.items())
+    code = 1 if importing.Outcome.REFUSED in counts else 0
+    if form == listings.JSON:
+        listings.dump({'applied': applied, 'over': plan.over, 'items': [
+            {'kind': one.kind, 'id': one.id, 'name': one.name,
+             'outcome': one.outcome, 'text': one.text}
+            for one in plan.items()]})
+        return code
     for item in plan.items():
         named = item.name if item.id == item.name else (
             f'{item.name} ({item.id})')
@@ -442,8 +402,7 @@ def _tell_import(plan: 'importing.Plan', applied: bool) -> int:
         print(f'{plan.over.total()} leases are over and left out: ' +
               ', '.join(f'{count} {status}' for status, count in sorted(
                   plan.over.items())) + '.')
-    counts = collections.Counter(item.outcome for item in plan.items())
     print((', '.join(f'{count} {outcome}' for outcome, count in
                      counts.items()) or 'There is nothing') + (
         '.' if applied else '. Nothing was done; --apply does it.'))
-    return 1 if importing.Outcome.REFUSED in counts else 0
+    return code

@@ -182,6 +182,27 @@ class TestLeases(ApiTestCase):
                 self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
                 for server in servers}))
 
+    def test_its_server_group_stays_as_long_as_it_is_there(self):
+        lease = self.make_active(reservations=[self.reservation(
+            amount=2, vcpus=1, affinity=False)])
+        path = f'/os-server-groups/{lease["reservations"][0]["id"]}'
+        for client in (self.alice, self.admin):
+            answer = client.api_request(path, method='DELETE')
+            self.assertEqual(409, answer.status_code, answer.text)
+            self.assertIn('goes when the lease is over', answer.text)
+        self.assertEqual(404, self.api(
+            project='0' * 32, user='bob').api_request(
+                path, method='DELETE').status_code)
+        self.alice.api_get(path)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.run_until(self.clock.now())
+        self.assertEqual(404, self.alice.api_request(path).status_code)
+        # Others are nobody's but their users'.
+        other = self.alice.post_server_groups(
+            {'name': 'mine', 'policy': 'affinity'})['id']
+        self.assertEqual(204, self.alice.api_request(
+            f'/os-server-groups/{other}', method='DELETE').status_code)
+
     def test_servers_of_it_are_not_resized(self):
         flavor_id = self.make_active()['reservations'][0]['flavor_id']
         inside = self.boot_active('inside', flavor=flavor_id)
@@ -542,6 +563,12 @@ class TestAnswers(ApiTestCase):
             answer = self.ask(method, path, {}, code=code)
             self.assertEqual((code, name), (answer['error_code'],
                                             answer['error_name']))
+
+    def test_head_is_answered_as_get_is(self):
+        lease = self.make(start_in=HOUR)
+        for path, code in ((f'/leases/{lease["id"]}', 200), ('/leases', 200),
+                           ('/leases/unheard-of', 404)):
+            self.assertIsNone(self.ask('HEAD', path, code=code))
 
     def test_bad_input_is_told_what_to_write(self):
         for body, words in (

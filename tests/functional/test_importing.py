@@ -12,6 +12,7 @@
 
 """Leases of Blazar, carried over with their hosts and their servers."""
 
+import json
 import pydoc
 
 import fixtures
@@ -112,6 +113,13 @@ class TestPending(ImportTestCase):
         lease_id, reservation_id = self.lease_of(
             HOUR, 2 * HOUR, '2', resource_properties=['==', '$gpu', 'A100'])
         before = self.books('SELECT * FROM hosts')
+        code, text = self.manage('--format', 'json')
+        found = json.loads(text)
+        self.assertEqual((0, False), (code, found['applied']))
+        self.assertEqual({'to be imported'}, {
+            one['outcome'] for one in found['items']})
+        self.assertIn((lease_id, 'lease'), {
+            (one['id'], one['name']) for one in found['items']})
         code, text = self.manage()
         self.assertEqual(0, code, text)
         for part in ('Host host1 (1): to be imported: gpu=A100',

@@ -436,7 +436,7 @@ class NothingLeftTest(RefusedTestCase):
         self.assertEqual((4, 4, 4), (
             rows['api.build_requests'], rows['api.instance_mappings'],
             rows['api.request_specs']))
-        self.assertEqual({'leases': 4, 'reservations': 4, 'events': 12,
+        self.assertEqual({'leases': 4, 'reservations': 4, 'events': 8,
                           'bookings': 4, 'held_builds': 4}, self.book_rows())
         self.assertEqual(['host1', 'host1', 'host2', 'host2'],
                          sorted(self.bookings().values()))

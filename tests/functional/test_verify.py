@@ -14,6 +14,7 @@
 
 import contextlib
 import io
+import json
 import typing as ty
 from unittest import mock
 
@@ -677,6 +678,20 @@ class CommandTest(VerifyTestCase):
               mock.patch('blazar_nova.compat.service.configure')):
             code = manage.main(['verify', '--grace', '0', *words])
         return code, out.getvalue().splitlines(), error.getvalue()
+
+    def test_json_for_scripts(self):
+        self.start_compute('host3')
+        text = 'Host host3 is one of Nova\'s, and the books do not know it.'
+        code, lines, _told = self.type('--format', 'json')
+        found = json.loads('\n'.join(lines))
+        self.assertEqual(1, code)
+        self.assertEqual([{'text': text, 'remedy': '--fix writes it down'}],
+                         found['left'])
+        code, lines, _told = self.type('--format', 'json', '--fix')
+        found = json.loads('\n'.join(lines))
+        self.assertEqual((0, [text], [], [], [], 3), (
+            code, found['mended'], found['left'], found['problems'],
+            found['failures'], found['compared']['hosts']))
 
     def test_codes_and_lines(self):
         self.assertEqual(

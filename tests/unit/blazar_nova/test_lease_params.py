@@ -453,8 +453,10 @@ class TestBeforeEnd(ParamsTestCase):
         self.assertEqual(NOW + 3600, self.before_end(duration='2h'))
         self.assertEqual(NOW + 6900, self.before_end(5, duration='2h'))
 
-    def test_it_is_never_before_the_start(self):
-        self.assertEqual(NOW, self.before_end(duration='59m'))
+    def test_none_where_the_lease_is_no_longer_than_that(self):
+        for duration in ('59m', '60m'):
+            self.assertIsNone(self.before_end(duration=duration))
+        self.assertEqual(NOW + 1, self.before_end(duration='3601s'))
 
     def test_none_when_switched_off(self):
         self.assertIsNone(self.before_end(0, duration='2h'))
@@ -777,8 +779,8 @@ class TestProperties(ParamsTestCase):
                 start, parser.Defaults('now', 1, minutes))
             self.assertEqual(requests.LeaseRequest(
                 name='x', window=model.Window(start, start + length),
-                before_end=(max(start, start + length - 60 * minutes)
-                            if minutes else None),
+                before_end=start + length - 60 * minutes
+                if 0 < 60 * minutes < length else None,
                 events=(requests.EventRequest('x', start + length),),
                 on_end='delete', starts_now=True), request)
 

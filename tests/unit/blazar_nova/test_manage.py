@@ -14,6 +14,7 @@
 
 import contextlib
 import io
+import json
 import os
 import types
 from unittest import mock
@@ -130,6 +131,33 @@ class ManageTest(base.TestCase):
         with database.reader() as session:
             sealed = session.get_one(models.HeldBuild, lease['id']).sealed
         self.assertEqual('the call', vault.Vault(old).open(sealed))
+
+    def test_each_listing_is_json_for_scripts(self):
+        self.manage('db', 'sync')
+        lease = self.hold(self.database())
+        (listed,) = self.json('lease', 'list')
+        self.assertEqual(
+            {'id': lease['id'], 'name': 'lease1', 'project_id': 'project',
+             'status': 'PENDING', 'servers': ['server-1'],
+             'start_date': clocks.iso(lease['start_date'])[:19],
+             'end_date': clocks.iso(lease['end_date'])[:19],
+             'status_reason': ''}, listed)
+        self.assertEqual([], self.json('lease', 'announced'))
+        self.assertEqual({'hosts': [], 'leases': []}, self.json('health'))
+        health.Health(
+            self.database(), clocks.ManualClock(NOW),
+            health.Patience(0, 0, 60), lambda event, lease: None).see(
+                {'host': health.Down('No power.', certain=True)})
+        self.assertEqual(
+            [{'name': 'host', 'status': 'failed', 'reason': 'No power.',
+              'since': clocks.iso(NOW)[:19],
+              'until': clocks.iso(NOW + 60)[:19]}],
+            self.json('health')['hosts'])
+
+    def json(self, *words):
+        code, text = self.manage(*words, '--format', 'json')
+        self.assertEqual(0, code, text)
+        return json.loads(text)
 
     def test_leases_are_listed_with_their_servers(self):
         self.manage('db', 'sync')

@@ -1,0 +1,199 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Requests that Nova would carry out, and that would break a lease.
+
+Each function answers one kind of them, or says None: then it may go on. Nova
+answers for those who must not know of what is asked about.
+"""
+
+import typing as ty
+
+from oslo_serialization import jsonutils
+from oslo_utils import strutils
+import webob
+
+from blazar_core.common import errors
+from blazar_nova.compat import hosted
+from blazar_nova.compat import hosts
+from blazar_nova.compat import pool
+from blazar_nova.compat import router
+from blazar_nova.parts import wiring
+
+__all__ = ['Guards', 'body_of']
+
+Environ: ty.TypeAlias = dict[str, ty.Any]
+
+#: The actions on a server for which Nova looks for a host.
+_NEED_A_HOST = frozenset({
+    'evacuate', 'migrate', 'os-migrateLive', 'resize', 'unshelve'})
+
+
+class Guards:
+    """Answers requests about what is in a lease."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+
+    def of_action(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to an action on a server."""
+        return (self._held_back(environ, server_id) or
+                self._of_fixed_size(environ, server_id) or
+                self._out_of_time(environ, server_id) or
+                self._led_astray(environ, server_id))
+
+    def of_group(self, environ: Environ, group_id: str) -> ty.Any:
+        """The answer to the deletion of a reservation's server group, without
+        which no server could be booted in it; None for any other.
+
+        Nova answers for those who must not know of it.
+        """
+        context = environ['nova.context']
+        try:
+            kind = self._parts.leases.servers.reservation(
+                group_id, None if context.is_admin else context.project_id)
+        except errors.BooksUnavailable:
+            return None
+        return router.fault(environ, 409, (
+            f'Server group {group_id} is that of reservation {group_id}, '
+            f'whose servers are booted in it: it goes when the lease is over. '
+            f'Delete the lease.')) if kind is not None else None
+
+    def _held_back(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to an action on a held server; None for any other.
+
+        Nova answers for those who must not know that the server exists.
+        """
+        try:
+            held = self._parts.leases.servers.held_by(server_id)
+        except errors.BooksUnavailable:
+            # Ordinary servers must not suffer from it.
+            return None
+        context = environ['nova.context']
+        if held is None or not (
+                context.is_admin or held['project_id'] == context.project_id):
+            return None
+        return router.fault(environ, 409, (
+            f'Server {server_id} is RESERVED: it is held by lease '
+            f'{held["name"]} ({held["lease_id"]}), to be built from '
+            f'{held["start_date"]} UTC on. Until it is, it can be shown, '
+            f'renamed and deleted.'))
+
+    def _of_fixed_size(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to a resize out of a reservation, or into one.
+
+        Nova answers for those who must not know of it.
+        """
+        wanted = _resized(environ)
+        if wanted is None:
+            return None
+        context, reservation_id = environ['nova.context'], None
+        try:
+            place = self._parts.leases.servers.place_of(server_id)
+            if place is not None:
+                if context.is_admin or (
+                        place['project_id'] == context.project_id):
+                    reservation_id = place['reservation_id']
+            elif self._parts.leases.servers.reservation(
+                    wanted, context.project_id):
+                reservation_id = wanted
+        except errors.BooksUnavailable:
+            return None
+        return reservation_id and router.fault(environ, 409, (
+            f'Servers of reservation {reservation_id} are of its flavor, and '
+            f'no others are: servers cannot be resized out of it or into it. '
+            f'Boot a new one.'))
+
+    def _out_of_time(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to an action that needs a host, on a server within a
+        reservation of hosts whose lease is over: it is let onto none of them.
+
+        Nova would accept it, and then do nothing. It answers for those who
+        must not know of it.
+        """
+        if _NEED_A_HOST.isdisjoint(body_of(environ)):
+            return None
+        context = environ['nova.context']
+        try:
+            within = hosted.reservation_of_server(
+                server_id, None if context.is_admin else context.project_id)
+            over = within and self._parts.leases.servers.lease_over(within)
+        except (errors.BooksUnavailable, errors.CloudUnavailable):
+            return None
+        return router.fault(environ, 409, (
+            f'Server {server_id} is in reservation {within}, and its lease '
+            f'{over} is over: it can go to no other host of that. If it is '
+            f'shelved, unshelve it when the lease is TERMINATED: it is no '
+            f'server of that any more then.')) if over is not None else None
+
+    def _led_astray(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to a move that asks no scheduler, onto hosts that are
+        not for this server or away from those that are.
+        """
+        target = _forced_onto(environ)
+        if target is None or not environ['nova.context'].is_admin:
+            return None
+        try:
+            within = hosted.reservation_of_server(server_id)
+            try:
+                enrolled, holder = self._parts.leases.servers.holder_of(target)
+            except errors.BooksUnavailable:
+                if within is not None or not pool.joined().isdisjoint(
+                        one.uuid for one in hosts.on_service_host(target)):
+                    raise
+                # Ordinary servers must not suffer from it.
+                return None
+        except (errors.BooksUnavailable, errors.CloudUnavailable) as exc:
+            return router.fault(environ, 503, (
+                f'Whether the server may be on host {target} is not known '
+                f'now: {exc} Leave "force" out, or the host.'))
+        if holder == within and (within is not None or not enrolled):
+            return None
+        return router.fault(environ, 409, (
+            f'Host {target} serves leases only, and not one of this server. '
+            if within is None else
+            f'The server is in reservation {within}, which does not have host '
+            f'{target}. ') + 'Leave "force" out, or the host: then it is '
+            'moved to where it may be.')
+
+
+def body_of(environ: Environ) -> dict[str, ty.Any]:
+    """The object in a request; one that Nova would refuse is empty."""
+    request = webob.Request(environ)
+    try:
+        # Reading the body leaves it to be read again.
+        body = jsonutils.loads(request.body)
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _resized(environ: Environ) -> str | None:
+    """The id of the flavor that an action wants a server to have."""
+    resize = body_of(environ).get('resize')
+    flavor = resize.get('flavorRef') if isinstance(resize, dict) else None
+    return str(flavor).rsplit('/', 1)[-1] if flavor is not None else None
+
+
+def _forced_onto(environ: Environ) -> str | None:
+    """The host to which an action moves a server whatever the scheduler
+    says: in older microversions all that is named, later only with "force".
+    """
+    body, version = body_of(environ), router.microversion(environ)
+    for action, since in (('os-migrateLive', (2, 30)), ('evacuate', (2, 29))):
+        values = body.get(action)
+        if isinstance(values, dict) and isinstance(
+                values.get('host'), str) and values['host'].isprintable():
+            forced = strutils.bool_from_string(values.get('force', False))
+            return values['host'] if forced or (
+                version is not None and version < since) else None
+    return None

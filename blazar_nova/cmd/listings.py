@@ -1,0 +1,155 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What ``blazar-nova-manage`` lists: tables for people, JSON for scripts."""
+
+import argparse
+import typing as ty
+
+from oslo_serialization import jsonutils
+import prettytable
+
+from blazar_core.books import outages
+from blazar_core.common import clock as clocks
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.leases import views
+from blazar_core.lifecycle import announcing
+from blazar_core.lifecycle import health
+
+__all__ = ['JSON', 'Listing', 'add_format', 'announced', 'dump', 'healths',
+           'hosts', 'leases', 'orphaned', 'show']
+
+JSON = 'json'
+
+
+class Listing(ty.NamedTuple):
+    """A table.
+
+    :ivar name: what it is called beside others
+    :ivar columns: by the key of a value, its title
+    :ivar rows: values; several in one place are a list
+    """
+
+    name: str
+    columns: ty.Mapping[str, str]
+    rows: ty.Sequence[ty.Mapping[str, ty.Any]]
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Let it be said how something is printed."""
+    parser.add_argument(
+        '--format', choices=('table', JSON), default='table',
+        help='what is printed: a table, or JSON for scripts')
+
+
+def show(form: str, *listings: Listing) -> None:
+    """Print listings; several are one object in JSON, by their names."""
+    if form == JSON:
+        found = {one.name: [{key: row[key] for key in one.columns}
+                            for row in one.rows] for one in listings}
+        dump(found if len(listings) > 1 else found[listings[0].name])
+        return
+    for one in listings:
+        table = prettytable.PrettyTable([*one.columns.values()], align='l')
+        for row in one.rows:
+            table.add_row([_cell(row[key]) for key in one.columns])
+        print(table)
+
+
+def dump(found: ty.Any) -> None:
+    """Print something as JSON."""
+    print(jsonutils.dumps(found, indent=2))
+
+
+def _cell(value: ty.Any) -> ty.Any:
+    if value is None:
+        return ''
+    return '\n'.join(value) if isinstance(value, list) else value
+
+
+def _date(time: int | None) -> str | None:
+    return clocks.iso(time)[:19] if time else None
+
+
+_LEASE = {'id': 'ID', 'name': 'Name', 'project_id': 'Project'}
+_TIMES = {'start_date': 'Start (UTC)', 'end_date': 'End (UTC)'}
+
+
+def leases(database: api.Database) -> Listing:
+    """The leases of all projects."""
+    return Listing('leases', {
+        **_LEASE, 'status': 'Status', **_TIMES, 'servers': 'Servers',
+        'status_reason': 'Reason'}, [
+            {**lease, 'start_date': _date(lease['start_date']),
+             'end_date': _date(lease['end_date']),
+             'servers': [server for reservation in lease['reservations']
+                         for server in reservation['servers']]}
+            for lease in views.listed(database)])
+
+
+def announced(database: api.Database) -> Listing:
+    """What would be over by now, if every boot were a lease."""
+    return Listing('announced', {
+        'server_id': 'Server', 'project_id': 'Project', 'user_id': 'User',
+        'created_at': 'Booted (UTC)', 'end_date': 'Would end (UTC)'}, [
+            {'server_id': row.server_id, 'project_id': row.project_id,
+             'user_id': row.user_id, 'created_at': _date(row.created_at),
+             'end_date': _date(row.end_date)}
+            for row in announcing.told(database)])
+
+
+def orphaned(found: ty.Iterable[ty.Any]) -> Listing:
+    """The leases whose project or user does not exist any more.
+
+    :param found: rows of :func:`orphans.known`
+    """
+    return Listing('orphans', {
+        **_LEASE, 'user_id': 'User', 'status': 'Status',
+        'end_date': 'End (UTC)', 'missing': 'Missing',
+        'seen_at': 'Since (UTC)'}, [
+            {**row._asdict(), 'end_date': _date(row.end_date),
+             'seen_at': _date(row.seen_at)} for row in found])
+
+
+def hosts(found: ty.Iterable[ty.Mapping[str, ty.Any]]) -> Listing:
+    """The hosts that serve leases only, as the API describes them."""
+    return Listing('hosts', {
+        'id': 'ID', 'hypervisor_hostname': 'Host', 'status': 'Status',
+        'reservable': 'Reservable', 'availability_zone': 'Zone'}, [*found])
+
+
+def healths(database: api.Database) -> tuple[Listing, Listing]:
+    """The hosts that are away, and the leases that are degraded."""
+    return Listing('hosts', {
+        'name': 'Host', 'status': 'Status', 'since': 'Away since (UTC)',
+        'until': 'Not expected before (UTC)', 'reason': 'Reason'}, [
+            _away(host) for host in health.away(database)]), Listing(
+        'leases', {
+            **{**_LEASE, 'id': 'Lease'}, 'status': 'Status',
+            'missing_resources': 'Missing', 'resources_changed': 'Changed',
+            'status_reason': 'Reason'}, [
+            {**lease, **{flag: sum(
+                one[flag] for one in lease['reservations']) for flag in (
+                    'missing_resources', 'resources_changed')}}
+            for lease in views.listed(database) if lease['degraded'] and
+            lease['status'] not in states.LEASE.final()])
+
+
+def _away(host: health.Away) -> dict[str, ty.Any]:
+    planned = host.began_at if host.kind == outages.MAINTENANCE else None
+    return {
+        'name': host.name, 'status': 'maintenance' if planned else
+        'suspected' if host.began_at is None else
+        'failed' if host.back_at is None else 'coming back',
+        'since': _date(planned or host.seen_at), 'until': _date(host.until),
+        'reason': host.reason}

@@ -92,11 +92,12 @@ class Servers:
             'reservation_id': row.id, 'project_id': row.project_id}
 
     def reservation(self, reservation_id: str, project_id: str | None,
-                    ) -> str | None:
+                    anyones: bool = False) -> str | None:
         """The resource type of a project's reservation, or of one that is
         shared with it.
 
-        :param project_id: None: whosever it is
+        :param project_id: None: that of a token that is for none
+        :param anyones: whosever it is
         :returns: None when the project has none of that id, or it is over
         """
         if not reservation_id.isprintable():
@@ -110,9 +111,10 @@ class Servers:
                 .where(models.Reservation.id == reservation_id,
                        models.Reservation.status !=
                        states.Reservation.DELETED)).one_or_none()
-        return None if row is None or project_id not in (
-            None, row.project_id, *(row.params or {}).get('projects', ())
-        ) else row.resource_type
+        if row is None or not anyones and project_id not in (
+                row.project_id, *(row.params or {}).get('projects', ())):
+            return None
+        return ty.cast(str, row.resource_type)
 
     def why_not_within(self, reservation_id: str, project_id: str,
                        lease: requests.LeaseRequest | None = None,

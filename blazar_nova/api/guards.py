@@ -60,7 +60,7 @@ class Guards:
         context = environ['nova.context']
         try:
             kind = self._parts.leases.servers.reservation(
-                group_id, None if context.is_admin else context.project_id)
+                group_id, context.project_id, anyones=context.is_admin)
         except errors.BooksUnavailable:
             return None
         return router.fault(environ, 409, (

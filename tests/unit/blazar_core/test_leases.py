@@ -1503,8 +1503,12 @@ class TestQuestions(base.LeaseTestCase):
         self.assertEqual('virtual:instance',
                          self.leases.servers.reservation(
                              reservation_id, 'mine'))
-        self.assertIsNone(
-            self.leases.servers.reservation(reservation_id, 'yours'))
+        for other in ('yours', None):
+            self.assertIsNone(
+                self.leases.servers.reservation(reservation_id, other))
+        self.assertEqual(
+            'virtual:instance', self.leases.servers.reservation(
+                reservation_id, None, anyones=True))
         self.assertIsNone(
             self.leases.servers.reservation('unheard of', 'mine'))
 

@@ -1,0 +1,177 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What may be asked of a lease in each state: the table of the documentation.
+"""
+
+import os
+import re
+
+from oslotest import base as oslotest
+
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.leases import changing
+from blazar_core.leases import making
+from blazar_core.leases import owning
+from blazar_core.leases import requests
+from tests import databases
+from tests import imports
+from tests.unit import base
+
+NOW = base.NOW
+DOCUMENT = os.path.join(imports.ROOT, 'doc', 'source', 'api', 'states.rst')
+#: By the errors of the core, what the API answers.
+CODES = {errors.InvalidLeaseParams: '400', errors.NotFound: '404',
+         errors.Conflict: '409', errors.InvalidTransition: '409'}
+#: What may be asked, by the names of methods below.
+REQUESTS = ('rename', 'prolong', 'shorten', 'move', 'grow', 'accept',
+            'hand_over', 'delete')
+
+load_tests = databases.load_tests
+
+
+def table(title):
+    """The rows of a table of the document, by their first cells."""
+    with open(DOCUMENT, encoding='utf-8') as file:
+        text = file.read().split(f'.. list-table:: {title}\n')[1]
+    rows = re.split(r'\n   \* - ', text.split('\n\n', 2)[1])
+    head, *body = (re.split(r'\n +- ?', row.strip().removeprefix('* - '))
+                   for row in rows)
+    return {cells[0].strip('`'): dict(zip(head[1:], cells[1:], strict=True))
+            for cells in body}
+
+
+class TestRequests(base.LeaseTestCase):
+
+    scenarios = [
+        (f'{state}, {name}', {'state': state, 'request_name': name})
+        for state in states.Lease for name in REQUESTS]
+    kind = 'sqlite'
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.engine = self.new_engine()
+
+    def full(self):
+        """A lease that has all capacity for a while."""
+        return self.reserve(0, 1000, self.places(1, 4))
+
+    # -- a lease in each state -----------------------------------------------
+
+    def offered(self):
+        return self.leases.making.offer(making.NewLease(
+            'project', 'user', self.request(100, 1000), (self.places(),)), 60)
+
+    def waiting(self):
+        self.full()
+        return self.reserve(request=self.request(
+            0, 900, retry=requests.Retry(60, 20)))
+
+    def in_progress(self):
+        self.full()
+        return self.reserve(request=self.request(0, 900, timeout=600))
+
+    def pending(self):
+        return self.reserve(100, 1000)
+
+    def starting(self):
+        return self.lease(0, 1000)
+
+    def active(self):
+        return self.reserve(0, 1000, active=True)
+
+    def terminating(self):
+        lease = self.running_lease(0, 1000)
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.ending.end(lease['id'])
+        return lease
+
+    def terminated(self):
+        lease = self.active()
+        self.lifecycle.ending.end(lease['id'])
+        return lease
+
+    def timedout(self):
+        lease = self.in_progress()
+        self.clock.advance(700)
+        self.engine.run_due()
+        return lease
+
+    def error(self):
+        lease = self.pending()
+        self.lifecycle.starting.give_up(lease['id'], states.EventType.START)
+        return lease
+
+    # -- what is asked of it -------------------------------------------------
+
+    def change(self, lease, **values):
+        self.leases.changing.update(lease['id'], changing.Change(**values))
+
+    def rename(self, lease):
+        self.change(lease, name='other')
+
+    def prolong(self, lease):
+        self.change(lease, end=NOW + 2000)
+
+    def shorten(self, lease):
+        self.change(lease, end=NOW + 800)
+
+    def move(self, lease):
+        self.change(lease, start=NOW + 750, end=NOW + 2000)
+
+    def grow(self, lease):
+        self.change(lease, reservations={
+            lease['reservations'][0]['id']: self.places(2)})
+
+    def accept(self, lease):
+        self.leases.making.accept(lease['id'])
+
+    def hand_over(self, lease):
+        own = self.leases.owning
+        own.hand_over(lease['id'], own.look(lease['id']).generation,
+                      owning.Owner('project', 'heir'), None, False)
+
+    def delete(self, lease):
+        self.lifecycle.ending.delete(lease['id'])
+
+    def test_it_is_answered_as_the_table_says(self):
+        lease = getattr(self, self.state.lower())()
+        self.assertEqual(self.state, self.status(lease))
+        answer = 'yes'
+        try:
+            getattr(self, self.request_name)(lease)
+        except tuple(CODES) as exc:
+            answer = CODES[type(exc)]
+            # It says why, and has changed nothing.
+            self.assertRegex(str(exc), r'\.$')
+            self.assertEqual(self.state, self.status(lease))
+        self.assertEqual(
+            table('What may be asked of a lease')[self.state][
+                self.request_name], answer)
+
+
+class TestDocument(oslotest.BaseTestCase):
+
+    def test_each_state_and_each_request_has_its_place(self):
+        said = table('What may be asked of a lease')
+        self.assertEqual([*states.Lease], [*said])
+        for cells in said.values():
+            self.assertEqual([*REQUESTS], [*cells])
+
+    def test_what_becomes_of_a_lease(self):
+        self.assertEqual(
+            {state: [other.value for other in following] or ['nothing']
+             for state, following in states.LEASE.steps.items()},
+            {state: re.findall(r'\w+', cells['Then']) for state, cells in
+             table('What becomes of a lease').items()})

@@ -89,27 +89,28 @@ class Starts:
             found.append((starts[-1], found[-1][1]))
         return found, more
 
-    def lasting(self, bookings: ty.Sequence[ty.Any], window: model.Window,
+    def lasting(self, bookings: ty.Sequence[ty.Any],
+                instead_of: ty.Sequence[ty.Any], since: int, until: int,
                 ) -> int:
         """Until when bookings could go on where they are.
 
         Costs a look at each host, and some thirty at one where others are in
         the way.
 
-        :param window: from when on they need more, and until when
-        :returns: an instant in it
+        :param instead_of: rows of bookings that are not in the way; these too
+        :param since: the instant from which on they need more
+        :param until: the last one that is of interest
         """
         own: dict[int, collections.Counter[str]] = collections.defaultdict(
             collections.Counter)
         for one in bookings:
             if one.host_id is not None:
                 own[one.host_id].update(one.resources)
-        last = window.end
-        with self._index.fresh() as timeline, self._index.without(bookings):
+        with self._index.fresh() as timeline, self._index.without(instead_of):
             for host_id, amounts in own.items():
-                last = _last(timeline, self._index.hosts.get(host_id),
-                             amounts, model.Window(window.start, last))
-        return last
+                until = _last(timeline, self._index.hosts.get(host_id),
+                              amounts, since, until)
+        return until
 
     def fit_once(self, demands: ty.Sequence[model.Demand],
                  window: model.Window, instead_of: ty.Sequence[ty.Any],
@@ -170,19 +171,18 @@ class Starts:
 
 
 def _last(timeline: timelines.Timeline, host: model.Host | None,
-          amounts: model.Resources, window: model.Window) -> int:
+          amounts: model.Resources, since: int, until: int) -> int:
     """Until when a host has so much beside what is booked there."""
     if host is None:
-        return window.start
+        return min(since, until)
     free = {rc: total - host.usage.get(rc, 0)
             for rc, total in host.capacity.items()}
-    known, last = window.start, window.end
-    until = last
+    known, last = min(since, until), until
     while known < until:
-        booked = timeline.peak(host.id, model.Window(window.start, until))
+        booked = timeline.peak(host.id, model.Window(since, until))
         if all(amount + booked.get(rc, 0) <= free.get(rc, 0)
                for rc, amount in amounts.items()
-               if rc in free or rc not in ledger.SHARED):
+               if amount and (rc in free or rc not in ledger.SHARED)):
             known = until
         else:
             last = until - 1

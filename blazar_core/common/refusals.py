@@ -84,6 +84,6 @@ _WHY = {
                     'less what runs there without an end.',
     Reason.TOO_LONG: 'There is no capacity for this lease until that end: it '
                      'stays where it is, and others have that before.',
-    Reason.HOST_AWAY: 'A host of this lease has failed, or is in maintenance: '
-                      'it cannot last longer. Ask again when that is over.',
+    Reason.HOST_AWAY: 'A host of this lease is away at its end, as it has '
+                      'failed or for maintenance: it cannot last longer.',
 }

@@ -113,32 +113,35 @@ class Changing:
                                    'meanwhile') from exc
             if not plan.demands:
                 raise errors.Refused(self._too_long(
-                    lease, plan, window)) from exc
+                    lease, change, plan, window)) from exc
         picked = self._admission.pick_all(
             [*plan.demands.values()], plan.window,
             instead_of=plan.instead_of, kept=plan.kept)
         return self._rewrite(lease_id, change, dict(
             zip(plan.demands, picked, strict=True)))
 
-    def _too_long(self, lease: models.Lease, plan: replanning.Plan,
-                  window: model.Window) -> refusals.Refusal:
+    def _too_long(self, lease: models.Lease, change: Change,
+                  plan: replanning.Plan, window: model.Window,
+                  ) -> refusals.Refusal:
         """Why a lease cannot last over a window: what runs stays where it is,
         and has started already.
         """
-        booked = lease.booked(model.Window(lease.start_date, lease.end_date))
+        kept = [row for one in lease.reservations for row in resizing.kept(
+            one, change.reservations.get(one.id))]
+        since = min(row.end_date for row in kept or plan.instead_of)
         latest = self._admission.starts.lasting(
-            plan.instead_of, model.Window(booked.end, plan.window.end)) - (
+            kept, plan.instead_of, since, plan.window.end) - (
                 plan.window.end - window.end)
         # Ends are written to the minute.
         latest -= latest % 60
         reason = refusals.Reason.TOO_LONG
         if latest <= lease.end_date:
             with self._database.connection() as connection:
-                if outages.are_away(connection, {
-                        row.host_id for row in plan.instead_of}, booked.end):
+                if outages.are_away(
+                        connection, {row.host_id for row in kept}, since):
                     reason = refusals.Reason.HOST_AWAY
         return refusals.Refusal(
-            reason, len(plan.instead_of), 0, None,
+            reason, len(kept), 0, None,
             latest_end=latest if latest > lease.end_date else None)
 
     def _rewrite(self, lease_id: str, change: Change,

@@ -63,10 +63,12 @@ class Guards:
                 group_id, context.project_id, anyones=context.is_admin)
         except errors.BooksUnavailable:
             return None
+        if kind is None or not self._parts.types.of(kind, False).for_servers:
+            return None
         return router.fault(environ, 409, (
             f'Server group {group_id} is that of reservation {group_id}, '
             f'whose servers are booted in it: it goes when the lease is over. '
-            f'Delete the lease.')) if kind is not None else None
+            f'Delete the lease.'))
 
     def _held_back(self, environ: Environ, server_id: str) -> ty.Any:
         """The answer to an action on a held server; None for any other.

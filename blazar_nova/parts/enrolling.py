@@ -256,12 +256,16 @@ class Enrolling:
         if attempt.is_own and self._write(enrolment.abandon, attempt):
             pool.leave(host)
             self._write(enrolment.retire, attempt.host_id)
-            return
-        with self._database.reader() as session:
-            row = session.get_one(models.Host, attempt.host_id)
-        if row.enrolment is None:
-            # They have let others in again, and this one came later.
+        if self._enrolment(attempt.host_id) is None:
+            # Others have let everybody in again, and this one came later.
             pool.leave(host)
+            if self._enrolment(attempt.host_id) is not None:
+                # And others again keep them off since then.
+                pool.join(host)
+
+    def _enrolment(self, host_id: int) -> str | None:
+        with self._database.reader() as session:
+            return session.get_one(models.Host, host_id).enrolment
 
     def _write(self, work: ty.Callable[..., ty.Any], *args: ty.Any,
                ) -> ty.Any:

@@ -31,6 +31,7 @@ from blazar_nova.cmd import verify
 from blazar_nova.compat import again
 from blazar_nova.compat import claims
 from blazar_nova.compat import occupants
+from blazar_nova.compat import pool
 from blazar_nova.parts import enrolling
 from tests.functional import test_whole_hosts
 
@@ -243,8 +244,11 @@ class TestUnderWay(AlternatesTestCase):
         self.assertEqual(['enrolled'], [
             one['status'] for one in self.enrolling.listed()])
 
-    def test_who_was_overtaken_finishes_nothing(self):
-        host = 'host1'
+    def overtaken(self, meanwhile):
+        """Go on with an enrolment that is given up; returns what is said.
+
+        :param meanwhile: called when it was, before the other one goes on
+        """
         waits, given_up = threading.Event(), threading.Event()
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.occupants.under_way',
@@ -254,26 +258,48 @@ class TestUnderWay(AlternatesTestCase):
             waits.set()
             self.assertTrue(given_up.wait(60))
 
-        with futures.ThreadPoolExecutor(1) as pool:
+        with futures.ThreadPoolExecutor(1) as executor:
             def first(_server_ids):
-                self.going_on = pool.submit(
-                    enrolling.Enrolling(self.listener.parts).add, host, {},
+                self.going_on = executor.submit(
+                    enrolling.Enrolling(self.listener.parts).add, 'host1', {},
                     pause=late)
                 self.assertTrue(waits.wait(60))
                 raise errors.Conflict('It takes too long.')
 
-            self.assertRaises(errors.Conflict, self.enrolling.add, host, {},
+            self.assertRaises(errors.Conflict, self.enrolling.add, 'host1', {},
                               pause=first)
-            self.assertEqual(set(), self.traits(host))
-            # The next one dies before anybody is kept off the host again.
+            self.assertEqual(set(), self.traits('host1'))
+            meanwhile()
+            given_up.set()
+            return str(self.assertRaises(
+                errors.Conflict, self.going_on.result))
+
+    def test_who_was_overtaken_finishes_nothing(self):
+        def begin_and_die():
+            # Before anybody is kept off the host again.
             with fixtures.MonkeyPatch('blazar_nova.compat.pool.join',
                                       lambda _host: 1 / 0):
-                self.assertRaises(ZeroDivisionError, self.enrol, host)
-            given_up.set()
-            exc = self.assertRaises(errors.Conflict, self.going_on.result)
-        self.assertIn('given up meanwhile', str(exc))
+                self.assertRaises(ZeroDivisionError, self.enrol, 'host1')
+
+        self.assertIn('given up meanwhile', self.overtaken(begin_and_die))
         self.assertEqual(['enrolling'], [
             one['status'] for one in self.enrolling.listed()])
+
+    def test_who_was_overtaken_takes_nothing_out(self):
+        """What is enrolled between its look and its next step."""
+        real, again = pool.leave, []
+
+        def leave(host):
+            if not again:
+                again.append(1)
+                self.enrol('host1')
+            real(host)
+
+        self.overtaken(lambda: self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.pool.leave', leave)))
+        self.assertEqual(['enrolled'], [
+            one['status'] for one in self.enrolling.listed()])
+        self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
 
     def test_who_is_interrupted_is_told_what_has_become_of_it(self):
         def interrupted():

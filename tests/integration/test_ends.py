@@ -62,6 +62,26 @@ class EndsTest(test_tour.TourTestCase):
             self.lease(lease_id)['status'],
             self.lease(lease_id)['status_reason']))
 
+    def everything(self) -> tuple[set[str], set[str]]:
+        """The images and the servers that there are."""
+        return ({one['id'] for one in self.admin(
+            'GET', '/images?limit=1000', service='glance')['images']},
+            set(self.server_ids()))
+
+    def test_of_a_shelved_server_nothing_is_left(self) -> None:
+        before = self.everything()
+        server_id = str(self.create('server', *self.lease_words(
+            'now', 600, name='shelved'))['id'])
+        lease_id = str(self.lease_of(server_id)['id'])
+        self.wait_for_server(server_id)
+        self.act('shelve', server_id)
+        self.wait_for_server(server_id, 'SHELVED_OFFLOADED')
+        self.assertEqual(['server-shelved'], self.images(server_id))
+        self.demo('DELETE', f'/leases/{lease_id}', service='reservation')
+        self.wait_for_lease(lease_id, 'TERMINATED', 120)
+        self.wait_until_gone(server_id)
+        self.assertEqual(before, self.everything())
+
     def test_each_end_a_user_may_ask_for(self) -> None:
         servers, leases = {}, []
         for on_end in ('snapshot', 'stop,snapshot', 'shelve', 'stop',

@@ -333,6 +333,28 @@ class TestUpdate(base.LeaseTestCase):
         self.assertIsNone(self.assertRaises(
             errors.Refused, self.update, lease, end=1320).refusal.latest_end)
 
+    def test_on_two_hosts_of_which_one_has_nothing_left(self):
+        for name in 'one', 'two':
+            self.host(name, VCPU=1)
+        lease = self.running_lease(0, 600, count=2)
+        for _number in range(2):
+            self.lease(600, 1200)
+        self.assertIsNone(self.assertRaises(
+            errors.Refused, self.update, lease, end=1200).refusal.latest_end)
+
+    def test_what_goes_by_the_same_change_is_not_in_the_way(self):
+        self.host('one', VCPU=2)
+        lease = self.reserve(0, 600, self.places(2), active=True)
+        self.lease(900, 1800)
+        self.lease(1800, 2400, resources={'VCPU': 2})
+        fewer = {lease['reservations'][0]['id']: self.places(1)}
+        refusal = self.assertRaises(
+            errors.Refused, self.update, lease, end=3000,
+            reservations=fewer).refusal
+        self.assertEqual((1, NOW + 1800), (
+            refusal.wanted, refusal.latest_end))
+        self.update(lease, end=1800, reservations=fewer)
+
     def test_a_refusal_says_that_its_host_is_away(self):
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 600)

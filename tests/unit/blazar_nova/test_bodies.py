@@ -246,6 +246,20 @@ class TestChange(base.RefusalTestCase):
              'end_date': base.NOW + 2 * HOUR + 30,
              'before_end_date': None, 'on_end': 'delete', 'grace_period': 0}
 
+    def test_one_that_was_too_short_is_near_its_end_when_it_is_prolonged(
+            self):
+        defaults = dataclasses.replace(DEFAULTS, minutes_before_end=60)
+        for before_end, expected in (
+                (None, base.NOW + 2 * HOUR), (NOW + 60, None)):
+            lease = {**self.lease, 'start_date': base.NOW,
+                     'end_date': base.NOW + HOUR,
+                     'before_end_date': before_end}
+            self.assertEqual(expected, bodies.change(
+                {'end_date': '2027-01-15 11:00'}, NOW, lease,
+                defaults).change.before_end)
+            self.assertIsNone(bodies.change(
+                {'name': 'other'}, NOW, lease, defaults).change.before_end)
+
     def change(self, now=NOW, lease=None, **values):
         return bodies.change(values, now, lease or self.lease,
                              dataclasses.replace(DEFAULTS, ends=(

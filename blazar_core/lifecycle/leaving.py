@@ -138,7 +138,9 @@ class Leaving:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             booking = facts.booking_of(session, server_id)
-            if booking is None or stays and lease.deleted_at is not None:
+            if booking is None or booking.reservation.lease_id != lease_id or (
+                    stays and lease.deleted_at is not None):
+                # By now it may be in the next occurrence of its lease.
                 return True
             if is_there and not self._has_room(session, booking):
                 return False

@@ -182,12 +182,12 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     if before_end is None and end is not None and 'before_end_date' in values:
         # What is not said moves with the end; this is to stay.
         before_end = ty.cast(int, lease['before_end_date'])
-    if end is not None and end > lease['end_date'] and (
+    first = max(now, lease['start_date'] if start is None else start)
+    if end is not None and end > max(first, lease['end_date']) and (
             lease['before_end_date'] is None and before_end is None):
         # It was too short to have one.
-        before_end = lease_params.default_before_end(model.Window(
-            max(now, lease['start_date'] if start is None else start), end),
-            defaults)
+        before_end = lease_params.default_before_end(
+            model.Window(first, end), defaults)
     window = model.Window(0, dates.LATEST)
     return ChangeRequest(
         changing.Change(

@@ -468,8 +468,7 @@ class DaemonTest(base.FunctionalTestCase):
         recorder.wait('lease.event.end_lease')
         told = [event for event, _payload in recorder.events
                 if event.startswith('lease.')]
-        self.assertEqual(['lease.create', 'lease.event.before_end_lease',
-                          'lease.event.start_lease',
+        self.assertEqual(['lease.create', 'lease.event.start_lease',
                           'lease.event.end_lease'], sorted(
             told, key=lambda event: event != 'lease.create'))
 

@@ -1140,6 +1140,21 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
             self.cloud.servers.pop(server_id, None)
             self.lifecycle.observing.check(server_id)
 
+    def test_an_end_that_comes_late_leaves_the_next_lease_its_server(self):
+        """A worker that stood still, while what it ended was ended by another
+        one, and the next occurrence has begun.
+        """
+        self.host('one', VCPU=4)
+        late, current = (self.running_lease(0, 100) for _lease in range(2))
+        server_id, = base.servers_of(current)
+        before = self.everything()
+        self.assertTrue(self.lifecycle.leaving.let_go(
+            late['id'], server_id, True))
+        self.lifecycle.leaving.gone(late['id'], server_id)
+        after = self.everything()
+        self.assertEqual(before['bookings'], after['bookings'])
+        self.assertEqual(before['hosts'], after['hosts'])
+
     def test_nothing_is_left_of_held_servers_that_were_deleted(self):
         held, = base.servers_of(self.lease(50, 100))
         self.gone(held)

@@ -259,6 +259,11 @@ class TestChange(base.RefusalTestCase):
                 defaults).change.before_end)
             self.assertIsNone(bodies.change(
                 {'name': 'other'}, NOW, lease, defaults).change.before_end)
+            # Whoever reads it further says what is wrong with it.
+            self.assertIsNone(bodies.change(
+                {'start_date': '2027-01-15 13:00',
+                 'end_date': '2027-01-15 12:00'}, NOW, lease,
+                defaults).change.before_end)
 
     def change(self, now=NOW, lease=None, **values):
         return bodies.change(values, now, lease or self.lease,

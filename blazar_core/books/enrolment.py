@@ -138,19 +138,21 @@ def finish(session: orm.Session, now: int, attempt: Attempt) -> None:
     _write(session, now, host, enrolment=states.Enrolment.ENROLLED)
 
 
-def abandon(session: orm.Session, now: int, attempt: Attempt) -> bool:
-    """Give an enrolment up, if nobody has finished it; says whether it is,
-    and the host is leaving.
+def abandon(session: orm.Session, now: int, attempt: Attempt,
+            ) -> models.Host | None:
+    """Give an enrolment up.
 
+    :returns: the host, which is leaving; None: somebody has finished it, or
+        given it up before
     :raises LostRace: when another process decided about it meanwhile
     """
     host = session.get_one(models.Host, attempt.host_id)
     if host.enrolment != states.Enrolment.ENROLLING or (
             host.begun != attempt.begun):
-        return False
+        return None
     _write(session, now, host, enrolment=states.Enrolment.LEAVING,
            reservable=False)
-    return True
+    return host
 
 
 def leave(session: orm.Session, now: int, host_id: int,

@@ -16,6 +16,7 @@ Every step may be repeated. A death in between leaves a host without servers
 (``enrolling``, or ``leaving``): the same request finishes it.
 """
 
+import contextlib
 import time
 import typing as ty
 
@@ -253,14 +254,18 @@ class Enrolling:
         """Nothing comes of an enrolment; who goes on with one that somebody
         else has begun leaves it to them.
         """
-        if attempt.is_own and self._write(enrolment.abandon, attempt):
-            pool.leave(host)
-            self._write(enrolment.retire, attempt.host_id)
+        left = self._write(
+            enrolment.abandon, attempt) if attempt.is_own else None
+        if left is not None:
+            # A blazar-listener may be faster.
+            with contextlib.suppress(errors.NotFound, errors.Conflict):
+                self._go(left)
         if self._enrolment(attempt.host_id) is None:
-            # Others have let everybody in again, and this one came later.
+            # Everybody may have been let in again before this one, or another
+            # one that goes on with the enrolment, kept others off.
             pool.leave(host)
             if self._enrolment(attempt.host_id) is not None:
-                # And others again keep them off since then.
+                # Others keep them off again since then.
                 pool.join(host)
 
     def _enrolment(self, host_id: int) -> str | None:

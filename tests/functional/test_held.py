@@ -14,7 +14,6 @@
 
 import base64
 from concurrent import futures
-import itertools
 import json
 import logging
 import os
@@ -23,7 +22,6 @@ import threading
 import fixtures
 from nova.api.openstack import api_version_request
 from nova.tests.fixtures import cinder
-from oslo_utils import uuidutils
 
 from tests.functional import base
 from tests.functional import leased
@@ -148,32 +146,6 @@ class ReservedTest(leased.LeasedTestCase):
         self.assertEqual([], self.ids(bob, '/servers?status=RESERVED'))
         self.assertEqual([server['id']], self.ids(
             self.admin, '/servers?all_tenants=1&status=RESERVED'))
-
-    def test_to_another_project_it_is_one_that_does_not_exist(self):
-        held, none = self.hold()['id'], uuidutils.generate_uuid()
-        bob = self.api(project='0' * 32, user='bob')
-        for method, path, body in itertools.product(
-                ['GET', 'HEAD', 'PUT', 'POST', 'DELETE'],
-                ['', '/action', '/metadata', '/tags', '/os-interface',
-                 '/os-instance-actions', '/os-volume_attachments', '/ips',
-                 '/diagnostics', '/remote-consoles', '/os-security-groups'],
-                [None, {'server': {'name': 'x'}}, {'os-stop': None},
-                 {'reboot': {'type': 'SOFT'}}, {'migrate': None},
-                 {'metadata': {'a': 'b'}}]):
-            if (body is None) == (method in ('PUT', 'POST')):
-                continue
-            answers = [bob.api_request(
-                f'/servers/{one}{path}', method=method,
-                **({} if body is None else {
-                    'headers': {'Content-Type': 'application/json'},
-                    'body': json.dumps(body)})) for one in (held, none)]
-            self.assertEqual(*[(
-                one.status_code, one.text.replace(server_id, 'ID'))
-                for one, server_id in zip(answers, (held, none))],
-                f'{method} {path} {body}')
-        # From its own project nothing is hidden.
-        self.assertEqual(200, self.alice.api_request(
-            f'/servers/{held}').status_code)
 
 
 class HeldTest(leased.LeasedTestCase):

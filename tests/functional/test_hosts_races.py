@@ -301,6 +301,17 @@ class TestUnderWay(AlternatesTestCase):
             one['status'] for one in self.enrolling.listed()])
         self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
 
+    def test_what_is_not_to_be_reserved_is_not_when_verify_has_finished_it(
+            self):
+        with fixtures.MonkeyPatch('blazar_nova.compat.pool.join',
+                                  lambda _host: 1 / 0):
+            self.assertRaises(ZeroDivisionError, self.enrolling.add, 'host1',
+                              {'gpu': 'A100'}, (), False, pause=None)
+        self.verified()
+        host, = self.enrolling.listed()
+        self.assertEqual(('enrolled', False, 'A100'), tuple(
+            host[key] for key in ('status', 'reservable', 'gpu')))
+
     def test_who_is_interrupted_is_told_what_has_become_of_it(self):
         def interrupted():
             raise KeyboardInterrupt

@@ -415,6 +415,13 @@ class TestLife(HostsTestCase):
         self.assertEqual([(None,)] * 3, self.books(
             'SELECT held_by FROM hosts'))
 
+    def test_it_has_no_server_group(self):
+        self.enrol('host1')
+        _lease, reservation_id = self.lease_hosts()
+        self.assertEqual(404, self.alice.api_request(
+            f'/os-server-groups/{reservation_id}', method='DELETE',
+        ).status_code)
+
     def test_a_deleted_lease_takes_its_servers_with_it(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()

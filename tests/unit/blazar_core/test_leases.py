@@ -342,6 +342,18 @@ class TestUpdate(base.LeaseTestCase):
         self.assertIsNone(self.assertRaises(
             errors.Refused, self.update, lease, end=1200).refusal.latest_end)
 
+    def test_of_what_it_does_not_take_nothing_has_to_be_left(self):
+        uuid = self.host('one', VCPU=2, DISK_GB=10)
+        lease = self.running_lease(0, 600, resources={
+            'VCPU': 1, 'DISK_GB': 0})
+        self.lease(900, 1800, resources={'VCPU': 1, 'DISK_GB': 10})
+        self.lease(1800, 2400, resources={'VCPU': 2, 'DISK_GB': 0})
+        # A disk has failed.
+        self.report(uuid, 'one', {}, {'VCPU': 2, 'DISK_GB': 5})
+        self.assertEqual(NOW + 1800, self.assertRaises(
+            errors.Refused, self.update, lease, end=3000).refusal.latest_end)
+        self.update(lease, end=1800)
+
     def test_what_goes_by_the_same_change_is_not_in_the_way(self):
         self.host('one', VCPU=2)
         lease = self.reserve(0, 600, self.places(2), active=True)

@@ -1709,13 +1709,14 @@ class TestEnrolment(WholeHostsTestCase):
             first.is_own, second.is_own, second.begun))
         self.write(enrolment.finish, second)
         self.write(enrolment.finish, first)
-        self.assertFalse(self.write(enrolment.abandon, first))
+        self.assertIsNone(self.write(enrolment.abandon, first))
         self.assertEqual(['enrolled'], self.enrolments())
 
     def test_one_that_was_given_up_is_not_finished(self):
         """Whatever has let others in meanwhile."""
         first = self.begin()
-        self.assertTrue(self.write(enrolment.abandon, first))
+        self.assertEqual('leaving', self.write(
+            enrolment.abandon, first).enrolment)
         self.assertRaises(
             errors.Conflict, self.write, enrolment.finish, first)
         self.write(enrolment.retire, first.host_id)
@@ -1724,7 +1725,7 @@ class TestEnrolment(WholeHostsTestCase):
         second = self.begin()
         self.assertRaises(
             errors.Conflict, self.write, enrolment.finish, first)
-        self.assertFalse(self.write(enrolment.abandon, first))
+        self.assertIsNone(self.write(enrolment.abandon, first))
         self.assertEqual(['enrolling'], self.enrolments())
         self.write(enrolment.finish, second)
 

@@ -1,0 +1,52 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How long an enrolment waits for others."""
+
+import types
+
+import fixtures
+
+from blazar_core.common import errors
+from blazar_nova.parts import enrolling
+from tests.unit import base
+
+
+class TestPatience(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.now, self.said = 0, []
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.parts.enrolling.time', types.SimpleNamespace(
+                monotonic=lambda: self.now, sleep=self.sleep)))
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def test_it_is_from_the_first_look_on(self):
+        pause = enrolling.patient(2, self.said.append)
+        # What comes before it may take long.
+        self.now = 100
+        for _time in range(2):
+            pause(['one', 'two'])
+        self.assertEqual(102, self.now)
+        self.assertIn('2 servers', str(self.assertRaises(
+            errors.Conflict, pause, ['one', 'two'])))
+
+    def test_it_says_what_it_waits_for_when_that_is_another(self):
+        pause = enrolling.patient(60, self.said.append)
+        for server_ids in (['one', 'two'], ['one', 'two'], ['two']):
+            pause(server_ids)
+        self.assertEqual([True, True], [
+            one.startswith('Waiting: ') for one in self.said])
+        self.assertIn(': two.', self.said[-1])

@@ -135,18 +135,6 @@ class StatusTest(base.TestCase):
         self.assertIn('| weight_classes = nova.scheduler.weights.all_weighers,'
                       'blazar_nova.scheduler.weights.BlazarWeigher ', text)
 
-    def test_who_is_exempt_is_somebody(self):
-        self.make_books()
-        for lines, code, words in (
-                ('default_reservation_exempt_project_ids = service', 1,
-                 'no id of a project'),
-                ('default_reservation = on\nreservation_length_days = 366', 2,
-                 'every boot would be refused')):
-            self.write(f'{RIGHT}{lines}\n')
-            found, details = self.results()['Default reservation']
-            self.assertEqual(code, found)
-            self.assertIn(words, details)
-
     def test_books_that_cannot_be_opened(self):
         """Services start then; who asks for it is told why."""
         self.url = f'sqlite:///{self.folder}'
@@ -156,14 +144,20 @@ class StatusTest(base.TestCase):
         self.assertIn('does not answer', details)
         self.assertIn('unable to open database file', details)
 
-    def test_books_without_a_schema(self):
-        self.write()
+    def test_books_without_a_schema_and_a_default_that_refuses_all(self):
+        self.write(f'{RIGHT}default_reservation = on\n'
+                   f'reservation_length_days = 366\n')
+        results = self.results()
         self.assertIn('Run: blazar-nova-manage db sync',
-                      self.results()['Database'][1])
+                      results['Database'][1])
+        code, details = results['Default reservation']
+        self.assertEqual(2, code)
+        self.assertIn('every boot would be refused', details)
 
-    def test_what_is_wrong_in_the_books(self):
+    def test_what_is_wrong_in_the_books_and_who_is_exempt(self):
         """Each start of the command takes seconds: all of it at once."""
-        self.write()
+        self.write(
+            f'{RIGHT}default_reservation_exempt_project_ids = service\n')
         database = self.make_books()
         with database.writer() as session:
             session.add(models.Lease(
@@ -181,6 +175,9 @@ class StatusTest(base.TestCase):
             settings.write(database, 0, process, {
                 '[scheduler] image_metadata_prefilter': value})
         results = self.results()
+        code, details = results['Default reservation']
+        self.assertEqual(1, code)
+        self.assertIn('no id of a project', details)
         code, details = results['blazar-listener']
         self.assertEqual(1, code)
         self.assertIn(

@@ -36,12 +36,19 @@ from blazar_core.db import models
 __all__ = ['Freeing', 'Scene']
 
 
+#: So many parts has a whole host, of which each that is there takes one: all
+#: are free where nobody is. More than there are servers on any host.
+_PARTS = 2 ** 20
+
+
 class Scene(ty.NamedTuple):
-    """The hosts that serve everybody, and what is there.
+    """The hosts that serve everybody, and what is there; where whole hosts are
+    wanted, those that serve leases only.
 
     :ivar wishes: what is wanted; its ``hosts`` are those of the demands
     :ivar ordinary: servers without a lease, as if all of them could move
-    :ivar leased: servers with one that lasts as long as what is wanted
+    :ivar leased: servers with one that lasts as long as what is wanted; where
+        whole hosts are, all with one
     :ivar generations: of the hosts, by id
     :ivar ids: of the hosts, by uuid
     """
@@ -71,7 +78,8 @@ class Freeing:
               instead_of: ty.Sequence[ty.Any],
               excluded: ty.Collection[str],
               coming: ty.Iterable[tuple[int, model.Resources]]) -> Scene:
-        """What a plan for some demands goes by; no whole hosts.
+        """What a plan for some demands goes by: for servers, or for whole
+        hosts.
 
         :param window: as long as they are to have room, from now on
         :param instead_of: rows of bookings that would go in exchange
@@ -80,15 +88,17 @@ class Freeing:
             there yet
         """
         demands = self._picking.named(demands)
+        whole = any(one.whole for one in demands)
+        sized = _with_part if whole else dict
         arriving: dict[int, collections.Counter[str]] = (
             collections.defaultdict(collections.Counter))
         for host_id, amounts in coming:
-            arriving[host_id].update(amounts)
+            arriving[host_id].update(sized(amounts))
         with self._index.fresh() as timeline:
             apart, hosts = self._index.apart(), self._index.hosts
             ids = [host_id for host_id, serving in zip(
-                timeline.ids, apart.serving, strict=True) if not serving and
-                hosts[host_id].capacity]
+                timeline.ids, apart.serving, strict=True)
+                if serving == whole and hosts[host_id].capacity]
             with self._index.without(instead_of):
                 places = [_place(timeline, hosts[host_id], window, arriving[
                     host_id]) for host_id in ids]
@@ -99,20 +109,30 @@ class Freeing:
         wanted = {host_id for one in wishes for host_id in one.hosts}
         now = self._clock.now()
         with self._database.connection() as connection:
-            ordinary = [planning.Movable(server_id, row.id, amounts)
-                        for row in connection.execute(
-                            _CONSUMERS, {'hosts': [*wanted]})
-                        # Of one that has changed since, another plan knows.
-                        if row.generation == generations[row.id]
-                        for server_id, (amounts, told) in sorted(
-                            (row.consumers or {}).items())
-                        if any(amounts.values()) and told <= now and
-                        server_id not in excluded]
-            leased = [planning.Movable(row.server_id, row.host_id, dict(
-                row.resources)) for row in connection.execute(
-                    _LEASED, {'hosts': [*wanted], 'end': window.end})
+            ordinary = [planning.Movable(
+                server_id, row.id, sized(amounts))
+                for row in connection.execute(
+                    _CONSUMERS, {'hosts': [*wanted]})
+                # Of one that has changed since, another plan knows.
+                if row.generation == generations[row.id]
+                for server_id, (amounts, told) in sorted(
+                    (row.consumers or {}).items())
+                if any(amounts.values()) and told <= now and
+                server_id not in excluded]
+            leased = [planning.Movable(
+                row.server_id, row.host_id, sized(row.resources))
+                for row in connection.execute(_LEASED, {
+                    'hosts': [*wanted], 'end': now if whole else window.end})
                 if row.resources and row.server_id not in excluded and
                 (row.params or {}).get('affinity') is None]
+            if whole:
+                taken = _taken(connection, ids, window, now, [
+                    row.id for row in instead_of])
+                places = [one._replace(
+                    within={**one.within, model.HOST: _PARTS - taken[one.id] -
+                            arriving[one.id][model.HOST]},
+                    beyond={**one.beyond, model.HOST: _PARTS})
+                    for one in places]
         return Scene(places, wishes, ordinary, leased, generations, uuids)
 
 
@@ -130,13 +150,33 @@ def _place(timeline: timelines.Timeline, host: model.Host,
             model.Window(window.end, model.FOREVER)))
 
 
+def _with_part(amounts: model.Resources) -> dict[str, int]:
+    """What a server takes, and its part of a whole host."""
+    return {**amounts, model.HOST: 1}
+
+
+def _taken(connection: sa.Connection, ids: ty.Collection[int],
+           window: model.Window, now: int, instead_of: ty.Sequence[int],
+           ) -> collections.Counter[int]:
+    """How many parts of whole hosts are taken while something is wanted."""
+    taken = collections.Counter({row.host_id: row.count for row in (
+        connection.execute(_THERE, {
+            'hosts': [*ids], 'now': now, 'end': window.end,
+            'own': [*instead_of]}))})
+    for row in connection.execute(_CONSUMERS, {'hosts': [*ids]}):
+        taken[row.id] += sum(any(amounts.values()) for amounts, _told in (
+            row.consumers or {}).values())
+    return taken
+
+
 def _wish(timeline: timelines.Timeline, demand: model.Demand,
           allowed: ty.Any, ids: ty.Collection[int]) -> planning.Wish:
     usable = set(ids) if allowed is None else {
         host_id for host_id, may in zip(timeline.ids, allowed, strict=True)
         if may} & set(ids)
     return planning.Wish(
-        demand.resources, demand.count, demand.most_per_host(),
+        {model.HOST: _PARTS} if demand.whole else demand.resources,
+        demand.count, demand.most_per_host(),
         frozenset(usable), demand.affinity is model.Affinity.SAME)
 
 
@@ -155,3 +195,12 @@ _LEASED = sa.select(
     _BOOKINGS.c.end_date >= sa.bindparam('end'),
     models.Lease.status == states.Lease.ACTIVE,
     models.Lease.deleted_at.is_(None)).order_by(_BOOKINGS.c.id)
+#: How many bookings a host has while something is wanted.
+_THERE = sa.select(
+    _BOOKINGS.c.host_id, sa.func.count().label('count'),
+).where(
+    _BOOKINGS.c.host_id.in_(sa.bindparam('hosts', expanding=True)),
+    _BOOKINGS.c.id.not_in(sa.bindparam('own', expanding=True)),
+    _BOOKINGS.c.start_date < sa.bindparam('end'),
+    sa.or_(_BOOKINGS.c.end_date > sa.bindparam('now'),
+           _BOOKINGS.c.placed_at.is_not(None))).group_by(_BOOKINGS.c.host_id)

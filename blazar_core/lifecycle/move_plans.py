@@ -96,9 +96,9 @@ class MovePlans:
         wanted = self._seeking.needs(lease_id)
         if isinstance(wanted, refusals.Refusal):
             return wanted.sentence()
-        if any(demand.whole for demand in wanted.values()):
-            return ('Whole hosts have no servers but those of leases, and '
-                    'those stay.')
+        if len({demand.whole for demand in wanted.values()}) > 1:
+            return ('Servers are moved for whole hosts or for servers, not '
+                    'for both in one lease.')
         now = self._clock.now()
         with self._database.reader() as session:
             own = [row for one in api.found(session, lease_id).reservations
@@ -109,7 +109,7 @@ class MovePlans:
             return ''
         window = model.Window(now, max(row.end_date for row in own))
         scene = self._admission.freeing.scene(
-            [*wanted.values()], window,
+            [demand.fewest() for demand in wanted.values()], window,
             [row for row in own if row.host_id is not None],
             {move.server_id for move in (*asked, *others)},
             [(move.target, move.resources) for move in others])
@@ -193,7 +193,7 @@ class MovePlans:
             edits = []
             for one in lease.reservations:
                 rows = seeking.wanting(one)
-                if len(rows) != len(picked[one.id]):
+                if len(rows) != wanted[one.id].count:
                     raise api.Outdated('some of its servers have gone')
                 edits += [ledger.Edit(row, ledger.new_of(
                     row, host_id=host_id,
@@ -209,8 +209,9 @@ class MovePlans:
             session.add_all(models.Move(
                 lease_id=lease_id, server_id=move.server_id,
                 source=move.source, target=move.target, asked_at=None,
-                resources=dict(move.takes), status=states.Move.PLANNED,
-                updated_at=now)
+                resources={rc: amount for rc, amount in move.takes.items()
+                           if rc != model.HOST},
+                status=states.Move.PLANNED, updated_at=now)
                 for move in made.moves)
             session.flush()
             lease.status_reason = moving.progress(session.scalars(

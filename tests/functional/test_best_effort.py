@@ -22,6 +22,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.lifecycle import making_room
 from tests.functional import nova_box
 from tests.functional import test_api
+from tests.functional import test_whole_hosts
 
 #: A flavor of Nova's tests that takes all of a host.
 WHOLE = '4'
@@ -222,3 +223,68 @@ class TestWords(test_api.ApiTestCase):
             return authorize(its, context, rule, target)
 
         return changed
+
+
+class TestWholeHosts(test_whole_hosts.HostsTestCase):
+    """Hosts that serve leases only, each with a server of another project
+    that may be moved.
+    """
+
+    hosts = {f'host{number}': nova_box.Capacity(
+        vcpus=4, memory_mb=8192, disk_gb=200) for number in (1, 2)}
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1', 'host2')
+        cheap = self.admin.post_flavor({'flavor': {
+            'name': 'cheap', 'ram': 512, 'vcpus': 2, 'disk': 1}})['id']
+        self.admin.post_extra_spec(cheap, {
+            'extra_specs': {'blazar:preemptible': 'true'}})
+        self.first = self.booted(cheap)
+        # One host is full, and so the next one comes to the other.
+        self.filler = self.make_active(reservations=[
+            self.reservation(vcpus=2)])
+        self.second = self.booted(cheap)
+        self.fill_books()
+
+    def booted(self, flavor):
+        """A server in a reservation of its own, for long."""
+        lease = self.make(
+            client=self.bob, length=10 * test_api.HOUR, reservations=[{
+                'resource_type': 'flavor:instance', 'flavor_id': flavor,
+                'amount': 1}])
+        self.run_until(clocks.SystemClock().now())
+        lease = self.get(lease, client=self.bob)
+        return self.boot_active('cheap', client=self.bob, flavor=lease[
+            'reservations'][0]['flavor_id'])
+
+    def test_one_is_freed_by_moving_who_may_be_moved(self):
+        before = {one['id']: self.host_of(one)
+                  for one in (self.first, self.second)}
+        self.assertEqual({'host1', 'host2'}, {*before.values()})
+        lease = self.make(
+            reservations=[self.hosts_wanted()], lease_type='best_effort',
+            timeout='10m')
+        self.assertEqual('IN_PROGRESS', lease['status'])
+        for _time in range(3):
+            self.run_until(self.clock.now() + 10)
+        # What is there for alice has not begun to be used.
+        self.assertIn('No servers could be moved',
+                      self.get(lease)['status_reason'])
+        self.delete(self.filler['id'])
+
+        def has_it():
+            self.look()
+            self.run_until(self.clock.now() + 10)
+            return self.get(lease)['status'] == 'ACTIVE'
+
+        self.wait_for(has_it, what='a host for the lease')
+        moved, = (one for one in (self.first, self.second)
+                  if self.host_of(one) != before[one['id']])
+        there, = (host for host in ('host1', 'host2')
+                  if host != self.host_of(moved))
+        self.assertEqual([there], self.aggregates()[
+            lease['reservations'][0]['id']])
+        self.assertEqual(self.host_of(self.first), self.host_of(self.second))
+        self.look()
+        self.assert_verified()

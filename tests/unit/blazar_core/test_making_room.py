@@ -33,6 +33,7 @@ from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import watch
 from tests import databases
 from tests.unit import base
+from tests.unit.blazar_core import test_whole_hosts
 
 NOW = base.NOW
 State = clouds.ServerState
@@ -509,6 +510,115 @@ class TestMoving(FourHosts):
             base.servers_of(lease)[0], clouds.Seen(State.GONE))
         self.assertEqual('TERMINATED', self.status(lease))
         self.go_on()
+
+
+class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
+    """Three hosts serve leases only, and servers with leases are on each."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuids = {name: self.host(name, VCPU=4, MEMORY_MB=4096)
+                      for name in ('one', 'two', 'three', 'plain')}
+        for name in ('one', 'two', 'three'):
+            self.enrol(name)
+        self.machines.among = model.Among.ENROLLED
+        self.cloud.hosts = set(self.uuids.values())
+        self.engine = self.new_engine()
+
+    def put(self, name, vcpus=1, preemptible=True, start=0, end=900):
+        """Have a server with a lease run on a host."""
+        make = self.running_lease if start == 0 else self.lease
+        lease = make(start, end, resources={
+            'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}, among=model.Among.ALL,
+            hosts=frozenset({self.uuids[name]}))
+        server_id, = base.servers_of(lease)
+        if preemptible:
+            self.cloud.preemptible.add(server_id)
+        return server_id
+
+    def wanted(self, least=1, most=1):
+        return self.reserve(0, 0, self.machines_of(least, most),
+                            request=self.request(0, 5000, timeout=600))
+
+    def go_on(self):
+        self.engine.run_due()
+        self.clock.advance(10)
+        self.engine.run_due()
+
+    def arrive(self):
+        for server_id, target in self.cloud.moves:
+            self.cloud.arrive(server_id, target)
+            self.lifecycle.observing.check(server_id)
+
+    def moves(self):
+        return [(server_id, self.named(uuid))
+                for server_id, uuid in self.cloud.moves]
+
+    def named(self, wanted):
+        name, = (name for name, uuid in self.uuids.items() if uuid == wanted)
+        return name
+
+    def test_the_one_with_the_fewest_servers_is_freed(self):
+        for name, count in (('one', 2), ('two', 1), ('three', 3)):
+            servers = [self.put(name) for _number in range(count)]
+            if name == 'two':
+                going = servers
+        lease = self.wanted()
+        self.assertEqual('IN_PROGRESS', lease['status'])
+        self.go_on()
+        (moved, to), = self.moves()
+        self.assertEqual(going, [moved])
+        # None that serves everybody, and where least is left.
+        self.assertEqual('three', to)
+        with self.database.reader() as session:
+            move, = session.query(models.Move)
+            self.assertEqual({'VCPU': 1, 'MEMORY_MB': 512}, move.resources)
+        self.assertEqual('IN_PROGRESS', self.status(lease))
+        self.arrive()
+        self.go_on()
+        self.assertEqual(('ACTIVE', {'two': lease['reservations'][0]['id']}),
+                         (self.status(lease), self.held()))
+        self.assertEqual('three', self.host_of(moved))
+
+    def test_one_that_is_promised_or_has_one_that_stays_is_not(self):
+        self.put('one', preemptible=False)
+        # It has not begun, and so nobody can move it.
+        self.put('two', start=600, end=1200)
+        self.put('three', vcpus=4)
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([], self.moves())
+        self.assertIn('No servers could be moved', self.reason(lease))
+        self.assertEqual('IN_PROGRESS', self.status(lease))
+
+    def test_no_more_are_freed_than_will_do(self):
+        for name in 'one', 'two', 'three':
+            self.put(name)
+        self.wanted(1, 3)
+        self.go_on()
+        self.assertEqual(1, len(self.moves()))
+
+    def test_two_are_freed_by_one_plan(self):
+        for name in 'one', 'two', 'three':
+            self.put(name)
+        lease = self.wanted(2, 2)
+        self.go_on()
+        (_one, to), (_other, also) = self.moves()
+        self.assertEqual(to, also)
+        self.arrive()
+        self.go_on()
+        self.assertEqual(('ACTIVE', 2), (
+            self.status(lease), len(self.held())))
+
+    def test_servers_and_hosts_in_one_lease_are_not_freed_at_once(self):
+        for name in 'one', 'two', 'three':
+            self.put(name)
+        lease = self.reserve(
+            0, 0, self.machines_of(), self.places(1),
+            request=self.request(0, 5000, timeout=600))
+        self.go_on()
+        self.assertEqual([], self.moves())
+        self.assertIn('not for both in one lease', self.reason(lease))
 
 
 class TestDeath(FourHosts):

@@ -202,7 +202,12 @@ def forget(database: api.Database, clock: clocks.Clock) -> None:
     with database.reader() as session:
         over = session.scalars(_OVER, {'now': clock.now()}).all()
     for uuid in over:
-        database.retried(_end, database, clock, uuid, False)
+        try:
+            database.retried(_end, database, clock, uuid, False)
+        except errors.BooksBusy as exc:
+            # It keeps no other host from being there again.
+            LOG.info('The maintenance of host %s is ended with the next '
+                     'look: %s', uuid, exc)
 
 
 def _end(database: api.Database, clock: clocks.Clock, uuid: str,

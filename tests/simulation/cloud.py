@@ -55,6 +55,8 @@ class Host:
     :ivar opened: the reservations whose servers it lets in
     :ivar dirty: whether one was there since it was cleaned
     :ivar cleaned_by: how many clean it at the moment
+    :ivar down: whether its nova-compute is not heard of
+    :ivar forced_down: whether somebody has said so
     """
 
     uuid: str
@@ -66,6 +68,8 @@ class Host:
     opened: set[str] = dataclasses.field(default_factory=set)
     dirty: bool = False
     cleaned_by: int = 0
+    down: bool = False
+    forced_down: bool = False
 
     def admits(self, server: 'Server') -> bool:
         """Whether placement offers it to a server."""
@@ -160,7 +164,7 @@ class Request:
     def admits(self, host: Host) -> bool:
         """Whether it is about a host, as far as placement goes."""
         server = self.server
-        return host.fits(server.amounts) and (
+        return not host.down and host.fits(server.amounts) and (
             self.target is host if self.target is not None else
             server.forced == host.uuid if server.forced is not None else
             host.admits(server))
@@ -223,6 +227,19 @@ class Cloud:
         self.baton.tell(f'{host.name} has {capacity} now' if there else
                         f'{host.name} goes')
 
+    def fail_host(self, host: Host, forced: bool) -> None:
+        """A host is not heard of any more; what runs there stays there."""
+        host.down, host.forced_down = True, forced
+        self.baton.tell(f'{host.name} fails')
+
+    def recover(self, host: Host) -> None:
+        """A host that has failed goes on with what it was at."""
+        host.down = host.forced_down = False
+        self.baton.tell(f'{host.name} is back')
+
+    def _until_up(self, host: Host | None) -> None:
+        self.baton.wait(lambda: host is None or not host.down, 1e9)
+
     def open_host(self, host: Host, reservation_id: str) -> None:
         """The servers of a reservation may come to a host."""
         self.opening(host, reservation_id)
@@ -243,7 +260,7 @@ class Cloud:
         def work() -> None:
             self.baton.let_pass(self.faults.pause('clean'))
             host.cleaned_by -= 1
-            over.append(not self.faults.happens('call fails'))
+            over.append(not (host.down or self.faults.happens('call fails')))
             if over[0]:
                 host.dirty = False
 
@@ -316,6 +333,7 @@ class Cloud:
         server.state, server.host = State.BUILDING, host
         self._soil(server)
         self.baton.let_pass(self.faults.pause('build'))
+        self._until_up(host)
         if server.state is not State.BUILDING:
             self.free(server)
             return
@@ -377,7 +395,9 @@ class Cloud:
 
     def delete(self, server: Server) -> None:
         """A user or a lease wants it to go."""
-        if server.state in (State.HELD, State.READY):
+        if server.state in (State.HELD, State.READY) or (
+                server.is_there and server.host and server.host.down):
+            # Nova waits for nobody to delete what is on a host that is down.
             server.state = State.GONE
             self.free(server)
             self.notify(server.id, None)
@@ -389,10 +409,11 @@ class Cloud:
 
     def _go(self, server: Server) -> None:
         self.baton.let_pass(self.faults.pause('delete'))
-        server.deleting = False
-        if self.faults.happens('delete fails'):
-            return
         host = server.host
+        self._until_up(host)
+        server.deleting = False
+        if server.state is State.GONE or self.faults.happens('delete fails'):
+            return
         server.state = State.GONE
         if self.faults.happens('allocation late'):
             self.baton.let_pass(self.faults.pause('delete'))
@@ -431,7 +452,8 @@ class Cloud:
         """Have something done to a server that nothing is done to; says
         whether it is.
         """
-        if server.state is not State.RUNNING or server.deleting or server.busy:
+        if server.state is not State.RUNNING or server.deleting or (
+                server.busy or server.host and server.host.down):
             return False
         server.busy = True
         self._computes.spawn(f'{what}-{server.id}', work)
@@ -442,6 +464,7 @@ class Cloud:
         """Have a compute do something to a server, which takes its time."""
         def do() -> None:
             self.baton.let_pass(self.faults.pause('delete'))
+            self._until_up(server.host)
             server.busy = False
             if server.state is not State.RUNNING or self.faults.happens(
                     'delete fails'):

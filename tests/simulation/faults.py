@@ -28,7 +28,8 @@ RATES = {
     'delete fails': 0.1, 'move fails': 0.4, 'move elsewhere': 0.2,
     'build elsewhere': 0.1, 'allocation late': 0.3,
     'notification lost': 0.3, 'notification doubled': 0.2,
-    'notification late': 0.1, 'clock': 0.0005, 'host': 1}
+    'notification late': 0.1, 'clock': 0.0005, 'host': 1,
+    'failure': 1}
 
 #: What keeps nobody from doing his work.
 HARMLESS = ('placement slow', 'cast lost', 'build fails', 'delete fails',
@@ -43,7 +44,8 @@ GATES = ('send gate', 'move', 'wake')
 TIMES = {
     'cast': (0, 2), 'build': (1, 60), 'delete': (0.1, 20), 'move': (1, 200),
     'placement': (0.01, 8), 'notification': (0, 5), 'late': (5, 900),
-    'call': (1, 30), 'clean': (1, 20), 'host': (600, 86400)}
+    'call': (1, 30), 'clean': (1, 20), 'host': (600, 86400),
+    'failure': (30, 5400), 'failures': (3600, 86400)}
 
 
 class Faults:

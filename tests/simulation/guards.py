@@ -160,6 +160,8 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
                 lambda session, lease: lease.on_end),
     'late': ('blazar_core.lifecycle.resuming._WAKE', 10 ** 6),
     'twice': ('tests.simulation.owners.GRACE', 0),
+    'healed': ('blazar_core.lifecycle.rebinding.Rebinding.bind_all',
+               lambda self, found: True),
     'undo': ('blazar_core.books.claims.Claims._undo',
              lambda self, work, *args: lambda: None),
 }

@@ -28,6 +28,7 @@ from blazar_core.db import models
 from blazar_core.lifecycle import audit
 from tests import databases
 from tests.races import contender
+from tests.simulation import away
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import held
@@ -60,6 +61,7 @@ class Always:
         self._excused = world.cloud.against
         self._held = held.Held(world)
         self._promised = promised.Promised(world)
+        self._away = away.Away(world)
         #: By id: who was at each event, and until when, when something was
         #: last written.
         self._at: dict[str, tuple[str, int]] = {}
@@ -90,7 +92,8 @@ class Always:
             self.nobody_is_prolonged_from_another_end()
             self.nothing_that_is_used_ends_as_unused()
             self.only_what_has_no_owner_is_ended()
-            for one in (*self._held.wrong(), *self._promised.wrong()):
+            for one in (*self._held.wrong(), *self._promised.wrong(),
+                        *self._away.wrong()):
                 raise Broken(one)
         except Broken as exc:
             self._fail(exc)
@@ -456,6 +459,7 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
               for one in sorted(world.cloud.promised & world.cloud.given)]
     wrong += held.left(world)
     wrong += promised.left(world, core)
+    wrong += away.left(world)
     for reservation_id in world.cloud.open:
         wrong.append(f'reservation {reservation_id[:8]} is still open')
     return wrong + [one.text for one in audit.Audit(

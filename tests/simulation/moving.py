@@ -84,7 +84,8 @@ class Port(clouds.Port):
             server, State.RUNNING, target)).host
         if host is not None:
             cloud.baton.let_pass(cloud.faults.pause('move'))
-        stays = host is None or cloud.faults.happens('move fails')
+        stays = host is None or host.down or source.down or (
+            cloud.faults.happens('move fails'))
         server.busy = False
         had = source.allocations.pop(migration)
         if server.state is not State.RUNNING:
@@ -124,7 +125,7 @@ class Port(clouds.Port):
         server.busy = False
         if server.state is not State.RUNNING:
             cloud.free(server)
-        elif host is None or cloud.faults.happens('build fails'):
+        elif host is None or host.down or cloud.faults.happens('build fails'):
             cloud.free(server)
             server.host = None
             cloud.baton.tell(f'{server.id} stays shelved')

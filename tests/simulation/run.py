@@ -20,6 +20,7 @@ import time
 import traceback
 import typing as ty
 
+from tests.simulation import away
 from tests.simulation import guards
 from tests.simulation import invariants
 from tests.simulation import users
@@ -74,10 +75,16 @@ class Run:
                         for _time in range(baton.dice.choice([0, 0, 2, 8])))
         world.process('operator', lambda core: core.process.spawn(
             'hosts', whole.Operator(core, world.pool, pauses).run))
+        taken = sorted(baton.dice.uniform(baton.now, end)
+                       for _time in range(baton.dice.choice([0, 0, 1, 4])))
+        world.process('keeper', lambda core: core.process.spawn(
+            'maintenance', away.Operator(core, taken).run))
         invariants.Always(world)
         world.keystone.plan(end)
         baton.later(baton.dice.uniform(0, self._days * DAY),
                     lambda: self._hurt_hosts(end))
+        baton.later(baton.dice.uniform(0, self._days * DAY / 2),
+                    lambda: away.fail_hosts(world, end))
         for _look in range(LOOKS):
             baton.run(baton.now + (end - baton.now) * baton.dice.random())
             if wrong := invariants.followers(world):

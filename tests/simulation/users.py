@@ -271,7 +271,9 @@ class Users:
             new, servers, sealed = making.NewLease(
                 self._project(), 'user', self._request(
                     self._window(now, 1200 if large else 86400), now),
-                (self._places(self._dice.choice([1, 2, 3]), large),)
+                (self._hosts_of(1, self._dice.choice([1, 2]))
+                 if large and self._dice.random() < 0.5 else
+                 self._places(self._dice.choice([1, 2, 3]), large),)
             ), [], None
         new = dataclasses.replace(new, request=dataclasses.replace(
             new.request, **how(self._baton, new.request.window)))

@@ -48,6 +48,7 @@ from blazar_core.leases import repeats
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import retrying
@@ -73,6 +74,9 @@ END_LIMIT = 1800
 #: Seconds after its start after which it is told that nobody uses a lease, and
 #: then until it is ended, where that is done.
 NO_SHOWS = 600, 300
+#: Seconds between two looks which hosts are down, and how long that has to be
+#: so.
+POLL, PATIENT = 90, health.Patience(failed=90, back=90, interval=7200)
 #: How many servers are moved for one lease at most.
 MOVES = 4
 #: Seconds that a lease may last that is prolonged by itself.
@@ -468,6 +472,7 @@ class World:
         core.process.spawn('engine', working.run)
         core.process.spawn('watch', lambda: self._watch(watching))
         core.process.spawn('retrying', lambda: self._retry(core))
+        core.process.spawn('monitors', lambda: self._monitor(core))
         if self.keystone.knows:
             core.process.spawn('orphans', functools.partial(
                 self.keystone.ask, orphans.Orphans(
@@ -482,10 +487,33 @@ class World:
         """What :meth:`watch.Watch.run` does, where something has changed."""
         while True:
             seen = self._promises()
-            with contextlib.suppress(errors.BooksUnavailable):
+            with contextlib.suppress(errors.BooksUnavailable,
+                                     errors.BooksBusy):
                 watching.look()
             self.baton.let_pass(watch.PAUSE)
-            self.baton.wait(lambda: self._promises() != seen, REST)
+            self.baton.wait(
+                lambda: self._promises() != seen,
+                # Time alone ends a maintenance.
+                COMPARISON if self.look(
+                    "SELECT 1 FROM outages WHERE kind = 'maintenance' LIMIT 1")
+                else REST)
+
+    def _monitor(self, core: Core) -> None:
+        """See again and again which hosts are down."""
+        knows = health.Health(core.database, core.clock, PATIENT,
+                              self.notified)
+        while True:
+            with contextlib.suppress(errors.BooksUnavailable):
+                knows.see({
+                    host.uuid: health.Down('It is silent.', host.forced_down)
+                    if host.down else None
+                    for host in self.cloud.hosts.values() if host.there})
+            self.baton.let_pass(POLL)
+            if not self.look(
+                    "SELECT 1 FROM outages WHERE kind = 'failure' LIMIT 1"):
+                # To look where nothing is seen takes long to simulate.
+                self.baton.wait(lambda: any(
+                    host.down for host in self.cloud.hosts.values()), REST)
 
     def _retry(self, core: Core) -> None:
         """Give those room who wait for it, where something has changed."""

@@ -1,0 +1,182 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Hosts that fail, and those that their operator takes for a time."""
+
+import contextlib
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import maintenance
+from blazar_core.lifecycle import rebinding
+from tests.simulation import baton as batons
+from tests.simulation import world as worlds
+
+__all__ = ['Away', 'Operator', 'fail_hosts', 'left']
+
+#: Seconds within which what is promised on a host that is away is bound to
+#: another one, or to none, if all can do their work.
+HEALED = 120
+#: The bookings that may be bound elsewhere, as the watch has it.
+MOVABLE = """
+    bookings.sent_at IS NULL AND bookings.placed_at IS NULL
+    AND leases.deleted_at IS NULL AND (
+        reservations.params IS NOT NULL AND bookings.server_id IS NULL
+        AND leases.status IN ('PENDING', 'STARTING', 'ACTIVE')
+        OR reservations.params IS NULL AND leases.status = 'PENDING')"""
+
+
+def fail_hosts(world: worlds.World, end: float) -> None:
+    """Hosts fail for a day or two, alone or two at a time, and come back.
+
+    A week of it takes twice as long to simulate, and shows no more.
+    """
+    baton, faults = world.baton, world.faults
+    rate = faults.rates.get('failure', 0)
+    end = min(end, baton.now + baton.dice.uniform(0.2, 2) * 86400)
+    while rate and baton.now < end:
+        faults.count['failure'] += 1
+        for host in baton.dice.sample(
+                [*world.cloud.hosts.values()], baton.dice.choice([1, 1, 2])):
+            if host.there and not host.down:
+                world.cloud.fail_host(host, baton.dice.random() < 0.3)
+                baton.later(faults.pause('failure'),
+                            lambda host=host: world.cloud.recover(host))
+        baton.let_pass(faults.pause('failures') / rate)
+
+
+class Operator:
+    """Takes hosts for a time now and then, and gives some back early.
+
+    :param moments: when that is announced
+    """
+
+    def __init__(self, core: worlds.Core, moments: ty.Sequence[float],
+                 ) -> None:
+        self._core = core
+        self._world = core.world
+        self._baton = core.world.baton
+        self._moments = moments
+
+    def run(self) -> None:
+        core = self._core
+        taking = maintenance.Maintenance(
+            core.database, core.clock, rebinding.Rebinding(
+                core.database, core.clock, core.admission,
+                core.leases.binding,
+                demands.Demands(core.clock, str, core.world.types),
+                core.world.notified))
+        for moment in self._moments:
+            if moment < self._baton.now:
+                continue
+            self._baton.let_pass(moment - self._baton.now)
+            host = self._baton.dice.choice(
+                [*self._world.cloud.hosts.values()])
+            with contextlib.suppress(
+                    errors.BooksUnavailable, errors.BooksBusy,
+                    errors.CloudUnavailable, errors.Conflict,
+                    errors.NotFound):
+                self._take(taking, host.name)
+
+    def _take(self, taking: maintenance.Maintenance, name: str) -> None:
+        dice = self._baton.dice
+        start = self._core.clock.now() + dice.choice([0, 60, 3600, 14400])
+        window = model.Window(start, start + dice.choice([60, 600, 3600]))
+        stays = {one.server_id or one.lease_id
+                 for one in taking.promised(name, window) if one.obstacle}
+        taking.announce(name, window, 'new disks')
+        self._baton.tell(f'{name} is taken from {start - batons.START} on, '
+                         f'and {sorted(stays)} stay')
+        if dice.random() < 0.3:
+            self._baton.let_pass(dice.uniform(0, 7200))
+            taking.give_back(name)
+            self._baton.tell(f'{name} is given back')
+
+
+class Away:
+    """Looked at after each commit: what a host that is away is relied on for.
+    """
+
+    def __init__(self, world: worlds.World) -> None:
+        self._world = world
+        self._seen = -1
+        #: By id of a booking, where it was bound when we looked last; and the
+        #: outages by then.
+        self._bound: dict[int, int] = {}
+        self._known: set[int] = set()
+        #: By id of an outage's booking and that of another: since when that
+        #: is there in spite of it.
+        self._since: dict[tuple[int, int], float] = {}
+
+    def wrong(self) -> ty.Iterator[str]:
+        """What does not hold."""
+        versions = self._world.books.versions
+        seen = versions['bookings'] + versions['leases'] + versions['hosts']
+        if seen == self._seen:
+            yield from self._too_long()
+            return
+        self._seen = seen
+        away = {id: (host_id, start, end) for id, host_id, start, end in
+                self._world.look(
+                    f'SELECT id, host_id, start_date, end_date FROM bookings '
+                    f'WHERE outage IS NOT NULL '
+                    f'AND end_date > {int(self._world.baton.now)}')}
+        rows = {id: (host_id, start, end, lease_id)
+                for id, host_id, start, end, lease_id in self._world.look(
+                    f'SELECT bookings.id, bookings.host_id, '
+                    f'bookings.start_date, bookings.end_date, leases.id '
+                    f'FROM bookings JOIN reservations '
+                    f'ON reservations.id = bookings.reservation_id '
+                    f'JOIN leases ON leases.id = reservations.lease_id '
+                    f'WHERE bookings.host_id IS NOT NULL AND {MOVABLE}')}
+        since, self._since = self._since, {}
+        for outage, (host_id, start, end) in away.items():
+            for id, (where, begins, ends, lease_id) in rows.items():
+                if where != host_id or begins >= end or ends <= start:
+                    continue
+                # It was there before the host was away.
+                if outage in self._known and self._bound.get(id) != host_id:
+                    yield (f'lease {lease_id[:8]} is bound to host '
+                           f'{host_id}, which is away')
+                self._since[outage, id] = since.get(
+                    (outage, id), self._world.baton.now)
+        self._bound = {id: row[0] for id, row in rows.items()}
+        self._known = {*away}
+        yield from self._too_long()
+
+    def _too_long(self) -> ty.Iterator[str]:
+        """What may be bound elsewhere is, when all can do their work."""
+        excused = self._world.faults.last + HEALED + 600
+        for (_outage, id), since in self._since.items():
+            if self._world.baton.now > max(since + HEALED, excused):
+                yield (f'booking {id} was to be bound elsewhere '
+                       f'{self._world.baton.now - since:.0f} s ago: its host '
+                       f'is away')
+
+
+def left(world: worlds.World) -> ty.Iterator[str]:
+    """What is wrong when all hosts are back, and none is taken."""
+    for name, kind in world.look(
+            f"SELECT hosts.name, outages.kind FROM outages "
+            f"JOIN hosts ON hosts.id = outages.host_id "
+            f"WHERE outages.kind = 'failure' OR NOT EXISTS ("
+            f"SELECT 1 FROM bookings WHERE host_id = hosts.id "
+            f"AND outage = 'maintenance' "
+            f"AND end_date > {world.baton.now - HEALED})"):
+        yield f'{name} is still away: {kind}'
+    if world.look("SELECT 1 FROM bookings WHERE outage = 'failure' LIMIT 1"):
+        yield 'a host is still booked away'
+    if world.look(
+            'SELECT 1 FROM bookings WHERE stranded_at IS NOT NULL LIMIT 1'):
+        yield 'something is still stranded'

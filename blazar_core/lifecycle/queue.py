@@ -22,6 +22,7 @@ to tell, is taken by as few workers as the engine says.
 
 import collections
 import dataclasses
+import itertools
 import typing as ty
 
 import sqlalchemy as sa
@@ -60,10 +61,12 @@ _ABANDONED = sa.and_(
     models.Event.status == states.Event.IN_PROGRESS,
     models.Event.claimed_until <= _NOW)
 _OLDEST = (models.Event.due, models.Event.id)
-#: Asked again and again, and so made once. Mostly there is nothing, and that
-#: is one question.
-_ANY = sa.select(sa.or_(
-    sa.exists().where(_ABANDONED), sa.exists().where(_WAITING)))
+#: What there is to read. Asked again and again, and so made once: mostly there
+#: is nothing, and if there is, it is of one kind or two.
+_THERE = sa.select(
+    sa.exists().where(_ABANDONED), sa.exists().where(_WAITING),
+    *(sa.exists().where(_WAITING, models.Event.event_type == kind)
+      for kind in _URGENT))
 _READ_ABANDONED = _READ.where(_ABANDONED, _IS_QUICK).order_by(
     *_OLDEST).limit(_BATCH)
 _READ_URGENT = _READ.where(
@@ -158,15 +161,16 @@ class Queue:
 
         found: dict[str, ty.Any] = {}
         with self._database.connection() as connection:
-            if not connection.scalar(_ANY, {'now': now}):
-                return []
-            read(_READ_ABANDONED)
+            abandoned, waiting, *kinds = connection.execute(
+                _THERE, {'now': now}).one()
+            if abandoned:
+                read(_READ_ABANDONED)
             # Each kind by itself: there may be many of one before the others.
-            for urgent in _URGENT:
+            for urgent in itertools.compress(_URGENT, kinds):
                 read(_READ_URGENT, urgent=urgent)
-            if len(found) < most:
+            if waiting and len(found) < most:
                 read(_READ_WAITING)
-            if len(found) < most and slow:
+            if (abandoned or waiting) and len(found) < most and slow:
                 read(_READ_SLOW)
         return list(found.values())
 

@@ -161,7 +161,6 @@ class Sending:
                 .values(sent_at=now))
             if ty.cast('sa.CursorResult[ty.Any]', taken).rowcount != 1:
                 raise _Closed
-        session.expire_all()
 
     def _pass(self, lease_id: str, deadline: clouds.Deadline,
               ) -> clouds.Deadline:

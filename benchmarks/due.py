@@ -1,0 +1,179 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases that start in the same second, carried out by two listeners.
+
+Each of the two is a process with sixteen workers, as many leases of twenty
+projects wait for the second at which all of them are due, and what Nova does
+for each start takes so long: action is 0.2 s, free is nothing. A lease counts
+as started when its build is sent, by its own gate.
+
+seconds: from the second until the last one is started; per_second: starts in
+that time, and with each the three writes of an event; p50_ms and p99_ms: how
+late they are; client_ms and server_ms: CPU time for each of them.
+"""
+
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+import typing as ty
+import unittest
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from benchmarks import admission as admissions
+from benchmarks import records
+from benchmarks import servers
+from blazar_core.books import admission
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.db import vault
+from blazar_core.leases import leases
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import lifecycle
+from blazar_core import resources
+from tests import databases
+from tests.unit import base
+
+LISTENERS, WORKERS, PROJECTS, HOSTS = 2, 16, 20, 100
+#: By name: how many leases there are, and the seconds that each takes.
+CASES = {'action': (1000, 0.2), 'free': (1000, 0.0), 'hundred': (100, 0.0)}
+#: Seconds until what has not started is not waited for any more.
+PATIENCE = 120
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    for kind, (name, (count, action)) in itertools.product(
+            servers.KINDS, CASES.items()):
+        try:
+            with servers.place(kind) as place:
+                yield from measure(f'due.{kind}.{name}', place,
+                                   count // 20 if quick else count, action)
+        except unittest.SkipTest as skip:
+            print(f'{kind}: {skip}')
+
+
+def measure(name: str, place: servers.Place, count: int, action: float,
+            ) -> ty.Iterator[records.Record]:
+    """Have so many leases start, each of which takes so long."""
+    admissions.add_hosts(place.url, HOSTS)
+    key = vault.new_key()
+    due = int(time.time()) + 10 + count // 50
+    book(place.url, key, count, due)
+    processes = [subprocess.Popen(
+        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.due', place.url,
+         key, f'listener{number}', str(count), str(action), str(due)],
+        stdout=subprocess.PIPE, text=True) for number in range(LISTENERS)]
+    before = place.cpu()
+    answers = []
+    for process in processes:
+        assert process.stdout is not None
+        answers.append(json.loads(process.stdout.readline()))
+        process.wait(60)
+    server = place.cpu() - before
+    late = [one for answer in answers for one in answer['late']]
+    if len(late) != count:
+        raise RuntimeError(f'{len(late)} of {count} leases have started')
+    if min(late) < 0:
+        raise RuntimeError(f'One has started {-min(late):.1f} s too early')
+    yield records.Record(name, 'seconds', max(late))
+    yield records.Record(name, 'per_second', count / max(late))
+    for percent in (50, 99):
+        yield records.Record(name, f'p{percent}_ms', records.percentile(
+            [1000 * one for one in late], percent))
+    yield records.Record(name, 'client_ms', 1000 * sum(
+        answer['cpu'] for answer in answers) / count)
+    yield records.Record(name, 'server_ms', 1000 * server / count)
+
+
+def book(url: str, key: str, count: int, due: int) -> None:
+    """Make leases that start in one second."""
+    clock = clocks.SystemClock()
+    database = api.Database(databases.configuration(url))
+    kinds = resources.Types({}, base.FakeType())
+    leasing = leases.Leases(
+        database, clock, admission.Admission(database, clock), kinds)
+    sealed = vault.Vault([key]).seal('call')
+    for number in range(count):
+        leasing.making.create(making.NewLease(
+            f'project{number % PROJECTS}', 'user', requests.LeaseRequest(
+                name=f'lease{number}', window=model.Window(due, due + 86400),
+                before_end=None, events=(), on_end='delete',
+                starts_now=False),
+            (making.NewReservation(
+                model.Demand({'VCPU': 1}, 1),
+                (uuidutils.generate_uuid(),)),)), sealed)
+    if clock.now() >= due:
+        raise RuntimeError('The leases were due before all of them were made')
+    database.engine.dispose()
+
+
+class Cloud(base.FakeCloud):
+    """Takes its time for each build, and remembers when it was sent."""
+
+    def __init__(self, action: float) -> None:
+        super().__init__()
+        self.times: list[float] = []
+        self._action = action
+
+    def send(self, call: str, credential: str | None,
+             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
+        time.sleep(self._action)
+        left = super().send(call, credential, server_ids, gate)
+        self.times.append(time.time())
+        return left
+
+
+def listen(url: str, key: str, name: str, count: int, action: float,
+           due: int) -> None:
+    """One of the listeners: carries out what is due until nothing is left."""
+    logging.disable(logging.WARNING)
+    clock = clocks.SystemClock()
+    conf = databases.configuration(url, workers=WORKERS)
+    database = api.Database(conf)
+    cloud = Cloud(action)
+    kinds = resources.Types({}, base.FakeType())
+    life = lifecycle.Lifecycle(
+        database, clock, admission.Admission(database, clock), cloud,
+        vault.Vault([key]).open, lambda _event, _lease: None, 300,
+        base.LOST_AFTER, kinds, {}, 1800)
+    working = engine.Engine(conf, database, clock, life, name)
+    thread = threading.Thread(target=working.run)
+    began = time.process_time()
+    thread.start()
+    left = sa.select(sa.func.count()).select_from(models.Booking).where(
+        models.Booking.sent_at.is_(None))
+    while time.time() < due + PATIENCE:
+        time.sleep(1)
+        if time.time() > due:
+            with database.reader() as session:
+                if not session.scalar(left):
+                    break
+    working.stop()
+    thread.join()
+    print(json.dumps({'late': [one - due for one in cloud.times],
+                      'cpu': time.process_time() - began}), flush=True)
+
+
+if __name__ == '__main__':
+    listen(*sys.argv[1:4], int(sys.argv[4]), float(sys.argv[5]),
+           int(sys.argv[6]))

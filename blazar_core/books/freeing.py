@@ -46,7 +46,8 @@ class Scene(ty.NamedTuple):
     wanted, those that serve leases only.
 
     :ivar wishes: what is wanted; its ``hosts`` are those of the demands
-    :ivar ordinary: servers without a lease, as if all of them could move
+    :ivar ordinary: servers without a lease, as if all of them could move; none
+        where whole hosts are wanted
     :ivar leased: servers with one that lasts as long as what is wanted; where
         whole hosts are, all with one
     :ivar generations: of the hosts, by id
@@ -96,9 +97,11 @@ class Freeing:
             arriving[host_id].update(sized(amounts))
         with self._index.fresh() as timeline:
             apart, hosts = self._index.apart(), self._index.hosts
-            ids = [host_id for host_id, serving in zip(
-                timeline.ids, apart.serving, strict=True)
-                if serving == whole and hosts[host_id].capacity]
+            # Onto others nobody is let, whoever asks.
+            serve = apart.reservable if whole else ~apart.serving
+            ids = [host_id for host_id, may in zip(
+                timeline.ids, serve, strict=True)
+                if may and hosts[host_id].capacity]
             with self._index.without(instead_of):
                 places = [_place(timeline, hosts[host_id], window, arriving[
                     host_id]) for host_id in ids]
@@ -111,8 +114,9 @@ class Freeing:
         with self._database.connection() as connection:
             ordinary = [planning.Movable(
                 server_id, row.id, sized(amounts))
-                for row in connection.execute(
-                    _CONSUMERS, {'hosts': [*wanted]})
+                # On hosts for leases, nobody without one may go to another.
+                for row in connection.execute(_CONSUMERS, {
+                    'hosts': [] if whole else [*wanted]})
                 # Of one that has changed since, another plan knows.
                 if row.generation == generations[row.id]
                 for server_id, (amounts, told) in sorted(
@@ -164,8 +168,11 @@ def _taken(connection: sa.Connection, ids: ty.Collection[int],
             'hosts': [*ids], 'now': now, 'end': window.end,
             'own': [*instead_of]}))})
     for row in connection.execute(_CONSUMERS, {'hosts': [*ids]}):
-        taken[row.id] += sum(any(amounts.values()) for amounts, _told in (
-            row.consumers or {}).values())
+        # As long as it is not known who is there, somebody is.
+        taken[row.id] += any(row.usage.values()) if (
+            row.consumers is None) else sum(
+                any(amounts.values())
+                for amounts, _told in row.consumers.values())
     return taken
 
 
@@ -182,7 +189,7 @@ def _wish(timeline: timelines.Timeline, demand: model.Demand,
 
 _HOSTS, _BOOKINGS = models.Host.__table__, models.Booking.__table__
 _CONSUMERS = sa.select(
-    _HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.consumers,
+    _HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.usage, _HOSTS.c.consumers,
 ).where(_HOSTS.c.id.in_(sa.bindparam('hosts', expanding=True))).order_by(
     _HOSTS.c.id)
 _LEASED = sa.select(

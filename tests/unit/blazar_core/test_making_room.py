@@ -15,8 +15,10 @@
 from unittest import mock
 
 from oslo_utils import uuidutils
+import sqlalchemy as sa
 
 from blazar_core.books import claims
+from blazar_core.books import enrolment
 from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
@@ -519,8 +521,8 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         super().setUp()
         self.uuids = {name: self.host(name, VCPU=4, MEMORY_MB=4096)
                       for name in ('one', 'two', 'three', 'plain')}
-        for name in ('one', 'two', 'three'):
-            self.enrol(name)
+        self.ids = {name: self.enrol(name)
+                    for name in ('one', 'two', 'three')}
         self.machines.among = model.Among.ENROLLED
         self.cloud.hosts = set(self.uuids.values())
         self.engine = self.new_engine()
@@ -609,6 +611,43 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         self.go_on()
         self.assertEqual(('ACTIVE', 2), (
             self.status(lease), len(self.held())))
+
+    def test_nobody_goes_where_none_is_let_in(self):
+        going = self.put('one')
+        self.put('two')
+        self.put('two')
+        self.put('three', vcpus=3)
+        with self.database.writer() as session:
+            enrolment.change(session, NOW, self.ids['three'], {}, False)
+        self.enrol('plain', finish=False)
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([(going, 'two')], self.moves(), self.reason(lease))
+
+    def test_one_with_somebody_without_a_lease_is_not(self):
+        for name in 'two', 'three':
+            self.put(name)
+            self.put(name)
+        self.report(self.uuids['one'], 'one',
+                    {'VCPU': 1, 'MEMORY_MB': 512},
+                    {'VCPU': 4, 'MEMORY_MB': 4096})
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual(2, len(self.moves()), self.reason(lease))
+        self.assertNotIn('one', self.bookings_of(lease))
+
+    def test_one_of_which_it_is_not_known_who_is_there_is_not(self):
+        self.report(self.uuids['one'], 'one',
+                    {'VCPU': 1, 'MEMORY_MB': 512},
+                    {'VCPU': 4, 'MEMORY_MB': 4096})
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(consumers=None))
+        for name in 'two', 'three':
+            self.put(name)
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual(1, len(self.moves()), self.reason(lease))
+        self.assertNotIn('one', self.bookings_of(lease))
 
     def test_servers_and_hosts_in_one_lease_are_not_freed_at_once(self):
         for name in 'one', 'two', 'three':

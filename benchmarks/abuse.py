@@ -151,7 +151,7 @@ class Member:
             self.hosts = frozenset(self.search.index.ids_by_uuid)
         self.host_ids = [*self.search.index.hosts]
         self.leases = leases.Leases(
-            database, clock, self.search, racer.FileKind.types(os.devnull))
+            database, clock, self.search, racer.FileType.types(os.devnull))
         self.made: list[str] = []
         self.marker = views.page(database, views.Query(
             project_id='project', limit=500))[0][-1]['id']

@@ -103,16 +103,10 @@ def measure(name: str, place: servers.Place, work: ty.Sequence[str],
     for process in processes:
         assert process.stdout is not None
         process.stdout.readline()
-    before = place.cpu()
     for process in processes:
         assert process.stdin is not None
         process.stdin.close()
-    answers = []
-    for process in processes:
-        assert process.stdout is not None
-        answers.append(json.loads(process.stdout.readline()))
-        process.wait(60)
-    server = place.cpu() - before
+    answers, server = servers.answers(place, processes)
     took = [one for answer in answers for one in answer['took']]
     rate = sum(len(answer['took']) / answer['seconds'] for answer in answers)
     client = sum(answer['cpu'] for answer in answers)
@@ -140,7 +134,7 @@ class Worker:
         search = admission.Admission(database, clock, STRATEGIES[strategy])
         self.search = search
         self.leases = leases.Leases(
-            database, clock, search, racer.FileKind.types(os.devnull))
+            database, clock, search, racer.FileType.types(os.devnull))
         self.reservation = self.lease(self.window())['reservations'][0]['id']
         self.admit = {'lease': self.lease, 'admission': self.book}[what]
         self.disturbed: collections.Counter[str] = collections.Counter()

@@ -18,7 +18,7 @@ for each start takes so long: action is 0.2 s, free is nothing. A lease counts
 as started when its build is sent, by its own gate.
 
 seconds: from the second until the last one is started; per_second: starts in
-that time, and with each the three writes of an event; p50_ms and p99_ms: how
+that time; p50_ms and p99_ms: how
 late they are; client_ms and server_ms: CPU time for each of them.
 """
 
@@ -83,13 +83,7 @@ def measure(name: str, place: servers.Place, count: int, action: float,
         [sys.executable, '-W', 'ignore', '-m', 'benchmarks.due', place.url,
          key, f'listener{number}', str(count), str(action), str(due)],
         stdout=subprocess.PIPE, text=True) for number in range(LISTENERS)]
-    before = place.cpu()
-    answers = []
-    for process in processes:
-        assert process.stdout is not None
-        answers.append(json.loads(process.stdout.readline()))
-        process.wait(60)
-    server = place.cpu() - before
+    answers, server = servers.answers(place, processes)
     late = [one for answer in answers for one in answer['late']]
     if len(late) != count:
         raise RuntimeError(f'{len(late)} of {count} leases have started')

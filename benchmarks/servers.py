@@ -19,7 +19,9 @@ machine that is measured. Started and ended like those of the tests
 
 import contextlib
 import functools
+import json
 import os
+import subprocess
 import tempfile
 import typing as ty
 
@@ -27,7 +29,7 @@ from blazar_core.db import api
 from blazar_core.db import migration
 from tests import databases
 
-__all__ = ['KINDS', 'Place', 'place']
+__all__ = ['KINDS', 'Place', 'answers', 'place']
 
 KINDS = ('sqlite', 'mariadb', 'postgresql')
 
@@ -105,6 +107,21 @@ def place(kind: str) -> ty.Iterator[Place]:
     finally:
         server.execute(f'DROP DATABASE {name}' + (
             ' WITH (FORCE)' if kind == 'postgresql' else ''))
+
+
+def answers(place: Place, processes: ty.Sequence[subprocess.Popen[str]],
+            ) -> tuple[list[dict[str, ty.Any]], float]:
+    """Wait until processes have done their work.
+
+    :returns: the JSON that each has printed, and the CPU seconds of the
+        server meanwhile
+    """
+    before, found = place.cpu(), []
+    for process in processes:
+        assert process.stdout is not None
+        found.append(json.loads(process.stdout.readline()))
+        process.wait(60)
+    return found, place.cpu() - before
 
 
 _TICKS = os.sysconf('SC_CLK_TCK')

@@ -112,17 +112,9 @@ class Freeing:
         wanted = {host_id for one in wishes for host_id in one.hosts}
         now = self._clock.now()
         with self._database.connection() as connection:
-            ordinary = [planning.Movable(
-                server_id, row.id, sized(amounts))
-                # On hosts for leases, nobody without one may go to another.
-                for row in connection.execute(_CONSUMERS, {
-                    'hosts': [] if whole else [*wanted]})
-                # Of one that has changed since, another plan knows.
-                if row.generation == generations[row.id]
-                for server_id, (amounts, told) in sorted(
-                    (row.consumers or {}).items())
-                if any(amounts.values()) and told <= now and
-                server_id not in excluded]
+            # On hosts for leases, nobody without one may go to another.
+            ordinary = [] if whole else _ordinary(
+                connection, wanted, generations, now, excluded)
             leased = [planning.Movable(
                 row.server_id, row.host_id, sized(row.resources))
                 for row in connection.execute(_LEASED, {
@@ -152,6 +144,20 @@ def _place(timeline: timelines.Timeline, host: model.Host,
     return planning.Place(host.id, within, within if (
         window.end >= model.FOREVER) else free(
             model.Window(window.end, model.FOREVER)))
+
+
+def _ordinary(connection: sa.Connection, hosts: ty.Collection[int],
+              generations: ty.Mapping[int, int], now: int,
+              excluded: ty.Collection[str]) -> list[planning.Movable]:
+    """Servers without a lease on these hosts."""
+    return [planning.Movable(server_id, row.id, amounts)
+            for row in connection.execute(_CONSUMERS, {'hosts': [*hosts]})
+            # Of one that has changed since, another plan knows.
+            if row.generation == generations[row.id]
+            for server_id, (amounts, told) in sorted(
+                (row.consumers or {}).items())
+            if any(amounts.values()) and told <= now and
+            server_id not in excluded]
 
 
 def _with_part(amounts: model.Resources) -> dict[str, int]:

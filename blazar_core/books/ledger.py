@@ -260,9 +260,11 @@ def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
     changes: dict[int, list[_Change]] = collections.defaultdict(list)
     for row, new in edits:
         if row is not None and row.host_id is not None:
+            # What overstays has had no promise for that: none to prolong.
+            longer = new is not None and new.window.end > row.end_date
             changes[row.host_id].append(_Change(
                 model.Window(row.start_date, row.end_date), row.resources,
-                -1, row.placed_at))
+                -1, None if longer else row.placed_at))
         if new is not None and new.host_id is not None:
             changes[new.host_id].append(
                 _Change(new.window, new.resources, 1, new.placed_at))
@@ -361,8 +363,7 @@ def _check(host: Seen, now: int, others: ty.Iterable[_Change],
 
     :raises Full: when it does not hold
     """
-    steps: dict[int, list[tuple[str, int, int]]] = collections.defaultdict(
-        list)
+    steps = collections.defaultdict[int, list[tuple[str, int, int]]](list)
     for change in others:
         window = change.counts(now)
         for rc, amount in change.resources.items():
@@ -442,8 +443,7 @@ def _values(booking: NewBooking) -> dict[str, ty.Any]:
     """By column."""
     return {'reservation_id': booking.reservation_id,
             'host_id': booking.host_id, 'server_id': booking.server_id,
-            'start_date': booking.window.start,
-            'end_date': booking.window.end,
+            'start_date': booking.window.start, 'end_date': booking.window.end,
             'resources': dict(booking.resources), 'running': booking.running,
             'sent_at': booking.sent_at, 'placed_at': booking.placed_at,
             'outage': booking.outage, 'stranded_at': booking.stranded_at}

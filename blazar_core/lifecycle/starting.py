@@ -117,7 +117,7 @@ class Starting:
         """What becomes of the servers that were not sent."""
         now = self._clock.now()
         with self._database.reader() as session:
-            if not session.scalar(_ANY_WAITING, {'lease': lease_id}):
+            if not facts.any_waiting(session, lease_id):
                 return None
             lease = api.found(session, lease_id)
             waiting = facts.waiting(lease)
@@ -280,11 +280,3 @@ class Starting:
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             return lease.status in states.TO_START and facts.comes_first(lease)
-
-
-#: What :func:`facts.waiting` says, in one statement: mostly it is nothing.
-_ANY_WAITING = sa.select(sa.exists().where(
-    models.Reservation.lease_id == sa.bindparam('lease'),
-    models.Booking.reservation_id == models.Reservation.id,
-    models.Booking.server_id.is_not(None),
-    models.Booking.sent_at.is_(None), models.Booking.failed_at.is_(None)))

@@ -359,7 +359,8 @@ class Always:
         """What a host has, less what runs there for ever, or is on its way.
 
         What was on its way, and does not come there any more, counts in the
-        books until somebody looks; it is no promise.
+        books until somebody looks; it is no promise. What is on its way gets
+        no more than placement has free.
         """
         cloud = self._world.cloud
         now, there = self._world.baton.now, cloud.hosts[uuid].allocations
@@ -367,12 +368,18 @@ class Always:
             f"SELECT capacity, usage, consumers FROM hosts "
             f"WHERE uuid = '{uuid}'")
         known = json.loads(consumers or 'null')
-        used = json.loads(usage).get('VCPU', 0) if known is None else sum(
-            takes.get('VCPU', 0) for one, (takes, until) in known.items()
-            if one in there or until >= now and (
-                cloud.servers[one].state in (
-                    clouds.State.READY, clouds.State.BUILDING)))
-        return ty.cast(int, json.loads(capacity).get('VCPU', 0) - used)
+        total = json.loads(capacity).get('VCPU', 0)
+        if known is None:
+            return ty.cast(int, total - json.loads(usage).get('VCPU', 0))
+        used = sum(takes.get('VCPU', 0) for one, (takes, _until)
+                   in known.items() if one in there)
+        coming = sum(takes.get('VCPU', 0) for one, (takes, until)
+                     in known.items() if one not in there and until >= now and
+                     cloud.servers[one].state in (
+                         clouds.State.READY, clouds.State.BUILDING))
+        free = cloud.hosts[uuid].capacity.get('VCPU', 0) - sum(
+            takes.get('VCPU', 0) for takes in there.values())
+        return ty.cast(int, total - used - min(coming, max(free, 0)))
 
 
 def late(world: worlds.World) -> list[str]:

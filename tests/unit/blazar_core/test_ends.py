@@ -381,6 +381,15 @@ class TestSteps(StepsTestCase):
                 self.status(lease), self.usage()))
             self.leases.making.withdraw(later['id'])
 
+    def test_what_overstays_does_not_stay_on_what_others_have_soon(self):
+        lease, (server,) = self.ending('release')
+        # It counts as if it were there for another minute.
+        self.lease(120, 140, count=4)
+        self.clock.advance(110)
+        self.assertFalse(self.lifecycle.leaving.let_go(
+            lease['id'], server, True))
+        self.assertEqual(0, self.usage())
+
     def test_room_that_has_come_meanwhile_is_taken(self):
         lease, (server,) = self.ending('release')
         later = self.lease(5000, 6000, count=4)

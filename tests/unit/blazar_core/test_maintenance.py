@@ -12,12 +12,15 @@
 
 """Hosts that their operator takes for a time."""
 
+from unittest import mock
+
 from blazar_core.books import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.lifecycle import health
+from blazar_core.lifecycle import maintenance
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import test_health
@@ -92,6 +95,22 @@ class TestTaking(MaintenanceTestCase):
         self.assertEqual({}, self.outages())
         self.assertEqual([], self.scalars(notes.Outage.host_id))
         self.booked_on('one', FROM + 1, FROM + 2)
+
+    def test_one_that_others_are_busy_with_keeps_no_other_away(self):
+        for name in 'one', 'two':
+            self.take(name)
+        self.clock.advance(UNTIL)
+        end, busy = maintenance._end, self.uuid_of('one')
+
+        def tried(database, clock, uuid, early):
+            if uuid == busy:
+                raise errors.BooksBusy('Others are.')
+            end(database, clock, uuid, early)
+
+        with mock.patch.object(maintenance, '_end', tried):
+            maintenance.forget(self.database, self.clock)
+        self.assertEqual(['one'], [
+            one.name for one in health.away(self.database)])
 
     def test_when_its_time_is_over_the_host_is_there_again(self):
         self.take()

@@ -631,6 +631,8 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         self.report(self.uuids['one'], 'one',
                     {'VCPU': 1, 'MEMORY_MB': 512},
                     {'VCPU': 4, 'MEMORY_MB': 4096})
+        self.cloud.servers['somebody'] = clouds.Seen(
+            State.RUNNING, self.uuids['one'])
         lease = self.wanted()
         self.go_on()
         self.assertEqual(2, len(self.moves()), self.reason(lease))

@@ -111,6 +111,8 @@ class Orphans:
             owners = connection.execute(sa.select(
                 models.Lease.project_id, models.Lease.user_id,
             ).where(_LASTING).distinct()).all()
+        # What is gone is so as of now, however late it is gone through.
+        asked = self._clock.now()
         absent = self._identity.absent(
             sorted({one.project_id for one in owners}),
             sorted({one.user_id for one in owners})) if owners else (
@@ -118,7 +120,7 @@ class Orphans:
         ended = []
         for lease in self._concerned(absent):
             with facts.apart(lease.id):
-                if self._see_to(lease, absent, ends or self._ends):
+                if self._see_to(lease, absent, asked, ends or self._ends):
                     ended.append(lease.id)
         self._database.retried(self._trim)
         return ended
@@ -138,8 +140,8 @@ class Orphans:
             ) if row.id in orphans or not gone.isdisjoint(
                 (row.project_id, row.user_id))]
 
-    def _see_to(self, lease: _Owned, absent: clouds.Absent, ends: bool,
-                ) -> bool:
+    def _see_to(self, lease: _Owned, absent: clouds.Absent, asked: int,
+                ends: bool) -> bool:
         """Write down and tell what is seen of a lease; whether it is ended.
         """
         if lease.project_id in absent.projects:
@@ -152,7 +154,7 @@ class Orphans:
             return False
         else:
             missing = None
-        noted = self._database.retried(self._note, lease, missing)
+        noted = self._database.retried(self._note, lease, missing, asked)
         if noted.tell is not None and missing is not None:
             LOG.warning('Lease %s has no owner any more: its %s %s does not '
                         'exist', lease.id, missing, lease.project_id
@@ -166,7 +168,7 @@ class Orphans:
         self._delete(lease.id, lease.project_id)
         return True
 
-    def _note(self, seen: _Owned, missing: str | None) -> _Noted:
+    def _note(self, seen: _Owned, missing: str | None, asked: int) -> _Noted:
         now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, seen.id)
@@ -197,7 +199,7 @@ class Orphans:
                 row.claimed_until = now + _CLAIM
             session.flush()
             return _Noted(views.describe(lease) if tells else None,
-                          row.seen_at + self._grace <= now)
+                          row.seen_at + self._grace <= asked)
 
     def forget(self, lease_id: str) -> None:
         """A lease has another owner, which has to be looked up again.

@@ -34,7 +34,9 @@ MOVABLE = """
     AND leases.deleted_at IS NULL AND (
         reservations.params IS NOT NULL AND bookings.server_id IS NULL
         AND leases.status IN ('PENDING', 'STARTING', 'ACTIVE')
-        OR reservations.params IS NULL AND leases.status = 'PENDING')"""
+        OR reservations.params IS NULL AND leases.status = 'PENDING'
+        AND EXISTS (SELECT 1 FROM held_builds
+                    WHERE held_builds.lease_id = leases.id))"""
 
 
 def fail_hosts(world: worlds.World, end: float) -> None:
@@ -151,7 +153,9 @@ class Away:
                            f'{host_id}, which is away')
                 self._since[outage, id] = since.get(
                     (outage, id), self._world.baton.now)
-        self._bound = {id: row[0] for id, row in rows.items()}
+        # A place that a server has left is where it was before, too.
+        self._bound = dict(self._world.look(
+            'SELECT id, host_id FROM bookings WHERE host_id IS NOT NULL'))
         self._known = {*away}
         yield from self._too_long()
 

@@ -13,6 +13,8 @@
 
 """Leases without an owner are found, told of, and ended by policy."""
 
+from unittest import mock
+
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import states
@@ -93,6 +95,23 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual((lease, 'project', base.NOW),
                          (found.id, found.missing, found.seen_at))
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
+
+    def test_an_answer_is_of_when_it_was_asked_for(self):
+        """Who stands still goes on with one that may have been wrong."""
+        lease = self.owned()
+        self.identity.gone = {'project'}
+        self.another(ends=True).find()
+        answer = self.identity.absent
+
+        def late(*ids):
+            found = answer(*ids)
+            self.clock.advance(GRACE)
+            return found
+
+        with mock.patch.object(self.identity, 'absent', late):
+            self.assertEqual([], self.another(ends=True).find())
+        self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
+        self.assertEqual([lease], self.another(ends=True).find())
 
     def test_each_project_and_user_is_asked_for_once(self):
         for _time in range(3):

@@ -195,7 +195,8 @@ class Tour:
     def leases(self, **expected: str) -> None:
         """Show the table of the leases, and check their statuses."""
         _, text = self.run('blazar-nova-manage', '--config-file',
-                           self.cloud.conf_file, 'lease', 'list')
+                           self.cloud.conf_file, 'lease', 'list',
+                           '--ended')
         rows = [[cell.strip() for cell in line.split('|')]
                 for line in text.splitlines()]
         self.check(

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import ledger
+from blazar_core.books import sizes
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
@@ -320,13 +321,13 @@ def _report(session: orm.Session, now: int, row: models.Host,
         _LEASED, {'host': row.id, 'servers': list(consumers)})}
     for consumer in (leased if row.held_by is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
-    resized = _grown(session, row, values.get('capacity'))
+    resized = sizes.grown(session, row, values.get('capacity'))
     if row.held_by is None:
         resized += [
             ledger.Edit(booking, ledger.new_of(booking, resources=takes))
             for server_id, booking in leased.items() if booking.running and
             server_id in allocations and booking.resources != (
-                takes := _keeps(booking, allocations[
+                takes := sizes.of_server(booking, allocations[
                     ty.cast(str, server_id)]))]
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
@@ -341,40 +342,13 @@ def _report(session: orm.Session, now: int, row: models.Host,
         raise api.LostRace(row.id)
     if resized:
         ledger.amend(session, now, resized, force=True)
+        sizes.tell([edit.row for edit in resized if edit.row is not None])
         known = known._replace(generation=known.generation + 1)
     if values:
         ledger.advance(session.connection(), now, [known], {}, updated_at=now,
                        **values)
         session.expire(row)
     return bool(values or resized)
-
-
-def _grown(session: orm.Session, row: models.Host,
-           capacity: model.Resources | None) -> list[ledger.Edit]:
-    """A booking of a whole host is all of it, whatever that has become.
-
-    :param capacity: what the host is to have; None: what it has
-    """
-    if not capacity or capacity == row.capacity:
-        return []
-    return [ledger.Edit(booking, ledger.new_of(booking, resources=capacity))
-            for booking in session.scalars(sa.select(models.Booking).where(
-                models.Booking.host_id == row.id).options(
-                    orm.joinedload(models.Booking.reservation)))
-            if booking.whole]
-
-
-def _keeps(booking: models.Booking, takes: model.Resources,
-           ) -> dict[str, int]:
-    """What is booked for a server that runs, and takes so much.
-
-    A place stays as large as was promised, whoever takes less of it: the
-    next one may take all.
-    """
-    if booking.reservation.booted:
-        return dict(takes)
-    return dict(collections.Counter(booking.reservation.resources) |
-                collections.Counter(takes))
 
 
 def _stays_away(session: orm.Session, row: models.Host,

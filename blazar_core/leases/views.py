@@ -66,6 +66,12 @@ class Query:
     occurrences: bool = False
 
 
+#: Not over. By their names, so that an index finds them.
+_GOES_ON = models.Lease.status.in_([
+    state for state in states.LEASE.steps
+    if state not in states.LEASE.final()])
+
+
 def get(database: api.Database, lease_id: str) -> dict[str, ty.Any]:
     """One lease.
 
@@ -107,12 +113,16 @@ def page(database: api.Database, query: Query,
         return described, len(described) < len(found)
 
 
-def listed(database: api.Database) -> list[dict[str, ty.Any]]:
-    """All leases by start, oldest first, those that were deleted too."""
+def listed(database: api.Database, ended: bool) -> list[dict[str, ty.Any]]:
+    """All leases by start, oldest first.
+
+    :param ended: those that are over and those that were deleted, too
+    """
+    chosen = sa.select(models.Lease.__table__).order_by(
+        models.Lease.start_date, models.Lease.id)
     with database.reader() as session:
         return _described(session, session.execute(
-            sa.select(models.Lease.__table__).order_by(
-                models.Lease.start_date, models.Lease.id)).all())
+            chosen if ended else chosen.where(_GOES_ON)).all())
 
 
 def _statement(query: Query) -> sa.Select[ty.Any]:
@@ -156,9 +166,7 @@ def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
         conditions.append(sa.or_(lease.deleted_at.is_(None),
                                  lease.status.not_in(over)))
     else:
-        # By their names, so that an index finds them.
-        conditions.append(lease.status.in_(
-            [state for state in states.LEASE.steps if state not in over]))
+        conditions.append(_GOES_ON)
     if not query.occurrences:
         conditions.append(sa.or_(
             lease.recurrence_id.is_(None), ~_standing_before(over)))

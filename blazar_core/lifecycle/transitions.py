@@ -68,12 +68,32 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     lease.enter(states.Lease.TERMINATED, now)
     for reservation in lease.reservations:
         reservation.enter(states.Reservation.DELETED, now)
+    _cut_short(session, lease, now)
     for event in lease.events:
         event.enter(_last_state(event, min(now, lease.end_date)), now)
     session.execute(sa.delete(models.HeldBuild).where(
         models.HeldBuild.lease_id == lease.id))
     session.flush()
     return views.describe(lease)
+
+
+def _cut_short(session: orm.Session, lease: models.Lease, now: int) -> None:
+    """Of a lease that is over before its time the record says when it was,
+    and tells of nothing that has not come. One that had not begun is as long
+    as nothing, at its start.
+    """
+    if now >= lease.end_date:
+        return
+    lease.end_date = max(now, lease.start_date)
+    if (lease.before_end_date or 0) > now:
+        lease.before_end_date = None
+    for event in lease.events:
+        if event.event_type == states.EventType.END:
+            event.time = now
+        elif event.status in states.OPEN and event.time > now:
+            session.delete(event)
+    session.flush()
+    session.expire(lease, ['events'])
 
 
 def _last_state(event: models.Event, end: int) -> states.Event:

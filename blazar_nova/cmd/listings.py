@@ -20,7 +20,6 @@ import prettytable
 
 from blazar_core.books import outages
 from blazar_core.common import clock as clocks
-from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.leases import views
 from blazar_core.lifecycle import announcing
@@ -85,8 +84,11 @@ _LEASE = {'id': 'ID', 'name': 'Name', 'project_id': 'Project'}
 _TIMES = {'start_date': 'Start (UTC)', 'end_date': 'End (UTC)'}
 
 
-def leases(database: api.Database) -> Listing:
-    """The leases of all projects."""
+def leases(database: api.Database, ended: bool) -> Listing:
+    """The leases of all projects.
+
+    :param ended: those that are over, too
+    """
     return Listing('leases', {
         **_LEASE, 'status': 'Status', **_TIMES, 'servers': 'Servers',
         'status_reason': 'Reason'}, [
@@ -94,7 +96,7 @@ def leases(database: api.Database) -> Listing:
              'end_date': _date(lease['end_date']),
              'servers': [server for reservation in lease['reservations']
                          for server in reservation['servers']]}
-            for lease in views.listed(database)])
+            for lease in views.listed(database, ended)])
 
 
 def announced(database: api.Database) -> Listing:
@@ -141,8 +143,8 @@ def healths(database: api.Database) -> tuple[Listing, Listing]:
             {**lease, **{flag: sum(
                 one[flag] for one in lease['reservations']) for flag in (
                     'missing_resources', 'resources_changed')}}
-            for lease in views.listed(database) if lease['degraded'] and
-            lease['status'] not in states.LEASE.final()])
+            for lease in views.listed(database, ended=False)
+            if lease['degraded']])
 
 
 def _away(host: health.Away) -> dict[str, ty.Any]:

@@ -54,7 +54,7 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
         if 'of_host' in parsed:
             parsed.of_host(_enrolling(parsed.config_file), parsed)
         elif 'format' in parsed:
-            parsed.action(_conf(parsed.config_file), parsed.format)
+            parsed.action(_conf(parsed.config_file), parsed)
         else:
             parsed.action(_conf(parsed.config_file))
     except errors.BlazarError as exc:
@@ -79,14 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     _verb(key, 'rotate', 'seal everything again with the first key',
           _key_rotate)
     lease = _noun(nouns, 'lease', 'the leases of all projects')
-    listings.add_format(_verb(
-        lease, 'list', 'list them', lambda conf, form: listings.show(
-            form, listings.leases(api.Database(conf)))))
+    leases = _verb(lease, 'list', 'list them', lambda conf, parsed: (
+        listings.show(parsed.format, listings.leases(
+            api.Database(conf), parsed.ended))))
+    leases.add_argument('--ended', action='store_true',
+                        help='those that are over, too')
+    listings.add_format(leases)
     listings.add_format(_verb(
         lease, 'announced', 'list the servers that would be over by now, if '
         'every boot were a lease, as it was announced in the last 30 days',
-        lambda conf, form: listings.show(
-            form, listings.announced(api.Database(conf)))))
+        lambda conf, parsed: listings.show(
+            parsed.format, listings.announced(api.Database(conf)))))
     _add_orphans(lease)
     listings.add_format(_verb(
         nouns, 'health', 'list which hosts have failed, and which leases lack '
@@ -226,12 +229,12 @@ def _lease_orphans(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _health(conf: cfg.ConfigOpts, form: str) -> None:
+def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     hosts, leases = listings.healths(api.Database(conf))
-    listings.show(form, hosts, leases)
+    listings.show(parsed.format, hosts, leases)
     failed = sum(one['status'] in ('failed', 'coming back')
                  for one in hosts.rows)
-    if form != listings.JSON:
+    if parsed.format != listings.JSON:
         print(f'{failed} hosts have failed, {len(leases.rows)} leases are '
               f'degraded.')
 

@@ -32,7 +32,9 @@ RESERVATIONS: dict[str, dict[str, ty.Any]] = {
     'virtual:instance': {
         'vcpus': '', 'memory_mb': '', 'disk_gb': '', 'amount': '',
         'affinity': 'None', 'resource_properties': ''},
-    'flavor:instance': {'flavor_id': '', 'amount': '', 'affinity': 'None'},
+    'flavor:instance': {
+        'flavor_id': '', 'amount': '', 'affinity': 'None',
+        'resource_properties': None},
     'physical:host': {
         'min': '', 'max': '', 'hypervisor_properties': '',
         'resource_properties': '', 'before_end': None,

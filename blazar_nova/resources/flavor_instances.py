@@ -27,7 +27,7 @@ class FlavorInstances(places.Places):
     """Servers of what a flavor is when the lease is made."""
 
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
-        'amount': '2', 'flavor_id': '"1"', 'affinity': 'None'}
+        'flavor_id': '"1"', **places.Places.common}
 
     def read(self, values: resources.Values) -> resources.Values:
         flavor_id = inputs.needed(values, 'flavor_id')

@@ -15,7 +15,6 @@
 import typing as ty
 
 from blazar_core.common import inputs
-from blazar_core.common import properties
 from blazar_core import resources
 from blazar_nova.compat import flavors
 from blazar_nova.resources import places
@@ -27,18 +26,14 @@ class Instances(places.Places):
     """Servers of amounts that the user writes."""
 
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
-        'amount': '2', 'vcpus': '2', 'memory_mb': '4096', 'disk_gb': '20',
-        'affinity': 'None',
-        'resource_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"'}
+        'vcpus': '2', 'memory_mb': '4096', 'disk_gb': '20',
+        **places.Places.common}
 
     def read(self, values: resources.Values) -> resources.Values:
         asked = self._common(values)
         for key, least in (('vcpus', 1), ('memory_mb', 1), ('disk_gb', 0)):
             asked[key] = inputs.integer(
                 inputs.needed(values, key), key, least)
-        text = values.get('resource_properties', '')
-        properties.parse(text)
-        asked['resource_properties'] = text
         return asked
 
     def wanted(self, asking: ty.Any, params: resources.Values,

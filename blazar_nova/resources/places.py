@@ -36,6 +36,10 @@ class Places(resources.ResourceType):
     """
 
     for_servers = True
+    #: How the parameters are written that all of them have.
+    common: ty.ClassVar[ty.Mapping[str, str]] = {
+        'amount': '2', 'affinity': 'None',
+        'resource_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"'}
 
     def demand(self, reserved: resources.Reserved) -> model.Demand:
         with demands.refused(0, f'Lease {reserved.lease_id}'):
@@ -74,10 +78,13 @@ class Places(resources.ResourceType):
 
     def _common(self, values: Values) -> Values:
         """The parameters that all of them have."""
+        wanted = values.get('resource_properties', '')
+        properties.parse(wanted)
         return {
             'amount': inputs.integer(values.get('amount', 1), 'amount', 1,
                                      requests.MAX_AMOUNT),
-            'affinity': inputs.affinity_of(values.get('affinity'))}
+            'affinity': inputs.affinity_of(values.get('affinity')),
+            'resource_properties': wanted}
 
     def _of_flavor(self, asking: ty.Any, flavor: Values, params: Values,
                    ) -> resources.Wanted:

@@ -236,6 +236,24 @@ class TestLeases(ApiTestCase):
                          self.admin.get_server(server['id'])['flavor'][
                              'vcpus'])
 
+    def test_a_reservation_of_a_flavor_on_hosts_of_some_properties(self):
+        flavored = {'resource_type': 'flavor:instance', 'flavor_id': '2'}
+        wide = {**flavored, 'resource_properties': '[">=", "$vcpus", "4"]'}
+        reservation, = self.make(start_in=HOUR, reservations=[wide])[
+            'reservations']
+        self.assertEqual(wide['resource_properties'],
+                         reservation['resource_properties'])
+        wider = {**flavored, 'resource_properties': '[">=", "$vcpus", "5"]'}
+        self.make(start_in=HOUR, reservations=[wider], code=409)
+        self.ask('PUT', f'/leases/{reservation["lease_id"]}', {
+            'reservations': [{
+                'id': reservation['id'],
+                'resource_properties': wider['resource_properties']}]},
+            code=409)
+        for text in ('[">=", "$vcpus"', '[">", "$memory_mb", 0]'):
+            self.make(start_in=HOUR, code=400, reservations=[
+                {**flavored, 'resource_properties': text}])
+
 
 class TestMoves(ApiTestCase):
     """Servers of full reservations with an affinity are moved."""

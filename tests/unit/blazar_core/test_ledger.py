@@ -526,8 +526,24 @@ class TestReport(ReportTestCase):
         self.assertTrue(self.report(**{mine: {'VCPU': 3}}))
         self.assertEqual([{'VCPU': 3}],
                          self.scalars(models.Booking.resources))
+        self.assertIn({'VCPU': 3},
+                      self.scalars(models.Reservation.resources))
         self.assertEqual(3, self.row().generation)
         self.assertFalse(self.report(**{mine: {'VCPU': 3}}))
+
+    def test_servers_of_a_reservation_that_differ_leave_it_as_it_was(self):
+        self.report()
+        mine = self.book('one', 0, 10, running=True, VCPU=1)
+        other = self.book('one', 0, 10, running=True, VCPU=1)
+        with self.database.writer() as session:
+            first, second = session.scalars(sa.select(models.Booking))
+            second.reservation_id = first.reservation_id
+        self.report(**{mine: {'VCPU': 3}, other: {'VCPU': 1}})
+        self.assertNotIn({'VCPU': 3},
+                         self.scalars(models.Reservation.resources))
+        self.report(**{mine: {'VCPU': 3}, other: {'VCPU': 3}})
+        self.assertIn({'VCPU': 3},
+                      self.scalars(models.Reservation.resources))
 
     def test_a_booking_whose_server_does_not_run_keeps_its_size(self):
         self.report()

@@ -1084,8 +1084,37 @@ class TestEnd(LifecycleTestCase):
         self.see(*base.servers_of(lease), State.GONE)
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
-        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'DONE'},
-                         self.events_of(lease))
+        # It never began: what did not happen is not told of.
+        self.assertEqual({'end_lease': 'DONE'}, self.events_of(lease))
+        described = views.get(self.database, lease['id'])
+        self.assertEqual((NOW + 50, NOW + 50, NOW), (
+            described['start_date'], described['end_date'],
+            described['events'][0]['time']))
+
+    def test_one_that_is_over_early_says_when_it_was(self):
+        lease = self.running_lease(request=self.request(
+            0, 10_000, before_end=NOW + 9000))
+        self.clock.advance(100)
+        self.see(*base.servers_of(lease), State.GONE)
+        described = views.get(self.database, lease['id'])
+        self.assertEqual(('TERMINATED', NOW, NOW + 100, None), (
+            described['status'], described['start_date'],
+            described['end_date'], described['before_end_date']))
+        self.assertEqual(
+            [('start_lease', NOW, 'DONE'), ('end_lease', NOW + 100, 'DONE')],
+            [(event['event_type'], event['time'], event['status'])
+             for event in described['events']])
+
+    def test_one_that_is_over_late_says_when_it_was_to_end(self):
+        lease = self.running_lease(request=self.request(
+            0, 100, before_end=NOW + 50))
+        self.clock.advance(150)
+        self.assertIsNone(self.lifecycle.ending.end(lease['id'], True))
+        described = views.get(self.database, lease['id'])
+        self.assertEqual(('TERMINATED', NOW + 100, NOW + 50), (
+            described['status'], described['end_date'],
+            described['before_end_date']))
+        self.assertEqual(3, len(described['events']))
 
     def test_a_server_that_is_gone_is_gone_only_once(self):
         lease = self.running_lease(count=2)

@@ -117,7 +117,7 @@ class TestFilters(ViewsTestCase):
                           deleted['id'])
         # The operator still sees it, and who owned it is known.
         self.assertEqual({'kept', 'deleted'}, {
-            lease['name'] for lease in views.listed(self.database)})
+            lease['name'] for lease in views.listed(self.database, True)})
         self.assertEqual('project', views.owner_of_deleted(
             self.database, deleted['id']))
         for lease_id in (kept['id'], 'unheard-of'):
@@ -229,7 +229,7 @@ class TestOrder(ViewsTestCase):
             'blazar_core.leases.views._AT_ONCE', 2))
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.leases.views._PARTS', 8))
-        every = [lease['id'] for lease in views.listed(self.database)]
+        every = [lease['id'] for lease in views.listed(self.database, True)]
         together, marker, sizes = [], None, []
         more = True
         while more:
@@ -376,7 +376,7 @@ class TestDescribe(ViewsTestCase):
         sealed, = self.scalars(models.HeldBuild.sealed)
         trust, = self.scalars(models.Credential.sealed)
         for described in (lease, views.get(self.database, lease['id']),
-                          *self.page(), *views.listed(self.database)):
+                          *self.page(), *views.listed(self.database, True)):
             text = json.dumps(described)
             for secret in ('secret', sealed, trust):
                 self.assertNotIn(secret, text)

@@ -168,6 +168,16 @@ class ManageTest(base.TestCase):
                       'server-1', clocks.iso(lease['start_date'])[:19]):
             self.assertIn(words, text)
 
+    def test_leases_that_are_over_are_listed_if_that_is_asked_for(self):
+        self.manage('db', 'sync')
+        lease = self.hold(self.database())
+        with self.database().writer() as session:
+            session.execute(sa.update(models.Lease).values(
+                status='TERMINATED', deleted_at=NOW))
+        self.assertEqual([], self.json('lease', 'list'))
+        self.assertEqual([lease['id']], [
+            one['id'] for one in self.json('lease', 'list', '--ended')])
+
     def test_what_has_failed_is_listed(self):
         self.manage('db', 'sync')
         database = self.database()

@@ -18,6 +18,7 @@ keeps what it was asked.
 
 import collections
 import contextlib
+import datetime
 import http.server
 import io
 import json
@@ -246,12 +247,56 @@ class MembersTest(OscTestCase):
         self.assertEqual([], self.told())
 
 
+class ListTest(OscTestCase):
+    """Leases with their servers and what is left of them."""
+
+    def listed(self, *words, **lease):
+        self.cloud.sees('GET /leases', (200, {'leases': [a_lease(**lease)]}))
+        found, = self.reservation('list', *words)
+        return found
+
+    def left(self, status, start, end):
+        now = datetime.datetime.now(datetime.UTC)
+        dates = {key: (now + datetime.timedelta(seconds=seconds)).strftime(
+            '%Y-%m-%dT%H:%M:%S.%f') for key, seconds in (
+                ('start_date', start), ('end_date', end))}
+        return self.listed(status=status, reservations=[], **dates)['left']
+
+    def test_it_says_what_there_is(self):
+        found = self.listed(reservations=[
+            {'servers': ['one', 'two']}, {'servers': ['three']}])
+        del found['left']
+        self.assertEqual(
+            {'id': ID, 'name': 'lease1', 'status': 'PENDING',
+             'start_date': '2026-12-01 14:00:00',
+             'end_date': '2026-12-01 16:00:00',
+             'servers': ['one', 'two', 'three']}, found)
+        self.assertEqual({}, self.cloud.requests[0].query)
+
+    def test_only_some_are_asked_for(self):
+        self.listed('--name', 'lease1', '--status', 'PENDING', '--ended',
+                    reservations=[])
+        self.assertEqual(
+            {'name': 'lease1', 'status': 'PENDING', 'ended': 'true'},
+            self.cloud.requests[0].query)
+
+    def test_the_time_that_is_left(self):
+        for expected, *lease in (
+                ('starts in 2h0m', 'PENDING', 7230, 9000),
+                ('2d3h', 'ACTIVE', -50, 2 * 86400 + 4 * 3600 - 30),
+                ('1w0d', 'ACTIVE', -50, 604800 + 30),
+                ('', 'TERMINATING', -50, -1),
+                ('', 'TERMINATED', -50, 100)):
+            self.assertEqual(expected, self.left(*lease))
+        self.assertRegex(self.left('ACTIVE', -50, 59), '^5[0-9]s$')
+
+
 class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
     OURS = ['accept', 'add server', 'adopt', 'availability', 'hand over',
-            'occurrences', 'offer', 'quote', 'remove server', 'request',
-            'share', 'wait']
+            'list', 'occurrences', 'offer', 'quote', 'remove server',
+            'request', 'share', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(

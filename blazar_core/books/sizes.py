@@ -1,0 +1,65 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What is booked for what has become larger or smaller since."""
+
+import collections
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.books import ledger
+from blazar_core.common import model
+from blazar_core.db import models
+
+__all__ = ['grown', 'of_server', 'tell']
+
+
+def grown(session: orm.Session, row: models.Host,
+          capacity: model.Resources | None) -> list[ledger.Edit]:
+    """A booking of a whole host is all of it, whatever that has become.
+
+    :param capacity: what the host is to have; None: what it has
+    """
+    if not capacity or capacity == row.capacity:
+        return []
+    return [ledger.Edit(booking, ledger.new_of(booking, resources=capacity))
+            for booking in session.scalars(sa.select(models.Booking).where(
+                models.Booking.host_id == row.id).options(
+                    orm.joinedload(models.Booking.reservation)))
+            if booking.whole]
+
+
+def of_server(booking: models.Booking, takes: model.Resources,
+              ) -> dict[str, int]:
+    """What is booked for a server that runs, and takes so much.
+
+    A place stays as large as was promised, whoever takes less of it: the
+    next one may take all.
+    """
+    if booking.reservation.booted:
+        return dict(takes)
+    return dict(collections.Counter(booking.reservation.resources) |
+                collections.Counter(takes))
+
+
+def tell(bookings: ty.Iterable[models.Booking]) -> None:
+    """Have reservations that came with a boot say what each of their servers
+    takes from now on; where they differ, what it was at first.
+
+    :param bookings: those that were changed
+    """
+    for reservation in {booking.reservation for booking in bookings}:
+        first, *others = [one.resources for one in reservation.bookings]
+        if reservation.booted and all(one == first for one in others):
+            reservation.resources = dict(first)

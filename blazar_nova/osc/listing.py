@@ -1,0 +1,82 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""The command that lists leases, with their servers and what is left."""
+
+import argparse
+import datetime
+import typing as ty
+
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+from blazar_nova.osc import commands
+from blazar_nova.osc import progress
+
+__all__ = ['List']
+
+_COLUMNS = ('id', 'name', 'status', 'start_date', 'end_date', 'left',
+            'servers')
+
+#: The units that are shown, with their seconds.
+_UNITS = (('w', 604800), ('d', 86400), ('h', 3600), ('m', 60), ('s', 1))
+
+
+class List(command.Lister):
+    """List leases, with their servers and what is left of their time."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--name', metavar='<name>', help='Only leases of this name')
+        parser.add_argument(
+            '--status', metavar='<status>', help='Only leases of this status')
+        parser.add_argument(
+            '--ended', action='store_const', const='true',
+            help='Those that are over, too')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace,
+                    ) -> tuple[tuple[str, ...], list[tuple[ty.Any, ...]]]:
+        now = datetime.datetime.now(datetime.UTC)
+        return _COLUMNS, [(
+            lease['id'], lease['name'], lease['status'],
+            progress.when(lease['start_date']),
+            progress.when(lease['end_date']), left(lease, now),
+            format_columns.ListColumn([
+                server for reservation in lease['reservations']
+                for server in reservation['servers']]))
+            for lease in commands.client_of(self.app).leases(
+                **commands.given(parsed_args, 'name', 'status', 'ended'))]
+
+
+def left(lease: commands.Json, now: datetime.datetime) -> str:
+    """How much is left of the time of a lease, or until it starts."""
+    start, end = (
+        (datetime.datetime.fromisoformat(lease[key]).replace(
+            tzinfo=datetime.UTC) - now).total_seconds()
+        for key in ('start_date', 'end_date'))
+    if end <= 0 or lease['status'] == 'TERMINATED':
+        return ''
+    return f'starts in {_words(start)}' if start > 0 else _words(end)
+
+
+def _words(seconds: float) -> str:
+    """The two largest units of a time."""
+    words: list[str] = []
+    rest = int(seconds)
+    for unit, size in _UNITS:
+        count, rest = divmod(rest, size)
+        if count or words:
+            words.append(f'{count}{unit}')
+    return ''.join(words[:2]) or '0s'

@@ -321,14 +321,13 @@ def _report(session: orm.Session, now: int, row: models.Host,
         _LEASED, {'host': row.id, 'servers': list(consumers)})}
     for consumer in (leased if row.held_by is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
-    resized = sizes.grown(session, row, values.get('capacity'))
-    if row.held_by is None:
-        resized += [
-            ledger.Edit(booking, ledger.new_of(booking, resources=takes))
-            for server_id, booking in leased.items() if booking.running and
-            server_id in allocations and booking.resources != (
-                takes := sizes.of_server(booking, allocations[
-                    ty.cast(str, server_id)]))]
+    sized = [] if row.held_by is not None else [
+        ledger.Edit(booking, ledger.new_of(booking, resources=takes))
+        for server_id, booking in leased.items() if booking.running and
+        server_id in allocations and booking.resources != (
+            takes := sizes.of_server(booking, allocations[
+                ty.cast(str, server_id)]))]
+    resized = [*sizes.grown(session, row, values.get('capacity')), *sized]
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
     values = {**values, 'usage': usage_of(consumers)}
@@ -342,7 +341,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
         raise api.LostRace(row.id)
     if resized:
         ledger.amend(session, now, resized, force=True)
-        sizes.tell([edit.row for edit in resized if edit.row is not None])
+        sizes.tell(edit.row for edit in sized)
         known = known._replace(generation=known.generation + 1)
     if values:
         ledger.advance(session.connection(), now, [known], {}, updated_at=now,

@@ -36,7 +36,9 @@ class Refusal:
 
     ``next_start`` is None when no start would do (see :class:`Reason`), or
     when none was found in the time that there is for a request: then
-    ``next_start_after`` is the instant before which there is none.
+    ``next_start_after`` is the instant before which there is none. A lease
+    that was to end later can last until ``latest_end``; None: it cannot last
+    longer than it does, or something else was asked for.
     """
 
     reason: Reason
@@ -61,10 +63,14 @@ class Refusal:
         return ' '.join([_WHY[self.reason], self._when(start, end)])
 
     def _when(self, start: str, end: str) -> str:
+        latest = '' if self.latest_end is None else (
+            f'latest_end: {clock.iso(self.latest_end)} (write "{end}": '
+            f'"{clock.minute(self.latest_end)}").')
         if self.reason in (Reason.TOO_LONG, Reason.HOST_AWAY):
-            return 'latest_end: none.' if self.latest_end is None else (
-                f'latest_end: {clock.iso(self.latest_end)} (write "{end}": '
-                f'"{clock.minute(self.latest_end)}").')
+            return latest or 'latest_end: none.'
+        return f'{latest} {self._later(start)}'.lstrip()
+
+    def _later(self, start: str) -> str:
         fits = f'fits_now: {self.fits_now} of {self.wanted}.'
         if self.next_start_after is not None:
             return (f'next_start: none before '

@@ -114,9 +114,17 @@ class Changing:
             if not plan.demands:
                 raise errors.Refused(self._too_long(
                     lease, change, plan, window)) from exc
-        picked = self._admission.pick_all(
-            [*plan.demands.values()], plan.window,
-            instead_of=plan.instead_of, kept=plan.kept)
+        try:
+            picked = self._admission.pick_all(
+                [*plan.demands.values()], plan.window,
+                instead_of=plan.instead_of, kept=plan.kept)
+        except errors.Refused as exc:
+            if change.reservations or window.start != lease.start_date:
+                raise
+            raise errors.Refused(dataclasses.replace(
+                exc.refusal, latest_end=_latest(
+                    self._admission, lease, plan.instead_of, plan, window,
+                ))) from exc
         return self._rewrite(lease_id, change, dict(
             zip(plan.demands, picked, strict=True)))
 
@@ -128,21 +136,16 @@ class Changing:
         """
         kept = [row for one in lease.reservations for row in resizing.kept(
             one, change.reservations.get(one.id))]
-        since = min(row.end_date for row in kept or plan.instead_of)
-        latest = self._admission.starts.lasting(
-            kept, plan.instead_of, since, plan.window.end) - (
-                plan.window.end - window.end)
-        # Ends are written to the minute.
-        latest -= latest % 60
+        latest = _latest(self._admission, lease, kept, plan, window)
         reason = refusals.Reason.TOO_LONG
-        if latest <= lease.end_date:
+        if latest is None:
             with self._database.connection() as connection:
                 if outages.are_away(
-                        connection, {row.host_id for row in kept}, since):
+                        connection, {row.host_id for row in kept},
+                        _since(kept, plan)):
                     reason = refusals.Reason.HOST_AWAY
         return refusals.Refusal(
-            reason, len(kept), 0, None,
-            latest_end=latest if latest > lease.end_date else None)
+            reason, len(kept), 0, None, latest_end=latest)
 
     def _rewrite(self, lease_id: str, change: Change,
                  picked: ty.Mapping[str, list[int]]) -> dict[str, ty.Any]:
@@ -306,6 +309,27 @@ class Changing:
             if lease.status == states.Lease.OFFERED:
                 row['due'] = model.FOREVER
             session.add(models.Event(**row))
+
+
+def _latest(admission: admissions.Admission, lease: models.Lease,
+            kept: ty.Sequence[models.Booking], plan: replanning.Plan,
+            window: model.Window) -> int | None:
+    """Until when a lease can last where it is; None: no longer than it
+    does.
+
+    :param kept: the bookings that it is to have then
+    """
+    latest = admission.starts.lasting(
+        kept, plan.instead_of, _since(kept, plan), plan.window.end) - (
+            plan.window.end - window.end)
+    # Ends are written to the minute.
+    latest -= latest % 60
+    return latest if latest > lease.end_date else None
+
+
+def _since(kept: ty.Sequence[models.Booking], plan: replanning.Plan) -> int:
+    """From when on a lease that is to last longer needs more than it has."""
+    return min(row.end_date for row in kept or plan.instead_of)
 
 
 def new_window(lease: models.Lease, change: Change, now: int) -> model.Window:

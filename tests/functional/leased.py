@@ -98,7 +98,7 @@ class LeasedTestCase(base.FunctionalTestCase):
         """All leases, as the API describes them."""
         parts = self.listener.parts
         return [parts.answers.lease(one)
-                for one in views.listed(parts.database)]
+                for one in views.listed(parts.database, True)]
 
     def lease(self, name_or_id: str) -> dict[str, ty.Any]:
         """The one lease of that name or id."""

@@ -473,5 +473,5 @@ class DaemonTest(base.FunctionalTestCase):
             told, key=lambda event: event != 'lease.create'))
 
     def status(self, listener: ty.Any) -> str:
-        (lease,) = views.listed(listener.parts.database)
+        (lease,) = views.listed(listener.parts.database, True)
         return ty.cast(str, lease['status'])

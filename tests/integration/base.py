@@ -481,7 +481,7 @@ class IntegrationTestCase(testtools.TestCase):
 
     def leases(self) -> dict[str, Json]:
         """All leases by their ids, as they were described to a user."""
-        return {lease['id']: lease for lease in views.listed(self.database)}
+        return {lease['id']: lease for lease in views.listed(self.database, True)}
 
     def lease(self, lease_id: str) -> Json:
         return self.leases()[lease_id]

@@ -312,7 +312,7 @@ class TestUpdate(base.LeaseTestCase):
             self.assertEqual(NOW + 1 if not start else NOW + 2, self.scalars(
                 models.Lease.updated_at, models.Lease.id == lease['id'])[0])
         self.assert_refused(errors.Refused, 'no capacity',
-                            views.listed(self.database)[0],
+                            views.listed(self.database, True)[0],
                             end=201)
 
     def test_a_refusal_says_until_when_it_could_last(self):
@@ -366,6 +366,27 @@ class TestUpdate(base.LeaseTestCase):
         self.assertEqual((1, NOW + 1800), (
             refusal.wanted, refusal.latest_end))
         self.update(lease, end=1800, reservations=fewer)
+
+    def test_one_that_has_not_begun_can_last_until_then(self):
+        self.host('one', VCPU=2)
+        lease = self.lease(600, 1200, count=2)
+        self.lease(1830, 2400)
+        for reserved in (0, 60):
+            refusal = self.assertRaises(
+                errors.Refused, self.update, lease, end=2400,
+                grace_period=reserved).refusal
+            self.assertEqual(
+                (refusals.Reason.NO_ROOM, NOW + 1800 - reserved, NOW + 2400),
+                (refusal.reason, refusal.latest_end, refusal.next_start))
+            self.assertIn('latest_end: ', refusal.sentence())
+            self.assertIn('next_start: ', refusal.sentence())
+        # Another start is another wish.
+        self.assertIsNone(self.assertRaises(
+            errors.Refused, self.update, lease, start=660, end=2400,
+        ).refusal.latest_end)
+        self.update(lease, end=1800)
+        self.assertIsNone(self.assertRaises(
+            errors.Refused, self.update, lease, end=1860).refusal.latest_end)
 
     def test_a_refusal_says_that_its_host_is_away(self):
         self.host('one', VCPU=1)
@@ -1436,8 +1457,8 @@ class TestOffers(OfferTestCase):
         self.assertEqual(1, worker.run_due())
         self.assertEqual('TERMINATED', self.status(offer))
         self.assertEqual([], self.scalars(models.Booking))
-        self.assertEqual({'expire_offer': 'DONE', 'start_lease': 'DONE',
-                          'end_lease': 'DONE'}, self.events_of(offer))
+        self.assertEqual({'expire_offer': 'DONE', 'end_lease': 'DONE'},
+                         self.events_of(offer))
         self.assertRaises(
             errors.NotFound, self.leases.making.accept, offer['id'])
         self.lease(50, 100, count=2)
@@ -1573,7 +1594,7 @@ class TestQuestions(base.LeaseTestCase):
     def test_leases_are_listed_by_their_start(self):
         for start, project in ((70, 'a'), (50, 'b'), (60, 'a')):
             self.lease(start, 100, project=project)
-        for answer in (views.listed(self.database),
+        for answer in (views.listed(self.database, True),
                        views.page(self.database, views.Query())[0]):
             self.assertEqual([50, 60, 70], [
                 lease['start_date'] - NOW for lease in answer])
@@ -1625,7 +1646,7 @@ class TestReseal(base.LeaseTestCase):
         def late(work, table, lease_id):
             if not resealed:
                 other, = {lease['id'] for lease in
-                          views.listed(self.database)} - {
+                          views.listed(self.database, True)} - {
                     lease_id}
                 self.lifecycle.ending.end(other)
             return retried(work, table, lease_id)

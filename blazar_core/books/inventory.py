@@ -341,7 +341,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
         raise api.LostRace(row.id)
     if resized:
         ledger.amend(session, now, resized, force=True)
-        sizes.tell(edit.row for edit in sized)
+        sizes.tell(sized)
         known = known._replace(generation=known.generation + 1)
     if values:
         ledger.advance(session.connection(), now, [known], {}, updated_at=now,

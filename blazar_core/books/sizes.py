@@ -53,13 +53,13 @@ def of_server(booking: models.Booking, takes: model.Resources,
                 collections.Counter(takes))
 
 
-def tell(bookings: ty.Iterable[models.Booking]) -> None:
+def tell(edits: ty.Iterable[ledger.Edit]) -> None:
     """Have reservations that came with a boot say what each of their servers
     takes from now on; where they differ, what it was at first.
 
-    :param bookings: those that were changed
+    :param edits: of bookings of servers, which were made
     """
-    for reservation in {booking.reservation for booking in bookings}:
+    for reservation in {edit.row.reservation for edit in edits if edit.row}:
         first, *others = [one.resources for one in reservation.bookings]
         if reservation.booted and all(one == first for one in others):
             reservation.resources = dict(first)

@@ -189,7 +189,9 @@ class Admission:
             self._leases.making.check(new)
         sealed = self._vault.seal(call.dump())
         trust = trusts.given(
-            self._parts, call.context, new.request.on_end, new.span.end)
+            self._parts, call.context, new.request.on_end, new.span.end,
+            as_owner=trusts.needs_one(
+                new.request.on_end, new.request.actions))
         steps.reached(steps.Step.CREATE_DELEGATED, servers)
         try:
             lease = self._leases.making.create(new if trust is None else (

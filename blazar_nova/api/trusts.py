@@ -69,15 +69,19 @@ def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
 
 
 def given(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
-          ) -> str | None:
+          as_owner: bool = False) -> str | None:
     """A trust until the end of a lease, and as long as that may take.
 
-    :returns: None where there is no keystone
+    :param as_owner: something else than the end takes one
+    :returns: what :meth:`Credentials.delegate
+        <blazar_nova.parts.credentials.Credentials.delegate>` returns
     :raises NotDelegated: when the token may make none
     :raises CloudUnavailable: when keystone does not answer
     """
-    limit = parts.conf.blazar.end_limit if needs_one(on_end) else 0
-    return parts.trusts.delegate(context, until + limit)
+    takes_it = needs_one(on_end)
+    limit = parts.conf.blazar.end_limit if takes_it else 0
+    return parts.trusts.delegate(
+        context, until + limit, as_owner=as_owner or takes_it)
 
 
 def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
@@ -88,7 +92,7 @@ def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
     :raises CloudUnavailable: when keystone does not answer
     """
     try:
-        return given(parts, context, on_end, until)
+        return given(parts, context, on_end, until, as_owner=True)
     except errors.NotDelegated as exc:
         what, instead = (
             f'"on_end": "{on_end}" is done in your name when the lease is '

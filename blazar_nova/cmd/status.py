@@ -126,7 +126,19 @@ class Checks(upgradecheck.UpgradeCommands):
                 'built without a token of their users. Write in nova.conf '
                 'auth_type, auth_url, username, password ... of one into '
                 f'[{CONF[credentials.GROUP].auth_section}]'))
-        return result
+        return result if result.code != Code.SUCCESS else (
+            self._without_trust(trusts))
+
+    def _without_trust(self, trusts: credentials.Credentials) -> Result:
+        """What becomes of those who can give no trust can be done."""
+        ours: list[bool] = []
+        result = _checked(lambda: ours.append(trusts.check_without_trust()))
+        return Result(Code.SUCCESS, (
+            'Of users who can give no trust (application credentials), '
+            'leases that start later are ' + (
+                'built with the token of the service user.' if ours[0] else
+                'refused: [blazar_keystone] without_trust = refuse'))
+        ) if ours else result
 
     def _volumes(self) -> Result:
         return _result(checks.volumes(CONF), Code.WARNING)

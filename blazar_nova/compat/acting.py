@@ -36,7 +36,7 @@ class Trusts(ty.Protocol):
     def is_configured(self) -> bool:
         ...
 
-    def access(self, trust_id: str) -> ty.Any:
+    def access(self, credential: str, as_owner: bool = False) -> ty.Any:
         ...
 
     def revoke(self, trust_id: str) -> None:
@@ -86,7 +86,7 @@ class Acting:
             if credential is None:
                 raise errors.NotDelegated(
                     'there is no trust of the owner of the lease')
-            access = self._trusts.access(credential)
+            access = self._trusts.access(credential, as_owner=True)
             if access.project_id != instance.project_id:
                 raise errors.Forbidden(
                     f'it is of project {instance.project_id}, which did not '

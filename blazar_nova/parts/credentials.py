@@ -16,8 +16,9 @@ A lease that starts later is built in the name of the user who asked for it,
 and servers are deleted in his name when their lease ends. When it is admitted,
 his token makes a trust: it gives his roles on the project to our service user,
 until the lease has ended. The service user takes a fresh token by it each time
-that it needs one. The id of a trust is as good as a secret, and
-never leaves the services.
+that it needs one. The id of a trust is as good as a secret, and never leaves
+the services. Whose token may make none is acted for in our own name, where the
+operator says so (:mod:`vouching`).
 """
 
 import copy
@@ -28,9 +29,11 @@ import typing as ty
 
 from keystoneauth1 import exceptions
 from keystoneauth1 import loading
+from oslo_config import cfg
 from oslo_log import log as logging
 
 from blazar_core.common import errors
+from blazar_nova.parts import vouching
 
 __all__ = ['Credentials', 'GROUP', 'list_opts']
 
@@ -65,6 +68,23 @@ _NO_TRUST = (
     'the lease start now.')
 
 
+#: What is done for users who cannot give a trust.
+REFUSE, SERVICE = 'refuse', 'service'
+
+_WITHOUT_TRUST = cfg.StrOpt(
+    'without_trust', default=REFUSE, choices=(
+        (REFUSE, 'Their leases that start later are refused.'),
+        (SERVICE, 'Their servers are built, and deleted at the end, with the '
+         'token of the service user, who needs the role admin for that. '
+         'Before each use keystone is asked whether user, project and both '
+         'domains are enabled, and the user still has the roles that his '
+         'token had.')),
+    help='What becomes of leases that start later where keystone lets a user '
+         'make no trust: with a token of an application credential, or of a '
+         'trust. Images and snapshots that are made in the name of the user '
+         'take a trust in any case.')
+
+
 def _options() -> list[ty.Any]:
     """Where the service user stands: by default where Nova has its own."""
     common = copy.deepcopy(loading.get_auth_common_conf_options())
@@ -80,8 +100,8 @@ def _options() -> list[ty.Any]:
     for option in session:
         if option.dest == 'timeout':
             option.default = 30
-    return common + session + loading.get_adapter_conf_options(
-        include_deprecated=False)
+    return [*common, *session, *loading.get_adapter_conf_options(
+        include_deprecated=False), _WITHOUT_TRUST]
 
 
 def list_opts() -> list[tuple[str, ty.Sequence[ty.Any]]]:
@@ -132,11 +152,14 @@ class Credentials:
             self._conf, GROUP, auth=loading.load_auth_from_conf_options(
                 self._conf, GROUP, trust_id=trust_id, **_UNSCOPED))
 
-    def delegate(self, context: ty.Any, until: int) -> str | None:
+    def delegate(self, context: ty.Any, until: int, as_owner: bool,
+                 ) -> str | None:
         """Make a trust with the token of a request.
 
         :param until: when the lease ends, seconds since the epoch
-        :returns: its id; None where there is no keystone
+        :param as_owner: nothing else will do
+        :returns: its id, or for whom we act without one
+            (:class:`vouching.User`); None where there is no keystone
         :raises NotDelegated: when the token may not; says what to do
         :raises CloudUnavailable: when keystone does not answer
         """
@@ -145,6 +168,8 @@ class Credentials:
         try:
             return self._make(context, until)
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
+            if self._conf[GROUP].without_trust == SERVICE and not as_owner:
+                return self._vouched(context)
             raise errors.NotDelegated(
                 _NO_TRUST.format(why=exc.message)) from exc
         except exceptions.ClientException as exc:
@@ -154,6 +179,32 @@ class Credentials:
                 'The identity service could not make the trust that a lease '
                 'which starts later needs; try again in a minute, or let the '
                 'lease start now.') from exc
+
+    def check_without_trust(self) -> bool:
+        """Whether we act for users who can give no trust.
+
+        :raises CloudUnavailable: when we should, and keystone does not say
+            to us what that takes
+        """
+        if self._conf[GROUP].without_trust != SERVICE:
+            return False
+        own = self.own()
+        if own['user'] is None or own['project'] is None:
+            raise errors.CloudUnavailable(
+                'The service user has no token for a project.')
+        vouching.User(own['user'], own['project'], ()).check(
+            self._keystone(self._session))
+        return True
+
+    def _vouched(self, context: ty.Any) -> str:
+        """For whom we act without a trust.
+
+        :raises NotDelegated: when keystone says now that he may not, or no
+            more than his token does, as of roles by a federation
+        """
+        user = vouching.User.of(context)
+        user.check(self._keystone(self._session))
+        return user.written()
 
     def _make(self, context: ty.Any, until: int) -> str:
         """Make a trust that lives a little longer than a lease: some hours.
@@ -183,16 +234,24 @@ class Credentials:
         assert taken is not None
         raise taken
 
-    def access(self, trust_id: str) -> ty.Any:
-        """A fresh token by a trust, and what it is good for.
+    def access(self, credential: str, as_owner: bool = False) -> ty.Any:
+        """A fresh token by what was delegated, and what it is good for.
 
-        :returns: keystoneauth1's AccessInfo
+        :param as_owner: nothing but a trust will do
+        :returns: keystoneauth1's AccessInfo, or :class:`vouching.Access`
         :raises NotDelegated: when the user may not any more what he could
         :raises CloudUnavailable: when keystone does not answer, or does not
             let the service user log in
         """
+        user = vouching.User.read(credential)
+        if user is not None:
+            if as_owner:
+                raise errors.NotDelegated(
+                    'there is no trust of the owner of the lease')
+            user.check(self._keystone(self._session))
+            return user.access(self.service())
         try:
-            return self._access(trust_id)
+            return self._access(credential)
         except exceptions.ClientException as exc:
             raise errors.CloudUnavailable(
                 f'Keystone gives no token: {exc}') from exc
@@ -212,8 +271,8 @@ class Credentials:
                 f'({exc.message})') from exc
 
     def revoke(self, trust_id: str) -> None:
-        """Delete a trust; nothing when it is gone."""
-        if not self.is_configured():
+        """Delete a trust; nothing when it is gone, or is none."""
+        if not self.is_configured() or vouching.User.read(trust_id):
             return
         try:
             # The trustor may delete it, and its token is the trustor's.

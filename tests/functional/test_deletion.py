@@ -44,8 +44,8 @@ class DeletionTestCase(leased.LeasedTestCase):
         self.no_token = None
         for name, stand_in in (
                 ('is_configured', lambda _self: True),
-                ('delegate', lambda _self, *args: self.delegate(*args)),
-                ('access', lambda _self, trust: self.access(trust)),
+                ('delegate', lambda _self, *its, **_how: self.delegate(*its)),
+                ('access', lambda _self, trust, **_how: self.access(trust)),
                 ('held', lambda _self: self.trusts.keys() - {*self.revoked}),
                 ('revoke', lambda _self, trust: self.revoked.append(trust))):
             self.stub_out(f'blazar_nova.parts.credentials.Credentials.{name}',

@@ -456,7 +456,7 @@ class TrustsTest(VerifyTestCase):
         self.trusts: set[str] = set()
         for name, stand_in in (
                 ('is_configured', lambda _self: True),
-                ('delegate', lambda _self, *_args: self.delegate()),
+                ('delegate', lambda _self, *_args, **_how: self.delegate()),
                 ('held', lambda _self: set(self.trusts)),
                 ('revoke', lambda _self, trust: self.trusts.discard(trust))):
             self.stub_out(f'blazar_nova.parts.credentials.Credentials.{name}',

@@ -173,6 +173,13 @@ class Client:
         _check(answer)
         return answer.json() if answer.content else None
 
+    def upload(self, path: str, data: bytes) -> None:
+        """Give an image its data."""
+        _check(requests.put(
+            self._url('glance', '/v2' + path), data=data, timeout=PATIENCE,
+            headers={'X-Auth-Token': self.token,
+                     'Content-Type': 'application/octet-stream'}))
+
     def _url(self, service: str, path: str) -> str:
         # One process serves both.
         port = 'nova-api' if service == 'reservation' else service
@@ -481,7 +488,8 @@ class IntegrationTestCase(testtools.TestCase):
 
     def leases(self) -> dict[str, Json]:
         """All leases by their ids, as they were described to a user."""
-        return {lease['id']: lease for lease in views.listed(self.database, True)}
+        return {lease['id']: lease
+                for lease in views.listed(self.database, True)}
 
     def lease(self, lease_id: str) -> Json:
         return self.leases()[lease_id]

@@ -21,6 +21,8 @@ from tests.stack import configuration
 
 class CredentialsTest(base.IntegrationTestCase):
 
+    configured = False
+
     def setUp(self) -> None:
         super().setUp()
         self.trusts_before = self.trusts()
@@ -90,12 +92,14 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assertEqual(0, done.returncode, done.stderr)
         return done.stdout
 
-    def assert_not_built(self, server_id: str, lease_id: str) -> None:
+    def assert_not_built(
+            self, server_id: str, lease_id: str,
+            why: str = 'can be done in the name of the user any more',
+    ) -> None:
         """The lease says why, and gives back what it held."""
         self.assertIsNotNone(self.booked_hosts()[server_id])
         lease = self.wait_for_lease(lease_id, 'ERROR')
-        self.assertIn('can be done in the name of the user any more',
-                      lease['status_reason'])
+        self.assertIn(why, lease['status_reason'])
         self.wait_for(lambda: self.booked_hosts()[server_id] is None,
                       'the room is free')
         self.assertEqual([], self.spawns(server_id))
@@ -127,9 +131,10 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assert_starts_now(client)
 
     def test_application_credential_where_keystone_lets_it(self) -> None:
-        self.configure_keystone(
-            '[security_compliance]\n'
-            'allow_insecure_application_credential_trust_escalation = true\n')
+        self.configure(
+            'keystone/keystone.conf', '[security_compliance]\n'
+            'allow_insecure_application_credential_trust_escalation = true\n',
+            'keystone')
         client = self.with_application_credential(unrestricted=True)
         server_id, lease_id = self.hold(starts_in=6, client=client)
         self.wait_for_lease(lease_id, 'ACTIVE')
@@ -137,15 +142,87 @@ class CredentialsTest(base.IntegrationTestCase):
         self.delete(server_id)
         self.assert_over(lease_id)
 
-    def configure_keystone(self, lines: str) -> None:
-        """Add lines to its configuration until the test is over."""
-        path = f'{self.cloud.folder}/etc/keystone/keystone.conf'
+    # -- what is done without a trust ----------------------------------------
+
+    def test_a_build_by_the_service_user(self) -> None:
+        """Of an image that nobody else may see, for the user."""
+        client = self.without_trust()
+        image_id = self.private_image()
+        server_id, lease_id = self.hold(
+            starts_in=6, client=client, imageRef=image_id)
+        self.assertEqual(self.trusts_before, self.trusts())
+        self.wait_for_lease(lease_id, 'ACTIVE')
+        guest = self.assert_built_once(server_id)
+        self.assertEqual(
+            ({'user_id': self.demo.user_id,
+              'project_id': self.demo.project_id}, 2048),
+            (guest['request'], guest['image_bytes']))
+        # What is there is his, and he ends it.
+        self.demo('DELETE', f'/servers/{server_id}')
+        self.assert_over(lease_id)
+
+    def test_that_ends_by_itself(self) -> None:
+        server_id, lease_id = self.hold(
+            starts_in=6, lasts=10, client=self.without_trust())
+        self.wait_for_lease(lease_id, 'TERMINATED')
+        self.wait_until_gone(server_id)
+        self.assertEqual(1, len(self.spawns(server_id)))
+
+    def test_not_for_who_may_not_any_more(self) -> None:
+        user = self.new_user()
+        held = self.hold(starts_in=6, client=self.without_trust(user))
+        self.keystone('DELETE', self.grant(user.user_id, 'member'))
+        self.assert_not_built(*held, why='does not have the role member')
+        disabled = self.new_user()
+        held = self.hold(starts_in=6, client=self.without_trust(disabled))
+        self.keystone('PATCH', f'/users/{disabled.user_id}',
+                      {'user': {'enabled': False}})
+        self.assert_not_built(
+            *held, why=f'The user {disabled.user_id} is disabled')
+
+    def test_nor_what_takes_a_trust(self) -> None:
+        client, before = self.without_trust(), self.records()
+        for end in ({'on_end': 'snapshot'}, {
+                'before_end': base.date(time.time() + 86400 + 300),
+                'before_end_action': 'snapshot'}):
+            fault = self.refusal(
+                403, client, 'POST', '/servers', self.boot_body(
+                    self.lease_hints(time.time() + 86400, **end)))
+            self.assertIn('by your password', fault['message'])
+        self.assertEqual(before, self.records())
+
+    def without_trust(self, user: base.Client | None = None) -> base.Client:
+        """Who has an application credential, where that is enough."""
+        if not self.configured:
+            self.configured = True
+            self.configure(
+                'nova/nova.conf',
+                '[blazar_keystone]\nwithout_trust = service\n',
+                *(name for name in self.cloud.names() if name.startswith(
+                    ('nova-api-', 'blazar-listener-'))))
+        return self.with_application_credential(False, user)
+
+    def private_image(self) -> str:
+        image = self.demo('POST', '/images', {
+            'name': self.getUniqueString('image'), 'disk_format': 'raw',
+            'container_format': 'bare', 'visibility': 'private'},
+            service='glance')
+        self.addCleanup(self.demo, 'DELETE', f'/images/{image["id"]}',
+                        service='glance')
+        self.demo.upload(f'/images/{image["id"]}/file', bytes(2048))
+        return ty.cast(str, image['id'])
+
+    def configure(self, name: str, lines: str, *services: str) -> None:
+        """Add lines to a configuration until the test is over."""
+        path = f'{self.cloud.folder}/etc/{name}'
         with open(path) as file:
             before = file.read()
-        self.addCleanup(self.cloud.restart, 'keystone')
+        for service in services:
+            self.addCleanup(self.cloud.restart, service)
         self.addCleanup(self.write, path, before)
         self.write(path, before + lines)
-        self.cloud.restart('keystone')
+        for service in services:
+            self.cloud.restart(service)
 
     @staticmethod
     def write(path: str, text: str) -> None:
@@ -205,7 +282,7 @@ class CredentialsTest(base.IntegrationTestCase):
         before = self.records()
         fault = self.refusal(
             403, client, 'POST', '/servers',
-            self.boot_body(self.lease_hints('2099-01-01 00:00')))
+            self.boot_body(self.lease_hints(time.time() + 86400)))
         for what_to_do in 'by your password', 'let the lease start now':
             self.assertIn(what_to_do, fault['message'])
         self.assertEqual(before, self.records())
@@ -254,13 +331,17 @@ class CredentialsTest(base.IntegrationTestCase):
         auth['identity']['password']['user']['name'] = name
         return self.client(auth=auth)
 
-    def with_application_credential(self, unrestricted: bool) -> base.Client:
-        path = f'/users/{self.demo.user_id}/application_credentials'
-        made = self.demo('POST', path, {'application_credential': {
+    def with_application_credential(
+            self, unrestricted: bool, user: base.Client | None = None,
+    ) -> base.Client:
+        user = user or self.demo
+        path = f'/users/{user.user_id}/application_credentials'
+        made = user('POST', path, {'application_credential': {
             'name': self.getUniqueString('credential'),
             'unrestricted': unrestricted,
         }}, service='keystone')['application_credential']
-        self.addCleanup(self.demo, 'DELETE', f'{path}/{made["id"]}',
+        # It goes with its user.
+        self.addCleanup(user.request, 'DELETE', f'{path}/{made["id"]}',
                         service='keystone')
         return self.client(auth={'identity': {
             'methods': ['application_credential'],

@@ -22,6 +22,7 @@ from blazar_core.db import models
 from blazar_core.lifecycle import audit
 from blazar_core.lifecycle.audit import Difference
 from blazar_nova.cmd.verify import servers
+from blazar_nova.parts import vouching
 from blazar_nova.parts import wiring
 
 __all__ = ['Trusts']
@@ -54,7 +55,8 @@ class Trusts:
         for trust_id, (lease_id, name, status) in known.items():
             # Any other ends without it, if need be.
             if trust_id not in held and lease_id in builds and (
-                    status in states.HOLDING):
+                    status in states.HOLDING and
+                    vouching.User.read(trust_id) is None):
                 yield Difference(
                     ('no trust', lease_id),
                     f'{audit.named(lease_id, name)} is {status}, and '

@@ -106,7 +106,8 @@ class TestDelegate(CredentialsTestCase):
 
     def test_the_users_roles_until_the_lease_has_ended(self):
         self.web.post(TRUSTS, json={'trust': {'id': 'the-trust'}})
-        self.assertEqual('the-trust', self.trusts.delegate(self.user, END))
+        self.assertEqual('the-trust', self.trusts.delegate(
+            self.user, END, as_owner=False))
         trust, = self.made()
         self.assertTrue(3600 <= self.expiry(trust) < 7200)
         del trust['expires_at']
@@ -120,7 +121,8 @@ class TestDelegate(CredentialsTestCase):
     def test_a_second_that_another_trust_has_is_left_to_it(self):
         self.web.post(TRUSTS, [{'status_code': 409}] * 3 + [
             {'json': {'trust': {'id': 'the-trust'}}}])
-        self.assertEqual('the-trust', self.trusts.delegate(self.user, END))
+        self.assertEqual('the-trust', self.trusts.delegate(
+            self.user, END, as_owner=False))
         times = [self.expiry(trust) for trust in self.made()]
         self.assertEqual(4, len(times))
         self.assertLess(1, len(set(times)))
@@ -128,12 +130,13 @@ class TestDelegate(CredentialsTestCase):
     def test_when_no_second_is_free_it_is_not_the_users_fault(self):
         self.web.post(TRUSTS, status_code=409)
         self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
-                          self.user, END)
+                          self.user, END, as_owner=False)
 
     def test_a_token_that_may_not_is_told_what_to_do(self):
         self.web.post(TRUSTS, status_code=403)
         said = str(self.assertRaises(
-            errors.NotDelegated, self.trusts.delegate, self.user, END))
+            errors.NotDelegated, self.trusts.delegate, self.user, END,
+            as_owner=False))
         for what_to_do in 'by your password', 'let the lease start now':
             self.assertIn(what_to_do, said)
         # Keystone lets no application credential make trusts.
@@ -142,15 +145,112 @@ class TestDelegate(CredentialsTestCase):
     def test_a_keystone_that_fails_is_not_the_users_fault(self):
         self.web.post(TRUSTS, status_code=500)
         self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
-                          self.user, END)
+                          self.user, END, as_owner=False)
 
     def test_without_a_keystone_there_is_nothing_to_give(self):
         trusts = credentials.Credentials(self.conf(''))
         self.assertFalse(trusts.is_configured())
-        self.assertIsNone(trusts.delegate(self.user, END))
+        self.assertIsNone(trusts.delegate(self.user, END, as_owner=False))
         self.assertEqual(set(), trusts.held())
         trusts.revoke('whatever')
         self.assertEqual([], self.web.request_history)
+
+
+class TestWithoutTrust(CredentialsTestCase):
+    """Where it may make none, our own token will do."""
+
+    def setUp(self):
+        super().setUp()
+        self.trusts = credentials.Credentials(self.conf(
+            f'{CONFIGURED}[blazar_keystone]\nwithout_trust = service\n'))
+        self.web.post(TRUSTS, status_code=403)
+        self.known = {'users/user': 'home', 'projects/project': 'home',
+                      'domains/home': None}
+        for path in self.known:
+            self.is_there(path)
+        self.roles('member', 'Reader', 'other')
+
+    def is_there(self, path, enabled=True, **how):
+        kind = path.partition('s/')[0]
+        self.web.get(f'{URL}/{path}', json={kind: {
+            'domain_id': self.known[path], 'enabled': enabled}}, **how)
+
+    def roles(self, *names):
+        self.web.get(f'{URL}/role_assignments', json={'role_assignments': [
+            {'role': {'id': name, 'name': name}} for name in names]})
+
+    def delegate(self):
+        return self.trusts.delegate(self.user, END, as_owner=False)
+
+    def test_something_is_done_for_the_user_by_our_token(self):
+        credential = self.delegate()
+        access = self.trusts.access(credential)
+        self.assertEqual(
+            ('service-token', 'user', 'project', ['member', 'reader']),
+            (access.auth_token, access.user_id, access.project_id,
+             access.role_names))
+        self.assertEqual('identity', access.service_catalog.catalog[0]['type'])
+        asked = [request for request in self.web.request_history
+                 if 'role_assignments' in request.url]
+        self.assertEqual(
+            {'user.id': ['user'], 'scope.project.id': ['project'],
+             'effective': ['true'], 'include_names': ['true']}, asked[0].qs)
+        self.assertEqual('service-token', asked[0].headers['X-Auth-Token'])
+
+    def test_a_trust_is_made_where_that_can_be(self):
+        self.web.post(TRUSTS, json={'trust': {'id': 'the-trust'}})
+        self.assertEqual('the-trust', self.delegate())
+
+    def test_what_is_made_in_the_users_name_takes_a_trust(self):
+        self.assertRaises(errors.NotDelegated, self.trusts.delegate,
+                          self.user, END, as_owner=True)
+        self.assertRaises(errors.NotDelegated, self.trusts.access,
+                          self.delegate(), as_owner=True)
+
+    def test_who_may_not_any_more_is_not_acted_for(self):
+        credential = self.delegate()
+        for path in self.known:
+            for how, words in (
+                    ({'enabled': False}, 'is disabled'),
+                    ({'status_code': 404}, 'does not exist any more')):
+                self.is_there(path, **how)
+                for ask in (self.delegate,
+                            lambda: self.trusts.access(credential)):
+                    self.assertIn(words, str(self.assertRaises(
+                        errors.NotDelegated, ask)))
+            self.is_there(path)
+        self.roles('member', 'other')
+        for ask in self.delegate, lambda: self.trusts.access(credential):
+            self.assertIn('the role reader on project project', str(
+                self.assertRaises(errors.NotDelegated, ask)))
+        self.roles('reader', 'member')
+        self.trusts.access(credential)
+
+    def test_a_keystone_that_does_not_say_is_not_the_user(self):
+        credential = self.delegate()
+        for status, words in ((403, 'the role admin'), (503, 'not answer')):
+            self.is_there('users/user', status_code=status)
+            self.assertIn(words, str(self.assertRaises(
+                errors.CloudUnavailable, self.trusts.access, credential)))
+        self.is_there('users/user')
+        self.refused['service'] = 401
+        self.trusts = credentials.Credentials(self.conf(CONFIGURED))
+        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                          credential)
+
+    def test_there_is_nothing_to_revoke(self):
+        credential = self.delegate()
+        asked = len(self.web.request_history)
+        self.trusts.revoke(credential)
+        self.assertEqual(asked, len(self.web.request_history))
+
+    def test_whether_we_may_ask_that_is_known_before(self):
+        self.known |= {'users/nova': 'home'}
+        self.is_there('users/nova')
+        self.trusts.check_without_trust()
+        self.is_there('users/nova', status_code=403)
+        self.assertIn('the role admin', str(self.assertRaises(
+            errors.CloudUnavailable, self.trusts.check_without_trust)))
 
 
 class TestAccess(CredentialsTestCase):

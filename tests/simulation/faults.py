@@ -54,7 +54,7 @@ class Faults:
     :ivar rates: how often each thing happens in this run
     :ivar on: whether anything goes wrong at all
     :ivar count: how often each has happened
-    :ivar last: when something last happened that may have kept a process from
+    :ivar last: until when, at least, something may have kept a process from
         doing its work
     """
 
@@ -84,8 +84,14 @@ class Faults:
             return False
         self.count[name] += 1
         if name not in HARMLESS:
-            self.last = self._baton.now
+            self.hinder(self._baton.now)
         return True
+
+    def hinder(self, until: float) -> None:
+        """Something may keep a process from doing its work until then; who
+        stands still does so for longer than what happens meanwhile.
+        """
+        self.last = max(self.last, until)
 
     def pause(self, what: str) -> float:
         least, most = TIMES[what]
@@ -130,7 +136,8 @@ class Faults:
             self._baton.tell(f'{process.name} stands still for {seconds} s '
                              f'at {what}')
             # What it has locked is locked for as long.
-            process.frozen = self.last = self._baton.now + seconds
+            process.frozen = self._baton.now + seconds
+            self.hinder(process.frozen)
         if self.clocks and self.happens('clock'):
             process.offset = self.offset()
             self._baton.tell(

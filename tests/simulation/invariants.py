@@ -152,7 +152,8 @@ class Always:
         """Nobody deletes the servers of a lease before its end and its grace
         period are over, or those that may stay, or of which there is to be an
         image first, unless its owner has deleted it. Of one that ran only
-        when its lease was over there is nothing to be kept.
+        when its lease was over there is nothing to be kept, nor of one that
+        its user has deleted: what is left of it goes.
         """
         server = self._world.cloud.servers[server_id]
         self._promised.what_is_kept_is_not_deleted(server)
@@ -166,6 +167,7 @@ class Always:
                 f"OR reservations.id = '{server.within}'"):
             early = end + grace - self._world.baton.now
             if deleted is None and 'snapshot' in on_end and (
+                    server.state is not clouds.State.GONE and
                     server.ran_at is not None and
                     server.ran_at < end - self._ahead and
                     lease_id not in server.copies) and (

@@ -148,13 +148,13 @@ class Run:
         rate = world.faults.rates.get('host', 0)
         while rate and baton.now < end:
             world.faults.count['host'] += 1
-            world.faults.last = baton.now
+            world.faults.hinder(baton.now)
             host = dice.choice(list(world.cloud.hosts.values()))
             world.cloud.change_host(
                 host, {'VCPU': dice.choice([2, 4, 8])}, dice.random() > 0.3)
             baton.let_pass(world.faults.pause('host') / rate)
             if not host.there:
-                world.faults.last = baton.now
+                world.faults.hinder(baton.now)
                 world.cloud.change_host(host, host.capacity, True)
 
     def summary(self) -> str:

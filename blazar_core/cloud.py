@@ -295,3 +295,17 @@ class Identity(ty.Protocol):
         :raises CloudUnavailable: when nothing can be said of any; says why
         """
         ...
+
+
+class Preflight(ty.Protocol):
+    """What knows whether all is there that builds need."""
+
+    def preflight(self, call: str, credential: str | None) -> list[str]:
+        """Why a held call could not build its servers now; nothing is done.
+
+        :param call: as for :meth:`Cloud.send`
+        :param credential: as for :meth:`Cloud.send`
+        :returns: a sentence for each thing that is in the way
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        ...

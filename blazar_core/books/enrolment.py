@@ -29,6 +29,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.db import notes
 
 __all__ = ['MAX_EXTRA', 'Attempt', 'Property', 'abandon', 'allocations',
            'begin', 'change', 'check_unbooked', 'finish', 'get', 'leave',
@@ -312,7 +313,7 @@ def properties(session: orm.Session) -> dict[str, Property]:
         for name, value in (extra or {}).items():
             values.setdefault(name, set()).add(value)
     private = {row.name: row.private for row in session.execute(
-        sa.select(models.HostProperty.name, models.HostProperty.private))}
+        sa.select(notes.HostProperty.name, notes.HostProperty.private))}
     return {name: Property(private.get(name, False), sorted(values[name]))
             for name in sorted(values)}
 
@@ -324,8 +325,8 @@ def set_private(session: orm.Session, name: str, private: bool) -> None:
     """
     if name not in properties(session):
         raise errors.NotFound(f'No host has the property {name}.')
-    row = session.get(models.HostProperty, name)
+    row = session.get(notes.HostProperty, name)
     if row is None:
-        session.add(models.HostProperty(name=name, private=private))
+        session.add(notes.HostProperty(name=name, private=private))
     else:
         row.private = private

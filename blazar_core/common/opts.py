@@ -16,6 +16,7 @@ import copy
 import typing as ty
 
 from oslo_config import cfg
+from oslo_config import types
 from oslo_db import options as db_options
 
 __all__ = ['DATABASE_GROUP', 'ENFORCEMENT_GROUP', 'GROUP', 'list_opts',
@@ -104,6 +105,14 @@ OPTS: list[cfg.Opt] = [
              'after it was first tried, after which servers are deleted that '
              'did not come to another end by then: their capacity is promised '
              'to others. 0: never. ``recycle`` has no limit.'),
+    cfg.ListOpt(
+        'preflight', item_type=types.Integer(min=1), default=[1440, 60],
+        help='How many minutes before the start of a lease it is looked at '
+             'whether all is there that its builds need: the user and his '
+             'roles, image, volumes, networks and ports, server group, quota, '
+             'and a host. What is not is told by the notification '
+             'lease.event.preflight, and shown in the warnings of the lease, '
+             'where it is looked at again every ten minutes. None: never.'),
     cfg.IntOpt(
         'max_occurrences', default=100, min=1, max=1000,
         help='How often a lease may recur at most. Each occurrence is a lease '

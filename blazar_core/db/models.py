@@ -26,7 +26,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Move', 'Reservation']
+           'HeldBuild', 'Host', 'Lease', 'Move', 'Reservation']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -86,7 +86,9 @@ class Lease(Stateful, Base):
     end it is prolonged by ``auto_extend`` seconds. ``used_at`` is when servers
     were let in first; that nobody uses it was told at ``no_show_at``. It is an
     occurrence of ``recurrence_id``
-    (:class:`blazar_core.db.notes.Recurrence`); None: of nothing.
+    (:class:`blazar_core.db.notes.Recurrence`); None: of nothing. ``warnings``
+    are what its builds lacked at ``preflight_at``, when that was looked at
+    last (:mod:`blazar_core.lifecycle.preflight`).
     """
 
     __tablename__ = 'leases'
@@ -130,6 +132,9 @@ class Lease(Stateful, Base):
     used_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     no_show_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     recurrence_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
+    warnings: orm.Mapped[list[str] | None] = orm.mapped_column(
+        sa.JSON(none_as_null=True))
+    preflight_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')
@@ -421,19 +426,6 @@ class Credential(Base):
         sa.String(36), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(sa.Text)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-
-
-class HostProperty(Base):
-    """What is known of a property of hosts that operators have given a name.
-
-    ``private``: only they may ask for hosts by it.
-    """
-
-    __tablename__ = 'host_properties'
-
-    name: orm.Mapped[str] = orm.mapped_column(
-        sa.String(64), primary_key=True)
-    private: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
 
 
 class Project(Base):

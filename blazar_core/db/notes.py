@@ -23,8 +23,8 @@ from sqlalchemy import orm
 
 from blazar_core.db import models
 
-__all__ = ['Orphan', 'Outage', 'Recurrence',
-           'RequestKey', 'Setting', 'WouldEnd']
+__all__ = ['HostProperty', 'Orphan', 'Outage', 'Recurrence', 'RequestKey',
+           'Setting', 'WouldEnd']
 
 
 class RequestKey(models.Base):
@@ -148,3 +148,16 @@ class Outage(models.Base):
     seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     began_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     back_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+
+
+class HostProperty(models.Base):
+    """What is known of a property of hosts that operators have given a name.
+
+    ``private``: only they may ask for hosts by it.
+    """
+
+    __tablename__ = 'host_properties'
+
+    name: orm.Mapped[str] = orm.mapped_column(
+        sa.String(64), primary_key=True)
+    private: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)

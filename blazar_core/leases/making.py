@@ -407,7 +407,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'status': states.Lease.STARTING if started else states.Lease.PENDING,
         'status_reason': '', 'lease_type': request.lease_type,
         'retry_interval': None, 'retry_until': None, 'lasts': None,
-        'admitted_at': None, 'no_show_at': None,
+        'admitted_at': None, 'no_show_at': None, 'warnings': None,
         'auto_extend': request.auto_extend, 'recurrence_id': new.recurrence_id,
         'used_at': None if not new.server_ids and all(
             types.of(one.resource_type, one.params is None).is_for_boots

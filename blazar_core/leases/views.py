@@ -331,6 +331,9 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
             else requests.LeaseType.SCHEDULED),
         'retry_until': lease.retry_until,
         'recurrence_id': lease.recurrence_id,
+        # What was in the way of its start is history when it has begun.
+        'warnings': list(lease.warnings or ())
+        if lease.status == states.Lease.PENDING else [],
         'reservations': reservations,
         'events': [{name: getattr(event, name) for name in (
             'id', 'lease_id', 'event_type', 'time', 'status', 'created_at',

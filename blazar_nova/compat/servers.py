@@ -36,6 +36,7 @@ from blazar_nova.compat import keeping
 from blazar_nova.compat import leftovers
 from blazar_nova.compat import look
 from blazar_nova.compat import migrating
+from blazar_nova.compat import preflight
 from blazar_nova.compat import quota
 from blazar_nova.compat import reserved
 from blazar_nova.compat import stranded
@@ -96,6 +97,18 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
         if build.request_spec:
             _cast(build, gate)
         return why
+
+    def preflight(self, call: str, credential: str | None) -> list[str]:
+        """See :class:`blazar_core.cloud.Preflight`."""
+        build = calls.load(call)
+        if credential is not None:
+            try:
+                build.renew(self._trusts.access(credential))
+            except errors.NotDelegated as exc:
+                # Nothing else can be seen without a token of his.
+                return [f'{exc}.']
+        return self._within(
+            'What its builds need', preflight.lacking, build)
 
     def _check_up(self, build: calls.BuildCall) -> None:
         """Make sure that one of the hosts that may be used is up.

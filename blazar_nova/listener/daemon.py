@@ -35,6 +35,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import loops
 from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import preflight
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import watch
 from blazar_nova.compat import checks
@@ -109,6 +110,8 @@ class Listener:
                    self.watch.look),
                   ('retrying', retrying.PAUSE, 'For which leases there is '
                    'capacity now', life.retrying.look),
+                  ('preflight', preflight.PAUSE, 'What held builds lack',
+                   self.parts.preflight.look),
                   ('leaving', self._interval, 'Which hosts are to leave',
                    self._enrolling.remove_left),
                   ('orphans', 3600 * conf.blazar.orphan_interval,

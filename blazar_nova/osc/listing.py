@@ -26,7 +26,7 @@ from blazar_nova.osc import progress
 __all__ = ['List']
 
 _COLUMNS = ('id', 'name', 'status', 'start_date', 'end_date', 'left',
-            'servers')
+            'servers', 'warnings')
 
 #: The units that are shown, with their seconds.
 _UNITS = (('w', 604800), ('d', 86400), ('h', 3600), ('m', 60), ('s', 1))
@@ -55,7 +55,8 @@ class List(command.Lister):
             progress.when(lease['end_date']), left(lease, now),
             format_columns.ListColumn([
                 server for reservation in lease['reservations']
-                for server in reservation['servers']]))
+                for server in reservation['servers']]),
+            format_columns.ListColumn(lease['warnings']))
             for lease in commands.client_of(self.app).leases(
                 **commands.given(parsed_args, 'name', 'status', 'ended'))]
 

@@ -33,7 +33,7 @@ FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
           'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
           'on_end', 'grace_period', 'auto_extend', 'lease_type',
           'retry_until', 'recurrence_id', 'recurrence', 'occurrences',
-          'created_at', 'updated_at', 'reservations', 'events')
+          'warnings', 'created_at', 'updated_at', 'reservations', 'events')
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
 _Lease: ty.TypeAlias = ty.Mapping[str, ty.Any]
@@ -71,7 +71,7 @@ class Answers:
             del told[name]
         if 'exchanged' in described:
             told['exchanged'] = described['exchanged']
-        return {'version': '1.5', 'lease_id': told['id'], **told, 'events': [
+        return {'version': '1.6', 'lease_id': told['id'], **told, 'events': [
             {**event, 'event_date': event['time']}
             for event in told['events']]}
 

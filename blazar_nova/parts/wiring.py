@@ -36,6 +36,7 @@ from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import orphans
+from blazar_core.lifecycle import preflight
 from blazar_core.lifecycle import rebinding
 from blazar_core import resources
 from blazar_nova.compat import demand
@@ -88,6 +89,7 @@ class Parts:
     orphans: orphans.Orphans
     health: health.Health
     maintenance: maintenance.Maintenance
+    preflight: preflight.Preflight
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
@@ -136,7 +138,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             60 * conf.blazar.healing_interval), notify),
         maintenance.Maintenance(books, clock, rebinding.Rebinding(
             books, clock, search, made.binding,
-            demands.Demands(clock, secrets.open, types), notify)))
+            demands.Demands(clock, secrets.open, types), notify)),
+        preflight.Preflight(
+            books, clock, cloud, secrets.open, notify,
+            [60 * minutes for minutes in conf.blazar.preflight]))
 
 
 @functools.cache

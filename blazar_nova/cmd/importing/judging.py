@@ -29,6 +29,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import adopting
 from blazar_nova.api import host_bodies
 from blazar_nova.cmd.importing import items
@@ -183,7 +184,7 @@ class _Hosts:
         then stands.
         """
         with self._parts.database.reader() as session:
-            said = set(session.scalars(sa.select(models.HostProperty.name)))
+            said = set(session.scalars(sa.select(notes.HostProperty.name)))
         there = {name for item in self.items.values() if (
             item.outcome != items.Outcome.REFUSED) for name in item.extra}
         return [items.Property(name, name, items.Outcome.THERE if (

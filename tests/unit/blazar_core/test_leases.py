@@ -113,7 +113,7 @@ class TestCreate(base.LeaseTestCase):
              'before_end_date': None, 'degraded': False,
              'on_end': 'delete', 'grace_period': 0, 'cleaning_time': 0,
              'auto_extend': 0, 'lease_type': 'scheduled', 'retry_until': None,
-             'recurrence_id': None,
+             'recurrence_id': None, 'warnings': [],
              'created_at': NOW, 'updated_at': NOW},
             {key: value for key, value in answer.items()
              if key not in ('id', 'reservations', 'events')})

@@ -100,7 +100,7 @@ class TestAnswers(base.LeaseTestCase):
     def test_a_notification_tells_of_a_lease(self):
         lease = views.get(self.database, self.reserve(50, 100)['id'])
         told, said = self.answers.payload(lease), self.answers.lease(lease)
-        self.assertEqual(('1.5', lease['id'], lease['id']), (
+        self.assertEqual(('1.6', lease['id'], lease['id']), (
             told['version'], told['lease_id'], told['id']))
         self.assertNotIn('trust_id', told)
         self.assertEqual(

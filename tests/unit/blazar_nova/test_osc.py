@@ -49,7 +49,7 @@ def a_lease(**values):
     return {'id': ID, 'name': 'lease1', 'status': 'PENDING',
             'start_date': '2026-12-01T14:00:00.000000',
             'end_date': '2026-12-01T16:00:00.000000',
-            'before_end_date': None, 'degraded': False,
+            'before_end_date': None, 'degraded': False, 'warnings': [],
             'reservations': [{'id': OTHER, 'amount': 3}], 'events': [],
             **values}
 
@@ -264,13 +264,15 @@ class ListTest(OscTestCase):
 
     def test_it_says_what_there_is(self):
         found = self.listed(reservations=[
-            {'servers': ['one', 'two']}, {'servers': ['three']}])
+            {'servers': ['one', 'two']}, {'servers': ['three']}],
+            warnings=['Its image is gone.'])
         del found['left']
         self.assertEqual(
             {'id': ID, 'name': 'lease1', 'status': 'PENDING',
              'start_date': '2026-12-01 14:00:00',
              'end_date': '2026-12-01 16:00:00',
-             'servers': ['one', 'two', 'three']}, found)
+             'servers': ['one', 'two', 'three'],
+             'warnings': ['Its image is gone.']}, found)
         self.assertEqual({}, self.cloud.requests[0].query)
 
     def test_only_some_are_asked_for(self):

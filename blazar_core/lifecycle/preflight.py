@@ -1,0 +1,146 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Whether what held builds need is still there, some time before the start.
+
+All of it was there when the lease was made. What is gone since - an image, a
+network, a role of the user - would be learned at the start, when it is too
+late; so it is looked at before, at times that the operator has chosen. What
+is in the way is told, and shown on the lease; from then on it is looked at
+again and again, until nothing is.
+"""
+
+import random
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import facts
+
+__all__ = ['AGAIN', 'EVENT', 'PAUSE', 'Preflight']
+
+LOG = logging.getLogger(__name__)
+
+EVENT = 'lease.event.preflight'
+
+#: Seconds between two looks for leases whose time for that has come.
+PAUSE = 60
+
+#: Seconds after which is looked again at what had something in its way.
+AGAIN = 600
+
+#: How many are looked at before that is asked for once more.
+_AT_ONCE = 100
+
+
+class Preflight:
+    """Looks before the start at what it takes.
+
+    Any number of processes may: they do some of the work twice, at worst.
+
+    :param opens: opens a sealed call
+    :param notify: told of an event type and a lease
+    :param times: seconds before the start of a lease at which that is looked
+        at; none: never
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: clouds.Preflight, opens: ty.Callable[[str], str],
+                 notify: ty.Callable[[str, facts.Lease], None],
+                 times: ty.Sequence[int]) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._opens = opens
+        self._notify = notify
+        self._times = times
+
+    def look(self) -> None:
+        """See to the leases whose time for that has come. One statement where
+        none is.
+
+        :raises BooksUnavailable: when the database does not answer
+        """
+        if not self._times:
+            return
+        with self._database.connection() as connection:
+            found = [*connection.execute(self._due(self._clock.now()))]
+        # Others do so as well: not all in the same order.
+        random.shuffle(found)
+        for lease_id, seen in found:
+            with facts.apart(lease_id):
+                try:
+                    self._look_at(lease_id, seen)
+                except errors.CloudUnavailable as exc:
+                    LOG.warning('Lease %s: whether it could start is not '
+                                'known now: %s', lease_id, exc)
+
+    def _due(self, now: int) -> sa.Select[ty.Any]:
+        """Leases of which one of the times is over, and nobody has looked
+        since, or long ago at what had something in its way.
+        """
+        before = sa.func.coalesce(_LEASE.preflight_at, _LEASE.created_at)
+        return sa.select(_LEASE.id, _LEASE.preflight_at).where(
+            _LEASE.status == states.Lease.PENDING, _LEASE.start_date > now,
+            sa.or_(*(sa.and_(_LEASE.start_date <= now + seconds,
+                             before < _LEASE.start_date - seconds)
+                     for seconds in self._times),
+                   sa.and_(_LEASE.warnings.is_not(None),
+                           _LEASE.preflight_at <= now - AGAIN)),
+            sa.exists().where(models.HeldBuild.lease_id == _LEASE.id),
+        ).order_by(_LEASE.start_date, _LEASE.id).limit(_AT_ONCE)
+
+    def _look_at(self, lease_id: str, seen: int | None) -> None:
+        """Look at one, unless others have since.
+
+        It is told before that is written down: who dies in between has it
+        told again.
+
+        :param seen: when somebody had looked last
+        """
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            held = session.get(models.HeldBuild, lease_id)
+            credential = session.get(models.Credential, lease_id)
+            if held is None or lease.preflight_at != seen or (
+                    lease.status != states.Lease.PENDING):
+                return
+            described = views.describe(lease)
+        lacks = self._cloud.preflight(
+            self._opens(held.sealed), None if credential is None else
+            self._opens(credential.sealed))
+        if lacks != described['warnings']:
+            LOG.info('Lease %s: %s', lease_id, ' '.join(lacks) or (
+                'nothing is in the way of its start any more'))
+            self._notify(EVENT, {**described, 'warnings': lacks})
+        self._database.retried(self._write_down, lease_id, seen, lacks)
+
+    def _write_down(self, lease_id: str, seen: int | None,
+                    lacks: ty.Sequence[str]) -> None:
+        with self._database.begin() as connection:
+            connection.execute(sa.update(models.Lease).where(
+                _LEASE.id == lease_id, _LEASE.preflight_at.is_(None)
+                if seen is None else _LEASE.preflight_at == seen,
+            ).values(preflight_at=self._clock.now(),
+                     warnings=[*lacks] or None))
+
+
+_LEASE = models.Lease.__table__.c

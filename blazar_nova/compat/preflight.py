@@ -1,0 +1,143 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Why a held call could not build its servers now.
+
+Asked as Nova asks for it when it builds: by the same functions, in the name of
+the user. Keys and flavors are not asked for: what a build needs of them has
+been in the call since the boot.
+"""
+
+import typing as ty
+
+from nova import exception
+from nova.image import glance
+from nova.network import neutron
+from nova import objects
+from nova.volume import cinder
+
+from blazar_core.common import errors
+from blazar_nova.compat import calls
+from blazar_nova.compat import demand
+from blazar_nova.compat import quota
+
+__all__ = ['lacking']
+
+#: What says that something cannot be had by this user; all else that fails
+#: says nothing of it.
+_LACKS = (exception.NotFound, exception.Invalid, exception.Forbidden,
+          exception.OverQuota)
+
+
+def lacking(build: calls.BuildCall) -> list[str]:
+    """What is in the way of a build, a sentence for each.
+
+    One request for each image, volume and server group, and those of Nova for
+    networks and hosts.
+
+    :param build: in the name of its user, with a token
+    :raises CloudUnavailable: when a service does not say
+    """
+    found: list[str] = []
+    for name, check in (('Image', _images), ('Volumes', _volumes),
+                        ('Networks', _networks), ('Server group', _group),
+                        ('Quota', _quota), ('Hosts', _hosts)):
+        try:
+            found += check(build)
+        except errors.CloudUnavailable:
+            raise
+        except _LACKS as exc:
+            # Mostly of something that was found before.
+            found += [] if found else [f'{name}: {exc.format_message()}']
+        except Exception as exc:
+            raise errors.CloudUnavailable(
+                f'{name}: nothing can be said of them: {exc}') from exc
+    return found
+
+
+def _asked(what: str, ask: ty.Callable[..., ty.Any],
+           build: calls.BuildCall, *about: ty.Any,
+           ) -> tuple[ty.Any, list[str]]:
+    """What is asked for, or what is in the way of that."""
+    try:
+        return ask(build.context, *about), []
+    except _LACKS as exc:
+        return None, [f'{what}: {exc.format_message()}']
+
+
+def _images(build: calls.BuildCall) -> list[str]:
+    ids = {(build.image or {}).get('id'), *(
+        bdm.image_id for bdm in build.block_device_mapping or ()
+        if bdm.source_type == 'image')} - {None, ''}
+    found: list[str] = []
+    for image_id in sorted(ids):
+        image, lacks = _asked(
+            f'Image {image_id}', glance.API().get, build, image_id)
+        found += lacks
+        if image is not None and image.get('status') != 'active':
+            found.append(f'Image {image_id} is {image.get("status")}.')
+    return found
+
+
+def _volumes(build: calls.BuildCall) -> list[str]:
+    found: list[str] = []
+    for bdm in build.block_device_mapping or ():
+        for kind, its_id, get in (
+                ('Volume', bdm.volume_id, 'get'),
+                ('Snapshot', bdm.snapshot_id, 'get_snapshot')):
+            if not its_id:
+                continue
+            there, lacks = _asked(
+                f'{kind} {its_id}', getattr(cinder.API(), get), build, its_id)
+            found += lacks
+            if there is not None and str(there.get('status')).startswith(
+                    'error'):
+                found.append(f'{kind} {its_id} is in {there["status"]}.')
+    return found
+
+
+def _networks(build: calls.BuildCall) -> list[str]:
+    wanted = build.requested_networks
+    if wanted is not None and wanted.no_allocate:
+        return []
+    count, lacks = _asked(
+        'Networks', neutron.API().validate_networks, build, wanted,
+        len(build.request_spec))
+    return lacks if count is None or count >= len(build.request_spec) else [
+        f'The quota has ports for {count} of {len(build.request_spec)} '
+        f'servers.']
+
+
+def _group(build: calls.BuildCall) -> list[str]:
+    group = build.request_spec[0].instance_group
+    if group is None:
+        return []
+    try:
+        objects.InstanceGroup.get_by_uuid(build.context, group.uuid)
+    except exception.InstanceGroupNotFound:
+        return [f'Server group {group.uuid} does not exist any more: its '
+                f'policy will not hold.']
+    return []
+
+
+def _quota(build: calls.BuildCall) -> list[str]:
+    count, why = quota.admitted(build.context.elevated(), build.request_spec)
+    return [f'Quota: {why}'] if count < len(build.request_spec) else []
+
+
+def _hosts(build: calls.BuildCall) -> list[str]:
+    try:
+        found = demand.demand_of(build.context.elevated(), build.request_spec)
+    except demand.NoSuchHost as exc:
+        return [f'None of the hosts may be used: {exc}']
+    return [] if found.hosts else ['None of the hosts may be used.']

@@ -1,0 +1,164 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+from unittest import mock
+
+from nova import exception
+
+from blazar_core.common import errors
+from blazar_core.lifecycle import preflight
+from tests.functional import base
+from tests.functional import leased
+from tests.functional import test_held
+
+HOUR = 3600
+
+
+class PreflightTestCase(leased.LeasedTestCase):
+    """What was there at the boot, and is not an hour before the start."""
+
+    def setUp(self):
+        super().setUp()
+        self.recorder, self.changes = self.record(), 0
+
+    def look(self):
+        """What is in the way then; it is told when that has changed."""
+        before = self.lease('vm1')['warnings']
+        self.listener.parts.preflight.look()
+        lease = self.lease('vm1')
+        if lease['warnings'] != before:
+            self.changes += 1
+            told = self.recorder.wait(preflight.EVENT, self.changes)[-1]
+            self.assertEqual((lease['id'], lease['warnings']),
+                             (told['lease_id'], told['warnings']))
+        return lease['warnings']
+
+    def before(self):
+        """The hour before the start of a lease that is as it was made."""
+        self.assertEqual([], self.look())
+        self.clock.advance(HOUR)
+
+    def hold(self, **boot):
+        return super().hold('vm1', start_in=2 * HOUR, **boot)
+
+
+class PreflightTest(PreflightTestCase):
+
+    def test_nothing_is(self):
+        self.hold()
+        self.before()
+        self.assertEqual([], self.look())
+        self.assertEqual([(self.clock.now(),)], self.books(
+            'SELECT preflight_at FROM leases'))
+        self.clock.advance(HOUR)
+        self.run_due()
+        self.wait_for_status(
+            self.lease('vm1')['reservations'][0]['servers'][0], 'ACTIVE')
+
+    def test_the_image_is_gone_and_comes_back(self):
+        self.hold()
+        self.before()
+        image = self.glance.images.pop(base.IMAGE)
+        warning, = self.look()
+        self.assertEqual(f'Image {base.IMAGE}: Image {base.IMAGE} could not '
+                         f'be found.', warning)
+        self.glance.images[base.IMAGE] = image
+        self.assertEqual([warning], self.look())
+        self.clock.advance(preflight.AGAIN)
+        with mock.patch.dict(image, status='deactivated'):
+            self.assertEqual([f'Image {base.IMAGE} is deactivated.'],
+                             self.look())
+        self.clock.advance(preflight.AGAIN)
+        self.assertEqual([], self.look())
+
+    def test_the_server_group_was_deleted(self):
+        group = self.alice.post_server_groups(
+            {'name': 'apart', 'policy': 'anti-affinity', 'rules': {}})['id']
+        self.boot('vm1', hints=self.lease_hints('vm1', 2 * HOUR) | {
+            'group': group})
+        self.before()
+        self.alice.delete_server_group(group)
+        self.assertEqual([
+            f'Server group {group} does not exist any more: its policy will '
+            f'not hold.'], self.look())
+
+    def test_the_port_was_deleted(self):
+        port = self.neutron.port_1['id']
+        self.hold(networks=[{'port': port}])
+        self.before()
+        self.neutron.delete_port(port)
+        warning, = self.look()
+        self.assertIn(f'{port} could not be found', warning)
+
+    def test_the_volume_was_deleted(self):
+        self.hold(imageRef='', block_device_mapping_v2=[
+            {'boot_index': 0, 'uuid': test_held.VOLUME,
+             'source_type': 'volume', 'destination_type': 'volume'}])
+        self.before()
+        gone = mock.Mock(side_effect=exception.VolumeNotFound(
+            volume_id=test_held.VOLUME))
+        with mock.patch('nova.volume.cinder.API.get', new=gone):
+            warning, = self.look()
+        self.assertIn(f'Volume {test_held.VOLUME} could not be found.',
+                      warning)
+        self.clock.advance(preflight.AGAIN)
+        with mock.patch('nova.volume.cinder.API.get', new=mock.Mock(
+                return_value={'status': 'error_deleting'})):
+            self.assertEqual(
+                [f'Volume {test_held.VOLUME} is in error_deleting.'],
+                self.look())
+
+    def test_no_host_may_be_used(self):
+        self.hold()
+        self.before()
+        for host in self.hosts:
+            self.admin.put_service(self.admin.get_services(
+                host=host, binary='nova-compute')[0]['id'], {
+                    'status': 'disabled'})
+        self.assertEqual(['None of the hosts may be used.'], self.look())
+
+    def test_the_user_may_not_any_more(self):
+        self.hold()
+        lease = self.lease('vm1')
+        self.listener.parts.leases.credentials.entrust(
+            lease['id'], self.listener.parts.vault.seal('trust'))
+        self.before()
+        with mock.patch('blazar_nova.parts.credentials.Credentials.access',
+                        side_effect=errors.NotDelegated('He was disabled')):
+            self.assertEqual(['He was disabled.'], self.look())
+
+    def test_a_service_that_does_not_say_is_asked_again(self):
+        self.hold()
+        self.before()
+        away = mock.Mock(side_effect=exception.GlanceConnectionFailed(
+            server='x', reason='y'))
+        with mock.patch('nova.image.glance.API.get', new=away):
+            self.assertEqual([], self.look())
+        self.assertEqual([(None,)], self.books(
+            'SELECT preflight_at FROM leases'))
+        self.glance.images.pop(base.IMAGE)
+        self.assertEqual(1, len(self.look()))
+
+
+class QuotaTest(PreflightTestCase):
+    """The same where Nova has a quota of its own."""
+
+    more_conf = ('[quota]\n'
+                 'driver = nova.quota.DbQuotaDriver\n')
+
+    def test_the_quota_is_used_up(self):
+        self.hold(flavor='4')
+        self.before()
+        self.flags(cores=3, group='quota')
+        self.assertEqual(['Quota: The quota of the project admits no more '
+                          '(of cores).'], self.look())

@@ -1,0 +1,156 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_core.leases import changing
+from blazar_core.leases import views
+from blazar_core.lifecycle import preflight
+from tests import databases
+from tests.unit import base
+
+NOW = base.NOW
+DAY, HOUR = 86400, 3600
+
+load_tests = databases.load_tests
+
+
+class PreflightTestCase(base.LeaseTestCase):
+    """A host, and looks a day and an hour before a start."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.asked, self.lacks, self.told = [], [], []
+        self.during = None
+        self.looks = self.new()
+
+    def new(self, times=(DAY, HOUR), database=None):
+        return preflight.Preflight(
+            database or self.database, self.clock, self, self.vault.open,
+            lambda event, lease: self.told.append(
+                (event, lease['id'], lease['warnings'])), times)
+
+    def preflight(self, call, credential):
+        """What the cloud says."""
+        self.asked.append((call, credential))
+        if isinstance(self.lacks, Exception):
+            raise self.lacks
+        lacks = list(self.lacks)
+        if self.during:
+            self.during()
+        return lacks
+
+    def look(self, after=0):
+        """Look; returns how many were looked at."""
+        self.clock.advance(after)
+        before = len(self.asked)
+        self.looks.look()
+        return len(self.asked) - before
+
+    def warnings(self, lease):
+        return views.get(self.database, lease['id'])['warnings']
+
+
+class TestPreflight(PreflightTestCase):
+
+    def test_each_time_it_is_looked_at_once(self):
+        self.lease(2 * DAY, 3 * DAY, credential='the trust')
+        self.assertEqual(
+            [0, 1, 0, 0, 1, 0, 0],
+            [self.look(after) for after in (
+                DAY - 1, 1, 1, DAY - HOUR - 2, 1, HOUR - 1, 2)])
+        self.assertEqual([('call', 'the trust')] * 2, self.asked)
+        self.assertEqual([], self.told)
+
+    def test_what_was_asked_for_after_that_time_was_looked_at_then(self):
+        self.lease(DAY - 10, 2 * DAY)
+        self.lease(HOUR - 10, 2 * DAY)
+        self.assertEqual([0, 0, 1], [
+            self.look(after) for after in (0, HOUR - 20, DAY - 2 * HOUR + 10)])
+
+    def test_what_is_in_the_way_is_told_and_shown_until_it_is_not(self):
+        lease = self.lease(2 * DAY, 3 * DAY)
+        self.lacks = ['Its image is gone.']
+        self.assertEqual(1, self.look(DAY))
+        self.assertEqual(['Its image is gone.'], self.warnings(lease))
+        self.assertEqual([0, 1, 0], [
+            self.look(after) for after in (
+                preflight.AGAIN - 1, 1, preflight.AGAIN - 1)])
+        self.assertEqual([(preflight.EVENT, lease['id'], self.lacks)],
+                         self.told)
+        self.lacks = []
+        self.assertEqual([1, 0], [self.look(1), self.look(preflight.AGAIN)])
+        self.assertEqual([], self.warnings(lease))
+        self.assertEqual((preflight.EVENT, lease['id'], []), self.told[1])
+
+    def test_one_that_moves_is_looked_at_before_its_new_start(self):
+        lease = self.lease(2 * DAY, 3 * DAY)
+        self.look(2 * DAY - HOUR)
+        self.leases.changing.update(lease['id'], changing.Change(
+            start=NOW + 4 * DAY, end=NOW + 5 * DAY))
+        self.assertEqual([0, 1], [self.look(1), self.look(DAY + HOUR)])
+
+    def test_what_has_begun_has_no_warnings(self):
+        lease = self.lease(2 * DAY, 3 * DAY)
+        self.lacks = ['Its image is gone.']
+        self.look(DAY)
+        self.clock.advance(DAY)
+        self.new_engine().run_due()
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual([], self.warnings(lease))
+        self.assertEqual(0, self.look(preflight.AGAIN))
+
+    def test_without_a_build_there_is_nothing_to_look_at(self):
+        self.reserve(2 * DAY, 3 * DAY, self.places(2))
+        self.assertEqual(0, self.look(DAY))
+
+    def test_where_no_time_is_named_it_is_not_looked_at(self):
+        self.looks = self.new(())
+        self.lease(2 * DAY, 3 * DAY)
+        self.assertEqual(0, self.look(DAY))
+
+    def test_what_is_not_known_is_asked_again(self):
+        lease = self.lease(2 * DAY, 3 * DAY)
+        self.lease(2 * DAY, 3 * DAY)
+        self.lacks = errors.CloudUnavailable('glance is away')
+        self.assertEqual([2, 2], [self.look(DAY), self.look()])
+        self.assertEqual(([], []), (self.told, self.warnings(lease)))
+        self.lacks = []
+        self.assertEqual([2, 0], [self.look(), self.look()])
+
+    def test_one_that_breaks_does_not_keep_others_from_it(self):
+        broken = self.lease(2 * DAY, 3 * DAY)
+        with self.database.writer() as session:
+            session.get(models.HeldBuild, broken['id']).sealed = 'rubbish'
+        self.lease(2 * DAY, 3 * DAY)
+        self.assertEqual(1, self.look(DAY))
+
+    def test_another_that_is_at_it_as_well_changes_nothing(self):
+        """Two have read the same; the one that comes second goes again."""
+        lease = self.lease(2 * DAY, 3 * DAY)
+        self.clock.advance(DAY)
+        other = self.new(database=self.books.connect())
+
+        def meanwhile():
+            self.during = None
+            self.lacks = ['Its image is gone.']
+            other.look()
+            self.clock.advance(1)
+            self.lacks = []
+
+        self.during = meanwhile
+        self.assertEqual(2, self.look())
+        # What was seen first was written down first.
+        self.assertEqual(['Its image is gone.'], self.warnings(lease))
+        self.assertEqual(0, self.look())

@@ -1,0 +1,108 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""The recipes of the user guide, typed as they are printed."""
+
+import os
+import re
+import typing as ty
+
+from tests.integration import base
+from tests.integration import test_hosts
+
+_GUIDE = os.path.join(os.path.dirname(__file__), '..', '..', 'doc', 'source',
+                      'user', 'recipes.rst')
+#: What stands before a block that is left out, with the reason.
+_LEFT_OUT = re.compile(r'^\.\. not run: \S', re.MULTILINE)
+
+
+def sections(text: str) -> dict[str, str]:
+    """By title, what is typed in a section: the lines of its blocks."""
+    parts = re.split(r'^(.+)\n=+\n', text, flags=re.MULTILINE)[1:]
+    found: dict[str, str] = {}
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        before, *blocks = re.split(
+            r'^\.\. code-block:: console\n\n', body, flags=re.MULTILINE)
+        typed: list[str] = []
+        for block in blocks:
+            code = re.match(r'(?: {4}.*\n|\n)+', block)
+            assert code is not None, block
+            if not _LEFT_OUT.search(before):
+                typed += re.sub('^(?:    )', '', code[0],
+                                flags=re.MULTILINE).splitlines()
+            before = block[code.end():]
+        if blocks:
+            found[title] = '\n'.join(re.sub(r'^\$ ', '', line)
+                                     for line in typed)
+    return found
+
+
+class RecipesTest(test_hosts.HostsTestCase):
+
+    def test_each_does_what_it_says(self) -> None:
+        with open(_GUIDE, encoding='utf-8') as file:
+            typed = sections(file.read())
+        checks: dict[str, ty.Callable[[str], None]] = {
+            'A demo that ends itself': self.demo_is_over,
+            'A training class on Mondays': self.one_class_is_skipped,
+            'A fleet for the nightly builds': self.each_night_has_a_server,
+            'A host with a GPU for a week': self.the_host_is_given_back,
+            'Keep what a server has become': self.it_is_gone}
+        self.assertEqual(checks.keys(), typed.keys())
+        self.enrol(self.hosts()[0])
+        for name in 'class', 'gpu', 'gpu-later':
+            self.addCleanup(self.run_client, 'openstack', 'reservation',
+                            'lease', 'delete', name)
+        for title, check in checks.items():
+            done = self.run_process(
+                'bash', '-euo', 'pipefail', '-c', typed[title])
+            self.assertEqual(0, done.returncode,
+                             f'{title}: {done.stdout}\n{done.stderr}')
+            check(done.stdout)
+
+    def ended(self, name: str) -> base.Json:
+        """The lease of a name, which is over."""
+        self.wait_for(lambda: self.named(name)[-1]['status'] == 'TERMINATED',
+                      f'lease {name} is over')
+        return self.named(name)[-1]
+
+    def named(self, name: str) -> list[base.Json]:
+        return [lease for lease in self.leases().values()
+                if lease['name'] == name]
+
+    def demo_is_over(self, said: str) -> None:
+        self.assertRegex(said, r'demo +\| (PENDING|STARTING|ACTIVE)')
+        lease = self.ended('demo')
+        self.assertLess(lease['end_date'] - lease['start_date'], 3600)
+
+    def one_class_is_skipped(self, said: str) -> None:
+        self.assertEqual(10, len(re.findall(r'T11:00.* \| PENDING', said)))
+        left = self.openstack('reservation', 'occurrences', 'class')
+        self.assertEqual(9, [one['status'] for one in left].count('PENDING'))
+        self.assertEqual(
+            {4}, {reservation['amount'] for lease in self.named('class')
+                  for reservation in lease['reservations']})
+
+    def each_night_has_a_server(self, said: str) -> None:
+        self.assertRegex(said, r'fits +\| True')
+        self.assertEqual(14, said.count('| RESERVED |'))
+        self.delete(*(server['ID'] for server in self.openstack(
+            'server', 'list') if server['Name'].startswith('fleet-')))
+
+    def the_host_is_given_back(self, said: str) -> None:
+        self.assertRegex(said, r'name +\| training')
+        self.ended('gpu')
+        self.assertEqual(0, self.verify().returncode)
+
+    def it_is_gone(self, said: str) -> None:
+        self.ended('work')

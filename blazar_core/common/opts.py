@@ -109,7 +109,7 @@ OPTS: list[cfg.Opt] = [
         'preflight', item_type=types.Integer(min=1), default=[1440, 60],
         help='How many minutes before the start of a lease it is looked at '
              'whether all is there that its builds need: the user and his '
-             'roles, image, volumes, networks and ports, server group, quota, '
+             'roles, image, volumes, networks, ports, groups, quota, '
              'and a host. What is not is told by the notification '
              'lease.event.preflight, and shown in the warnings of the lease, '
              'where it is looked at again every ten minutes. None: never.'),

@@ -108,6 +108,10 @@ class Changing:
                 plan = replanning.plan(
                     session, lease, change.reservations, window,
                     change.grace_period, now)
+                longer = window.start == lease.start_date and all(
+                    (wanted := change.reservations.get(one.id)) is None or
+                    dict(wanted.params or {}) == (one.params or {})
+                    for one in lease.reservations)
             if not plan.demands and isinstance(exc, _Unpicked):
                 raise api.Outdated('another request has added it '
                                    'meanwhile') from exc
@@ -119,7 +123,7 @@ class Changing:
                 [*plan.demands.values()], plan.window,
                 instead_of=plan.instead_of, kept=plan.kept)
         except errors.Refused as exc:
-            if change.reservations or window.start != lease.start_date:
+            if not longer:
                 raise
             raise errors.Refused(dataclasses.replace(
                 exc.refusal, latest_end=_latest(

@@ -25,6 +25,7 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
@@ -35,20 +36,26 @@ from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
 
-__all__ = ['AGAIN', 'EVENT', 'PAUSE', 'Preflight']
+__all__ = ['AGAIN', 'EVENT', 'LASTS', 'PAUSE', 'Preflight']
 
 LOG = logging.getLogger(__name__)
 
 EVENT = 'lease.event.preflight'
 
-#: Seconds between two looks for leases whose time for that has come.
+#: Seconds between two looks for leases whose time for that has come, and for
+#: how many of them one goes on, for as many leases as that may be.
 PAUSE = 60
+LASTS = 50
 
 #: Seconds after which is looked again at what had something in its way.
 AGAIN = 600
 
 #: How many are looked at before that is asked for once more.
 _AT_ONCE = 100
+
+#: Seconds after which one of which nothing could be said is tried again, at
+#: most; the first time after PAUSE, each time after twice as long.
+_LONGEST = 3600
 
 
 class Preflight:
@@ -72,41 +79,80 @@ class Preflight:
         self._opens = opens
         self._notify = notify
         self._times = times
+        #: Of leases of which nothing could be said, how often that was, and
+        #: when it is tried again.
+        self._failed: dict[str, tuple[int, int]] = {}
 
-    def look(self) -> None:
+    def look(self, stopping: ty.Callable[[], bool] = lambda: False) -> None:
         """See to the leases whose time for that has come. One statement where
         none is.
 
+        It goes on for :data:`LASTS` seconds, and ends where nothing can be
+        said of two in a row: then something is away.
+
+        :param stopping: says whether to take up nothing new
         :raises BooksUnavailable: when the database does not answer
         """
-        if not self._times:
-            return
+        late = self._clock.elapsed() + LASTS
+        unknown = ''
+        while self._times:
+            found = self._due()
+            for lease_id, seen in found:
+                if stopping() or self._clock.elapsed() > late:
+                    return
+                why = self._try(lease_id, seen)
+                if why and unknown:
+                    LOG.warning('What builds of leases need is not known '
+                                'now, and is asked again: %s', why)
+                    return
+                unknown = why
+            if len(found) < _AT_ONCE:
+                return
+
+    def _due(self) -> list[ty.Any]:
+        """Leases of which one of the times is over, and nobody has looked
+        since; then those that had something in their way long ago.
+        """
+        now = self._clock.now()
+        self._failed = {one: (count, again) for one, (count, again)
+                        in self._failed.items() if again > now - _LONGEST}
+        before = sa.func.coalesce(_LEASE.preflight_at, _LEASE.created_at)
         with self._database.connection() as connection:
-            found = [*connection.execute(self._due(self._clock.now()))]
+            found = [*connection.execute(sa.select(
+                _LEASE.id, _LEASE.preflight_at,
+            ).where(
+                _LEASE.status == states.Lease.PENDING, _LEASE.start_date > now,
+                _LEASE.id.not_in([one for one, (_count, again)
+                                  in self._failed.items() if again > now]),
+                sa.or_(*(sa.and_(_LEASE.start_date <= now + seconds,
+                                 before < _LEASE.start_date - seconds)
+                         for seconds in self._times),
+                       sa.and_(_LEASE.warnings.is_not(None),
+                               _LEASE.preflight_at <= now - AGAIN)),
+                sa.exists().where(models.HeldBuild.lease_id == _LEASE.id),
+            ).order_by(
+                sa.case((_LEASE.warnings.is_(None), 0), else_=1),
+                _LEASE.start_date, _LEASE.id).limit(_AT_ONCE))]
         # Others do so as well: not all in the same order.
         random.shuffle(found)
-        for lease_id, seen in found:
-            with facts.apart(lease_id):
-                try:
-                    self._look_at(lease_id, seen)
-                except errors.CloudUnavailable as exc:
-                    LOG.warning('Lease %s: whether it could start is not '
-                                'known now: %s', lease_id, exc)
+        return found
 
-    def _due(self, now: int) -> sa.Select[ty.Any]:
-        """Leases of which one of the times is over, and nobody has looked
-        since, or long ago at what had something in its way.
-        """
-        before = sa.func.coalesce(_LEASE.preflight_at, _LEASE.created_at)
-        return sa.select(_LEASE.id, _LEASE.preflight_at).where(
-            _LEASE.status == states.Lease.PENDING, _LEASE.start_date > now,
-            sa.or_(*(sa.and_(_LEASE.start_date <= now + seconds,
-                             before < _LEASE.start_date - seconds)
-                     for seconds in self._times),
-                   sa.and_(_LEASE.warnings.is_not(None),
-                           _LEASE.preflight_at <= now - AGAIN)),
-            sa.exists().where(models.HeldBuild.lease_id == _LEASE.id),
-        ).order_by(_LEASE.start_date, _LEASE.id).limit(_AT_ONCE)
+    def _try(self, lease_id: str, seen: int | None) -> str:
+        """Look at one; says why nothing can be said of it."""
+        try:
+            self._look_at(lease_id, seen)
+        except errors.BooksUnavailable:
+            raise
+        except Exception as exc:
+            count, _again = self._failed.get(lease_id, (0, 0))
+            self._failed[lease_id] = count + 1, self._clock.now() + min(
+                PAUSE << count, _LONGEST)
+            LOG.info('Lease %s: whether it could start is not known now: %s',
+                     lease_id, exc, exc_info=not isinstance(
+                         exc, errors.BlazarError))
+            return str(exc) or type(exc).__name__
+        self._failed.pop(lease_id, None)
+        return ''
 
     def _look_at(self, lease_id: str, seen: int | None) -> None:
         """Look at one, unless others have since.
@@ -117,16 +163,18 @@ class Preflight:
         :param seen: when somebody had looked last
         """
         with self._database.reader() as session:
-            lease = api.found(session, lease_id)
             held = session.get(models.HeldBuild, lease_id)
             credential = session.get(models.Credential, lease_id)
-            if held is None or lease.preflight_at != seen or (
-                    lease.status != states.Lease.PENDING):
+            if held is None or _as_seen(session, lease_id, seen) is None:
                 return
-            described = views.describe(lease)
         lacks = self._cloud.preflight(
             self._opens(held.sealed), None if credential is None else
             self._opens(credential.sealed))
+        with self._database.reader() as session:
+            described = _as_seen(session, lease_id, seen)
+        if described is None:
+            # It has begun, or ended, or others have been faster.
+            return
         if lacks != described['warnings']:
             LOG.info('Lease %s: %s', lease_id, ' '.join(lacks) or (
                 'nothing is in the way of its start any more'))
@@ -141,6 +189,14 @@ class Preflight:
                 if seen is None else _LEASE.preflight_at == seen,
             ).values(preflight_at=self._clock.now(),
                      warnings=[*lacks] or None))
+
+
+def _as_seen(session: orm.Session, lease_id: str, seen: int | None,
+             ) -> facts.Lease | None:
+    """A lease that is still to start, at which nobody has looked since."""
+    lease = api.found(session, lease_id)
+    return views.describe(lease) if lease.preflight_at == seen and (
+        lease.status == states.Lease.PENDING) else None
 
 
 _LEASE = models.Lease.__table__.c

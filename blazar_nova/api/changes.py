@@ -117,9 +117,11 @@ class Changes:
                 f'is done in the name of the user who made it, by a trust '
                 f'until its end. Only that user can let it end later, or have '
                 f'something else done at its end or before.')
-        give = trusts.needed if takes_one else trusts.given
         try:
-            return ty.cast(str, give(self._parts, context, on_end, end))
+            return ty.cast(str, trusts.needed(
+                self._parts, context, on_end, end) if takes_one else (
+                    trusts.given(self._parts, context, on_end, end,
+                                 trusts.has_one(self._parts, lease['id']))))
         except errors.NotDelegated as exc:
             raise errors.Forbidden(str(exc)) from exc
 

@@ -190,7 +190,7 @@ class Admission:
         sealed = self._vault.seal(call.dump())
         trust = trusts.given(
             self._parts, call.context, new.request.on_end, new.span.end,
-            as_owner=trusts.needs_one(
+            as_owner=call.makes_what_is_the_users or trusts.needs_one(
                 new.request.on_end, new.request.actions))
         steps.reached(steps.Step.CREATE_DELEGATED, servers)
         try:

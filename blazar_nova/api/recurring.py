@@ -94,7 +94,7 @@ class Recurring:
                 demand, () if part is None else part.server_ids),))
             for new, part in paired], left_out, [
             None if part is None else self._parts.vault.seal(part.dump())
-            for _new, part in paired], ids)
+            for _new, part in paired], ids, call.makes_what_is_the_users)
         for part in parts[len(fits):]:
             part.undo()
         return made
@@ -139,9 +139,10 @@ class Recurring:
     def _make(self, context: ty.Any, asked: requests.Recurrence,
               leases: list[making.NewLease], left_out: list[_Lease],
               sealed: ty.Sequence[str | None], ids: tuple[str, ...],
-              ) -> _Lease:
+              as_owner: bool = False) -> _Lease:
         """
         :param ids: the servers of the boot; none: they come later
+        :param as_owner: whether these are built in the user's name only
         """
         recurrence_id = ty.cast(str, leases[0].recurrence_id)
         with contextlib.ExitStack() as undone:
@@ -149,7 +150,8 @@ class Recurring:
                     leases[0].request.on_end, leases[0].request.actions):
                 leases = [self._entrusted(
                     context, new, asked.between if asked.keeps_servers
-                    else new.request.on_end, undone) for new in leases]
+                    else new.request.on_end, undone, as_owner)
+                    for new in leases]
             made = self._all.create(
                 recurrence_id, asked, leases, sealed, left_out,
                 ids if asked.keeps_servers else ())
@@ -161,11 +163,14 @@ class Recurring:
         return self._all.as_one(made[:1])[0]
 
     def _entrusted(self, context: ty.Any, new: making.NewLease, on_end: str,
-                   undone: contextlib.ExitStack) -> making.NewLease:
+                   undone: contextlib.ExitStack, as_owner: bool,
+                   ) -> making.NewLease:
         """One of them with its trust, which ends with it."""
-        give = trusts.needed if trusts.needs_one(
-            on_end, new.request.actions) else trusts.given
-        trust = give(self._parts, context, on_end, new.span.end)
+        until = new.span.end
+        trust = trusts.needed(
+            self._parts, context, on_end, until,
+        ) if trusts.needs_one(on_end, new.request.actions) else trusts.given(
+            self._parts, context, on_end, until, as_owner)
         undone.callback(trusts.take_back, self._parts, trust)
         return new if trust is None else dataclasses.replace(
             new, credential=self._parts.vault.seal(trust))

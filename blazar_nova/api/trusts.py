@@ -30,10 +30,11 @@ from blazar_core.common import states
 from blazar_core.leases import making
 from blazar_core.lifecycle import ends
 from blazar_nova.parts import ends as policies
+from blazar_nova.parts import vouching
 from blazar_nova.parts import wiring
 
-__all__ = ['entrust', 'for_end', 'given', 'keep', 'needed', 'needs_one',
-           'take_back']
+__all__ = ['entrust', 'for_end', 'given', 'has_one', 'keep', 'needed',
+           'needs_one', 'take_back']
 
 LOG = logging.getLogger(__name__)
 
@@ -68,20 +69,24 @@ def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
         on_end, policies.available())
 
 
+def has_one(parts: wiring.Parts, lease_id: str) -> bool:
+    """Whether a lease has a trust: then nothing less takes its place."""
+    kept = parts.lifecycle.closing.credential(lease_id)
+    return kept is not None and vouching.User.read(kept) is None
+
+
 def given(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
           as_owner: bool = False) -> str | None:
     """A trust until the end of a lease, and as long as that may take.
 
-    :param as_owner: something else than the end takes one
+    :param as_owner: nothing else will do
     :returns: what :meth:`Credentials.delegate
         <blazar_nova.parts.credentials.Credentials.delegate>` returns
     :raises NotDelegated: when the token may make none
     :raises CloudUnavailable: when keystone does not answer
     """
-    takes_it = needs_one(on_end)
-    limit = parts.conf.blazar.end_limit if takes_it else 0
-    return parts.trusts.delegate(
-        context, until + limit, as_owner=as_owner or takes_it)
+    limit = parts.conf.blazar.end_limit if needs_one(on_end) else 0
+    return parts.trusts.delegate(context, until + limit, as_owner=as_owner)
 
 
 def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,

@@ -37,6 +37,10 @@ LOG = logging.getLogger(__name__)
 _KEPT = ('image', 'admin_password', 'injected_files', 'requested_networks',
          'block_device_mapping', 'tags')
 
+#: Extra specs by which secrets are kept at a key manager, or accelerators are
+#: had. Those of images are written with an underscore.
+_OF_THE_USER = ('hw:tpm_', 'hw:ephemeral_encryption', 'accel:')
+
 
 @dataclasses.dataclass
 class BuildCall:
@@ -73,6 +77,22 @@ class BuildCall:
         value = hints.get(name)
         return ty.cast('str | None', value[0] if isinstance(value, list) and (
             value) else value)
+
+    @property
+    def makes_what_is_the_users(self) -> bool:
+        """Whether the build makes something in other services that belongs
+        to whom its token is of, or takes what he may have and others not.
+        """
+        spec, properties = self.request_spec[0], (
+            self.image or {}).get('properties', {})
+        return any(
+            bdm.destination_type == 'volume' and bdm.source_type != 'volume'
+            for bdm in self.block_device_mapping or ()) or any(
+            network.address and not network.port_id
+            for network in self.requested_networks or ()) or any(
+            key.startswith(_OF_THE_USER)
+            for key in (*spec.flavor.extra_specs, *(
+                name.replace('_', ':', 1) for name in properties)))
 
     @property
     def flavor_names(self) -> set[str]:

@@ -23,6 +23,7 @@ import typing as ty
 from nova import exception
 from nova.image import glance
 from nova.network import neutron
+from nova.network import security_group_api
 from nova import objects
 from nova.volume import cinder
 
@@ -36,7 +37,11 @@ __all__ = ['lacking']
 #: What says that something cannot be had by this user; all else that fails
 #: says nothing of it.
 _LACKS = (exception.NotFound, exception.Invalid, exception.Forbidden,
-          exception.OverQuota)
+          exception.OverQuota, exception.ImageNotAuthorized,
+          exception.FixedIpAlreadyInUse)
+
+#: How many sentences are said; of the rest it is said that there are some.
+_MOST = 20
 
 
 def lacking(build: calls.BuildCall) -> list[str]:
@@ -50,7 +55,9 @@ def lacking(build: calls.BuildCall) -> list[str]:
     """
     found: list[str] = []
     for name, check in (('Image', _images), ('Volumes', _volumes),
-                        ('Networks', _networks), ('Server group', _group),
+                        ('Networks', _networks),
+                        ('Security groups', _security_groups),
+                        ('Server group', _group),
                         ('Quota', _quota), ('Hosts', _hosts)):
         try:
             found += check(build)
@@ -62,7 +69,8 @@ def lacking(build: calls.BuildCall) -> list[str]:
         except Exception as exc:
             raise errors.CloudUnavailable(
                 f'{name}: nothing can be said of them: {exc}') from exc
-    return found
+    return found if len(found) <= _MOST else [
+        *found[:_MOST], f'And {len(found) - _MOST} more.']
 
 
 def _asked(what: str, ask: ty.Callable[..., ty.Any],
@@ -71,6 +79,9 @@ def _asked(what: str, ask: ty.Callable[..., ty.Any],
     """What is asked for, or what is in the way of that."""
     try:
         return ask(build.context, *about), []
+    except exception.FixedIpAlreadyInUse:
+        # Nova would say by which server, whosever that is.
+        return None, [f'{what}: a fixed IP address is in use.']
     except _LACKS as exc:
         return None, [f'{what}: {exc.format_message()}']
 
@@ -91,17 +102,16 @@ def _images(build: calls.BuildCall) -> list[str]:
 
 def _volumes(build: calls.BuildCall) -> list[str]:
     found: list[str] = []
-    for bdm in build.block_device_mapping or ():
-        for kind, its_id, get in (
-                ('Volume', bdm.volume_id, 'get'),
-                ('Snapshot', bdm.snapshot_id, 'get_snapshot')):
-            if not its_id:
-                continue
+    bdms = build.block_device_mapping or ()
+    for kind, ids, get in (
+            ('Volume', {bdm.volume_id for bdm in bdms}, 'get'),
+            ('Snapshot', {bdm.snapshot_id for bdm in bdms}, 'get_snapshot')):
+        for its_id in sorted(ids - {None}):
             there, lacks = _asked(
                 f'{kind} {its_id}', getattr(cinder.API(), get), build, its_id)
             found += lacks
             if there is not None and str(there.get('status')).startswith(
-                    'error'):
+                    ('error', 'deleting')):
                 found.append(f'{kind} {its_id} is in {there["status"]}.')
     return found
 
@@ -116,6 +126,18 @@ def _networks(build: calls.BuildCall) -> list[str]:
     return lacks if count is None or count >= len(build.request_spec) else [
         f'The quota has ports for {count} of {len(build.request_spec)} '
         f'servers.']
+
+
+def _security_groups(build: calls.BuildCall) -> list[str]:
+    wanted, found = build.requested_networks, list[str]()
+    if wanted is not None and wanted.no_allocate:
+        return found
+    for one in build.request_spec[0].security_groups:
+        # That of each project is known by its name.
+        if 'uuid' in one and one.uuid:
+            found += _asked(f'Security group {one.uuid}',
+                            security_group_api.get, build, one.uuid)[1]
+    return found
 
 
 def _group(build: calls.BuildCall) -> list[str]:

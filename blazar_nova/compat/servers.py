@@ -103,12 +103,15 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
         build = calls.load(call)
         if credential is not None:
             try:
-                build.renew(self._trusts.access(credential))
+                build.renew(self._within(
+                    'Keystone', self._trusts.access, credential))
             except errors.NotDelegated as exc:
                 # Nothing else can be seen without a token of his.
                 return [f'{exc}.']
+        # One that takes its time keeps no other from being looked at.
         return self._within(
-            'What its builds need', preflight.lacking, build)
+            f'What server {build.server_ids[0]} needs', preflight.lacking,
+            build)
 
     def _check_up(self, build: calls.BuildCall) -> None:
         """Make sure that one of the hosts that may be used is up.

@@ -23,6 +23,7 @@ compared with Nova in full. The :mod:`monitors
 listeners may run.
 """
 
+import functools
 import os
 import socket
 import threading
@@ -111,7 +112,8 @@ class Listener:
                   ('retrying', retrying.PAUSE, 'For which leases there is '
                    'capacity now', life.retrying.look),
                   ('preflight', preflight.PAUSE, 'What held builds lack',
-                   self.parts.preflight.look),
+                   functools.partial(self.parts.preflight.look,
+                                     self._stopping.is_set)),
                   ('leaving', self._interval, 'Which hosts are to leave',
                    self._enrolling.remove_left),
                   ('orphans', 3600 * conf.blazar.orphan_interval,

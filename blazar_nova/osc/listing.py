@@ -56,7 +56,7 @@ class List(command.Lister):
             format_columns.ListColumn([
                 server for reservation in lease['reservations']
                 for server in reservation['servers']]),
-            format_columns.ListColumn(lease['warnings']))
+            format_columns.ListColumn(lease.get('warnings') or []))
             for lease in commands.client_of(self.app).leases(
                 **commands.given(parsed_args, 'name', 'status', 'ended'))]
 
@@ -67,7 +67,7 @@ def left(lease: commands.Json, now: datetime.datetime) -> str:
         (datetime.datetime.fromisoformat(lease[key]).replace(
             tzinfo=datetime.UTC) - now).total_seconds()
         for key in ('start_date', 'end_date'))
-    if end <= 0 or lease['status'] == 'TERMINATED':
+    if end <= 0 or lease['status'] in ('TERMINATED', 'TIMEDOUT', 'ERROR'):
         return ''
     return f'starts in {_words(start)}' if start > 0 else _words(end)
 

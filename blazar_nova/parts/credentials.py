@@ -168,8 +168,14 @@ class Credentials:
         try:
             return self._make(context, until)
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
-            if self._conf[GROUP].without_trust == SERVICE and not as_owner:
-                return self._vouched(context)
+            # A token that keystone does not know any more is nobody's.
+            if self._conf[GROUP].without_trust == SERVICE and not (
+                    as_owner or isinstance(exc, exceptions.Unauthorized)):
+                try:
+                    return self._vouched(context)
+                except errors.NotDelegated as why:
+                    raise errors.NotDelegated(
+                        _NO_TRUST.format(why=f'{why}.')) from why
             raise errors.NotDelegated(
                 _NO_TRUST.format(why=exc.message)) from exc
         except exceptions.ClientException as exc:
@@ -248,6 +254,10 @@ class Credentials:
             if as_owner:
                 raise errors.NotDelegated(
                     'there is no trust of the owner of the lease')
+            if self._conf[GROUP].without_trust != SERVICE:
+                raise errors.NotDelegated(
+                    'There is no trust of the user, and nothing is done '
+                    'without one any more (without_trust)')
             user.check(self._keystone(self._session))
             return user.access(self.service())
         try:

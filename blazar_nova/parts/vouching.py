@@ -106,15 +106,17 @@ class User:
                 'user.id': self.user_id, 'scope.project.id': self.project_id,
                 'effective': 'true', 'include_names': 'true',
             }).json()['role_assignments']
+            roles = {one['role']['name'].lower() for one in assigned}
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
             raise errors.CloudUnavailable(
                 f'Keystone does not let the service user see users, projects '
                 f'and roles, which takes the role admin: {exc}') from exc
-        except exceptions.ClientException as exc:
+        except (exceptions.ClientException, KeyError, TypeError,
+                ValueError) as exc:
+            # Or something that stands in front of it does.
             raise errors.CloudUnavailable(
                 f'Keystone does not answer: {exc}') from exc
-        missing = {role.lower() for role in self.roles} - {
-            one['role']['name'].lower() for one in assigned}
+        missing = {role.lower() for role in self.roles} - roles
         if missing:
             raise errors.NotDelegated(
                 f'User {self.user_id} does not have the role '

@@ -40,7 +40,15 @@ class FlavorInstances(places.Places):
                 '"flavor_id" must be the id of a flavor, a string.')
         # flavor_id is shown as that of the reserved flavor, as instances
         # have it; what it is like stays beside it.
-        return {**self._common(values), 'source_flavor_id': flavor_id}
+        asked = {**self._common(values), 'source_flavor_id': flavor_id}
+        # Those of before had none, and are what they were.
+        wanted = self._properties(values)
+        return asked | (wanted if wanted['resource_properties'] else {})
+
+    def show(self, reservation_id: str, params: ty.Mapping[str, ty.Any],
+             ) -> resources.Values:
+        return {'resource_properties': '',
+                **super().show(reservation_id, params)}
 
     def written(self, params: ty.Mapping[str, ty.Any]) -> resources.Values:
         return {**super().written(params),

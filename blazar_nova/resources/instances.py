@@ -30,7 +30,7 @@ class Instances(places.Places):
         **places.Places.common}
 
     def read(self, values: resources.Values) -> resources.Values:
-        asked = self._common(values)
+        asked = {**self._common(values), **self._properties(values)}
         for key, least in (('vcpus', 1), ('memory_mb', 1), ('disk_gb', 0)):
             asked[key] = inputs.integer(
                 inputs.needed(values, key), key, least)

@@ -78,13 +78,16 @@ class Places(resources.ResourceType):
 
     def _common(self, values: Values) -> Values:
         """The parameters that all of them have."""
-        wanted = values.get('resource_properties', '')
-        properties.parse(wanted)
         return {
             'amount': inputs.integer(values.get('amount', 1), 'amount', 1,
                                      requests.MAX_AMOUNT),
-            'affinity': inputs.affinity_of(values.get('affinity')),
-            'resource_properties': wanted}
+            'affinity': inputs.affinity_of(values.get('affinity'))}
+
+    def _properties(self, values: Values) -> Values:
+        """What the hosts must be like, as it was written."""
+        wanted = values.get('resource_properties', '')
+        properties.parse(wanted)
+        return {'resource_properties': wanted}
 
     def _of_flavor(self, asking: ty.Any, flavor: Values, params: Values,
                    ) -> resources.Wanted:

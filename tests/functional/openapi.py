@@ -53,7 +53,17 @@ class Operation(ty.NamedTuple):
 def description() -> Schema:
     """The whole document."""
     with open(os.path.join(DOCUMENTS, 'openapi.yaml')) as f:
-        return ty.cast(Schema, yaml.safe_load(f))
+        return ty.cast(Schema, yaml.load(f, Loader=_Strict))
+
+
+class _Strict(yaml.SafeLoader):
+    """Takes no key twice, as other readers do not."""
+
+    def construct_mapping(self, node: ty.Any, deep: bool = False) -> ty.Any:
+        keys = [key.value for key, _value in node.value]
+        assert len(keys) == len(
+            {*keys}), f'{sorted(keys)} at {node.start_mark}'
+        return super().construct_mapping(node, deep)
 
 
 def resolved(node: Schema) -> Schema:

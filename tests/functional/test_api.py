@@ -610,6 +610,36 @@ class TestAnswers(ApiTestCase):
             self.assertIn(words, answer['error_message'])
         self.assertEqual([], self.ask('GET', '/leases')['leases'])
 
+    def test_one_that_has_not_begun_is_told_until_when_it_could_last(self):
+        lease = self.make(start_in=HOUR, reservations=[
+            self.reservation(vcpus=4, amount=2)])
+        self.make(start_in=3 * HOUR, reservations=[
+            self.reservation(vcpus=4, amount=2)])
+        path = f'/leases/{lease["id"]}'
+        # Ends are written to the minute.
+        until = clocks.iso((self.began + 3 * HOUR) // 60 * 60)
+        for asked in ({'end_date': self.at(4 * HOUR)},
+                      {'duration': '3h', 'name': 'longer'}):
+            self.assertEqual(until, self.ask(
+                'PUT', path, asked, code=409)['latest_end'])
+        self.assertIsNone(self.ask('PUT', path, {
+            'end_date': self.at(4 * HOUR), 'reservations': [{
+                'id': lease['reservations'][0]['id'], 'vcpus': 3}]},
+            code=409)['latest_end'])
+        self.ask('PUT', path, {'end_date': self.at(3 * HOUR)}, code=200)
+
+    def test_one_of_before_has_no_properties_and_may_grow(self):
+        lease = self.make_active(reservations=[
+            {'resource_type': 'flavor:instance', 'flavor_id': '1'}])
+        reservation, = lease['reservations']
+        self.assertEqual('', reservation['resource_properties'])
+        self.assertNotIn('resource_properties', self.books(
+            'SELECT params FROM reservations')[0][0])
+        changed = self.ask('PUT', f'/leases/{lease["id"]}', {
+            'reservations': [{'id': reservation['id'], 'amount': 2}]},
+            code=200)['lease']
+        self.assertEqual(2, changed['reservations'][0]['amount'])
+
     def test_a_list_is_filtered_sorted_and_paged(self):
         made = [self.make(start_in=hour * HOUR, name=f'lease{hour}')
                 for hour in (3, 1, 2)]

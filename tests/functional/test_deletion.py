@@ -22,10 +22,14 @@ from unittest import mock
 import fixtures
 from keystoneauth1 import access
 from keystoneauth1 import fixture as tokens
+from nova.tests import fixtures as nova_fixtures
 
+from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_nova.cmd import verify
 from blazar_nova.compat import deletion
+from blazar_nova.parts import vouching
+from tests.functional import base
 from tests.functional import leased
 from tests.functional import test_api
 from tests.functional import test_held
@@ -337,3 +341,101 @@ class NothingLeftTest(DeletionTestCase):
         self.assertIn(server_id, left.text)
         self.assertEqual([], verifier.run(fix=True).left)
         self.assertEqual({}, self.records())
+
+
+class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
+    """Of alice nobody gets a trust, and for what is not hers none is needed.
+    """
+
+    #: What Nova makes where the build goes to, and for whose token it is.
+    MADE = ({'imageRef': '', 'block_device_mapping_v2': [{
+        'boot_index': 0, 'uuid': base.IMAGE, 'source_type': 'image',
+        'destination_type': 'volume', 'volume_size': 1}]},
+        {'networks': [{
+            'uuid': nova_fixtures.NeutronFixture.network_1['id'],
+            'fixed_ip': '192.168.1.4'}]})
+
+    def setUp(self):
+        super().setUp()
+        self.may = False
+        for name in 'delegate', 'access':
+            self.stub_out(
+                f'blazar_nova.parts.credentials.Credentials.{name}',
+                lambda _self, *its, name=name, **how: (
+                    getattr(self, name)(*its, **how)))
+
+    def access(self, credential, as_owner=False):
+        if as_owner and vouching.User.read(credential):
+            raise errors.NotDelegated('There is no trust of hers.')
+        return super().access(credential)
+
+    def delegate(self, context, until, as_owner):
+        if self.may:
+            return super().delegate(context, until)
+        if as_owner:
+            raise errors.NotDelegated('She may make no trust.')
+        return vouching.User.of(context).written()
+
+    def later(self, **boot):
+        return self.boot('vm1', hints=self.lease_hints('vm1', 3600), **boot)
+
+    def test_a_build_of_what_is_there(self):
+        self.later()
+        lease = self.lease('vm1')
+        parts = self.listener.parts
+        self.assertEqual(
+            vouching.User('alice', self.alice.project_id, tuple(sorted(
+                self.alice.who.roles))),
+            vouching.User.read(parts.lifecycle.closing.credential(
+                lease['id'])))
+        self.change(lease, end_date=self.at(9000))
+
+    def change(self, lease, code=200, **what):
+        return self.ask('PUT', f'/leases/{lease["id"]}', what, code=code)
+
+    def test_what_is_made_would_not_be_hers(self):
+        before = self.boot_rows()
+        hints = self.lease_hints('vm1', 3600)
+        again = self.lease_hints('vm1', 3600, recurrence={
+            'rule': 'FREQ=DAILY;COUNT=2'})
+        for boot in self.MADE:
+            # Nova makes no two servers of one address.
+            for one in (hints, again)[:1 if 'networks' in boot else 2]:
+                self.assertIn('She may make no trust.', self.refused(
+                    403, self.boot, 'vm1', hints=one, **boot))
+        self.assertEqual(before, self.boot_rows())
+        self.may = True
+        for number, boot in enumerate(self.MADE):
+            self.boot(f'vm{number}', hints=hints, **boot)
+
+    def test_what_is_done_in_her_name_takes_a_trust(self):
+        server_id = self.active()
+        cloud, lease_id = self.listener.parts.cloud, self.lease('vm1')['id']
+        credential = vouching.User(
+            'alice', self.alice.project_id, ('member',)).written()
+        for do in (
+                lambda: cloud.copy(server_id, lease_id, 'vm1', credential),
+                lambda: cloud.bring(
+                    server_id, clouds.Rest.SHELVED, credential)):
+            self.assertRaises(errors.NotDelegated, do)
+        self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
+
+    def test_images_at_an_event_take_one_at_once(self):
+        hints = self.lease_hints(
+            'vm1', 3600, before_end=self.at(5400),
+            before_end_action='snapshot')
+        self.refused(403, self.boot, 'vm1', hints=hints)
+
+    def test_verify_misses_no_trust(self):
+        self.later()
+        self.fill_books()
+        self.assert_verified()
+
+    def test_nothing_less_takes_the_place_of_a_trust(self):
+        self.may = True
+        self.later(**self.MADE[0])
+        lease = self.lease('vm1')
+        self.may = False
+        self.change(lease, 403, end_date=self.at(9000))
+        self.assertEqual('trust-0', (
+            self.listener.parts.lifecycle.closing.credential(lease['id'])))

@@ -92,6 +92,45 @@ class PreflightTest(PreflightTestCase):
             f'Server group {group} does not exist any more: its policy will '
             f'not hold.'], self.look())
 
+    def test_the_image_may_not_be_used_any_more(self):
+        self.hold()
+        self.before()
+        kept = mock.Mock(side_effect=exception.ImageNotAuthorized(
+            image_id=base.IMAGE))
+        with mock.patch('nova.image.glance.API.get', new=kept):
+            self.assertIn('Not authorized', self.look()[0])
+
+    def test_the_security_group_was_deleted(self):
+        group = self.neutron.security_group['id']
+        groups = 'nova.network.security_group_api'
+        with mock.patch(f'{groups}.validate_name', return_value=group):
+            self.hold(networks='auto', security_groups=[{'name': 'web'}])
+        self.before()
+        gone = mock.Mock(side_effect=exception.SecurityGroupNotFound(
+            security_group_id=group))
+        with mock.patch(f'{groups}.get', new=gone):
+            warning, = self.look()
+        self.assertIn(f'Security group {group}: ', warning)
+
+    def test_of_very_many_things_some_are_named(self):
+        self.hold(imageRef='', block_device_mapping_v2=[
+            {'boot_index': number, 'uuid': test_held.VOLUME,
+             'source_type': 'volume', 'destination_type': 'volume'}
+            for number in range(1)])
+        self.before()
+        with mock.patch('blazar_nova.compat.preflight._volumes',
+                        lambda build: ['It is gone.'] * 780):
+            warnings = self.look()
+        self.assertEqual((21, 'And 760 more.'), (len(warnings), warnings[-1]))
+
+    def test_the_listener_looks_by_itself(self):
+        self.hold()
+        self.before()
+        self.start_listener(self.clock)
+        self.wait_for(lambda: self.books(
+            'SELECT preflight_at FROM leases') != [(None,)],
+            what='somebody has looked')
+
     def test_the_port_was_deleted(self):
         port = self.neutron.port_1['id']
         self.hold(networks=[{'port': port}])

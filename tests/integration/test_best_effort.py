@@ -13,9 +13,15 @@
 """Leases for which servers of others are live-migrated, on a real OpenStack.
 """
 
+import time
+
 from tests.integration import base
+from tests.integration import test_hosts
 from tests.integration import test_retrying
 from tests.integration import test_tour
+
+#: What the hosts have that serve leases only.
+GPU = '["==", "$gpu", "A100"]'
 
 
 class BestEffortTest(test_retrying.WaitingTestCase):
@@ -70,3 +76,77 @@ class BestEffortTest(test_retrying.WaitingTestCase):
         lease = self.wait_for_lease(lease['id'], 'TIMEDOUT', 120)
         self.assertIn('0 servers were moved for it.', lease['status_reason'])
         self.assertEqual(self.host, self.where(self.other))
+
+
+class WholeHostTest(test_hosts.HostsTestCase):
+    """Two hosts that serve leases only, each with a server of another project
+    that may be moved.
+    """
+
+    MINE = ('host1', 'host2')
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.other = self.client('other')
+        for name in self.MINE:
+            self.enrol(name)
+        name = self.getUniqueString('cheap')
+        self.flavor = self.admin('POST', '/flavors', {'flavor': {
+            'name': name, 'ram': 64, 'vcpus': 2, 'disk': 1}})['flavor']['id']
+        self.addCleanup(self.admin, 'DELETE', f'/flavors/{self.flavor}')
+        self.admin('POST', f'/flavors/{self.flavor}/os-extra_specs', {
+            'extra_specs': {'blazar:preemptible': 'true'}})
+
+        # Before the hosts leave.
+        self.addCleanup(self.end_all)
+
+    def end_all(self) -> None:
+        self.delete_leases()
+        for lease_id in self.leases().keys() - self._kept[1]:
+            self.wait_for_lease(lease_id, 'TERMINATED')
+
+    def active(self, **reservation: object) -> base.Json:
+        """A lease of another project from now on, on one of the two hosts."""
+        lease = self.make(
+            time.time(), 1200, client=self.other, reservations=[{
+                **reservation, 'resource_properties': GPU}])
+        self.wait_for_lease(lease['id'], 'ACTIVE')
+        return lease
+
+    def booted(self) -> str:
+        """A server in a reservation of its own; which may be moved."""
+        lease = self.active(resource_type='flavor:instance',
+                            flavor_id=self.flavor, amount=1)
+        server_id = self.other('POST', '/servers', {'server': {
+            'name': 'cheap', 'imageRef': self.image_id, 'networks': 'none',
+            'flavorRef': lease['reservations'][0]['id'],
+        }})['server']['id']
+        self.wait_for_server(server_id)
+        return str(server_id)
+
+    def test_one_is_freed_for_a_lease(self) -> None:
+        servers = [self.booted()]
+        # What is left of its host, so that the next one comes to another.
+        filler = self.active(resource_type='virtual:instance', vcpus=6,
+                             memory_mb=64, disk_gb=1, amount=1)
+        servers.append(self.booted())
+        before = {one: self.host_of(one) for one in servers}
+        self.assertEqual({*self.MINE}, {*before.values()})
+        self.other('DELETE', f'/leases/{filler["id"]}', service='reservation')
+        done = self.run_client(
+            'openstack', 'reservation', 'request', 'whole', '--lease-type',
+            'best_effort', '--timeout', '10m', '--end-date',
+            base.date(time.time() + 1200)[:16], '--reservation',
+            'resource_type=physical:host,min=1,max=1,hypervisor_properties=,'
+            f'resource_properties={GPU}', '--wait')
+        self.assertEqual(0, done.returncode, done.stderr)
+        moved, = (one for one in servers if self.host_of(one) != before[one])
+        self.assertEqual(1, len({self.host_of(one) for one in servers}))
+        lease, = (one for one in self.leases().values()
+                  if one['name'] == 'whole')
+        self.assertEqual([before[moved]], self.aggregates()[
+            lease['reservations'][0]['id']])
+        for server_id in servers:
+            self.wait_for_server(server_id)
+        done = self.verify()
+        self.assertEqual(0, done.returncode, done.stdout)

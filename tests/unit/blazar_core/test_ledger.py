@@ -531,6 +531,18 @@ class TestReport(ReportTestCase):
         self.assertEqual(3, self.row().generation)
         self.assertFalse(self.report(**{mine: {'VCPU': 3}}))
 
+    def test_a_place_stays_what_was_reserved(self):
+        self.report()
+        mine = self.book('one', 0, 10, running=True, VCPU=1)
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Reservation).values(
+                params={'amount': 1}, resources={'VCPU': 1}))
+        self.assertTrue(self.report(**{mine: {'VCPU': 3}}))
+        self.assertEqual([{'VCPU': 3}],
+                         self.scalars(models.Booking.resources))
+        self.assertEqual({1}, {one['VCPU'] for one in self.scalars(
+            models.Reservation.resources)})
+
     def test_servers_of_a_reservation_that_differ_leave_it_as_it_was(self):
         self.report()
         mine = self.book('one', 0, 10, running=True, VCPU=1)

@@ -1105,6 +1105,24 @@ class TestEnd(LifecycleTestCase):
             [(event['event_type'], event['time'], event['status'])
              for event in described['events']])
 
+    def test_what_was_told_before_that_stays_told(self):
+        lease = self.running_lease(request=self.request(
+            0, 10_000, before_end=NOW + 50))
+        self.clock.advance(100)
+        self.new_engine().run_due()
+        self.see(*base.servers_of(lease), State.GONE)
+        described = views.get(self.database, lease['id'])
+        self.assertEqual(
+            (NOW + 50, ['start_lease', 'before_end_lease', 'end_lease']),
+            (described['before_end_date'], [
+                event['event_type'] for event in described['events']]))
+
+    def test_one_that_never_began_did_not_start(self):
+        lease = self.lease(50, 100)
+        self.clock.advance(60)
+        self.see(*base.servers_of(lease), State.GONE)
+        self.assertEqual({'end_lease': 'DONE'}, self.events_of(lease))
+
     def test_one_that_is_over_late_says_when_it_was_to_end(self):
         lease = self.running_lease(request=self.request(
             0, 100, before_end=NOW + 50))

@@ -42,7 +42,8 @@ class TestOpts(base.BaseTestCase):
              'default_reservation_exempt_roles': [],
              'default_reservation_exempt_flavors': [],
              'default_reservation_exempt_images': [],
-             'minutes_before_end_lease': 60, 'on_end': [
+             'minutes_before_end_lease': 60, 'preflight': [1440, 60],
+             'on_end': [
                  'delete', 'snapshot', 'shelve', 'stop', 'suspend',
                  'release'], 'end_limit': 3600,
              'no_show_time': 0, 'no_show_notice': 3600,

@@ -11,6 +11,8 @@
 #    under the License.
 
 
+import fixtures
+
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import changing
@@ -46,7 +48,9 @@ class PreflightTestCase(base.LeaseTestCase):
         self.asked.append((call, credential))
         if isinstance(self.lacks, Exception):
             raise self.lacks
-        lacks = list(self.lacks)
+        if self.lacks is None and call == 'bad':
+            raise errors.CloudUnavailable('what is bad cannot be known')
+        lacks = list(self.lacks or ())
         if self.during:
             self.during()
         return lacks
@@ -113,7 +117,12 @@ class TestPreflight(PreflightTestCase):
 
     def test_without_a_build_there_is_nothing_to_look_at(self):
         self.reserve(2 * DAY, 3 * DAY, self.places(2))
-        self.assertEqual(0, self.look(DAY))
+        self.clock.advance(DAY)
+        self.assertEqual([], self.looks._due())
+
+    def test_what_should_have_begun_is_not_looked_at_any_more(self):
+        self.lease(2 * DAY, 3 * DAY)
+        self.assertEqual(0, self.look(2 * DAY))
 
     def test_where_no_time_is_named_it_is_not_looked_at(self):
         self.looks = self.new(())
@@ -122,19 +131,87 @@ class TestPreflight(PreflightTestCase):
 
     def test_what_is_not_known_is_asked_again(self):
         lease = self.lease(2 * DAY, 3 * DAY)
-        self.lease(2 * DAY, 3 * DAY)
         self.lacks = errors.CloudUnavailable('glance is away')
-        self.assertEqual([2, 2], [self.look(DAY), self.look()])
+        self.assertEqual(
+            [1, 0, 1, 0, 1], [self.look(after) for after in (
+                DAY, preflight.PAUSE - 1, 1, 2 * preflight.PAUSE - 1, 1)])
         self.assertEqual(([], []), (self.told, self.warnings(lease)))
         self.lacks = []
-        self.assertEqual([2, 0], [self.look(), self.look()])
+        self.assertEqual([1, 0], [
+            self.look(4 * preflight.PAUSE), self.look()])
 
-    def test_one_that_breaks_does_not_keep_others_from_it(self):
-        broken = self.lease(2 * DAY, 3 * DAY)
-        with self.database.writer() as session:
-            session.get(models.HeldBuild, broken['id']).sealed = 'rubbish'
-        self.lease(2 * DAY, 3 * DAY)
-        self.assertEqual(1, self.look(DAY))
+    def test_where_two_in_a_row_cannot_be_known_it_is_left_at_that(self):
+        for _number in range(4):
+            self.lease(2 * DAY, 3 * DAY)
+        self.lacks = errors.CloudUnavailable('keystone is away')
+        self.assertEqual([2, 2, 0], [
+            self.look(DAY), self.look(), self.look()])
+
+    def test_those_that_cannot_be_known_keep_no_other_from_it(self):
+        """However many there are, and however early they start."""
+        self.host('two', VCPU=1000)
+        self.useFixture(fixtures.MockPatchObject(preflight, '_AT_ONCE', 4))
+        bad = {self.lease(2 * DAY, 3 * DAY, call='bad')['id']
+               for _number in range(10)}
+        good = [self.lease(2 * DAY + 60, 3 * DAY)['id']
+                for _number in range(6)]
+        self.lacks = None
+        self.clock.advance(DAY + 60)
+        for _pass in range(8):
+            self.looks.look()
+        self.assertEqual({*good}, self.seen())
+        # They are tried again in the end.
+        self.lacks = []
+        for _pass in range(8):
+            self.clock.advance(preflight.PAUSE)
+            self.looks.look()
+        self.assertEqual({*good, *bad}, self.seen())
+
+    def seen(self):
+        return {*self.scalars(
+            models.Lease.id, models.Lease.preflight_at.is_not(None))}
+
+    def test_more_than_at_once_are_looked_at_in_one_pass(self):
+        self.useFixture(fixtures.MockPatchObject(preflight, '_AT_ONCE', 2))
+        for _number in range(4):
+            self.lease(2 * DAY, 3 * DAY)
+        self.assertEqual(4, self.look(DAY))
+
+    def test_a_pass_has_an_end(self):
+        for _number in range(4):
+            self.lease(2 * DAY, 3 * DAY)
+        self.during = lambda: self.clock.advance(preflight.LASTS / 2 + 1)
+        self.assertEqual([2, 2], [self.look(DAY), self.look()])
+
+    def test_who_is_to_stop_takes_up_no_more(self):
+        for _number in range(4):
+            self.lease(2 * DAY, 3 * DAY)
+        self.clock.advance(DAY)
+        self.looks.look(lambda: len(self.asked) == 1)
+        self.assertEqual(1, len(self.asked))
+
+    def test_of_one_that_has_begun_meanwhile_nothing_is_told(self):
+        lease = self.lease(2 * DAY, 3 * DAY)
+        self.lacks = ['Its image is gone.']
+        self.clock.advance(DAY)
+
+        def meanwhile():
+            self.clock.advance(DAY)
+            self.new_engine().run_due()
+
+        self.during = meanwhile
+        self.looks.look()
+        self.assertEqual(([], 'STARTING'), (self.told, self.status(lease)))
+
+    def test_first_looks_come_before_those_once_more(self):
+        self.useFixture(fixtures.MockPatchObject(preflight, '_AT_ONCE', 1))
+        self.lease(2 * DAY, 3 * DAY, call='again')
+        self.lacks = ['Its image is gone.']
+        self.look(DAY)
+        self.lease(2 * DAY + 300, 3 * DAY, call='first')
+        self.clock.advance(preflight.AGAIN)
+        self.looks.look(lambda: len(self.asked) == 2)
+        self.assertEqual(['again', 'first'], [call for call, _ in self.asked])
 
     def test_another_that_is_at_it_as_well_changes_nothing(self):
         """Two have read the same; the one that comes second goes again."""
@@ -151,6 +228,8 @@ class TestPreflight(PreflightTestCase):
 
         self.during = meanwhile
         self.assertEqual(2, self.look())
-        # What was seen first was written down first.
+        # What was written down first is so, and nothing else was told.
         self.assertEqual(['Its image is gone.'], self.warnings(lease))
+        self.assertEqual([(preflight.EVENT, lease['id'], [
+            'Its image is gone.'])], self.told)
         self.assertEqual(0, self.look())

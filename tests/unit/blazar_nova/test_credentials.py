@@ -220,6 +220,8 @@ class TestWithoutTrust(CredentialsTestCase):
                         errors.NotDelegated, ask)))
             self.is_there(path)
         self.roles('member', 'other')
+        self.assertIn('by your password', str(self.assertRaises(
+            errors.NotDelegated, self.delegate)))
         for ask in self.delegate, lambda: self.trusts.access(credential):
             self.assertIn('the role reader on project project', str(
                 self.assertRaises(errors.NotDelegated, ask)))
@@ -233,10 +235,28 @@ class TestWithoutTrust(CredentialsTestCase):
             self.assertIn(words, str(self.assertRaises(
                 errors.CloudUnavailable, self.trusts.access, credential)))
         self.is_there('users/user')
-        self.refused['service'] = 401
+
+    def test_a_token_that_is_none_any_more_is_nobodys(self):
+        self.web.post(TRUSTS, status_code=401)
+        self.assertRaises(errors.NotDelegated, self.delegate)
+
+    def test_nothing_is_done_any_more_when_the_operator_says_so(self):
+        credential = self.delegate()
         self.trusts = credentials.Credentials(self.conf(CONFIGURED))
-        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
-                          credential)
+        self.assertIn('without_trust', str(self.assertRaises(
+            errors.NotDelegated, self.trusts.access, credential)))
+
+    def test_what_stands_before_keystone_is_not_keystone(self):
+        credential = self.delegate()
+        for answer in ({'text': '<html>Maintenance'}, {'json': {}},
+                       {'json': []}, {'json': {'user': {}}}):
+            self.web.get(f'{URL}/users/user', **answer)
+            self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                              credential)
+        self.is_there('users/user')
+        self.web.get(f'{URL}/role_assignments',
+                     json={'role_assignments': [{'role': {'id': 'x'}}]})
+        self.assertRaises(errors.CloudUnavailable, self.delegate)
 
     def test_there_is_nothing_to_revoke(self):
         credential = self.delegate()
@@ -247,7 +267,9 @@ class TestWithoutTrust(CredentialsTestCase):
     def test_whether_we_may_ask_that_is_known_before(self):
         self.known |= {'users/nova': 'home'}
         self.is_there('users/nova')
-        self.trusts.check_without_trust()
+        self.assertTrue(self.trusts.check_without_trust())
+        self.assertFalse(credentials.Credentials(
+            self.conf(CONFIGURED)).check_without_trust())
         self.is_there('users/nova', status_code=403)
         self.assertIn('the role admin', str(self.assertRaises(
             errors.CloudUnavailable, self.trusts.check_without_trust)))

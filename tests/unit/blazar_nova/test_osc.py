@@ -288,7 +288,8 @@ class ListTest(OscTestCase):
                 ('2d3h', 'ACTIVE', -50, 2 * 86400 + 4 * 3600 - 30),
                 ('1w0d', 'ACTIVE', -50, 604800 + 30),
                 ('', 'TERMINATING', -50, -1),
-                ('', 'TERMINATED', -50, 100)):
+                ('', 'TERMINATED', -50, 100), ('', 'ERROR', -50, 100),
+                ('', 'TIMEDOUT', 50, 100)):
             self.assertEqual(expected, self.left(*lease))
         self.assertRegex(self.left('ACTIVE', -50, 59), '^5[0-9]s$')
 

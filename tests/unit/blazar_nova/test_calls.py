@@ -1,0 +1,60 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+import types
+
+from oslotest import base
+
+from blazar_nova.compat import calls
+
+
+class MakesWhatIsTheUsersTest(base.BaseTestCase):
+    """Whether a build takes the token of its user."""
+
+    def makes(self, extra_specs=(), properties=(), devices=(), networks=()):
+        flavor = types.SimpleNamespace(extra_specs=dict.fromkeys(
+            extra_specs, '1'))
+        return calls.BuildCall(
+            None, [], [types.SimpleNamespace(flavor=flavor)],
+            {'properties': dict.fromkeys(properties, '1')}, None, None,
+            [types.SimpleNamespace(address=address, port_id=port_id)
+             for address, port_id in networks],
+            [types.SimpleNamespace(source_type=source, destination_type=to)
+             for source, to in devices], None).makes_what_is_the_users
+
+    def test_what_is_there_already_is_not_made(self):
+        self.assertFalse(self.makes(
+            ['hw:cpu_policy', 'aggregate_instance_extra_specs:x'],
+            ['hw_disk_bus', 'os_type'],
+            [('image', 'local'), ('volume', 'volume'), ('blank', 'local')],
+            [(None, None), (None, 'port'), ('10.0.0.5', 'port')]))
+
+    def test_volumes(self):
+        for source in 'image', 'snapshot', 'blank':
+            self.assertTrue(self.makes(devices=[(source, 'volume')]))
+
+    def test_an_address(self):
+        self.assertTrue(self.makes(networks=[('10.0.0.5', None)]))
+
+    def test_secrets_and_accelerators(self):
+        for name in ('hw:tpm_version', 'accel:device_profile',
+                     'hw:ephemeral_encryption'):
+            self.assertTrue(self.makes(extra_specs=[name]))
+        for name in 'hw_tpm_model', 'hw_ephemeral_encryption_format':
+            self.assertTrue(self.makes(properties=[name]))
+
+    def test_where_nothing_is_said_nothing_is_made(self):
+        call = calls.BuildCall(None, [], [types.SimpleNamespace(
+            flavor=types.SimpleNamespace(extra_specs={}))], None, None, None,
+            None, None, None)
+        self.assertFalse(call.makes_what_is_the_users)

@@ -186,6 +186,8 @@ class PreflightTest(PreflightTestCase):
         self.assertEqual([(None,)], self.books(
             'SELECT preflight_at FROM leases'))
         self.glance.images.pop(base.IMAGE)
+        self.assertEqual([], self.look())
+        self.clock.advance(preflight.PAUSE)
         self.assertEqual(1, len(self.look()))
 
 

@@ -68,7 +68,7 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     lease.enter(states.Lease.TERMINATED, now)
     for reservation in lease.reservations:
         reservation.enter(states.Reservation.DELETED, now)
-    _forget_what_was_not(session, lease, now)
+    _cut_short(session, lease, now)
     for event in lease.events:
         event.enter(_last_state(event, min(now, lease.end_date)), now)
     session.execute(sa.delete(models.HeldBuild).where(
@@ -77,23 +77,20 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     return views.describe(lease)
 
 
-def _forget_what_was_not(session: orm.Session, lease: models.Lease, now: int,
-                         ) -> None:
-    """The record of a lease that is over tells of nothing that has not come,
-    and says when it was over, if that was before its time. One that had not
-    begun is as long as nothing, at its start.
+def _cut_short(session: orm.Session, lease: models.Lease, now: int) -> None:
+    """Of a lease that is over before its time the record says when it was,
+    and tells of nothing that has not come. One that had not begun is as long
+    as nothing, at its start.
     """
-    early = now < lease.end_date
-    if early:
-        lease.end_date = max(now, lease.start_date)
-        if (lease.before_end_date or 0) > now:
-            lease.before_end_date = None
+    if now >= lease.end_date:
+        return
+    lease.end_date = max(now, lease.start_date)
+    if (lease.before_end_date or 0) > now:
+        lease.before_end_date = None
     for event in lease.events:
         if event.event_type == states.EventType.END:
-            event.time = now if early else event.time
-        elif event.status in states.OPEN and (
-                event.time > now or
-                event.event_type == states.EventType.START):
+            event.time = now
+        elif event.status in states.OPEN and event.time > now:
             session.delete(event)
     session.flush()
     session.expire(lease, ['events'])

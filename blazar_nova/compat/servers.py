@@ -73,7 +73,8 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
         """
         build = calls.load(call)
         if credential is not None:
-            build.renew(self._trusts.access(credential))
+            build.renew(self._trusts.access(
+                credential, as_owner=build.makes_what_is_the_users))
         # Without one of these no host is found or even looked for; what else
         # a build needs takes messages, and waits in a queue.
         hosts.ask_placement('/')
@@ -104,7 +105,8 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
         if credential is not None:
             try:
                 build.renew(self._within(
-                    'Keystone', self._trusts.access, credential))
+                    'Keystone', self._trusts.access, credential,
+                    as_owner=build.makes_what_is_the_users))
             except errors.NotDelegated as exc:
                 # Nothing else can be seen without a token of his.
                 return [f'{exc}.']

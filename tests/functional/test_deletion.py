@@ -426,6 +426,20 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
             before_end_action='snapshot')
         self.refused(403, self.boot, 'vm1', hints=hints)
 
+    def test_whatever_is_kept_it_is_not_built_in_our_name(self):
+        self.may = True
+        server_id = self.later(**self.MADE[0])['id']
+        parts, lease = self.listener.parts, self.lease('vm1')
+        parts.leases.credentials.entrust(
+            lease['id'], parts.vault.seal(vouching.User(
+                'alice', self.alice.project_id, ('member',)).written()))
+        self.clock.advance(3600)
+        self.run_due()
+        lease = self.lease('vm1')
+        self.assertEqual(('ERROR', 'There is no trust of hers.'),
+                         (lease['status'], lease['status_reason']))
+        self.assertNotIn(server_id, self.guests())
+
     def test_verify_misses_no_trust(self):
         self.later()
         self.fill_books()

@@ -78,18 +78,11 @@ class BestEffortTest(test_retrying.WaitingTestCase):
         self.assertEqual(self.host, self.where(self.other))
 
 
-class WholeHostTest(test_hosts.HostsTestCase):
-    """Two hosts that serve leases only, each with a server of another project
-    that may be moved.
-    """
-
-    MINE = ('host1', 'host2')
+class WholeHostTest(test_hosts.TwoHostsTestCase):
+    """On each a server of the other project that may be moved."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.other = self.client('other')
-        for name in self.MINE:
-            self.enrol(name)
         name = self.getUniqueString('cheap')
         self.flavor = self.admin('POST', '/flavors', {'flavor': {
             'name': name, 'ram': 64, 'vcpus': 2, 'disk': 1}})['flavor']['id']

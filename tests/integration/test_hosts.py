@@ -89,10 +89,8 @@ class HostsTest(HostsTestCase):
         self.wait_for_lease(lease['id'], 'TERMINATED')
 
 
-class StayingTest(HostsTestCase):
-    """Two hosts, of a lease that is shared with another project, and whatever
-    Nova can do with a server.
-    """
+class TwoHostsTestCase(HostsTestCase):
+    """Two hosts that serve leases only, and another project."""
 
     #: These run in processes of their own.
     MINE = ('host1', 'host2')
@@ -102,6 +100,15 @@ class StayingTest(HostsTestCase):
         self.other = self.client('other')
         for name in self.MINE:
             self.enrol(name)
+
+
+class StayingTest(TwoHostsTestCase):
+    """They are of a lease that is shared with the other project, and servers
+    there have done to them whatever Nova can do.
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
         self.lease_ = self.make(
             time.time(), 30 * lease_api.MINUTE, reservations=[{
                 'resource_type': 'physical:host', 'min': 2, 'max': 2,

@@ -1117,11 +1117,20 @@ class TestEnd(LifecycleTestCase):
             (described['before_end_date'], [
                 event['event_type'] for event in described['events']]))
 
-    def test_one_that_never_began_did_not_start(self):
-        lease = self.lease(50, 100)
-        self.clock.advance(60)
-        self.see(*base.servers_of(lease), State.GONE)
-        self.assertEqual({'end_lease': 'DONE'}, self.events_of(lease))
+    def test_one_of_whose_servers_some_began_did_start(self):
+        lease = self.lease(50, 10_000, count=2)
+        first, second = base.servers_of(lease)
+        self.clock.advance(50)
+        self.new_engine().run_due()
+        self.see(first, State.RUNNING, self.one)
+        self.lifecycle.observing.observe(second, Seen(
+            State.ERROR, fault='No valid host', unplaced=True))
+        # It is to be sent again.
+        self.assertEqual('UNDONE', self.events_of(lease)['start_lease'])
+        for server_id in first, second:
+            self.see(server_id, State.GONE)
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'DONE'},
+                         self.events_of(lease))
 
     def test_one_that_is_over_late_says_when_it_was_to_end(self):
         lease = self.running_lease(request=self.request(

@@ -34,14 +34,18 @@ class PreflightTestCase(base.LeaseTestCase):
         super().setUp()
         self.host('one', VCPU=4)
         self.asked, self.lacks, self.told = [], [], []
-        self.during = None
+        self.during = self.told_then = None
         self.looks = self.new()
 
     def new(self, times=(DAY, HOUR), database=None):
         return preflight.Preflight(
             database or self.database, self.clock, self, self.vault.open,
-            lambda event, lease: self.told.append(
-                (event, lease['id'], lease['warnings'])), times)
+            self.tell, times)
+
+    def tell(self, event, lease):
+        self.told.append((event, lease['id'], lease['warnings']))
+        if self.told_then:
+            self.told_then()
 
     def preflight(self, call, credential):
         """What the cloud says."""
@@ -212,6 +216,30 @@ class TestPreflight(PreflightTestCase):
         self.clock.advance(preflight.AGAIN)
         self.looks.look(lambda: len(self.asked) == 2)
         self.assertEqual(['again', 'first'], [call for call, _ in self.asked])
+
+    def test_one_that_breaks_does_not_keep_others_from_it(self):
+        broken = self.lease(2 * DAY, 3 * DAY)
+        with self.database.writer() as session:
+            session.get(models.HeldBuild, broken['id']).sealed = 'rubbish'
+        good = self.lease(2 * DAY, 3 * DAY)
+        self.assertEqual(1, self.look(DAY))
+        self.assertEqual({good['id']}, self.seen())
+
+    def test_who_is_late_writes_over_nothing(self):
+        """Another writes when this one has told, and not written yet."""
+        lease = self.lease(2 * DAY, 3 * DAY)
+        other = self.new(database=self.books.connect())
+        self.lacks = ['Its image is gone.']
+
+        def meanwhile():
+            self.told_then, self.lacks = None, ['Its port is gone.']
+            other.look()
+            self.clock.advance(1)
+
+        self.told_then = meanwhile
+        self.look(DAY)
+        self.assertEqual(['Its port is gone.'], self.warnings(lease))
+        self.assertEqual([NOW + DAY], self.scalars(models.Lease.preflight_at))
 
     def test_another_that_is_at_it_as_well_changes_nothing(self):
         """Two have read the same; the one that comes second goes again."""

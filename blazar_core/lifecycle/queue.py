@@ -61,9 +61,13 @@ _ABANDONED = sa.and_(
     models.Event.status == states.Event.IN_PROGRESS,
     models.Event.claimed_until <= _NOW)
 _OLDEST = (models.Event.due, models.Event.id)
+_NEXT = sa.select(sa.func.min(models.Event.due)).where(
+    models.Event.status == states.Event.UNDONE)
+_NEXT_QUICK = _NEXT.where(_IS_QUICK)
 #: What there is to read. Asked again and again, and so made once: mostly there
-#: is nothing, and if there is, it is of one kind or two.
+#: is nothing but when there will be, and if there is, it is of one kind or two.
 _THERE = sa.select(
+    _NEXT.scalar_subquery(),
     sa.exists().where(_ABANDONED), sa.exists().where(_WAITING),
     *(sa.exists().where(_WAITING, models.Event.event_type == kind)
       for kind in _URGENT))
@@ -81,9 +85,6 @@ _CLAIM = sa.update(models.Event).where(
     models.Event.id == sa.bindparam('event'), sa.or_(_WAITING, _ABANDONED),
 ).values(status=states.Event.IN_PROGRESS, claimed_by=sa.bindparam('worker'),
          claimed_until=sa.bindparam('until'))
-_NEXT = sa.select(sa.func.min(models.Event.due)).where(
-    models.Event.status == states.Event.UNDONE)
-_NEXT_QUICK = _NEXT.where(_IS_QUICK)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,6 +116,8 @@ class Queue:
         self._clock = clock
         self._name = name
         self._seconds = seconds
+        #: Where the last look has found nothing: when there will be something.
+        self._quiet: tuple[int | None] | None = None
 
     def claim_due(self, most: int, busy: collections.Counter[str], slow: int,
                   ) -> list[Claim]:
@@ -124,6 +127,7 @@ class Queue:
         :param slow: how many of them may be of those that take their time
         """
         claims: list[Claim] = []
+        self._quiet = None
         if most <= 0:
             return claims
         now = self._clock.now()
@@ -161,8 +165,10 @@ class Queue:
 
         found: dict[str, ty.Any] = {}
         with self._database.connection() as connection:
-            abandoned, waiting, *kinds = connection.execute(
+            next_due, abandoned, waiting, *kinds = connection.execute(
                 _THERE, {'now': now}).one()
+            if not abandoned and not waiting:
+                self._quiet = (next_due,)
             if abandoned:
                 read(_READ_ABANDONED)
             # Each kind by itself: there may be many of one before the others.
@@ -194,8 +200,12 @@ class Queue:
     def next_due(self, slow: bool) -> int | None:
         """When the next event is due that waits; None: there is none.
 
+        No statement after a look that has found nothing.
+
         :param slow: also of those that take their time
         """
+        if self._quiet is not None:
+            return self._quiet[0]
         with self._database.connection() as connection:
             return connection.scalar(_NEXT if slow else _NEXT_QUICK)
 

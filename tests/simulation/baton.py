@@ -243,15 +243,15 @@ class Baton:
 
     def _able(self) -> tuple[list[Task], tuple[float, Task] | None]:
         """Who may go on now, and the first one who may later, and when."""
-        able, first = [], None
+        able, first, now = [], None, self.now
         for task in self.tasks:
-            at = max(task.wakes, task.process.frozen)
-            if task.ready is not None and task.process.frozen <= self.now and (
-                    task.ready()):
-                at = self.now
-            if at <= self.now:
+            at, frozen = task.wakes, task.process.frozen
+            if frozen > now:
+                at = max(at, frozen)
+            elif at <= now or task.ready is not None and task.ready():
                 able.append(task)
-            elif first is None or at < first[0]:
+                continue
+            if first is None or at < first[0]:
                 first = at, task
         return able, first
 

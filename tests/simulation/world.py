@@ -526,10 +526,10 @@ class World:
                 self.look("SELECT 1 FROM leases WHERE status = 'WAITING' "
                           "LIMIT 1")) else REST)
 
-    def _promises(self) -> tuple[int, ...]:
+    def _promises(self) -> int:
         """How often something has changed of which it depends what fits."""
-        return tuple(self.books.versions[table] for table in (
-            'hosts', 'bookings', 'leases'))
+        versions = self.books.versions
+        return versions['hosts'] + versions['bookings'] + versions['leases']
 
     def _mirror(self, core: Core, working: engine.Engine) -> None:
         """Compare everything, again and again."""

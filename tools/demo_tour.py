@@ -53,8 +53,31 @@ NOT_OURS = "Could not load 'reservation_host_unset'"
 Command = ty.Literal['openstack', 'blazar-nova-manage']
 
 
-def say(text: str = '') -> None:
+#: How a terminal is told of each.
+STYLES = {'title': '1', 'look': '36', 'command': '1;32', 'right': '32',
+          'wrong': '1;31'}
+
+
+def say(text: str = '', style: str | None = None) -> None:
+    """Print a line, on a terminal that has colours in one of them."""
+    if style is not None and sys.stdout.isatty() and (
+            'NO_COLOR' not in os.environ and
+            os.environ.get('TERM') not in (None, 'dumb')):
+        text = f'\033[{STYLES[style]}m{text}\033[0m'
     print(text, flush=True)
+
+
+def title(text: str) -> None:
+    """What a step of the tour is about."""
+    say()
+    say(f'== {text}', 'title')
+
+
+def look(text: str) -> None:
+    """What to look at in what comes next."""
+    say()
+    say(textwrap.fill(text, 79, initial_indent='# ', subsequent_indent='# '),
+        'look')
 
 
 def date(seconds: float) -> str:
@@ -151,18 +174,23 @@ class Tour:
 
     def check(self, right: bool, what: str) -> None:
         self.results.append((bool(right), what))
-        say(f'  [{"as it should be" if right else "WRONG"}] {what}')
+        say(textwrap.fill(
+            f'[{"as it should be" if right else "WRONG"}] {what}', 79,
+            initial_indent='  ', subsequent_indent='      '),
+            'right' if right else 'wrong')
 
     def left(self) -> float:
         """Seconds until the tour has to be over."""
         return BEGUN + LIMIT - time.monotonic()
 
-    def run(self, command: Command, *words: str) -> tuple[int, str]:
+    def run(self, command: Command, *words: str, see: str) -> tuple[int, str]:
         """Run a command as it is shown.
 
+        :param see: what to look at
         :returns: its exit status, and what it wrote
         """
-        say(as_typed([command, *words]))
+        look(see)
+        say(as_typed([command, *words]), 'command')
         path = os.path.join(os.path.dirname(sys.executable), command)
         try:
             done = subprocess.run(
@@ -175,28 +203,29 @@ class Tour:
         show(done.stdout)
         return done.returncode, done.stdout
 
-    def openstack(self, *words: str) -> tuple[int, str]:
-        return self.run('openstack', *words)
+    def openstack(self, *words: str, see: str) -> tuple[int, str]:
+        return self.run('openstack', *words, see=see)
 
-    def boot(self, name: str, flavor: str,
+    def boot(self, name: str, flavor: str, see: str,
              lease: dict[str, str] | None = None) -> tuple[int, str]:
         hints = [] if lease is None else [
             '--hint', 'reserved=True',
             '--hint', f'lease_params={json.dumps(lease)}']
         return self.openstack(
             'server', 'create', '--image', 'cirros', '--flavor', flavor,
-            '--no-network', *hints, name, '-c', 'name', '-c', 'status')
+            '--no-network', *hints, name, '-c', 'name', '-c', 'status',
+            see=see)
 
-    def servers(self) -> tuple[int, str]:
+    def servers(self, see: str) -> tuple[int, str]:
         """Show the table of the servers."""
         return self.openstack('server', 'list', '-c', 'Name', '-c', 'Status',
-                              '-c', 'Flavor')
+                              '-c', 'Flavor', see=see)
 
-    def leases(self, **expected: str) -> None:
+    def leases(self, see: str, **expected: str) -> None:
         """Show the table of the leases, and check their statuses."""
         _, text = self.run('blazar-nova-manage', '--config-file',
                            self.cloud.conf_file, 'lease', 'list',
-                           '--ended')
+                           '--ended', see=see)
         rows = [[cell.strip() for cell in line.split('|')]
                 for line in text.splitlines()]
         self.check(
@@ -247,61 +276,77 @@ class Leases(Tour):
         self.lease_ends()
 
     def show_configuration(self) -> None:
-        say('\n== What the operator wrote\n\nadded to nova.conf:')
+        title('What the operator wrote')
+        look('These lines are all that it takes; Nova itself is as it was '
+             'installed. Added to nova.conf:')
         say(textwrap.indent(self.cloud.operator_conf, '    '))
-        say('changed in api-paste.ini:')
+        look('Changed in api-paste.ini:')
         for line in self.cloud.paste_changes():
             say(f'    {line}')
-        say('\nTwo hosts of 4 VCPUs; of the flavors, a medium one takes half '
-            'of a host,\na large one all of it.')
         begun = time.monotonic()
         self.openstack('flavor', 'list', '-c', 'Name', '-c', 'VCPUs',
-                       '-c', 'RAM')
+                       '-c', 'RAM', see=(
+                           'There are two hosts of 4 VCPUs: a medium flavor '
+                           'takes half of a host, a large one all of it.'))
         # What a command costs on this machine decides how much later
         # 'later' is: six of them are typed before that lease starts.
         self.ahead = max(20, round(9 * (time.monotonic() - begun)))
 
     def lease_now(self) -> None:
-        say('\n== A lease from now on')
-        self.boot('vm-now', 'm1.medium', {'name': 'first', 'start': 'now',
-                                          'duration': '1h'})
+        title('A lease from now on')
+        self.boot('vm-now', 'm1.medium', (
+            'The two hints make a lease of an ordinary boot. This one starts '
+            'now, so that its server is built at once.'),
+            {'name': 'first', 'start': 'now', 'duration': '1h'})
         self.check(self.wait('vm-now', 'ACTIVE') == 'ACTIVE',
                    'vm-now runs at once')
 
     def lease_later(self) -> None:
-        say(f'\n== A lease that starts in {self.ahead} seconds and lasts '
-            f'{self.LENGTH}')
+        title(f'A lease that starts in {self.ahead} seconds and lasts '
+              f'{self.LENGTH}')
         self.start = int(time.time()) + self.ahead
         self.end = self.start + self.LENGTH
-        self.boot('vm-later', 'm1.large', {
+        self.boot('vm-later', 'm1.large', (
+            'It wants a whole host, later. It is accepted only if that will '
+            'be there.'), {
             'name': 'second', 'start': date(self.start),
             'duration': f'{self.LENGTH}s'})
-        _, text = self.servers()
+        _, text = self.servers('vm-later exists, and is RESERVED: no host '
+                               'works for it yet.')
         self.check('RESERVED' in text, 'vm-later is RESERVED')
         # This client's --status knows no states but its own.
         found = self.member.get_servers(search_opts={'status': 'RESERVED'})
         self.check([server['name'] for server in found] == ['vm-later'],
                    'GET /servers?status=RESERVED finds it')
         self.check(self.host('vm-later') is None, 'it takes no host yet')
-        self.leases(first='ACTIVE', second='PENDING')
+        self.leases('An operator sees both leases: one is ACTIVE, one waits '
+                    'for its start (PENDING).',
+                    first='ACTIVE', second='PENDING')
 
     def boots_without_lease(self) -> None:
-        say('\n== Without a lease: not where the capacity is promised ...')
-        self.boot('vm-large', 'm1.large')
-        self.boot('vm-medium', 'm1.medium')
+        title('Without a lease: not where the capacity is promised ...')
+        self.boot('vm-large', 'm1.large', (
+            'An ordinary boot that wants a whole host. One is empty, but '
+            'promised: this one must fail.'))
+        self.boot('vm-medium', 'm1.medium', (
+            'An ordinary boot that wants half of a host. It fits beside '
+            'vm-now.'))
         self.check(self.wait('vm-large', 'ERROR', 'ACTIVE') == 'ERROR',
                    'vm-large finds no host: the free one is promised')
         self.openstack('server', 'show', 'vm-large', '-c', 'status',
-                       '-c', 'fault', '-f', 'yaml')
-        say('\n== ... and let in where it fits')
+                       '-c', 'fault', '-f', 'yaml',
+                       see='The fault is that of Nova\'s scheduler.')
+        title('... and let in where it fits')
         self.check(self.wait('vm-medium', 'ACTIVE') == 'ACTIVE',
                    'vm-medium runs')
         self.check(self.host('vm-medium') == self.host('vm-now'),
                    'it runs beside vm-now, not on the promised host')
 
     def lease_refused(self) -> None:
-        say('\n== A lease that cannot be kept is refused, and told when')
-        code, text = self.boot('vm-never', 'm1.large', {
+        title('A lease that cannot be kept is refused, and told when')
+        code, text = self.boot('vm-never', 'm1.large', (
+            'A lease for which there is no room. The answer says from when '
+            'on there is some (next_start).'), {
             'name': 'third', 'start': 'now', 'duration': '1h'})
         self.check(code != 0 and '409' in text, 'it is answered with 409')
         self.check('next_start' in text and date(self.end) in text,
@@ -309,7 +354,7 @@ class Leases(Tour):
         self.check(self.status('vm-never') == 'gone', 'no server is left')
 
     def lease_starts(self) -> None:
-        say('\n== The lease starts')
+        title('The lease starts')
         early = self.status('vm-later')
         if time.time() < self.start - 1:
             self.check(early == 'RESERVED', 'until then it was RESERVED')
@@ -317,31 +362,44 @@ class Leases(Tour):
                            about=f' (from {date(self.start)})')
         self.check(status == 'ACTIVE', 'vm-later runs')
         self.check(time.time() >= self.start, 'not before its lease started')
-        self.servers()
-        self.leases(second='ACTIVE')
+        self.servers('vm-later has its host, without anybody asking again.')
+        self.leases('Its lease is ACTIVE until its end.', second='ACTIVE')
 
     def lease_ends(self) -> None:
-        say('\n== The lease ends')
+        title('The lease ends')
         status = self.wait('vm-later', 'gone',
                            about=f' (at {date(self.end)})')
         self.check(status == 'gone', 'vm-later is gone')
         self.check(time.time() >= self.end, 'not before its lease ended')
-        self.boot('vm-large-again', 'm1.large')
+        self.boot('vm-large-again', 'm1.large', (
+            'What was refused before: a whole host without a lease.'))
         self.check(
             self.wait('vm-large-again', 'ACTIVE') == 'ACTIVE',
             'its capacity is free for others')
-        self.servers()
-        self.leases(second='TERMINATED')
+        self.servers('vm-later was reclaimed, and vm-large-again has its '
+                     'host.')
+        self.leases('Its lease is TERMINATED.', second='TERMINATED')
 
 
 def summarize(tour: Tour) -> bool:
     """:returns: whether all was as it should be"""
     wrong = [what for right, what in tour.results if not right]
-    say(f'\n== {len(tour.results) - len(wrong)} of {len(tour.results)} '
-        f'as it should be, after {time.monotonic() - BEGUN:.0f} s')
+    title(f'{len(tour.results) - len(wrong)} of {len(tour.results)} '
+          f'as it should be, after {time.monotonic() - BEGUN:.0f} s')
     for what in wrong:
-        say(f'  WRONG: {what}')
+        say(f'  WRONG: {what}', 'wrong')
     return not wrong
+
+
+def go_on() -> None:
+    """Three commands that come next."""
+    say('''
+To go on:
+    ./tools/demo --keep                 the same, and the cloud stays for you
+    ./tools/stack up                    a whole OpenStack, each service for
+                                        itself
+    less doc/source/user/recipes.rst    a nightly CI fleet, a training class,
+                                        a GPU for a week ...''')
 
 
 def keep(cloud: ty.Any) -> None:
@@ -400,6 +458,8 @@ def main() -> int:
         keep(cloud)
     elif not right:
         say(f'Nova\'s log is {cloud.log_file}')
+    else:
+        go_on()
     cloud.close(keep_folder=not right)
     return 0 if right else 1
 

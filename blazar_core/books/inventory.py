@@ -321,13 +321,18 @@ def _report(session: orm.Session, now: int, row: models.Host,
         _LEASED, {'host': row.id, 'servers': list(consumers)})}
     for consumer in (leased if row.held_by is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
+    failed = [] if row.held_by is not None else (
+        sizes.left_behind(session, now, row, allocations))
+    for edit in failed:
+        consumers.pop(ty.cast(ty.Any, edit.row).server_id, None)
     sized = [] if row.held_by is not None else [
         ledger.Edit(booking, ledger.new_of(booking, resources=takes))
         for server_id, booking in leased.items() if booking.running and
         server_id in allocations and booking.resources != (
             takes := sizes.of_server(booking, allocations[
                 ty.cast(str, server_id)]))]
-    resized = [*sizes.grown(session, row, values.get('capacity')), *sized]
+    resized = [*sizes.grown(session, row, values.get('capacity')), *sized,
+               *failed]
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
     values = {**values, 'usage': usage_of(consumers)}

@@ -91,6 +91,7 @@ class NewBooking:
     among: model.Among | None = None
     outage: str | None = None
     stranded_at: int | None = None
+    failed_at: ty.ClassVar[None] = None
 
 
 class Edit(ty.NamedTuple):
@@ -159,8 +160,7 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
            ) -> ty.Sequence[Edit]:
     """The first half of :func:`amend`: win the right to make the edits.
 
-    For a caller that has rows of its own to write before it goes on, and
-    must not have written them when it loses.
+    For a caller who writes rows of its own then, and none when it loses.
 
     :returns: the edits, each with what it takes of its host
     """

@@ -16,11 +16,12 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import requests
+from blazar_core.leases import views
 from blazar_core.leases import within
 
 __all__ = ['Servers']
@@ -37,24 +38,40 @@ class Servers:
     def __init__(self, database: api.Database) -> None:
         self._database = database
 
-    def held_by(self, server_id: str) -> dict[str, str] | None:
-        """The lease that holds a server whose build has not been sent yet.
+    def held(self, server_ids: ty.Collection[str],
+             ) -> dict[str, dict[str, ty.Any]]:
+        """The leases that hold servers whose builds have not been sent yet.
 
-        :returns: ``lease_id``, ``name``, ``project_id`` and ``start_date``
-            of it, or None when the server is not held
+        :returns: by server, ``lease_id``, ``name``, ``project_id``,
+            ``status`` as users see it, and ``start_date`` and ``end_date`` in
+            seconds since the epoch; nothing of one that is not held
         """
-        with self._database.reader() as session:
-            row = session.execute(
-                sa.select(models.Lease.id, models.Lease.name,
-                          models.Lease.project_id, models.Lease.start_date)
-                .join(models.Reservation).join(models.Booking)
-                .where(models.Booking.server_id == server_id,
-                       models.Booking.sent_at.is_(None))).first()
-        if row is None:
+        lease = models.Lease
+        with self._database.connection() as connection:
+            rows = connection.execute(
+                sa.select(models.Booking.server_id, lease.id, lease.name,
+                          lease.project_id, lease.status, lease.deleted_at,
+                          lease.start_date, lease.end_date)
+                .join(models.Booking.reservation)
+                .join(models.Reservation.lease)
+                .where(models.Booking.server_id.in_(server_ids),
+                       models.Booking.sent_at.is_(None))).all()
+        return {row.server_id: {
+            'lease_id': row.id, 'name': row.name,
+            'project_id': row.project_id, 'status': views.status(row),
+            'start_date': row.start_date, 'end_date': row.end_date,
+        } for row in rows}
+
+    def lease_of(self, server_id: str) -> dict[str, ty.Any] | None:
+        """The lease that a server is in, as :func:`views.describe` has it;
+        None when it is in none that is not over.
+        """
+        booked = self.booked(server_id)
+        try:
+            return booked and views.get(self._database, booked[0])
+        except errors.NotFound:
+            # It has ended meanwhile.
             return None
-        return {'lease_id': row.id, 'name': row.name,
-                'project_id': row.project_id,
-                'start_date': clocks.minute(row.start_date)}
 
     def keeps_build(self, lease_id: str) -> bool:
         """Whether servers of a lease are still waiting to be built by it,

@@ -226,7 +226,7 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
         if part.kind == 'b':
             bookings[part.owner].append(types.SimpleNamespace(
                 server_id=part.name, host_id=part.number,
-                stranded_at=part.created_at))
+                stranded_at=part.created_at, failed_at=part.updated_at))
     for part in parts:
         if part.kind == 'r':
             reservations[part.owner].append(types.SimpleNamespace(
@@ -280,7 +280,7 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
         .where(event.lease_id.in_(lease_ids)),
         part('b', sa.cast(booking.id, sa.String(36)), booking.reservation_id,
              booking.server_id, sa.literal_column("''"), booking.host_id,
-             booking.stranded_at, sa.null(), *text, none)
+             booking.stranded_at, booking.failed_at, *text, none)
         .join(booking.reservation).where(
             reservation.lease_id.in_(lease_ids),
             sa.or_(booking.server_id.is_not(None),
@@ -309,9 +309,10 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
     """What there is to say of a row of a lease; no secrets in it.
 
     Times are seconds since the epoch, as in the row. ``degraded`` says that
-    some reservation has ``missing_resources`` (a booking without a host, or on
-    one that has failed under its server) or ``resources_changed`` (it has
-    other hosts than when it was made, and is not over).
+    some reservation has ``missing_resources`` (a booking without a host, on
+    one that has failed under its server, or of a server that was not built)
+    or ``resources_changed`` (it has other hosts than when it was made, and is
+    not over).
     """
     reservations = [_describe_reservation(one, lease.status)
                     for one in lease.reservations]
@@ -369,8 +370,8 @@ def _describe_reservation(reservation: ty.Any, status: str,
         'resources': dict(reservation.resources),
         # While it waits for capacity it has had no host yet.
         'missing_resources': status not in states.SEEKING and any(
-            booking.host_id is None or booking.stranded_at is not None
-            for booking in reservation.bookings),
+            booking.host_id is None or booking.stranded_at is not None or
+            booking.failed_at is not None for booking in reservation.bookings),
         'resources_changed': (reservation.moved_at is not None and
                               status not in states.LEASE.final()),
         'servers': [booking.server_id for booking in reservation.bookings

@@ -28,11 +28,14 @@ from blazar_nova.api import defaulting
 from blazar_nova.api import held
 from blazar_nova.api import lease_params
 from blazar_nova.api import middleware
+from blazar_nova.api import telling
 from blazar_nova.compat import checks
+from blazar_nova.compat import editing
 from blazar_nova.compat import hold
 from blazar_nova.compat import listing
 from blazar_nova.compat import router
 from blazar_nova.compat import service
+from blazar_nova.compat import shown
 from blazar_nova.parts import wiring
 
 __all__ = ['factory']
@@ -50,6 +53,9 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
                   listing.problems())
     listing.install()
     parts = wiring.shared()
+    tells = telling.Telling(parts.leases.servers)
+    shown.install(tells)
+    editing.install(tells)
     lease_params.check_defaults(
         lease_params.defaults(service.CONF), parts.clock.now())
     defaulting.check(service.CONF)

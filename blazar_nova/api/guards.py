@@ -22,7 +22,9 @@ from oslo_serialization import jsonutils
 from oslo_utils import strutils
 import webob
 
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_nova.compat import editing
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
 from blazar_nova.compat import pool
@@ -44,9 +46,13 @@ class Guards:
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
 
-    def of_action(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to an action on a server."""
-        return (self._held_back(environ, server_id) or
+    def of_action(self, environ: Environ, server_id: str,
+                  below: str) -> ty.Any:
+        """The answer to an action on a server.
+
+        :param below: what comes behind the server in the path
+        """
+        return (self._held_back(environ, server_id, below) or
                 self._of_fixed_size(environ, server_id) or
                 self._out_of_time(environ, server_id) or
                 self._led_astray(environ, server_id))
@@ -70,13 +76,15 @@ class Guards:
             f'whose servers are booted in it: it goes when the lease is over. '
             f'Delete the lease.'))
 
-    def _held_back(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to an action on a held server; None for any other.
+    def _held_back(self, environ: Environ, server_id: str,
+                   below: str) -> ty.Any:
+        """The answer to an action on a held server; None for any other, and
+        for what it can have (:mod:`compat.editing`).
 
         Nova answers for those who must not know that the server exists.
         """
         try:
-            held = self._parts.leases.servers.held_by(server_id)
+            held = self._parts.leases.servers.held([server_id]).get(server_id)
         except errors.BooksUnavailable:
             # Ordinary servers must not suffer from it.
             return None
@@ -84,11 +92,16 @@ class Guards:
         if held is None or not (
                 context.is_admin or held['project_id'] == context.project_id):
             return None
+        if below.startswith('/metadata') or below.strip('/') == 'action' and (
+                len(body := body_of(environ)) == 1 and
+                editing.ACTIONS.issuperset(body)):
+            return None
         return router.fault(environ, 409, (
             f'Server {server_id} is RESERVED: it is held by lease '
             f'{held["name"]} ({held["lease_id"]}), to be built from '
-            f'{held["start_date"]} UTC on. Until it is, it can be shown, '
-            f'renamed and deleted.'))
+            f'{clocks.minute(held["start_date"])} UTC on. Until it is, it can '
+            f'be shown, renamed, described, given metadata, locked and '
+            f'deleted.'))
 
     def _of_fixed_size(self, environ: Environ, server_id: str) -> ty.Any:
         """The answer to a resize out of a reservation, or into one.

@@ -94,7 +94,8 @@ class LeaseMiddleware:
             return self._app
         server_id, rest = server.group(1).lower(), server.group(2) or ''
         if rest.strip('/'):
-            return self._guards.of_action(environ, server_id) or self._app
+            return self._guards.of_action(environ, server_id, rest) or (
+                self._app)
         if method == 'DELETE':
             return self._delete(environ, server_id)
         return self._app
@@ -115,7 +116,8 @@ class LeaseMiddleware:
         if response.status_int not in (403, 404):
             return response
         try:
-            held = self._parts.leases.servers.held_by(server.group(1).lower())
+            server_id = server.group(1).lower()
+            held = self._parts.leases.servers.held([server_id]).get(server_id)
         except errors.BooksUnavailable:
             return response
         if held is None or (

@@ -21,6 +21,7 @@ import typing as ty
 from keystoneauth1 import exceptions as keystone_exceptions
 from nova.compute import instance_actions
 from nova.compute import task_states
+from nova.compute import vm_states
 from nova import context as nova_context
 from nova import exception
 from nova import objects
@@ -46,6 +47,9 @@ _LONGEST = 600
 #: How often keystone is asked for a token before a server is deleted
 #: without: for a minute or two.
 _TRIES = 30
+
+#: Of such a server there is an image, to be brought back from.
+_SHELVED = (vm_states.SHELVED, vm_states.SHELVED_OFFLOADED)
 
 #: The owner of a lease may not, or not any more.
 _NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
@@ -91,8 +95,8 @@ class Deleting(acting.Acting):
     def _delete(self, server_id: str, credential: str | None) -> None:
         context = nova_context.get_admin_context()
         try:
-            step = next_step(
-                context, self._compute_api.get(context, server_id))
+            instance = self._compute_api.get(context, server_id)
+            step = next_step(context, instance)
             if step.seconds > 0:
                 return
             if step.failed:
@@ -102,7 +106,7 @@ class Deleting(acting.Acting):
             owner = self._owner(server_id, credential if step.as_owner
                                 else None)
             if owner is None or not self._ask_as(owner, server_id):
-                self._ask(nova_context.get_admin_context(), server_id)
+                self._ask(self._itself(instance), server_id)
         except exception.InstanceNotFound:
             # Gone, or nearly so.
             again.finish(server_id)
@@ -138,6 +142,22 @@ class Deleting(acting.Acting):
             user_id=access.user_id, project_id=access.project_id), access,
         ).elevated()
 
+    def _itself(self, instance: ty.Any) -> ty.Any:
+        """The context in which Nova itself deletes a server.
+
+        Of one that is shelved with a token of the service user: else glance
+        would keep the image of it, for ever.
+        """
+        context, access = nova_context.get_admin_context(), None
+        if instance.vm_state in _SHELVED:
+            try:
+                access = self._as_service()
+            except errors.CloudUnavailable as exc:
+                LOG.warning('The image of shelved server %s stays: %s',
+                            instance.uuid, exc)
+        return context if access is None else (
+            calls.in_name_of(context, access).elevated())
+
     def _ask_as(self, owner: ty.Any, server_id: str) -> bool:
         """Ask in the name of the owner; whether he may."""
         try:
@@ -151,7 +171,7 @@ class Deleting(acting.Acting):
     def _ask(self, context: ty.Any, server_id: str) -> None:
         LOG.info('Server %s: deleting it %s', server_id,
                  f'in the name of user {context.user_id}' if
-                 context.auth_token else 'without a token of its owner')
+                 context.user_id else 'without a token of its owner')
         instance = self._compute_api.get(context, server_id)
         if instance.task_state == task_states.DELETING:
             # Nova would only say that it is already being deleted.

@@ -18,15 +18,21 @@ when asked ``?status=``, stands in one table; what it may answer, in the
 response schemas. RESERVED is added to both, in place.
 """
 
+import contextlib
 import typing as ty
 
 from nova.api.openstack import common
 from nova.api.openstack.compute.schemas import servers as schemas
 from nova.compute import task_states
 from nova.compute import vm_states
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
 from nova import exception
+from nova import objects
+import sqlalchemy as sa
 
-__all__ = ['TEXT', 'VM_STATE', 'install', 'is_marked', 'mark', 'unmark']
+__all__ = ['TEXT', 'VM_STATE', 'changing', 'install', 'is_built', 'is_held',
+           'is_marked', 'mark', 'unmark']
 
 VM_STATE = 'reserved'
 STATUS = 'RESERVED'
@@ -64,11 +70,16 @@ def _state_lists(node: ty.Any, seen: set[int]) -> ty.Iterator[list[str]]:
         yield from _state_lists(child, seen)
 
 
-def mark(build_request: ty.Any) -> None:
-    """Show a server that is being created as RESERVED from now on."""
-    build_request.instance.vm_state = VM_STATE
-    build_request.instance.task_state = None
-    _save(build_request)
+def is_built(instance: ty.Any) -> bool:
+    """Whether a server, as Nova's API has it, is in a cell."""
+    return bool(instance.obj_attr_is_set('id'))
+
+
+def is_held(instance: ty.Any) -> bool:
+    """Whether a server, as Nova's API has it, is one that is held."""
+    return not is_built(instance) and (
+        instance.obj_attr_is_set('vm_state') and
+        bool(instance.vm_state == VM_STATE))
 
 
 def is_marked(build_request: ty.Any) -> bool:
@@ -76,18 +87,54 @@ def is_marked(build_request: ty.Any) -> bool:
     return bool(build_request.instance.vm_state == VM_STATE)
 
 
+def mark(build_request: ty.Any) -> None:
+    """Show a server as RESERVED from now on.
+
+    :raises BuildRequestNotFound: when it is gone
+    """
+    _change(build_request, vm_state=VM_STATE, task_state=None)
+
+
 def unmark(build_request: ty.Any) -> bool:
-    """Show a held server as being built; false when it is gone."""
-    build_request.instance.vm_state = vm_states.BUILDING
-    build_request.instance.task_state = task_states.SCHEDULING
+    """Show a held server as being built; false when it is gone.
+
+    The BuildRequest is then what it is by now: its user may have changed it
+    until this moment.
+    """
     try:
-        _save(build_request)
+        _change(build_request, vm_state=vm_states.BUILDING,
+                task_state=task_states.SCHEDULING)
     except exception.BuildRequestNotFound:
         return False
     return True
 
 
-def _save(build_request: ty.Any) -> None:
-    # A change inside the instance does not count as one of the request.
-    build_request.instance = build_request.instance
-    build_request.save()
+def _change(build_request: ty.Any, **values: str | None) -> None:
+    context = build_request._context
+    with changing(context, build_request.instance_uuid) as request:
+        for name, value in values.items():
+            setattr(request.instance, name, value)
+    build_request.instance = request.instance
+    build_request.obj_reset_changes(recursive=True)
+
+
+@contextlib.contextmanager
+def changing(context: ty.Any, server_id: str) -> ty.Iterator[ty.Any]:
+    """A BuildRequest that nobody else changes so meanwhile; what has become of
+    it in the block is saved.
+
+    :raises BuildRequestNotFound: when there is none
+    """
+    with api_db.context_manager.writer.using(context):
+        row = context.session.scalar(
+            sa.select(api_models.BuildRequest)
+            .where(api_models.BuildRequest.instance_uuid == server_id)
+            .with_for_update().execution_options(populate_existing=True))
+        if row is None:
+            raise exception.BuildRequestNotFound(uuid=server_id)
+        request = objects.BuildRequest._from_db_object(
+            context, objects.BuildRequest(), row)
+        yield request
+        # A change inside the instance does not count as one of the request.
+        request.instance = request.instance
+        request.save()

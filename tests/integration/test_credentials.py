@@ -130,6 +130,27 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assert_refused(client)
         self.assert_starts_now(client)
 
+    def test_a_shelved_server_of_who_has_given_no_trust(self) -> None:
+        """Its image goes with it."""
+        client = self.with_application_credential(unrestricted=False)
+        server_id = self.boot(
+            self.lease_hints(), client=client)['server']['id']
+        self.wait_for_server(server_id)
+        client('POST', f'/servers/{server_id}/action', {'shelve': None})
+        self.wait_for_server(server_id, 'SHELVED_OFFLOADED')
+
+        def images() -> int:
+            return len(self.demo(
+                'GET', f'/images?instance_uuid={server_id}',
+                service='glance')['images'])
+
+        self.assertEqual(1, images())
+        lease_id = self.lease_of(server_id)['id']
+        client('DELETE', f'/leases/{lease_id}', service='reservation')
+        self.wait_for_lease(lease_id, 'TERMINATED')
+        self.wait_until_gone(server_id)
+        self.wait_for(lambda: images() == 0, 'no image')
+
     def test_application_credential_where_keystone_lets_it(self) -> None:
         self.configure(
             'keystone/keystone.conf', '[security_compliance]\n'

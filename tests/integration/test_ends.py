@@ -13,12 +13,17 @@
 """What becomes of servers at the end of their leases on a real OpenStack."""
 
 import time
+import typing as ty
 
 from tests.integration import base
 from tests.integration import test_tour
 
 #: Seconds for which a lease lasts.
 LASTS = 25
+#: By the status of a server, what makes it one; None: it is so by itself.
+KINDS = {'ACTIVE': None, 'SHUTOFF': 'os-stop', 'PAUSED': 'pause',
+         'SUSPENDED': 'suspend', 'SHELVED_OFFLOADED': 'shelve',
+         'RESERVED': None}
 
 
 class EndsTest(test_tour.TourTestCase):
@@ -62,25 +67,62 @@ class EndsTest(test_tour.TourTestCase):
             self.lease(lease_id)['status'],
             self.lease(lease_id)['status_reason']))
 
-    def everything(self) -> tuple[set[str], set[str]]:
-        """The images and the servers that there are."""
-        return ({one['id'] for one in self.admin(
-            'GET', '/images?limit=1000', service='glance')['images']},
-            set(self.server_ids()))
+    def everything(self) -> dict[str, set[str]]:
+        """What there is of all that a lease makes or its servers are."""
+        found = {name: {one['id'] for one in self.admin(
+            'GET', path, service=service)[name]} for name, path, service in (
+                ('images', '/images?limit=1000', 'glance'),
+                ('flavors', '/flavors?is_public=None', 'nova'),
+                ('server_groups', '/os-server-groups?all_projects=1', 'nova'))}
+        return found | {'servers': set(self.server_ids()),
+                        'trusts': self.trusts()}
 
-    def test_of_a_shelved_server_nothing_is_left(self) -> None:
+    def kinds(self, name: str, but: ty.Collection[str] = (), lasts: int = 600,
+              **lease: ty.Any) -> dict[str, tuple[str, str]]:
+        """Servers of each kind, each in a lease of its own.
+
+        :returns: by status, the ids of server and lease
+        """
+        found = {}
+        for status in set(KINDS) - {*but}:
+            start = time.time() + 86400 if status == 'RESERVED' else 'now'
+            server_id = self.boot(self.lease_hints(
+                start, lasts, name=name, **lease))['server']['id']
+            found[status] = server_id, str(self.lease_of(server_id)['id'])
+        for status, (server_id, _lease_id) in found.items():
+            if KINDS[status] is not None:
+                self.wait_for_server(server_id)
+                self.demo('POST', f'/servers/{server_id}/action',
+                          {KINDS[status]: None})
+        for status, (server_id, _lease_id) in found.items():
+            self.wait_for_server(server_id, status)
+        return found
+
+    def test_nothing_else_is_left(self) -> None:
+        """Of servers of each kind, in whichever way their leases end."""
         before = self.everything()
-        server_id = str(self.create('server', *self.lease_words(
-            'now', 600, name='shelved'))['id'])
-        lease_id = str(self.lease_of(server_id)['id'])
-        self.wait_for_server(server_id)
-        self.act('shelve', server_id)
-        self.wait_for_server(server_id, 'SHELVED_OFFLOADED')
-        self.assertEqual(['server-shelved'], self.images(server_id))
-        self.demo('DELETE', f'/leases/{lease_id}', service='reservation')
-        self.wait_for_lease(lease_id, 'TERMINATED', 120)
-        self.wait_until_gone(server_id)
-        self.assertEqual(before, self.everything())
+        images = self.kinds('image', ('RESERVED', 'SHELVED_OFFLOADED'), 60,
+                            on_end='snapshot')
+        alone = self.kinds('alone', ('RESERVED',), 60)
+        by_lease, by_server = self.kinds('lease'), self.kinds('server')
+        self.assertEqual(1, len(self.images(
+            by_lease['SHELVED_OFFLOADED'][0])))
+        for _server_id, lease_id in by_lease.values():
+            self.demo('DELETE', f'/leases/{lease_id}', service='reservation')
+        for server_id, _lease_id in by_server.values():
+            self.demo('DELETE', f'/servers/{server_id}')
+        kept = set()
+        for ended in (by_lease, by_server, alone, images):
+            for status, (server_id, lease_id) in ended.items():
+                self.wait_for_lease(lease_id, 'TERMINATED', 180)
+                self.wait_until_gone(server_id)
+                made = self.demo('GET', f'/images?instance_uuid={server_id}',
+                                 service='glance')['images']
+                self.assertEqual(int(ended is images), len(made), (
+                    status, made))
+                kept.update(one['id'] for one in made)
+        self.wait_for(lambda: self.everything() == before | {
+            'images': before['images'] | kept}, 'nothing else')
 
     def test_each_end_a_user_may_ask_for(self) -> None:
         servers, leases = {}, []

@@ -148,6 +148,7 @@ class Request:
 
     :ivar state: that of the server, else nobody wants to know any more
     :ivar target: the only host that will do
+    :ivar given_up: whoever asked has waited for long enough
     """
 
     server: Server
@@ -156,10 +157,11 @@ class Request:
     host: Host | None = None
     answered: bool = False
     taken: bool = False
+    given_up: bool = False
 
     @property
     def is_wanted(self) -> bool:
-        return self.server.state is self.state
+        return self.server.state is self.state and not self.given_up
 
     def admits(self, host: Host) -> bool:
         """Whether it is about a host, as far as placement goes."""
@@ -353,6 +355,7 @@ class Cloud:
         self.baton.wait(lambda: question.answered, 60)
         if question in self.questions:
             self.questions.remove(question)
+        question.given_up = not question.answered
         return question
 
     def elsewhere(self, server: Server, host: Host) -> Host:

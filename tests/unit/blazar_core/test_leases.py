@@ -1531,19 +1531,23 @@ class TestQuestions(base.LeaseTestCase):
         lease = self.lease(65, 200, count=2, project='mine')
         for server_id in base.servers_of(lease):
             self.assertEqual(
-                {'lease_id': lease['id'], 'name': 'lease',
-                 'project_id': 'mine', 'start_date': '2027-01-15 08:01:05'},
-                self.leases.servers.held_by(server_id))
+                {server_id: {
+                    'lease_id': lease['id'], 'name': 'lease',
+                    'project_id': 'mine', 'status': 'PENDING',
+                    'start_date': lease['start_date'],
+                    'end_date': lease['end_date']}},
+                self.leases.servers.held([server_id, 'unheard of']))
 
     def test_a_server_whose_lease_has_started_is_not_held(self):
         server_id, = base.servers_of(self.lease(0, 100))
-        self.assertIsNone(self.leases.servers.held_by(server_id))
+        self.assertEqual({}, self.leases.servers.held([server_id]))
         later = self.lease(50, 100)
         self.lifecycle.starting.start(later['id'])
-        self.assertIsNone(self.leases.servers.held_by(*base.servers_of(later)))
+        self.assertEqual({}, self.leases.servers.held(
+            base.servers_of(later)))
 
     def test_a_server_without_a_lease_is_not_held(self):
-        self.assertIsNone(self.leases.servers.held_by('unheard of'))
+        self.assertEqual({}, self.leases.servers.held(['unheard of']))
 
     def test_a_server_is_leased_until_it_is_gone(self):
         server_id, = base.servers_of(self.lease(0, 100))

@@ -16,8 +16,10 @@ import threading
 import fixtures
 import sqlalchemy as sa
 
+from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
@@ -440,6 +442,46 @@ class TestFailure(LifecycleTestCase):
         self.see(server_id, State.ERROR, fault='No valid host')
         self.assertEqual(1, self.room())
         self.assertIsNone(self.host_of(server_id))
+
+    def test_what_the_cloud_keeps_for_it_ends_with_its_lease(self):
+        """A nova-compute that died over its build has its allocation."""
+        lease = self.lease(0, 100, count=2)
+        server_id, other = base.servers_of(lease)
+        self.see(other, State.RUNNING, self.one)
+        self.see(server_id, State.ERROR, self.one, 'The host has died.')
+
+        def report(**runs):
+            with self.database.writer() as session:
+                inventory.report(
+                    session, NOW, model.HostFacts(
+                        self.one, 'one', 'one', {'VCPU': 2}),
+                    {one: {'VCPU': 1} for one in runs.values()},
+                    inventory.generations(session, [self.one])[self.one])
+
+        def usage():
+            return self.scalars(models.Host.usage)[0]
+
+        for _time in range(2):
+            report(ran=other, failed=server_id)
+            self.assertEqual('one', self.host_of(server_id))
+            self.assertEqual({}, usage())
+            self.assertEqual(0, self.room())
+            reservation, = views.get(
+                self.database, lease['id'])['reservations']
+            listed, = views.page(self.database, views.Query())[0]
+            self.assertEqual((True, [reservation]), (
+                reservation['missing_resources'], listed['reservations']))
+        # It has an end, and others may come after it.
+        self.leases.making.withdraw(self.lease(100, 200, count=2)['id'])
+        # As soon as it is free it is for others.
+        report(ran=other)
+        self.assertIsNone(self.host_of(server_id))
+        self.assertEqual(1, self.room())
+        # It may be booked for somebody else by then, and is so no more.
+        report(ran=other, failed=server_id)
+        self.see(server_id, State.GONE)
+        report(ran=other)
+        self.assertEqual(({}, 1), (usage(), self.room()))
 
     def test_its_lease_fails_and_says_why(self):
         lease = self.lease(0, 100)

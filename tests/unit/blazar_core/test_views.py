@@ -355,7 +355,8 @@ class TestDescribe(ViewsTestCase):
             session.execute(sa.update(models.Booking).where(
                 models.Booking.reservation_id ==
                 lease['reservations'][1]['id']).values(
-                    host_id=self.scalars(models.Host.id)[0]))
+                    host_id=self.scalars(models.Host.id)[0],
+                    failed_at=None))
         lease = views.get(self.database, lease['id'])
         self.assertEqual((True, [True, False]), (lease['degraded'], [
             one['missing_resources'] for one in lease['reservations']]))

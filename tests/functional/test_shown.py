@@ -1,0 +1,264 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""What a held server says of itself, and what may be said of it."""
+
+import json
+from unittest import mock
+
+import fixtures
+
+from blazar_core.common import errors
+from blazar_core.leases import servers as leased_servers
+from blazar_nova.compat import calls
+from blazar_nova.compat import quota
+from tests.functional import leased
+
+
+class ShownTestCase(leased.LeasedTestCase):
+
+    def own_metadata(self, server_id):
+        response = self.alice.api_request(f'/servers/{server_id}/metadata')
+        return response.json()['metadata']
+
+    def actions(self, server_id, query=''):
+        response = self.alice.api_request(
+            f'/servers/{server_id}/os-instance-actions{query}')
+        self.assertEqual(200, response.status_code, response.text)
+        return [(one['action'], one['request_id'])
+                for one in response.json()['instanceActions']]
+
+    def act(self, server_id, action, client=None):
+        return (client or self.alice).api_request(
+            f'/servers/{server_id}/action', method='POST',
+            body=json.dumps(action)).status_code
+
+    def set_metadata(self, server_id, metadata, method='POST'):
+        response = self.alice.api_request(
+            f'/servers/{server_id}/metadata', method=method,
+            body=json.dumps({'metadata': metadata}))
+        return response.status_code
+
+    def start(self):
+        self.clock.advance(3600)
+        self.run_due()
+
+
+class SaysTest(ShownTestCase):
+    """What it says of itself."""
+
+    def test_its_metadata_tell_of_the_lease(self):
+        server = self.hold(metadata={'color': 'blue', 'lease_end': 'never'})
+        lease = self.lease('vm1')
+        said = {
+            'lease_id': lease['id'], 'lease_name': 'vm1',
+            'lease_status': 'PENDING',
+            'lease_start': f'{self.at(3600)} UTC',
+            'lease_next': f'It is built when its lease starts. More: '
+                          f'openstack reservation lease show {lease["id"]}. '
+                          f'To cancel it, delete the server.',
+            # What the user has written stays.
+            'color': 'blue', 'lease_end': 'never'}
+        for client in (self.alice, self.api(microversion='2.1'), self.admin):
+            self.assertEqual(
+                said, client.get_server(server['id'])['metadata'])
+            listed, = client.get_servers(detail=True)
+            self.assertEqual(said, listed['metadata'])
+        self.start()
+        got = self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual({'color': 'blue', 'lease_end': 'never'},
+                         got['metadata'])
+
+    def test_a_list_asks_the_books_once(self):
+        self.hold(count=3)
+        self.hold('vm2')
+        held, asked = leased_servers.Servers.held, []
+
+        def counted(*args):
+            asked.append(args)
+            return held(*args)
+
+        with mock.patch.object(leased_servers.Servers, 'held', counted):
+            self.assertEqual(4, len([
+                one for one in self.alice.get_servers(detail=True)
+                if 'lease_id' in one['metadata']]))
+        self.assertEqual(1, len(asked))
+
+    def test_it_is_shown_when_the_books_are_away(self):
+        server = self.hold(metadata={'color': 'blue'})
+        for name in ('held', 'booked'):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'blazar_core.leases.servers.Servers.{name}', mock.Mock(
+                    side_effect=errors.BooksUnavailable())))
+        self.assertEqual({'color': 'blue'},
+                         self.alice.get_server(server['id'])['metadata'])
+        self.assertEqual([], self.actions(server['id']))
+
+    def test_its_actions_are_the_events_of_its_lease(self):
+        server = self.hold()
+        lease = self.lease('vm1')
+        request_id = f'req-{lease["id"]}'
+        self.assertEqual([('lease', request_id)], self.actions(server['id']))
+        path = f'/servers/{server["id"]}/os-instance-actions/{request_id}'
+        for client in (self.alice, self.api(microversion='2.51'), self.admin):
+            response = client.api_request(path)
+            self.assertEqual(200, response.status_code, response.text)
+            got = response.json()['instanceAction']
+            self.assertIn(f'Lease vm1 ({lease["id"]}) is PENDING',
+                          got['message'])
+            self.assertEqual(
+                [(event['event_type'], event['time'][:19], None, None)
+                 for event in lease['events']],
+                [(event['event'], event['start_time'][:19],
+                  event['finish_time'], event['result'])
+                 for event in got['events']])
+        self.start()
+        self.wait_for_status(server['id'], 'ACTIVE')
+        # The build is one of Nova's own.
+        (first, create), ours = self.actions(server['id'])
+        self.assertEqual(('create', ('lease', request_id)), (first, ours))
+        got = self.alice.api_request(path).json()['instanceAction']
+        self.assertEqual('Success', {
+            event['event']: event['result']
+            for event in got['events']}['start_lease'])
+        # Page by page it is the same.
+        self.assertEqual([('create', create)],
+                         self.actions(server['id'], '?limit=1'))
+        self.assertEqual([ours], self.actions(
+            server['id'], f'?limit=1&marker={create}'))
+        self.assertEqual([], self.actions(
+            server['id'], f'?limit=1&marker={request_id}'))
+        self.assertEqual([], self.actions(
+            server['id'], '?changes-since=2099-01-01T00:00:00Z'))
+        self.assertEqual(404, self.alice.api_request(
+            f'/servers/{server["id"]}/os-instance-actions/req-none'
+        ).status_code)
+
+    def test_one_without_a_lease_says_nothing(self):
+        server = self.boot_active('plain')
+        self.assertEqual({}, self.alice.get_server(server['id'])['metadata'])
+        self.assertEqual(['create'], [
+            name for name, _id in self.actions(server['id'])])
+
+
+class GivenTest(ShownTestCase):
+    """What its user gives it."""
+
+    def test_what_is_set_arrives_in_the_guest(self):
+        server = self.hold(metadata={'color': 'blue', 'size': 'big'})
+        server_id = server['id']
+        self.assertEqual(200, self.set_metadata(server_id, {'a': 'b'}))
+        self.assertEqual(200, self.alice.api_request(
+            f'/servers/{server_id}/metadata/c', method='PUT',
+            body='{"meta": {"c": "d"}}').status_code)
+        self.assertEqual(204, self.alice.api_request(
+            f'/servers/{server_id}/metadata/size',
+            method='DELETE').status_code)
+        self.assertEqual(404, self.alice.api_request(
+            f'/servers/{server_id}/metadata/size',
+            method='DELETE').status_code)
+        self.assertEqual(202, self.act(
+            server_id, {'lock': {'locked_reason': 'mine'}}))
+        wanted = {'color': 'blue', 'a': 'b', 'c': 'd'}
+        got = self.alice.get_server(server_id)
+        self.assertEqual(('RESERVED', True, 'mine'), (
+            got['status'], got['locked'], got['locked_reason']))
+        self.assertEqual(wanted, self.own_metadata(server_id))
+        self.start()
+        got = self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual((wanted, True, 'mine'), (
+            got['metadata'], got['locked'], got['locked_reason']))
+
+    def test_what_it_says_of_itself_is_not_written_back(self):
+        """A dashboard sends all that it was shown."""
+        server = self.hold(metadata={'color': 'blue'})
+        shown = self.alice.get_server(server['id'])['metadata']
+        self.assertIn('lease_id', shown)
+        self.assertEqual(200, self.set_metadata(
+            server['id'], {**shown, 'color': 'red'}, 'PUT'))
+        self.assertEqual({'color': 'red'}, self.own_metadata(server['id']))
+
+    def test_one_that_is_locked(self):
+        server_id = self.hold()['id']
+        self.assertEqual(202, self.act(server_id, {'lock': None}))
+        self.assertEqual(409, self.set_metadata(server_id, {'a': 'b'}))
+        self.assertEqual(409, self.alice.api_request(
+            f'/servers/{server_id}/metadata/a', method='PUT',
+            body='{"meta": {"a": "b"}}').status_code)
+        self.refused(409, self.alice.delete_server, server_id)
+        self.assertEqual('PENDING', self.lease('vm1')['status'])
+        self.assertEqual(202, self.act(server_id, {'unlock': None}))
+        got = self.alice.get_server(server_id)
+        self.assertEqual((False, None), (got['locked'], got['locked_reason']))
+        # What an admin locks its owner does not unlock.
+        admin = self.api(project='0' * 32, user='root',
+                         roles=('admin', 'member', 'reader'))
+        self.assertEqual(202, self.act(server_id, {'lock': None}, admin))
+        self.assertEqual(403, self.act(server_id, {'unlock': None}))
+        self.assertEqual(202, self.act(server_id, {'unlock': None}, admin))
+        self.alice.delete_server(server_id)
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+
+    def test_the_lease_of_a_locked_one_starts_and_ends(self):
+        server_id = self.hold()['id']
+        self.assertEqual(202, self.act(server_id, {'lock': None}))
+        self.start()
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.clock.advance(7200)
+        self.run_due()
+        self.wait_until_gone(server_id)
+
+    def test_what_comes_while_it_is_started(self):
+        """It is in the build, or it is refused."""
+        server_id = self.hold()['id']
+        admitted, send = quota.admitted, calls.BuildCall.send
+        answers = []
+
+        def before(*args):
+            answers.append(self.set_metadata(server_id, {'before': '1'}))
+            answers.append(self.act(server_id, {'lock': None}))
+            answers.append(self.act(server_id, {'unlock': None}))
+            self.alice.put_server(server_id, {'server': {'name': 'new'}})
+            return admitted(*args)
+
+        def after(*args):
+            answers.append(self.set_metadata(server_id, {'after': '1'}))
+            answers.append(self.act(server_id, {'lock': None}))
+            answers.append(self.act(server_id, {'unlock': None}))
+            return send(*args)
+
+        with mock.patch.object(quota, 'admitted', before), (
+                mock.patch.object(calls.BuildCall, 'send', after)):
+            self.start()
+        got = self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual(({'before': '1'}, 'new', False), (
+            got['metadata'], got['name'], got['locked']))
+        self.assertEqual([200, 202, 202, 409, 403, 403], answers)
+
+
+class QuotaTest(ShownTestCase):
+    """Nova's quota of metadata counts for a held server."""
+
+    more_conf = ('[quota]\n'
+                 'driver = nova.quota.DbQuotaDriver\n'
+                 'metadata_items = 2\n')
+
+    def test_too_many(self):
+        server_id = self.hold()['id']
+        self.assertEqual(200, self.set_metadata(server_id, {'a': '1'}))
+        self.assertEqual(403, self.set_metadata(
+            server_id, {'b': '2', 'c': '3'}))
+        self.assertEqual({'a': '1'}, self.own_metadata(server_id))
+        # What it says of itself does not count.
+        self.assertEqual(200, self.set_metadata(server_id, {'b': '2'}))
+        self.assertLess(2, len(self.alice.get_server(server_id)['metadata']))

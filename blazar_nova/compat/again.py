@@ -54,9 +54,10 @@ LOG = logging.getLogger(__name__)
 #: built again, somebody may still be at it.
 ABANDONED = 'blazar_abandoned'
 
-#: What a user can change of a server in ERROR.
+#: What a user can change of a server that waits, or is in ERROR.
 _CHANGEABLE = ('display_name', 'display_description', 'hostname',
-               'access_ip_v4', 'access_ip_v6', 'auto_disk_config')
+               'access_ip_v4', 'access_ip_v6', 'auto_disk_config', 'metadata',
+               'locked', 'locked_by')
 
 #: Seconds after which a conductor has removed the last record of a server
 #: that it gave up.
@@ -223,6 +224,8 @@ def _again(stored: ty.Any, instance: ty.Any) -> ty.Any:
     request = stored.obj_clone()
     for name in _CHANGEABLE:
         setattr(request.instance, name, getattr(instance, name))
+    reserved.give_lock_reason(
+        request.instance, instance.system_metadata.get('locked_reason'))
     request.instance.vm_state = reserved.VM_STATE
     request.instance.task_state = None
     for name in ('created_at', 'updated_at'):

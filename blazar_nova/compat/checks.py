@@ -23,6 +23,7 @@ import os
 import typing as ty
 
 from nova.api.openstack import common
+from nova.api.openstack.compute.views import servers as views
 from nova.api.openstack import wsgi_app
 from nova import availability_zones
 from nova.compute import api as compute_api
@@ -75,6 +76,26 @@ _AGGREGATES: tuple[tuple[str, ty.Any, str, list[str]], ...] = (
      ['context', 'host', 'availability_zone']),
     ('nova.objects.InstanceList', instance.InstanceList,
      'get_count_by_hosts', ['context', 'hosts']),
+)
+
+_API, _ACTIONS = 'nova.compute.api.API', 'nova.compute.api.InstanceActionAPI'
+#: What we put something in the place of, so that held servers are known there
+#: (:mod:`compat.editing`, :mod:`compat.shown`), and what it takes.
+_REPLACED: tuple[tuple[str, ty.Any, str, list[str]], ...] = (
+    *((_API, compute_api.API, name, ['self', 'context', 'instance', *more])
+      for name, more in (
+          ('update_instance', ['updates']), ('get_instance_metadata', []),
+          ('update_instance_metadata', ['metadata', 'delete']),
+          ('delete_instance_metadata', ['key']),
+          ('lock', ['reason']), ('unlock', []))),
+    *((_ACTIONS, compute_api.InstanceActionAPI, name,
+       ['self', 'context', 'instance', *more]) for name, more in (
+        ('actions_get', ['limit', 'marker', 'filters']),
+        ('action_get_by_request_id', ['request_id']),
+        ('action_events_get', ['action_id']))),
+    ('nova.api.openstack.compute.views.servers.ViewBuilder',
+     views.ViewBuilder, 'detail',
+     ['self', 'request', 'instances', 'cell_down_support']),
 )
 
 #: Fields that we read or write, by object.
@@ -184,8 +205,11 @@ def nova_version() -> list[str]:
 
 
 def nova_api() -> list[str]:
-    """The state RESERVED, as :func:`reserved.install` left it."""
-    problems = []
+    """The state RESERVED, as :func:`reserved.install` left it, and what held
+    servers can say and be told.
+    """
+    problems = [problem for where, owner, name, takes in _REPLACED
+                for problem in signature(where, name, owner, takes)]
     if reserved.install() == 0:
         problems.append('the lists of server states in Nova\'s response '
                         'schemas were not found where they were expected.')

@@ -106,8 +106,7 @@ def install(tells: shown.Tells) -> None:
                 return
             its.locked, its.locked_by = True, 'owner' if is_owner else 'admin'
             if reason:
-                its.system_metadata = {
-                    **its.system_metadata, 'locked_reason': reason}
+                reserved.give_lock_reason(its, reason)
 
     @functools.wraps(_unlock)
     def unlock(self: ty.Any, context: ty.Any, instance: ty.Any) -> None:
@@ -116,9 +115,7 @@ def install(tells: shown.Tells) -> None:
             return
         with _unsent(context, instance) as its:
             its.locked, its.locked_by = False, None
-            its.system_metadata = {
-                key: value for key, value in its.system_metadata.items()
-                if key != 'locked_reason'}
+            reserved.give_lock_reason(its, None)
 
     _API.update_instance, _API.lock, _API.unlock = (
         update_instance, lock, unlock)

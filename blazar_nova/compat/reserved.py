@@ -31,14 +31,17 @@ from nova import exception
 from nova import objects
 import sqlalchemy as sa
 
-__all__ = ['TEXT', 'VM_STATE', 'changing', 'install', 'is_built', 'is_held',
-           'is_marked', 'mark', 'unmark']
+__all__ = ['TEXT', 'VM_STATE', 'changing', 'give_lock_reason', 'install',
+           'is_built', 'is_held', 'is_marked', 'mark', 'unmark']
 
 VM_STATE = 'reserved'
 STATUS = 'RESERVED'
 
 #: What stands in the text of each BuildRequest that is marked.
 TEXT = f'"vm_state": "{VM_STATE}"'
+
+#: Where Nova keeps why a server is locked.
+_LOCK_REASON = 'locked_reason'
 
 #: An enumeration of states is told by these members of it.
 _TELLING = frozenset({'VERIFY_RESIZE', 'SHELVED_OFFLOADED'})
@@ -85,6 +88,14 @@ def is_held(instance: ty.Any) -> bool:
 def is_marked(build_request: ty.Any) -> bool:
     """Whether a server is shown as RESERVED."""
     return bool(build_request.instance.vm_state == VM_STATE)
+
+
+def give_lock_reason(instance: ty.Any, reason: str | None) -> None:
+    """Say why a server that is not built yet is locked; None: nothing."""
+    others = {key: value for key, value in instance.system_metadata.items()
+              if key != _LOCK_REASON}
+    instance.system_metadata = others | (
+        {_LOCK_REASON: reason} if reason else {})
 
 
 def mark(build_request: ty.Any) -> None:

@@ -113,6 +113,22 @@ class NoHostTest(UnplacedTestCase):
         # Nothing needs its secrets any more.
         self.assertEqual(0, self.book_rows()['held_builds'])
 
+    def test_what_its_user_has_given_it_is_there(self):
+        server_id = self.hold(metadata={'color': 'blue'})['id']
+        self.alice.api_post(f'/servers/{server_id}/metadata',
+                            {'metadata': {'a': 'b'}})
+        self.alice.post_server_action(
+            server_id, {'lock': {'locked_reason': 'mine'}})
+        with self.no_valid_host():
+            self.start()
+            self.wait_for_all('ERROR')
+            self.fill_books()
+        self.look()
+        got = self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual(
+            ({'color': 'blue', 'a': 'b'}, True, 'mine'),
+            (got['metadata'], got['locked'], got['locked_reason']))
+
     def test_whoever_dies_while_it_is_made_to_wait_again(self):
         """Between any two steps; the next one finishes it."""
         self.hold()

@@ -135,6 +135,12 @@ class TestAnotherNova(base.TestCase):
         problem, = checks.nova_api()
         self.assertIn('does not show the state reserved', problem)
 
+    def test_what_is_replaced_is_as_it_was(self):
+        with mock.patch('nova.compute.api.API.lock', lambda self, it: None):
+            problem, = checks.nova_api()
+        self.assertIn('nova.compute.api.API.lock was expected to take',
+                      problem)
+
 
 class TestApiPaste(base.TestCase):
 

@@ -74,10 +74,17 @@ _GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation).where(
     _HOSTS.c.uuid.in_(sa.bindparam('uuids', expanding=True)))
 _OF_UUID = sa.select(models.Host).options(orm.undefer(
     models.Host.consumers)).where(models.Host.uuid == sa.bindparam('uuid'))
-_LEASED = sa.select(models.Booking).where(
-    models.Booking.host_id == sa.bindparam('host'),
-    models.Booking.server_id.in_(sa.bindparam('servers', expanding=True)),
-).options(orm.joinedload(models.Booking.reservation))
+#: Of servers on a host, and of those that could not be built and were there
+#: before, or could hold some of it all the same.
+_LEASED = sa.select(models.Booking).where(sa.or_(
+    sa.and_(models.Booking.server_id.in_(
+        sa.bindparam('servers', expanding=True)), sa.or_(
+        models.Booking.host_id == sa.bindparam('host'),
+        sa.and_(models.Booking.host_id.is_(None),
+                models.Booking.failed_at.is_not(None)))),
+    sa.and_(models.Booking.host_id == sa.bindparam('host'),
+            models.Booking.failed_at.is_not(None)),
+)).options(orm.joinedload(models.Booking.reservation))
 
 
 def generations(session: orm.Session, uuids: ty.Collection[str],
@@ -318,13 +325,12 @@ def _report(session: orm.Session, now: int, row: models.Host,
         if entry[1] >= now and not (entry[0] and consumer in allocations)}
     # Only of those that are there: many more may have a booking for later.
     leased = {booking.server_id: booking for booking in session.scalars(
-        _LEASED, {'host': row.id, 'servers': list(consumers)})}
+        _LEASED, {'host': row.id, 'servers': list(consumers)})
+        if booking.host_id == row.id or booking.server_id in allocations}
     for consumer in (leased if row.held_by is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
-    failed = [] if row.held_by is not None else (
-        sizes.left_behind(session, now, row, allocations))
-    for edit in failed:
-        consumers.pop(ty.cast(ty.Any, edit.row).server_id, None)
+    failed = [] if row.held_by is not None else sizes.left_behind(
+        row, now, leased.values(), allocations)
     sized = [] if row.held_by is not None else [
         ledger.Edit(booking, ledger.new_of(booking, resources=takes))
         for server_id, booking in leased.items() if booking.running and

@@ -24,14 +24,6 @@ from blazar_core.db import models
 
 __all__ = ['grown', 'left_behind', 'of_server', 'tell']
 
-#: Of servers that could not be built: those on a host, and some on none.
-_FAILED = sa.select(models.Booking).where(
-    models.Booking.failed_at.is_not(None), sa.or_(
-        models.Booking.host_id == sa.bindparam('host'),
-        sa.and_(models.Booking.host_id.is_(None), models.Booking.server_id.in_(
-            sa.bindparam('servers', expanding=True)))),
-).options(orm.joinedload(models.Booking.reservation))
-
 
 def grown(session: orm.Session, row: models.Host,
           capacity: model.Resources | None) -> list[ledger.Edit]:
@@ -73,23 +65,25 @@ def tell(edits: ty.Iterable[ledger.Edit]) -> None:
             reservation.resources = dict(first)
 
 
-def left_behind(session: orm.Session, now: int, row: models.Host,
+def left_behind(row: models.Host, now: int,
+                bookings: ty.Iterable[models.Booking],
                 allocations: ty.Mapping[str, model.Resources],
                 ) -> list[ledger.Edit]:
     """What servers that could not be built hold of a host all the same. It
     goes with them at the end of their lease, and is booked until then.
+
+    :param bookings: of servers that have allocations there, and of those that
+        could not be built and are booked there
     """
     edits = []
-    for booking in session.scalars(_FAILED, {
-            'host': row.id, 'servers': list(allocations)}):
+    for booking in bookings:
         server_id = ty.cast(str, booking.server_id)
-        if booking.host_id is None:
-            new = ledger.new_of(
+        if booking.failed_at is None or (
+                booking.host_id is not None) == (server_id in allocations):
+            continue
+        new = ledger.new_of(booking, host_id=None, placed_at=None) if (
+            booking.host_id is not None) else ledger.new_of(
                 booking, host_id=row.id, placed_at=now,
                 resources=of_server(booking, allocations[server_id]))
-        elif server_id in allocations:
-            continue
-        else:
-            new = ledger.new_of(booking, host_id=None, placed_at=None)
         edits.append(ledger.Edit(booking, new))
     return edits

@@ -72,8 +72,9 @@ class EndsTest(test_tour.TourTestCase):
         found = {name: {one['id'] for one in self.admin(
             'GET', path, service=service)[name]} for name, path, service in (
                 ('images', '/images?limit=1000', 'glance'),
-                ('flavors', '/flavors?is_public=None', 'nova'),
-                ('server_groups', '/os-server-groups?all_projects=1', 'nova'))}
+                ('flavors', '/flavors?is_public=None', 'nova-api'),
+                ('server_groups', '/os-server-groups?all_projects=1',
+                 'nova-api'))}
         return found | {'servers': set(self.server_ids()),
                         'trusts': self.trusts()}
 

@@ -13,45 +13,22 @@
 
 """The recipes of the user guide, typed as they are printed."""
 
-import os
 import re
 import typing as ty
 
 from tests.integration import base
+from tests.integration import consoles
 from tests.integration import test_hosts
-
-_GUIDE = os.path.join(os.path.dirname(__file__), '..', '..', 'doc', 'source',
-                      'user', 'recipes.rst')
-#: What stands before a block that is left out, with the reason.
-_LEFT_OUT = re.compile(r'^\.\. not run: \S', re.MULTILINE)
-
-
-def sections(text: str) -> dict[str, str]:
-    """By title, what is typed in a section: the lines of its blocks."""
-    parts = re.split(r'^(.+)\n=+\n', text, flags=re.MULTILINE)[1:]
-    found: dict[str, str] = {}
-    for title, body in zip(parts[::2], parts[1::2], strict=True):
-        before, *blocks = re.split(
-            r'^\.\. code-block:: console\n\n', body, flags=re.MULTILINE)
-        typed: list[str] = []
-        for block in blocks:
-            code = re.match(r'(?: {4}.*\n|\n)+', block)
-            assert code is not None, block
-            if not _LEFT_OUT.search(before):
-                typed += re.sub('^(?:    )', '', code[0],
-                                flags=re.MULTILINE).splitlines()
-            before = block[code.end():]
-        if blocks:
-            found[title] = '\n'.join(re.sub(r'^\$ ', '', line)
-                                     for line in typed)
-    return found
 
 
 class RecipesTest(test_hosts.HostsTestCase):
 
     def test_each_does_what_it_says(self) -> None:
-        with open(_GUIDE, encoding='utf-8') as file:
-            typed = sections(file.read())
+        typed: dict[str, str] = {}
+        for block in consoles.blocks('doc/source/user/recipes.rst'):
+            if block.is_run:
+                typed[block.title] = '\n'.join(
+                    [*filter(None, [typed.get(block.title)]), block.typed])
         checks: dict[str, ty.Callable[[str], None]] = {
             'A demo that ends itself': self.demo_is_over,
             'A training class on Mondays': self.one_class_is_skipped,

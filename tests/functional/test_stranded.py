@@ -15,6 +15,8 @@ them.
 """
 
 import fixtures
+from nova.compute import build_results
+from nova import objects
 
 from tests.functional import leased
 
@@ -82,6 +84,37 @@ class StrandedTest(leased.LeasedTestCase):
     def reset(self, server_id, state):
         self.admin.post_server_action(
             server_id, {'os-resetState': {'state': state}})
+
+    def test_what_a_failed_server_still_has_ends_with_its_lease(self):
+        """As Nova leaves it where a nova-compute died over a build."""
+        def die(manager, context, instance, *_args, **_kwargs):
+            node = objects.ComputeNode.get_first_node_by_host_for_old_compat(
+                context, manager.host)
+            instance.host = instance.node = manager.host
+            instance.compute_id = node.id
+            instance.vm_state, instance.task_state = 'error', None
+            instance.save()
+            return build_results.ACTIVE
+
+        with fixtures.MonkeyPatch('nova.compute.manager.ComputeManager.'
+                                  '_do_build_and_run_instance', die):
+            server_id = self.boot('vm1', hints=self.lease_hints('vm1'))['id']
+            self.wait_for_status(server_id, 'ERROR')
+        self.assertNotEqual({}, self.allocations(server_id))
+        self.fill_books()
+        self.fill_books()
+        self.assertEqual('ERROR', self.lease('vm1')['status'])
+        self.assertIsNotNone(self.bookings()[server_id])
+        self.assertEqual([('{}',)], self.books(
+            'SELECT DISTINCT usage FROM hosts'))
+        self.assert_verified()
+        self.clock.advance(7200)
+        self.run_due()
+        self.wait_until_gone(server_id)
+        self.fill_books()
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+        self.assertEqual(({}, {}), (
+            self.bookings(), self.allocations(server_id)))
 
     def test_a_conductor_that_died_before_it_mapped_a_server(self):
         server_id = self.start_and_die_at(

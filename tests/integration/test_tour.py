@@ -87,6 +87,41 @@ class TourTest(TourTestCase):
         self.assertEqual([], self.guests(server_id))
         self.assertNotIn(server_id, self.booked_hosts())
 
+    def test_a_held_server_says_what_holds_it(self) -> None:
+        """And has what its user gave it when it is built."""
+        start = int(time.time()) + 25
+        server_id = self.create('later', '--property', 'color=blue',
+                                *self.lease_words(start, 600, name='lease'),
+                                )['id']
+        for words in (('set', '--property', 'size=big'),
+                      ('set', '--description', 'mine'), ('lock',),
+                      ('unset', '--property', 'color')):
+            done = self.run_client('openstack', 'server', *words, server_id)
+            self.assertEqual(0, done.returncode, done.stderr)
+        lease_id = self.lease_of(server_id)['id']
+        shown = self.openstack('server', 'show', server_id)
+        self.assertEqual(
+            ('RESERVED', 'mine', {
+                'size': 'big', 'lease_id': lease_id, 'lease_name': 'lease',
+                'lease_status': 'PENDING',
+                'lease_start': f'{base.date(start)} UTC',
+                'lease_end': f'{base.date(start + 600)} UTC'}),
+            (shown['status'], shown['description'], {
+                name: value for name, value in shown['properties'].items()
+                if name != 'lease_next'}))
+        self.assertIn(lease_id, shown['properties']['lease_next'])
+        event, = self.openstack('server', 'event', 'list', server_id)
+        self.assertEqual(('lease', f'req-{lease_id}'), (
+            event['Action'], event['Request ID']))
+        shown = self.openstack('server', 'event', 'show', server_id,
+                               event['Request ID'])
+        self.assertIn('start_lease', str(shown['events']))
+        self.wait_for_server(server_id)
+        server = self.server(server_id)
+        self.assertEqual(
+            ({'size': 'big'}, 'mine', True),
+            (server['metadata'], server['description'], server['locked']))
+
     def assert_held(self, server_id: str, name: str) -> None:
         """It is shown as RESERVED everywhere, and takes nothing."""
         shown = self.openstack('server', 'show', server_id)

@@ -87,7 +87,8 @@ class Servers:
             models.Host.name.label('host_name'),
             models.Lease.id.label('lease_id'), models.Lease.name,
             models.Lease.status, models.Lease.start_date,
-            models.Booking.sent_at, models.Reservation.params,
+            models.Booking.sent_at, models.Booking.failed_at,
+            models.Reservation.params,
             models.HeldBuild.lease_id.label('sealed'),
         ).join(models.Booking.reservation).join(
             models.Reservation.lease).outerjoin(
@@ -133,9 +134,11 @@ class Servers:
             return f'still exists in Nova ({state.value})', (
                 'delete it: its time is over')
         if state is State.ERROR:
-            # One that ran before keeps what it has, and so its booking;
-            # so does one that will be sent again.
+            # One that ran before keeps what it has, and so its booking; so
+            # does one that will be sent again, and one of which it is known
+            # that the cloud has not taken it from it.
             return None if (row.running or row.host_id is None or
+                            row.failed_at is not None or
                             row.params is not None or
                             row.sent_at is None) else (
                 f'is in ERROR in Nova, and its booking holds capacity on host '

@@ -104,11 +104,22 @@ def as_typed(words: collections.abc.Sequence[str]) -> str:
             parts.append(quoted(word))
     lines = ['$']
     for part in parts:
-        if len(lines[-1]) + len(part) > 76:
+        # What stands in quotes may go on in another line.
+        first, *more = part.replace('", "', '",\n        "').split('\n') if (
+            len(part) > 72) else [part]
+        if len(lines[-1]) + len(first) > 76:
             lines[-1] += ' \\'
             lines.append('   ')
-        lines[-1] += ' ' + part
+        lines[-1] += ' ' + first
+        lines += more
     return '\n'.join(lines)
+
+
+def written(line: str) -> str:
+    """A line of a configuration file, as one may write a long one."""
+    return '\n'.join(textwrap.wrap(
+        line.replace(',', ', '), 75, subsequent_indent='    ')).replace(
+            ', ', ',') if len(line) > 75 else line
 
 
 def show(output: str) -> None:
@@ -279,10 +290,11 @@ class Leases(Tour):
         title('What the operator wrote')
         look('These lines are all that it takes; Nova itself is as it was '
              'installed. Added to nova.conf:')
-        say(textwrap.indent(self.cloud.operator_conf, '    '))
+        say(textwrap.indent('\n'.join(map(
+            written, self.cloud.operator_conf.splitlines())), '    '))
         look('Changed in api-paste.ini:')
         for line in self.cloud.paste_changes():
-            say(f'    {line}')
+            say(textwrap.indent(written(line), '    '))
         begun = time.monotonic()
         self.openstack('flavor', 'list', '-c', 'Name', '-c', 'VCPUs',
                        '-c', 'RAM', see=(

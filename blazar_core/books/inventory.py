@@ -87,10 +87,10 @@ _LEASED = sa.select(models.Booking).where(sa.or_(
 )).options(orm.joinedload(models.Booking.reservation))
 
 
-def generations(session: orm.Session, uuids: ty.Collection[str],
-                ) -> dict[str, int]:
+def generations(connection: orm.Session | sa.Connection,
+                uuids: ty.Collection[str]) -> dict[str, int]:
     """The generations of hosts, of those that are in the books."""
-    return {row.uuid: row.generation for row in session.execute(
+    return {row.uuid: row.generation for row in connection.execute(
         _GENERATIONS, {'uuids': list(uuids)})}
 
 

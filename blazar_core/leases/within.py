@@ -114,7 +114,7 @@ def hosts(session: orm.Session, reservation_id: str) -> frozenset[str]:
         frozenset(row.uuid for row in rows))
 
 
-def astray(session: orm.Session) -> frozenset[int]:
+def astray(connection: sa.Connection) -> frozenset[int]:
     """The bookings of servers within a reservation of hosts that has others:
     theirs is none of them, or has failed. Those of servers that are not built
     yet.
@@ -123,12 +123,14 @@ def astray(session: orm.Session) -> frozenset[int]:
     them are within others' hosts.
     """
     # In one statement no database finds the reservations by what is in JSON.
-    rows = [row for row in session.execute(_LATER) if row.spec.get('within')]
+    rows = [row for row in connection.execute(
+        _LATER) if row.spec.get('within')]
     if not rows:
         return frozenset()
     sound: dict[str, set[int]] = collections.defaultdict(set)
-    for one in session.execute(_HOSTS.where(models.Booking.reservation_id.in_(
-            {row.spec['within'] for row in rows}))):
+    hosts_of = {row.spec['within'] for row in rows}
+    for one in connection.execute(_HOSTS.where(
+            models.Booking.reservation_id.in_(hosts_of))):
         if not one.failed:
             sound[one.reservation_id].add(one.host_id)
     return frozenset(row.id for row in rows if row.host_id not in sound.get(

@@ -119,7 +119,7 @@ class Watch:
             self._replacing.look()
         if not tried_all or self._tried is not None:
             # A server within a lease of hosts goes where that has gone.
-            self._try_again([*self._astray(), *self._unbound(now)])
+            self._try_again(self._homeless(now))
         if again:
             self._relieve()
             maintenance.forget(self._database, self._clock)
@@ -219,19 +219,18 @@ class Watch:
                 'an end', host.name, dict(host.capacity), dict(host.usage))
         return going
 
-    def _astray(self) -> list[ty.Any]:
-        """The bookings whose hosts their reservation of hosts has not."""
-        with self._database.reader() as session:
-            ids = within.astray(session)
-            return list(session.execute(_ROWS.where(
-                _BOOKING.id.in_(ids))).all()) if ids else []
-
-    def _unbound(self, now: int) -> list[ty.Any]:
-        """The bookings that have no host, and could have one."""
+    def _homeless(self, now: int) -> list[ty.Any]:
+        """The bookings whose hosts their reservation of hosts has not, and
+        those that have no host, and could have one.
+        """
         with self._database.connection() as connection:
-            rows = connection.execute(_UNBOUND, {'now': now}).all()
-        return [row for row in rows
-                if bindings.may_move(row, row.later, row.held, row)]
+            ids = within.astray(connection)
+            astray = connection.execute(_ROWS.where(
+                _BOOKING.id.in_(ids))).all() if ids else []
+            unbound = connection.execute(_UNBOUND, {'now': now}).all()
+        return [*astray, *(
+            row for row in unbound
+            if bindings.may_move(row, row.later, row.held, row))]
 
 
 _RESERVATIONS, _LEASES, _HELD_BUILDS = (

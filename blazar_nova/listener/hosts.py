@@ -132,9 +132,9 @@ class Hosts:
         Other listeners ask about it too, and the first to ask may be the last
         to write: it sees by that that it has to ask again.
         """
-        with self._parts.database.reader() as session:
+        with self._parts.database.connection() as connection:
             return self._parts.clock.now(), inventory.generations(
-                session, [uuid]).get(uuid)
+                connection, [uuid]).get(uuid)
 
     def compare_usage(self, service_host: str) -> None:
         """Make the books true for what runs on the hosts of a nova-compute.

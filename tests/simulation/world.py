@@ -600,9 +600,9 @@ class World:
             self.books.versions['reservations'])
 
     def _report(self, core: Core, host: clouds.Host) -> None:
-        with core.database.reader() as session:
+        with core.database.connection() as connection:
             now, seen = core.clock.now(), inventory.generations(
-                session, [host.uuid]).get(host.uuid)
+                connection, [host.uuid]).get(host.uuid)
         self.port.call('facts')
         facts = model.HostFacts(host.uuid, host.name, host.name,
                                 dict(host.capacity))

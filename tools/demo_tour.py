@@ -288,8 +288,8 @@ class Leases(Tour):
 
     def show_configuration(self) -> None:
         title('What the operator wrote')
-        look('These lines are all that it takes; Nova itself is as it was '
-             'installed. Added to nova.conf:')
+        look('These lines, and those below in api-paste.ini, are all that it '
+             'takes; Nova itself is as it was installed. Added to nova.conf:')
         say(textwrap.indent('\n'.join(map(
             written, self.cloud.operator_conf.splitlines())), '    '))
         look('Changed in api-paste.ini:')

@@ -72,19 +72,25 @@ HOSTS = sa.select(
     _HOSTS.c.extra, _HOSTS.c.held_by).order_by(_HOSTS.c.id)
 _GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation).where(
     _HOSTS.c.uuid.in_(sa.bindparam('uuids', expanding=True)))
-_OF_UUID = sa.select(models.Host).options(orm.undefer(
-    models.Host.consumers)).where(models.Host.uuid == sa.bindparam('uuid'))
-#: Of servers on a host, and of those that could not be built and were there
-#: before, or could hold some of it all the same.
-_LEASED = sa.select(models.Booking).where(sa.or_(
-    sa.and_(models.Booking.server_id.in_(
-        sa.bindparam('servers', expanding=True)), sa.or_(
-        models.Booking.host_id == sa.bindparam('host'),
-        sa.and_(models.Booking.host_id.is_(None),
-                models.Booking.failed_at.is_not(None)))),
-    sa.and_(models.Booking.host_id == sa.bindparam('host'),
-            models.Booking.failed_at.is_not(None)),
-)).options(orm.joinedload(models.Booking.reservation))
+#: With whether servers have something of it that could not be built.
+_OF_UUID = sa.select(models.Host, sa.exists().where(
+    models.Booking.host_id == models.Host.id,
+    models.Booking.failed_at.is_not(None)),
+).options(orm.undefer(models.Host.consumers)).where(
+    models.Host.uuid == sa.bindparam('uuid'))
+#: Of servers on a host, and of those that could not be built and are on none
+#: as far as the books know.
+_LEASED = sa.select(models.Booking).where(
+    models.Booking.server_id.in_(sa.bindparam('servers', expanding=True)),
+    sa.or_(models.Booking.host_id == sa.bindparam('host'),
+           sa.and_(models.Booking.host_id.is_(None),
+                   models.Booking.failed_at.is_not(None))),
+).options(orm.joinedload(models.Booking.reservation))
+#: Of servers that could not be built and have something of a host.
+_FAILED = sa.select(models.Booking).where(
+    models.Booking.host_id == sa.bindparam('host'),
+    models.Booking.failed_at.is_not(None),
+).options(orm.joinedload(models.Booking.reservation))
 
 
 def generations(connection: orm.Session | sa.Connection,
@@ -113,12 +119,12 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
     :raises LostRace: when another process decided about the host meanwhile:
         ask the cloud again
     """
-    row = _host(session, host.uuid)
-    if row is None:
+    found = session.execute(_OF_UUID, {'uuid': host.uuid}).one_or_none()
+    if found is None:
         _add_host(session, now, host, allocations)
         return True
-    return _report(
-        session, now, row, allocations, dataclasses.asdict(host), seen)
+    return _report(session, now, found[0], found[1], allocations,
+                   dataclasses.asdict(host), seen)
 
 
 def report_usage(session: orm.Session, now: int, uuid: str,
@@ -129,9 +135,9 @@ def report_usage(session: orm.Session, now: int, uuid: str,
     :raises LostRace: when another process decided about the host meanwhile:
         ask the cloud again
     """
-    row = _host(session, uuid)
-    return row is not None and _report(
-        session, now, row, allocations, {}, seen)
+    found = session.execute(_OF_UUID, {'uuid': uuid}).one_or_none()
+    return found is not None and _report(
+        session, now, found[0], found[1], allocations, {}, seen)
 
 
 def record(connection: sa.Connection, now: int, service_host: str, name: str,
@@ -309,14 +315,14 @@ def recheck(connection: sa.Connection, now: int,
         _HOSTS.c.recheck_at <= now).values(recheck_at=at))
 
 
-def _host(session: orm.Session, uuid: str) -> models.Host | None:
-    return session.scalars(_OF_UUID, {'uuid': uuid}).one_or_none()
-
-
 def _report(session: orm.Session, now: int, row: models.Host,
-            allocations: ty.Mapping[str, model.Resources],
+            has_failed: bool, allocations: ty.Mapping[str, model.Resources],
             values: dict[str, ty.Any], seen: int | None) -> bool:
-    """Write down what runs on a host, and other values of its row."""
+    """Write down what runs on a host, and other values of its row.
+
+    :param has_failed: whether servers have something of it that could not be
+        built
+    """
     known = ledger.Seen(row.id, row.generation, row.capacity, row.usage)
     # Servers that left were told of since then; one that came is there, or
     # on its way.
@@ -327,10 +333,12 @@ def _report(session: orm.Session, now: int, row: models.Host,
     leased = {booking.server_id: booking for booking in session.scalars(
         _LEASED, {'host': row.id, 'servers': list(consumers)})
         if booking.host_id == row.id or booking.server_id in allocations}
+    stay = [*leased.values(), *session.scalars(
+        _FAILED, {'host': row.id})] if has_failed else leased.values()
     for consumer in (leased if row.held_by is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
     failed = [] if row.held_by is not None else sizes.left_behind(
-        row, now, leased.values(), allocations)
+        session, row, now, stay, allocations)
     sized = [] if row.held_by is not None else [
         ledger.Edit(booking, ledger.new_of(booking, resources=takes))
         for server_id, booking in leased.items() if booking.running and

@@ -20,6 +20,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import ledger
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['grown', 'left_behind', 'of_server', 'tell']
@@ -65,7 +66,7 @@ def tell(edits: ty.Iterable[ledger.Edit]) -> None:
             reservation.resources = dict(first)
 
 
-def left_behind(row: models.Host, now: int,
+def left_behind(session: orm.Session, row: models.Host, now: int,
                 bookings: ty.Iterable[models.Booking],
                 allocations: ty.Mapping[str, model.Resources],
                 ) -> list[ledger.Edit]:
@@ -74,9 +75,11 @@ def left_behind(row: models.Host, now: int,
 
     :param bookings: of servers that have allocations there, and of those that
         could not be built and are booked there
+    :returns: the edits; their leases are locked
+    :raises LostRace: when something else has become of one meanwhile
     """
     edits = []
-    for booking in bookings:
+    for booking in {one.id: one for one in bookings}.values():
         server_id = ty.cast(str, booking.server_id)
         if booking.failed_at is None or (
                 booking.host_id is not None) == (server_id in allocations):
@@ -86,4 +89,28 @@ def left_behind(row: models.Host, now: int,
                 booking, host_id=row.id, placed_at=now,
                 resources=of_server(booking, allocations[server_id]))
         edits.append(ledger.Edit(booking, new))
+    # A booking without a host is guarded by no host: whoever else changes it
+    # has its lease.
+    for lease_id in sorted({one.row.reservation.lease_id
+                            for one in edits if one.row}):
+        api.lock(session, lease_id)
+    for edit in edits:
+        _still(session, row, ty.cast(models.Booking, edit.row))
     return edits
+
+
+def _still(session: orm.Session, row: models.Host, booking: models.Booking,
+           ) -> None:
+    """Make sure that a booking is what was read, by a statement that writes:
+    it sees what has become of it since then.
+    """
+    same = session.execute(sa.update(models.Booking).where(
+        models.Booking.id == booking.id,
+        models.Booking.failed_at == booking.failed_at,
+        models.Booking.host_id.is_not_distinct_from(booking.host_id),
+        models.Booking.start_date == booking.start_date,
+        models.Booking.end_date == booking.end_date,
+    ).values(failed_at=booking.failed_at).execution_options(
+        synchronize_session=False))
+    if ty.cast('sa.CursorResult[ty.Any]', same).rowcount != 1:
+        raise api.LostRace(row.id)

@@ -32,7 +32,7 @@ from blazar_core.db import models
 from blazar_core.db import presence
 
 __all__ = ['Database', 'LostRace', 'Outdated', 'found', 'is_disturbance',
-           'locked']
+           'lock', 'locked']
 
 #: Seconds that the database has to accept a connection, and to answer a
 #: statement: many times what the longest one takes.
@@ -218,8 +218,15 @@ def locked(session: orm.Session, lease_id: str) -> models.Lease:
 
     :raises NotFound: when there is none of that id
     """
-    session.connection().execute(_LOCK, {'lease': lease_id})
+    lock(session, lease_id)
     return found(session, lease_id)
+
+
+def lock(session: orm.Session, lease_id: str) -> None:
+    """Wait until no other process changes a lease, for one that reads nothing
+    of it then, or looks whether what it has read is so still.
+    """
+    session.connection().execute(_LOCK, {'lease': lease_id})
 
 
 _LEASES = models.Lease.__table__

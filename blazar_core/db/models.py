@@ -299,9 +299,9 @@ class Host(Base):
 class Booking(Base):
     """A part of one host, promised to one server over a window.
 
-    ``host_id`` is empty when there is no host for it (its build failed, or
-    what was promised is not there any more): the booking then takes no room,
-    but still ties the server to its lease.
+    ``host_id`` is empty when there is no host for it (its server could not be
+    built and holds nothing, or what was promised is not there any more): the
+    booking then takes no room, but still ties the server to its lease.
 
     ``sent_at`` is when the build of its server was sent, once more if need
     be; None: it waits for that. ``failed_at`` is when it was seen that this

@@ -53,9 +53,8 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
                   listing.problems())
     listing.install()
     parts = wiring.shared()
-    tells = telling.Telling(parts.leases.servers)
-    shown.install(tells)
-    editing.install(tells)
+    shown.install(telling.Telling(parts.leases.servers, parts.clock))
+    editing.install()
     lease_params.check_defaults(
         lease_params.defaults(service.CONF), parts.clock.now())
     defaulting.check(service.CONF)

@@ -24,6 +24,7 @@ import webob
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_nova.api import telling
 from blazar_nova.compat import editing
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
@@ -57,6 +58,11 @@ class Guards:
                 self._out_of_time(environ, server_id) or
                 self._led_astray(environ, server_id))
 
+    def of_update(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to a change of what a server is called."""
+        return self._unstorable(environ) if self._held(
+            environ, server_id) else None
+
     def of_group(self, environ: Environ, group_id: str) -> ty.Any:
         """The answer to the deletion of a reservation's server group, without
         which no server could be booted in it; None for any other.
@@ -83,25 +89,54 @@ class Guards:
 
         Nova answers for those who must not know that the server exists.
         """
-        try:
-            held = self._parts.leases.servers.held([server_id]).get(server_id)
-        except errors.BooksUnavailable:
-            # Ordinary servers must not suffer from it.
+        held = self._held(environ, server_id)
+        if held is None:
             return None
-        context = environ['nova.context']
-        if held is None or not (
-                context.is_admin or held['project_id'] == context.project_id):
-            return None
-        if below.startswith('/metadata') or below.strip('/') == 'action' and (
-                len(body := body_of(environ)) == 1 and
+        body = body_of(environ)
+        if below.startswith('/metadata'):
+            if isinstance(body.get('metadata'), dict):
+                webob.Request(environ).body = jsonutils.dump_as_bytes({
+                    **body, 'metadata': telling.own(body['metadata'])})
+            return self._unstorable(environ)
+        if below.strip('/') == 'action' and len(body) == 1 and (
                 editing.ACTIONS.issuperset(body)):
-            return None
+            return self._unstorable(environ)
         return router.fault(environ, 409, (
             f'Server {server_id} is RESERVED: it is held by lease '
             f'{held["name"]} ({held["lease_id"]}), to be built from '
             f'{clocks.minute(held["start_date"])} UTC on. Until it is, it can '
             f'be shown, renamed, described, given metadata, locked and '
             f'deleted.'))
+
+    def _held(self, environ: Environ, server_id: str,
+              ) -> dict[str, ty.Any] | None:
+        """The lease that holds a server; None for one that is not held, and
+        for those who must not know that it is.
+        """
+        try:
+            held = self._parts.leases.servers.held([server_id]).get(server_id)
+        except errors.BooksUnavailable:
+            # Ordinary servers must not suffer from it.
+            return None
+        context = environ['nova.context']
+        return held if held is not None and (
+            context.is_admin or held['project_id'] == context.project_id
+        ) else None
+
+    def _unstorable(self, environ: Environ) -> ty.Any:
+        """The answer to a request with characters that no database takes.
+
+        Nova would only find that when it builds, and then build none of the
+        servers of a boot.
+        """
+        text = jsonutils.dumps(body_of(environ), ensure_ascii=False)
+        if '\\u0000' not in text and all(
+                not 0xd800 <= ord(one) < 0xe000 for one in text):
+            return None
+        return router.fault(environ, 400, (
+            'Metadata, names, descriptions and reasons must not have NUL or '
+            'halves of surrogate pairs (such as \\ud800) in them. Leave them '
+            'out.'))
 
     def _of_fixed_size(self, environ: Environ, server_id: str) -> ty.Any:
         """The answer to a resize out of a reservation, or into one.

@@ -98,7 +98,7 @@ class LeaseMiddleware:
                 self._app)
         if method == 'DELETE':
             return self._delete(environ, server_id)
-        return self._app
+        return self._guards.of_update(environ, server_id) or self._app
 
     def _hidden(self, environ: Environ, server: re.Match[str],
                 answer: ty.Any) -> ty.Any:

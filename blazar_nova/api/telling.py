@@ -18,17 +18,26 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.common import clock as clocks
-from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.leases import servers
 from blazar_nova.compat import shown
 
-__all__ = ['Telling']
+__all__ = ['Telling', 'own']
 
 LOG = logging.getLogger(__name__)
 
+A = ty.TypeVar('A')
+R = ty.TypeVar('R')
+
 #: Characters that a value among metadata may have.
 _LONGEST = 255
+#: Seconds for which nothing is asked of books that have not answered: a list
+#: of servers must not wait for them again and again.
+_PAUSE = 30
+#: What is among metadata, and what its last one says to everybody.
+_NAMES = ('lease_id', 'lease_name', 'lease_status', 'lease_start',
+          'lease_end', 'lease_next')
+_MORE = 'More: openstack reservation lease show'
 _WAITS = 'It is built as soon as there is room for it.'
 #: What becomes of a held server in a lease of this status.
 _NEXT = {
@@ -49,29 +58,22 @@ class Telling:
     :param leased: looks servers up in the books
     """
 
-    def __init__(self, leased: servers.Servers) -> None:
+    def __init__(self, leased: servers.Servers, clock: clocks.Clock) -> None:
         self._servers = leased
+        self._clock = clock
+        #: Until when nothing is asked.
+        self._silent = 0.0
 
     def metadata(self, server_ids: ty.Collection[str],
                  ) -> dict[str, dict[str, str]]:
         """By server that is held: its lease, when, and what to do."""
-        try:
-            held = self._servers.held(server_ids)
-        except errors.BooksUnavailable as exc:
-            LOG.info('What held servers say of their leases is left out: %s',
-                     exc)
-            return {}
+        held = self._asked(self._servers.held, server_ids) or {}
         return {server_id: _metadata(lease)
                 for server_id, lease in held.items()}
 
     def action(self, server_id: str, project_id: str) -> shown.Action | None:
         """The lease of a server as one of its actions."""
-        try:
-            lease = self._servers.lease_of(server_id)
-        except errors.BooksUnavailable as exc:
-            LOG.info('What the lease of server %s does is left out of its '
-                     'actions: %s', server_id, exc)
-            return None
+        lease = self._asked(self._servers.lease_of, server_id)
         if lease is None or lease['project_id'] != project_id:
             return None
         return shown.Action(
@@ -86,17 +88,36 @@ class Telling:
                 *filter(None, [lease['status_reason']]), *lease['warnings']]),
             events=[_event(event) for event in lease['events']])
 
+    def _asked(self, work: ty.Callable[[A], R], of: A) -> R | None:
+        """What the books say; None: nothing now."""
+        if self._clock.elapsed() < self._silent:
+            return None
+        try:
+            return work(of)
+        except Exception as exc:
+            self._silent = self._clock.elapsed() + _PAUSE
+            LOG.warning('For %s s servers do not say what lease they are in: '
+                        '%s', _PAUSE, exc)
+            return None
+
+
+def own(metadata: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
+    """What of metadata a user says himself: a client may send all that it was
+    shown, which is not so any more by then.
+    """
+    is_shown = _MORE in str(metadata.get('lease_next'))
+    return {name: value for name, value in metadata.items()
+            if not is_shown or name not in _NAMES}
+
 
 def _metadata(lease: ty.Mapping[str, ty.Any]) -> dict[str, str]:
-    return {
-        'lease_id': lease['lease_id'],
-        'lease_name': lease['name'][:_LONGEST],
-        'lease_status': lease['status'],
-        'lease_start': f'{clocks.minute(lease["start_date"])} UTC',
-        'lease_end': f'{clocks.minute(lease["end_date"])} UTC',
-        'lease_next': f'{_NEXT.get(lease["status"], _NEVER)} More: openstack '
-                      f'reservation lease show {lease["lease_id"]}. To cancel '
-                      f'it, delete the server.'}
+    return dict(zip(_NAMES, (
+        lease['lease_id'], lease['name'][:_LONGEST], lease['status'],
+        f'{clocks.minute(lease["start_date"])} UTC',
+        f'{clocks.minute(lease["end_date"])} UTC',
+        f'{_NEXT.get(lease["status"], _NEVER)} {_MORE} {lease["lease_id"]}. '
+        f'To give it up, delete the server; the lease ends with its last '
+        f'one.'), strict=True))
 
 
 def _event(event: ty.Mapping[str, ty.Any]) -> shown.Event:

@@ -20,6 +20,8 @@ Nova; a test holds that.
 
     hold.py       puts itself between Nova's API and the cast of a build
     reserved.py   makes RESERVED one of Nova's states
+    shown.py      what a RESERVED server says of itself, where Nova shows it
+    editing.py    what a user may change of a RESERVED server
     calls.py      the call of a build as text, and back
     servers.py    looks at servers, builds and deletes them
     again.py      servers that could not be placed wait again

@@ -109,7 +109,10 @@ _FIELDS = {
     'InstanceGroup': ('id', 'members', 'policy'),
     'Instance': ('vm_state', 'task_state', 'host', 'node', 'updated_at',
                  'launched_at', 'system_metadata', 'flavor', 'old_flavor',
-                 'new_flavor'),
+                 'new_flavor', 'metadata', 'locked', 'locked_by'),
+    'InstanceAction': ('action', 'request_id', 'start_time', 'message'),
+    'InstanceActionEvent': ('event', 'start_time', 'finish_time', 'result',
+                            'details'),
     'ComputeNode': ('uuid', 'hypervisor_hostname', 'host'),
     'Aggregate': ('id', 'uuid', 'name', 'hosts', 'metadata'),
 }
@@ -210,6 +213,8 @@ def nova_api() -> list[str]:
     """
     problems = [problem for where, owner, name, takes in _REPLACED
                 for problem in signature(where, name, owner, takes)]
+    problems += attribute(_API, '_check_metadata_properties_quota',
+                          compute_api.API)
     if reserved.install() == 0:
         problems.append('the lists of server states in Nova\'s response '
                         'schemas were not found where they were expected.')

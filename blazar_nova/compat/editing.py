@@ -29,7 +29,6 @@ from nova.compute import vm_states
 from nova import exception
 
 from blazar_nova.compat import reserved
-from blazar_nova.compat import shown
 
 __all__ = ['ACTIONS', 'install']
 
@@ -43,86 +42,80 @@ _get_metadata, _set_metadata, _delete_metadata = (
     _API.delete_instance_metadata)
 
 
-def install(tells: shown.Tells) -> None:
-    """Let this process do so. Safe to call again.
+@functools.wraps(_update)
+def _update_instance(self: ty.Any, context: ty.Any, instance: ty.Any,
+                     updates: dict[str, ty.Any]) -> ty.Any:
+    if not reserved.is_built(instance):
+        try:
+            # Of one that is being built, too: else what was read before it
+            # was held again would be written over that.
+            with reserved.changing(context, instance.uuid) as request:
+                request.instance.update(updates)
+                return request.instance
+        except exception.BuildRequestNotFound:
+            pass
+    return _update(self, context, instance, updates)
 
-    :param tells: what held servers say of themselves is not taken for
-        something that their users have said
-    """
-    @functools.wraps(_update)
-    def update_instance(self: ty.Any, context: ty.Any, instance: ty.Any,
-                        updates: dict[str, ty.Any]) -> ty.Any:
-        if reserved.is_held(instance):
-            try:
-                with reserved.changing(context, instance.uuid) as request:
-                    if reserved.is_marked(request):
-                        request.instance.update(updates)
-                        return request.instance
-            except exception.BuildRequestNotFound:
-                pass
-        return _update(self, context, instance, updates)
 
-    @functools.wraps(_get_metadata)
-    def get_instance_metadata(self: ty.Any, context: ty.Any, instance: ty.Any,
-                              ) -> dict[str, str]:
-        return dict(instance.metadata) if reserved.is_held(instance) else (
-            _get_metadata(self, context, instance))
+@functools.wraps(_get_metadata)
+def _get_instance_metadata(self: ty.Any, context: ty.Any, instance: ty.Any,
+                           ) -> dict[str, str]:
+    return dict(instance.metadata) if reserved.is_held(instance) else (
+        _get_metadata(self, context, instance))
 
-    @functools.wraps(_set_metadata)
-    def update_instance_metadata(
-            self: ty.Any, context: ty.Any, instance: ty.Any,
-            metadata: dict[str, str], delete: bool = False) -> ty.Any:
-        if not reserved.is_held(instance):
-            return _set_metadata(self, context, instance, metadata, delete)
-        told = tells.metadata([instance.uuid]).get(instance.uuid, {})
-        own = {key: value for key, value in metadata.items()
-               if value != told.get(key)}
+
+@functools.wraps(_set_metadata)
+def _update_instance_metadata(
+        self: ty.Any, context: ty.Any, instance: ty.Any,
+        metadata: dict[str, str], delete: bool = False) -> ty.Any:
+    if not reserved.is_held(instance):
+        return _set_metadata(self, context, instance, metadata, delete)
+    known = dict(instance.metadata)
+    while True:
+        wanted = metadata if delete else {**known, **metadata}
         # Limits may be asked for elsewhere, for which nobody is kept waiting.
-        self._check_metadata_properties_quota(
-            context, own if delete else {**instance.metadata, **own})
+        self._check_metadata_properties_quota(context, wanted)
         with _changed(context, instance, 'update metadata') as its:
-            its.metadata = own if delete else {**its.metadata, **own}
-        return dict(its.metadata)
+            if delete or its.metadata == known:
+                its.metadata = wanted
+                return wanted
+            known = dict(its.metadata)
 
-    @functools.wraps(_delete_metadata)
-    def delete_instance_metadata(self: ty.Any, context: ty.Any,
-                                 instance: ty.Any, key: str) -> None:
-        if not reserved.is_held(instance):
-            _delete_metadata(self, context, instance, key)
+
+@functools.wraps(_delete_metadata)
+def _delete_instance_metadata(self: ty.Any, context: ty.Any,
+                              instance: ty.Any, key: str) -> None:
+    if not reserved.is_held(instance):
+        _delete_metadata(self, context, instance, key)
+        return
+    with _changed(context, instance, 'delete metadata') as its:
+        its.metadata = {name: value for name, value
+                        in its.metadata.items() if name != key}
+
+
+@functools.wraps(_lock)
+def _lock_instance(self: ty.Any, context: ty.Any, instance: ty.Any,
+                   reason: str | None = None) -> None:
+    if reserved.is_built(instance):
+        _lock(self, context, instance, reason=reason)
+        return
+    is_owner = instance.project_id == context.project_id
+    with _unsent(context, instance) as its:
+        if its.locked and is_owner:
             return
-        with _changed(context, instance, 'delete metadata') as its:
-            its.metadata = {name: value for name, value
-                            in its.metadata.items() if name != key}
+        its.locked, its.locked_by = True, 'owner' if is_owner else 'admin'
+        if reason:
+            reserved.give_lock_reason(its, reason)
 
-    @functools.wraps(_lock)
-    def lock(self: ty.Any, context: ty.Any, instance: ty.Any,
-             reason: str | None = None) -> None:
-        if reserved.is_built(instance):
-            _lock(self, context, instance, reason=reason)
-            return
-        is_owner = instance.project_id == context.project_id
-        with _unsent(context, instance) as its:
-            if its.locked and is_owner:
-                return
-            its.locked, its.locked_by = True, 'owner' if is_owner else 'admin'
-            if reason:
-                reserved.give_lock_reason(its, reason)
 
-    @functools.wraps(_unlock)
-    def unlock(self: ty.Any, context: ty.Any, instance: ty.Any) -> None:
-        if reserved.is_built(instance):
-            _unlock(self, context, instance)
-            return
-        with _unsent(context, instance) as its:
-            its.locked, its.locked_by = False, None
-            reserved.give_lock_reason(its, None)
-
-    _API.update_instance, _API.lock, _API.unlock = (
-        update_instance, lock, unlock)
-    (_API.get_instance_metadata, _API.update_instance_metadata,
-     _API.delete_instance_metadata) = (
-        get_instance_metadata, update_instance_metadata,
-        delete_instance_metadata)
+@functools.wraps(_unlock)
+def _unlock_instance(self: ty.Any, context: ty.Any, instance: ty.Any) -> None:
+    if reserved.is_built(instance):
+        _unlock(self, context, instance)
+        return
+    with _unsent(context, instance) as its:
+        its.locked, its.locked_by = False, None
+        reserved.give_lock_reason(its, None)
 
 
 @contextlib.contextmanager
@@ -162,3 +155,12 @@ def _unsent(context: ty.Any, instance: ty.Any) -> ty.Iterator[ty.Any]:
         raise exception.Forbidden(
             f'Server {instance.uuid} is being built at this moment. Try '
             f'again when it is ACTIVE.') from exc
+
+
+def install() -> None:
+    """Let this process do so. Safe to call again."""
+    _API.update_instance = _update_instance
+    _API.get_instance_metadata = _get_instance_metadata
+    _API.update_instance_metadata = _update_instance_metadata
+    _API.delete_instance_metadata = _delete_instance_metadata
+    _API.lock, _API.unlock = _lock_instance, _unlock_instance

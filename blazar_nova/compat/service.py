@@ -62,9 +62,9 @@ def configure(argv: list[str], prog: str) -> None:
     """Read nova.conf and set up what Nova's objects need."""
     objects.register_all()
     nova_config.parse_args(argv)
-    if not CONF.log_file and not CONF.log_dir:
+    if not (CONF.log_file or CONF.log_dir or CONF.use_journal):
         # oslo.log would take stdout, which is for answers.
-        CONF.set_default('use_stderr', True)
+        CONF.set_override('use_stderr', True)
     logging.setup(CONF, prog)
     objects.Service.enable_min_version_cache()
 

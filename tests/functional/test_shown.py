@@ -16,8 +16,6 @@
 import json
 from unittest import mock
 
-import fixtures
-
 from blazar_core.common import errors
 from blazar_core.leases import servers as leased_servers
 from blazar_nova.compat import calls
@@ -66,7 +64,8 @@ class SaysTest(ShownTestCase):
             'lease_start': f'{self.at(3600)} UTC',
             'lease_next': f'It is built when its lease starts. More: '
                           f'openstack reservation lease show {lease["id"]}. '
-                          f'To cancel it, delete the server.',
+                          f'To give it up, delete the server; the lease ends '
+                          f'with its last one.',
             # What the user has written stays.
             'color': 'blue', 'lease_end': 'never'}
         for client in (self.alice, self.api(microversion='2.1'), self.admin):
@@ -96,13 +95,16 @@ class SaysTest(ShownTestCase):
 
     def test_it_is_shown_when_the_books_are_away(self):
         server = self.hold(metadata={'color': 'blue'})
-        for name in ('held', 'booked'):
-            self.useFixture(fixtures.MonkeyPatch(
-                f'blazar_core.leases.servers.Servers.{name}', mock.Mock(
-                    side_effect=errors.BooksUnavailable())))
-        self.assertEqual({'color': 'blue'},
-                         self.alice.get_server(server['id'])['metadata'])
-        self.assertEqual([], self.actions(server['id']))
+        for wrong in (errors.BooksUnavailable(), RuntimeError('Locked.')):
+            with mock.patch.multiple(
+                    leased_servers.Servers, held=mock.Mock(side_effect=wrong),
+                    lease_of=mock.Mock(side_effect=wrong)), (
+                    mock.patch('blazar_nova.api.telling._PAUSE', 0)):
+                self.assertEqual({'color': 'blue'}, self.alice.get_server(
+                    server['id'])['metadata'])
+                self.assertEqual([], self.actions(server['id']))
+        self.assertIn('lease_id', self.alice.get_server(
+            server['id'])['metadata'])
 
     def test_its_actions_are_the_events_of_its_lease(self):
         server = self.hold()
@@ -187,6 +189,32 @@ class GivenTest(ShownTestCase):
         self.assertEqual(200, self.set_metadata(
             server['id'], {**shown, 'color': 'red'}, 'PUT'))
         self.assertEqual({'color': 'red'}, self.own_metadata(server['id']))
+        # It is not so any more by then.
+        self.assertEqual(200, self.set_metadata(
+            server['id'], {**shown, 'lease_end': 'once'}, 'PUT'))
+        self.assertEqual({'color': 'blue'}, self.own_metadata(server['id']))
+        # One who says it himself means it.
+        self.assertEqual(200, self.set_metadata(
+            server['id'], {'lease_end': 'mine'}))
+        self.assertEqual('mine', self.alice.get_server(
+            server['id'])['metadata']['lease_end'])
+
+    def test_what_no_database_takes_is_refused(self):
+        """None of the servers of its boot would be built."""
+        server_id = self.hold()['id']
+        for text in ('a\ud800', 'a\x00b'):
+            for path, method, body in (
+                    ('/metadata', 'POST', {'metadata': {'a': text}}),
+                    ('/metadata/a', 'PUT', {'meta': {'a': text}}),
+                    ('/action', 'POST', {'lock': {'locked_reason': text}}),
+                    ('', 'PUT', {'server': {'description': text}})):
+                response = self.alice.api_request(
+                    f'/servers/{server_id}{path}', method=method,
+                    body=json.dumps(body))
+                self.assertEqual(400, response.status_code, (path, text))
+        got = self.alice.get_server(server_id)
+        self.assertEqual((False, None), (got['locked'], got['description']))
+        self.assertEqual({}, self.own_metadata(server_id))
 
     def test_one_that_is_locked(self):
         server_id = self.hold()['id']

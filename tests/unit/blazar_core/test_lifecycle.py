@@ -14,6 +14,7 @@ import logging
 import threading
 
 import fixtures
+from oslo_db import exception as db_exception
 import sqlalchemy as sa
 
 from blazar_core.books import inventory
@@ -431,6 +432,57 @@ class TestObserve(LifecycleTestCase):
                             Seen(State.RUNNING, self.uuid_of('one'))),
             **dict.fromkeys(base.servers_of(held), Seen(State.HELD))},
             self.lifecycle.observing.unfinished())
+
+
+class TestLeftBehind(LifecycleTestCase):
+    """Whoever changes a lease while it is found what its server still has.
+    """
+
+    scenarios = databases.SERVERS
+
+    def compare(self, *server_ids, meanwhile=None):
+        lock, others = api.lock, [meanwhile] if meanwhile else []
+
+        def locked(session, lease_id):
+            if others:
+                # In a thread: each has a transaction of its own.
+                thread = threading.Thread(target=others.pop())
+                thread.start()
+                thread.join()
+            lock(session, lease_id)
+
+        with self.database.writer() as session, fixtures.MonkeyPatch(
+                'blazar_core.db.api.lock', locked):
+            inventory.report(
+                session, NOW, model.HostFacts(
+                    self.one, 'one', 'one', {'VCPU': 2}),
+                {one: {'VCPU': 1} for one in server_ids},
+                inventory.generations(session, [self.one])[self.one])
+
+    def test_it_is_looked_at_again(self):
+        lease = self.lease(0, 100, count=2)
+        failed, other = base.servers_of(lease)
+        # A decision about the same host would be seen by that.
+        self.see(other, State.RUNNING, self.host('two', VCPU=2))
+        self.see(failed, State.ERROR, self.one, 'The host has died.')
+
+        def extend(end):
+            self.leases.changing.update(
+                lease['id'], changing.Change(end=NOW + end))
+
+        # MariaDB shows what was true at first; PostgreSQL refuses by itself.
+        self.assertRaises(
+            (api.LostRace, sa.exc.DBAPIError, db_exception.DBError),
+            self.compare, failed, meanwhile=lambda: extend(5000))
+        self.assertIsNone(self.host_of(failed))
+        self.compare(failed)
+        self.assertEqual(('one', NOW + 5000), (
+            self.host_of(failed), self.booking(failed).end_date))
+        self.assertRaises(
+            (api.LostRace, sa.exc.DBAPIError, db_exception.DBError),
+            self.compare, meanwhile=lambda: extend(4000))
+        self.compare()
+        self.assertEqual((None, 3), (self.host_of(failed), self.room()))
 
 
 class TestFailure(LifecycleTestCase):

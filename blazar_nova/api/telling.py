@@ -10,7 +10,6 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-
 """What servers say of the lease that they are in, by the books."""
 
 import typing as ty

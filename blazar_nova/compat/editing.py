@@ -10,7 +10,6 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-
 """What users may change of a server that is held.
 
 Nova changes a server in its cell, and one that has no cell yet only where it

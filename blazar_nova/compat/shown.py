@@ -10,7 +10,6 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-
 """What a held server says of its lease, in fields that Nova has for that.
 
 Its metadata tell of the lease as long as it is held: they are added to what is

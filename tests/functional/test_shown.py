@@ -10,7 +10,6 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-
 """What a held server says of itself, and what may be said of it."""
 
 import json

@@ -54,6 +54,7 @@ class Change:
     :ivar reservations: by id, what they become
     :ivar auto_extend: by how many seconds it is prolonged by itself; 0: not
     :ivar was_end: the end that it has to have had until then
+    :ivar seen: that its owner knows that reservations have other hosts now
     :ivar granted: what the limits said of it; None: nothing limits it
     """
 
@@ -70,6 +71,7 @@ class Change:
     before_end_action: states.Action | None = None
     auto_extend: int | None = None
     was_end: int | None = None
+    seen: bool = False
 
 
 class Changing:
@@ -280,6 +282,8 @@ class Changing:
         session.flush()
         if change.name is not None:
             lease.name = change.name
+        for reservation in lease.reservations if change.seen else ():
+            reservation.moved_at = None
         wanted = [(event.event_type, event.time, event.action)
                   for event in change.events or ()]
         coming = [event for event in lease.events

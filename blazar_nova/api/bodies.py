@@ -64,7 +64,8 @@ _CREATE_KEYS = {
 _CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'name', 'start_date', 'end_date', 'before_end_date', 'before_end_action',
     'reservations', 'events', 'on_end', 'grace_period', 'auto_extend')} | {
-        'end': _CREATE_KEYS['end_date'], 'duration': '"2d"'}
+        'end': _CREATE_KEYS['end_date'], 'duration': '"2d"',
+        'resources_changed': 'false'}
 #: By each of which a change may say when a lease ends: in the words of the
 #: API, and in those of lease_params.
 _ENDS = ('end_date', 'end', 'duration')
@@ -188,10 +189,15 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
         # It was too short to have one.
         before_end = lease_params.default_before_end(
             model.Window(first, end), defaults)
+    if values.get('resources_changed', False) is not False:
+        raise errors.InvalidLeaseParams(
+            'What reservations have is said to you by "resources_changed". '
+            'Write false when you have seen it; it is true again when they '
+            'get other hosts.')
     window = model.Window(0, dates.LATEST)
     return ChangeRequest(
         changing.Change(
-            start=start, end=end,
+            start=start, end=end, seen='resources_changed' in values,
             name=lease_params.name_of(_text(values, 'name'))
             if 'name' in values else None,
             before_end=before_end,

@@ -373,6 +373,22 @@ class Accept(LeaseCommand):
             'POST', f'/leases/{lease_id}/accept')['lease'])
 
 
+class Acknowledge(command.ShowOne):
+    """Say that you have seen that a lease got other hosts than at first."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        add_lease(parser, 'The lease')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        client = client_of(self.app)
+        lease_id = client.find(parsed_args.lease)
+        return shown(client.ask(
+            'PUT', f'/leases/{lease_id}',
+            json={'resources_changed': False})['lease'])
+
+
 class Share(command.ShowOne):
     """Say which other projects may use the whole hosts of a lease."""
 

@@ -14,6 +14,7 @@
 
 import fixtures
 from nova import context as nova_context
+import requests
 
 from blazar_core.lifecycle import health
 from blazar_nova.compat import aggregates
@@ -66,6 +67,15 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertEqual((False, True), (
             reservation['missing_resources'],
             reservation['resources_changed']))
+        # By the API of leases its owner says that he knows.
+        url = self.alice.base_url.rsplit('/v2', 1)[0] + (
+            f'/reservation/v1/leases/{self.lease("soon")["id"]}')
+        for value, code in ((True, 400), (False, 200)):
+            response = requests.put(
+                url, json={'resources_changed': value},
+                headers={'X-Auth-Token': self.alice.who.token()})
+            self.assertEqual(code, response.status_code, response.text)
+        self.assertIs(False, self.lease('soon')['degraded'])
         self.assert_verified()
         self.clock.advance(HOUR // 2)
         self.run_due()

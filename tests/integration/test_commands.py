@@ -203,6 +203,7 @@ class GuideTest(CommandsTestCase):
             ('A lease that recurs', self.occurrence),
             ('Sharing hosts', self.hosts_leased),
             ('Servers that run already', self.servers),
+            ('Other hosts than at first', self.reserved),
             ('Handing over', self.handed_over),
             ('Waiting', self.starting))
 

@@ -231,6 +231,28 @@ class TestHealing(HealthTestCase):
             self.get(one)['reservations'][0]['resources_changed']
             for one in (soon, later)])
 
+    def test_what_its_owner_has_seen_is_said_no_more_until_it_happens_again(
+            self):
+        lease = self.booked_on('one', INTERVAL - 1, INTERVAL + 50)
+        self.watch.look()
+        self.fail()
+        self.watch.look()
+
+        def is_said():
+            found = self.get(lease)
+            return (found['degraded'],
+                    found['reservations'][0]['resources_changed'])
+
+        self.assertEqual((True, True), is_said())
+        seen = self.leases.changing.update(
+            lease['id'], changing.Change(seen=True))
+        self.assertIs(False, seen['degraded'])
+        self.assertEqual((False, False), is_said())
+        # Another change says nothing of it, nor does this twice.
+        self.leases.changing.update(lease['id'], changing.Change(seen=True))
+        self.leases.changing.update(lease['id'], changing.Change(name='new'))
+        self.assertEqual((False, False), is_said())
+
     def test_what_is_over_says_no_more_of_it(self):
         lease = self.reserve(0, INTERVAL, self.places(
             hosts=frozenset([self.uuid_of('one')])), active=True)

@@ -265,6 +265,15 @@ class TestChange(base.RefusalTestCase):
                  'end_date': '2027-01-15 12:00'}, NOW, lease,
                 defaults).change.before_end)
 
+    def test_what_was_seen_of_its_hosts(self):
+        self.assertEqual((False, True), (
+            self.change(name='new').change.seen,
+            self.change(resources_changed=False).change.seen))
+        for value in (True, 'false', 0):
+            self.assert_refused(
+                'Write false when you have seen it',
+                lambda value=value: self.change(resources_changed=value))
+
     def change(self, now=NOW, lease=None, **values):
         return bodies.change(values, now, lease or self.lease,
                              dataclasses.replace(DEFAULTS, ends=(

@@ -297,9 +297,9 @@ class ListTest(OscTestCase):
 class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
-    OURS = ['accept', 'add server', 'adopt', 'availability', 'hand over',
-            'list', 'occurrences', 'offer', 'quote', 'remove server',
-            'request', 'share', 'wait']
+    OURS = ['accept', 'acknowledge', 'add server', 'adopt', 'availability',
+            'hand over', 'list', 'occurrences', 'offer', 'quote',
+            'remove server', 'request', 'share', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(
@@ -620,6 +620,18 @@ class RecurringTest(OscTestCase):
         self.cloud.sees(f'GET /leases/{ID}', (200, {
             'lease': a_lease(occurrences=[each])}))
         self.assertEqual([each], self.reservation('occurrences', ID))
+
+
+class AcknowledgeTest(OscTestCase):
+
+    def test_what_has_changed_was_seen(self):
+        self.cloud.sees(f'PUT /leases/{ID}', (200, {'lease': a_lease()}))
+        self.assertEqual(a_lease(), self.reservation('acknowledge', ID))
+        asked = self.asked()
+        self.assertEqual(
+            ('PUT', f'/reservation/v1/leases/{ID}',
+             {'resources_changed': False}),
+            (asked.method, asked.path, asked.body))
 
 
 class AcceptTest(OscTestCase):

@@ -16,6 +16,7 @@ Each function answers one kind of them, or says None: then it may go on. Nova
 answers for those who must not know of what is asked about.
 """
 
+import re
 import typing as ty
 
 from oslo_serialization import jsonutils
@@ -35,6 +36,9 @@ from blazar_nova.parts import wiring
 __all__ = ['Guards', 'body_of']
 
 Environ: ty.TypeAlias = dict[str, ty.Any]
+
+#: Characters that no database takes: NUL, and halves of surrogate pairs.
+_UNSTORABLE = re.compile('[\x00\ud800-\udfff]')
 
 #: The actions on a server for which Nova looks for a host.
 _NEED_A_HOST = frozenset({
@@ -94,9 +98,7 @@ class Guards:
             return None
         body = body_of(environ)
         if below.startswith('/metadata'):
-            if isinstance(body.get('metadata'), dict):
-                webob.Request(environ).body = jsonutils.dump_as_bytes({
-                    **body, 'metadata': telling.own(body['metadata'])})
+            _leave_own(environ)
             return self._unstorable(environ)
         if below.strip('/') == 'action' and len(body) == 1 and (
                 editing.ACTIONS.issuperset(body)):
@@ -129,9 +131,17 @@ class Guards:
         Nova would only find that when it builds, and then build none of the
         servers of a boot.
         """
-        text = jsonutils.dumps(body_of(environ), ensure_ascii=False)
-        if '\\u0000' not in text and all(
-                not 0xd800 <= ord(one) < 0xe000 for one in text):
+        # As deep as it is: that is for Nova to refuse.
+        left: list[object] = [body_of(environ)]
+        while left:
+            one = left.pop()
+            if isinstance(one, str) and _UNSTORABLE.search(one):
+                break
+            if isinstance(one, dict):
+                left += [*one, *one.values()]
+            elif isinstance(one, list):
+                left += one
+        else:
             return None
         return router.fault(environ, 400, (
             'Metadata, names, descriptions and reasons must not have NUL or '
@@ -225,6 +235,18 @@ def body_of(environ: Environ) -> dict[str, ty.Any]:
     except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}
+
+
+def _leave_own(environ: Environ) -> None:
+    """Leave in a request for metadata what its user says himself; nothing of
+    one that Nova will refuse.
+    """
+    body = body_of(environ)
+    metadata = body.get('metadata')
+    if len(body) == 1 and isinstance(metadata, dict) and all(
+            isinstance(value, str) for value in metadata.values()):
+        webob.Request(environ).body = jsonutils.dump_as_bytes(
+            {'metadata': telling.own(metadata)})
 
 
 def _resized(environ: Environ) -> str | None:

@@ -211,9 +211,20 @@ class GivenTest(ShownTestCase):
                     f'/servers/{server_id}{path}', method=method,
                     body=json.dumps(body))
                 self.assertEqual(400, response.status_code, (path, text))
+        # What is too deep for most is refused by Nova.
+        for key in ('a', 'lease_next'):
+            response = self.alice.api_request(
+                f'/servers/{server_id}/metadata', method='POST',
+                body='{"metadata": {"lease_next": "More: openstack '
+                     'reservation lease show", "%s": %s}}' % (
+                         key, '[' * 400 + ']' * 400))
+            self.assertEqual(400, response.status_code)
         got = self.alice.get_server(server_id)
         self.assertEqual((False, None), (got['locked'], got['description']))
         self.assertEqual({}, self.own_metadata(server_id))
+        # It is text, and no NUL.
+        self.assertEqual(200, self.set_metadata(
+            server_id, {'a': '\\u0000'}))
 
     def test_one_that_is_locked(self):
         server_id = self.hold()['id']

@@ -144,7 +144,8 @@ _HOSTS = sa.select(
         models.Booking.host_id.is_not(None))
 #: What is booked for builds that are kept, and where it may be.
 _LATER = sa.select(
-    models.Booking.id, models.Booking.host_id, models.Reservation.spec,
+    models.Booking.id, models.Booking.host_id,
+    models.Reservation.spec.label('spec'),
 ).join(models.Booking.reservation).join(
     models.HeldBuild,
     models.HeldBuild.lease_id == models.Reservation.lease_id).where(

@@ -94,8 +94,8 @@ class TourTest(TourTestCase):
                                 *self.lease_words(start, 600, name='lease'),
                                 )['id']
         for words in (('set', '--property', 'size=big'),
-                      ('set', '--description', 'mine'), ('lock',),
-                      ('unset', '--property', 'color')):
+                      ('set', '--description', 'mine'),
+                      ('unset', '--property', 'color'), ('lock',)):
             done = self.run_client('openstack', 'server', *words, server_id)
             self.assertEqual(0, done.returncode, done.stderr)
         lease_id = self.lease_of(server_id)['id']

@@ -36,6 +36,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import typing as ty
 import unittest
@@ -74,6 +75,14 @@ RACES = [*SERVERS]
 
 #: Seconds that a server may take to answer for the first time.
 _PATIENCE = 60
+#: How many wait for a lock, by the dialect.
+_WAITING = {
+    'mysql': "SELECT count(*) FROM information_schema.processlist "
+             "WHERE time_ms > 200 AND db = database() AND "
+             "(info LIKE '%FOR UPDATE' OR info LIKE 'UPDATE %')",
+    'postgresql': "SELECT count(*) FROM pg_stat_activity WHERE "
+                  "wait_event_type = 'Lock' AND datname = current_database()",
+}
 #: Folders of servers outlive a test, and so must not stand in its own.
 _TEMPORARY = tempfile.gettempdir()
 #: Starts a server, ends it when its own input ends - this process has closed
@@ -453,6 +462,25 @@ class Books(fixtures.Fixture):
         keep_connections(database.engine)
         self.addCleanup(lambda: database.engine.dispose())
         return database
+
+    def meanwhile(self, work: ty.Callable[[], None]) -> threading.Thread:
+        """Have somebody else do something.
+
+        :returns: his thread, as soon as he has done it or waits for a lock
+        """
+        thread = threading.Thread(target=work)
+        thread.start()
+        self.addCleanup(thread.join)
+        deadline, pause = time.monotonic() + _PATIENCE, threading.Event()
+        while thread.is_alive() and not self._is_waited_for():
+            assert time.monotonic() < deadline, 'he neither works nor waits'
+            pause.wait(0.05)
+        return thread
+
+    def _is_waited_for(self) -> bool:
+        with self.database.engine.connect() as connection:
+            return bool(connection.scalar(sa.text(_WAITING[
+                connection.dialect.name])))
 
     def _sqlite(self) -> str:
         path = os.path.join(

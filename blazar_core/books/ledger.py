@@ -75,8 +75,7 @@ class NewBooking:
     :ivar among: of which hosts its host has to be one; None: of any, as where
         the cloud has put its server
     :ivar placed_at: when a scheduler let its server onto the host
-    :ivar outage: why the host is away then, and of no reservation; None: it is
-        not
+    :ivar outage: why the host is away then, of no reservation; None: it is not
     :ivar stranded_at: since when its host is known to have failed under it
     """
 
@@ -91,7 +90,7 @@ class NewBooking:
     among: model.Among | None = None
     outage: str | None = None
     stranded_at: int | None = None
-    failed_at: ty.ClassVar[None] = None
+    failed_at: ty.ClassVar[None] = None  # What is new has not.
 
 
 class Edit(ty.NamedTuple):
@@ -160,7 +159,8 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
            ) -> ty.Sequence[Edit]:
     """The first half of :func:`amend`: win the right to make the edits.
 
-    For a caller who writes rows of its own then, and none when it loses.
+    For a caller that has rows of its own to write before it goes on, and
+    must not have written them when it loses.
 
     :returns: the edits, each with what it takes of its host
     """

@@ -306,8 +306,9 @@ class Booking(Base):
     ``sent_at`` is when the build of its server was sent, once more if need
     be; None: it waits for that. ``failed_at`` is when it was seen that this
     build came to nothing and is not sent again. ``placed_at`` is
-    when a scheduler let the server onto the host: from then on until the
-    server is gone its room is taken there, whatever the dates say;
+    when a scheduler let the server onto the host, or when it was seen that one
+    that failed has something there all the same: from then on until the server
+    is gone its room is taken there, whatever the dates say;
     ``running`` is true from when it runs. ``moving_to`` is the host that a
     scheduler has let a running server move to. ``stranded_at`` is since when
     its host is known to have failed under it. With an ``outage`` it is of no

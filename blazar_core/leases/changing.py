@@ -181,6 +181,9 @@ class Changing:
                 lease.on_end = change.on_end
             if change.grace_period is not None:
                 lease.grace_period = change.grace_period
+            if change.seen:
+                for one in lease.reservations:
+                    one.moved_at = None
             edits = {one: self._edits(lease, one, lease.booked(window), change,
                                       picked.get(one.id))
                      for one in lease.reservations}
@@ -282,8 +285,6 @@ class Changing:
         session.flush()
         if change.name is not None:
             lease.name = change.name
-        for reservation in lease.reservations if change.seen else ():
-            reservation.moved_at = None
         wanted = [(event.event_type, event.time, event.action)
                   for event in change.events or ()]
         coming = [event for event in lease.events

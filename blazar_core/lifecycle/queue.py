@@ -200,7 +200,7 @@ class Queue:
     def next_due(self, slow: bool) -> int | None:
         """When the next event is due that waits; None: there is none.
 
-        No statement after a look that has found nothing.
+        A look that has found nothing knows it, without another statement.
 
         :param slow: also of those that take their time
         """

@@ -191,9 +191,9 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
             model.Window(first, end), defaults)
     if values.get('resources_changed', False) is not False:
         raise errors.InvalidLeaseParams(
-            'What reservations have is said to you by "resources_changed". '
-            'Write false when you have seen it; it is true again when they '
-            'get other hosts.')
+            'That reservations have other hosts than at first is said to you '
+            'by "resources_changed". Write false when you have seen it; it is '
+            'true again when they get others.')
     window = model.Window(0, dates.LATEST)
     return ChangeRequest(
         changing.Change(

@@ -64,8 +64,9 @@ class Guards:
 
     def of_update(self, environ: Environ, server_id: str) -> ty.Any:
         """The answer to a change of what a server is called."""
-        return self._unstorable(environ) if self._held(
-            environ, server_id) else None
+        # The books are not asked about each server that is renamed.
+        refused = self._unstorable(environ)
+        return refused if refused and self._held(environ, server_id) else None
 
     def of_group(self, environ: Environ, group_id: str) -> ty.Any:
         """The answer to the deletion of a reservation's server group, without

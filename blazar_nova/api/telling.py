@@ -17,6 +17,7 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.leases import servers
 from blazar_nova.compat import shown
@@ -96,7 +97,8 @@ class Telling:
         except Exception as exc:
             self._silent = self._clock.elapsed() + _PAUSE
             LOG.warning('For %s s servers do not say what lease they are in: '
-                        '%s', _PAUSE, exc)
+                        '%s', _PAUSE, exc,
+                        exc_info=not isinstance(exc, errors.BlazarError))
             return None
 
 

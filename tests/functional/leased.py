@@ -62,11 +62,15 @@ class LeasedTestCase(base.FunctionalTestCase):
 
     def assert_verified(self) -> None:
         """``verify`` finds nothing in the books and in Nova."""
-        report = verify.Verifier(
-            self.listener.parts, lambda _seconds: None, lambda _text: None,
-            0).run(False)
+        report = self.compared()
         self.assertEqual(
             [], [one.text for one in report.left] + report.failures)
+
+    def compared(self, fix: bool = False) -> ty.Any:
+        """What ``verify`` finds."""
+        return verify.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None,
+            0).run(fix)
 
     # -- asking for leases ------------------------------------------------
 

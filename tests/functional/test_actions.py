@@ -149,8 +149,10 @@ class HeldActionsTest(leased.LeasedTestCase):
 
     def check_unharmed(self, server):
         got = self.alice.get_server(server['id'])
-        self.assertEqual(('RESERVED', [], False), (
-            got['status'], got['tags'], got['locked']))
+        own = ask(self.alice, 'GET', '/servers/{server_id}/metadata',
+                  server['id']).json()['metadata']
+        self.assertEqual(('RESERVED', {}, [], False), (
+            got['status'], own, got['tags'], got['locked']))
         self.assertEqual('PENDING', self.lease('vm1')['status'])
 
     def test_other_ways_to_name_it(self):

@@ -108,6 +108,18 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual([('{}',)], self.books(
             'SELECT DISTINCT usage FROM hosts'))
         self.assert_verified()
+        # What somebody takes from it is given back, by verify as well.
+        held = self.placement.get(f'/allocations/{server_id}',
+                                  version='1.28').body
+        self.placement.delete(f'/allocations/{server_id}')
+        left, = self.compared().left
+        self.assertIn('where it has nothing in placement', left.text)
+        self.assertEqual([], self.compared(fix=True).left)
+        self.assertEqual({server_id: None}, self.bookings())
+        self.placement.put(f'/allocations/{server_id}', {
+            **held, 'consumer_generation': None}, version='1.28')
+        self.fill_books()
+        self.assertIsNotNone(self.bookings()[server_id])
         self.clock.advance(7200)
         self.run_due()
         self.wait_until_gone(server_id)

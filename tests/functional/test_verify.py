@@ -15,6 +15,9 @@
 import contextlib
 import io
 import json
+import os
+import subprocess
+import sys
 import typing as ty
 from unittest import mock
 
@@ -678,6 +681,17 @@ class CommandTest(VerifyTestCase):
               mock.patch('blazar_nova.compat.service.configure')):
             code = manage.main(['verify', '--grace', '0', *words])
         return code, out.getvalue().splitlines(), error.getvalue()
+
+    def test_stdout_has_the_answer_alone(self):
+        """Of a process of its own, which logs: there is no file for that."""
+        done = subprocess.run(
+            [os.path.join(os.path.dirname(sys.executable),
+                          'blazar-nova-manage'), '--config-file',
+             self.conf_file, 'lease', 'list', '--format', 'json'],
+            capture_output=True, text=True, timeout=60)
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertEqual([], json.loads(done.stdout))
+        self.assertIn(' INFO ', done.stderr)
 
     def test_json_for_scripts(self):
         self.start_compute('host3')

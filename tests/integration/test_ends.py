@@ -106,8 +106,9 @@ class EndsTest(test_tour.TourTestCase):
                             on_end='snapshot')
         alone = self.kinds('alone', ('RESERVED',), 60)
         by_lease, by_server = self.kinds('lease'), self.kinds('server')
-        self.assertEqual(1, len(self.images(
-            by_lease['SHELVED_OFFLOADED'][0])))
+        shelved = by_lease['SHELVED_OFFLOADED'][0]
+        self.assertEqual([f'{self.server(shelved)["name"]}-shelved'],
+                         self.images(shelved))
         for _server_id, lease_id in by_lease.values():
             self.demo('DELETE', f'/leases/{lease_id}', service='reservation')
         for server_id, _lease_id in by_server.values():

@@ -146,6 +146,13 @@ class Hosts:
             if booking.running:
                 yield from self._allocated(host, booking, facts.allocations.
                                            get(server_id), mend)
+            elif booking.failed_at is not None and (
+                    server_id not in facts.allocations):
+                yield Difference(
+                    ('left behind', host.uuid, server_id),
+                    f'Server {server_id} could not be built, and its booking '
+                    f'holds capacity on host {host.name}, where it has '
+                    f'nothing in placement.', '--fix gives it back', mend)
 
     def _booked_on(self, host_id: int) -> dict[str, ty.Any]:
         with self._parts.database.reader() as session:

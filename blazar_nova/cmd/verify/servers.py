@@ -135,8 +135,8 @@ class Servers:
                 'delete it: its time is over')
         if state is State.ERROR:
             # One that ran before keeps what it has, and so its booking; so
-            # does one that will be sent again, and one of which it is known
-            # that the cloud has not taken it from it.
+            # does one that will be sent again. What Nova keeps for one that
+            # failed is compared with its host.
             return None if (row.running or row.host_id is None or
                             row.failed_at is not None or
                             row.params is not None or

@@ -634,6 +634,21 @@ class TestRun(EngineTestCase):
         self.clock.advance(10)
         self.wait_for(self.done, 'the event that nobody told it of')
 
+    def test_a_look_that_finds_nothing_asks_once(self):
+        """And the next one does not go by what it has seen."""
+        worker, statements = self.engine(longest_sleep=1000), []
+
+        @sa.event.listens_for(worker._database.engine, 'before_cursor_execute')
+        def note(_connection, _cursor, statement, *_rest):
+            statements.append(statement)
+
+        for due in (50, 20):
+            self.event('a', due=due)
+            statements.clear()
+            self.assertEqual(NOW + due, worker._hand_out(None))
+            self.assertEqual(1, sum('FROM events' in one
+                                    for one in statements), statements)
+
     def test_it_wakes_when_it_is_told_that_something_has_changed(self):
         worker = self.started(longest_sleep=1000)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')

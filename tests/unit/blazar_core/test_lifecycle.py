@@ -18,6 +18,7 @@ from oslo_db import exception as db_exception
 import sqlalchemy as sa
 
 from blazar_core.books import inventory
+from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -483,6 +484,31 @@ class TestLeftBehind(LifecycleTestCase):
             self.compare, meanwhile=lambda: extend(4000))
         self.compare()
         self.assertEqual((None, 3), (self.host_of(failed), self.room()))
+
+    def test_it_waits_for_whoever_has_its_lease(self):
+        """He has read that its booking has no host, and goes by that."""
+        lease = self.lease(0, 100)
+        failed, = base.servers_of(lease)
+        self.see(failed, State.ERROR, self.one, 'The host has died.')
+        lost = []
+
+        def compare():
+            try:
+                self.compare(failed)
+            except (api.LostRace, sa.exc.DBAPIError,
+                    db_exception.DBError) as exc:
+                lost.append(exc)
+
+        with self.database.writer() as session:
+            api.locked(session, lease['id'])
+            booking = facts.booking_of(session, failed)
+            thread = self.books.meanwhile(compare)
+            ledger.amend(session, NOW, [ledger.Edit(booking, ledger.new_of(
+                booking, window=model.Window(NOW, NOW + 5000)))])
+        thread.join()
+        self.assertEqual(1, len(lost))
+        self.assertEqual((None, NOW + 5000), (
+            self.host_of(failed), self.booking(failed).end_date))
 
 
 class TestFailure(LifecycleTestCase):

@@ -687,7 +687,7 @@ class CommandTest(VerifyTestCase):
         done = subprocess.run(
             [os.path.join(os.path.dirname(sys.executable),
                           'blazar-nova-manage'), '--config-file',
-             self.conf_file, 'lease', 'list', '--format', 'json'],
+             self.conf_file, 'host', 'list', '--format', 'json'],
             capture_output=True, text=True, timeout=60)
         self.assertEqual(0, done.returncode, done.stderr)
         self.assertEqual([], json.loads(done.stdout))

@@ -53,8 +53,8 @@ class TestTour(base.TestCase):
                             'duration': '15s', 'on_end': 'delete'})
         words = ['openstack', 'server', 'create', '--image', 'cirros',
                  '--flavor', 'm1.medium', '--no-network', '--hint',
-                 'reserved=True', '--hint', f'lease_params={lease}', 'vm-later',
-                 '-c', 'name', '-c', 'status']
+                 'reserved=True', '--hint', f'lease_params={lease}',
+                 'vm-later', '-c', 'name', '-c', 'status']
         typed = self.tour.as_typed(words)
         self.assert_fits(typed)
         said = subprocess.run(

@@ -64,8 +64,8 @@ _OLDEST = (models.Event.due, models.Event.id)
 _NEXT = sa.select(sa.func.min(models.Event.due)).where(
     models.Event.status == states.Event.UNDONE)
 _NEXT_QUICK = _NEXT.where(_IS_QUICK)
-#: When something is due next, and what there is to read. Asked again and again,
-#: and so made once: mostly there is nothing, or it is of one kind or two.
+#: When something is due next, and what there is to read. Asked again and
+#: again, and so made once: mostly there is nothing, else one kind or two.
 _THERE = sa.select(
     _NEXT.scalar_subquery(),
     sa.exists().where(_ABANDONED), sa.exists().where(_WAITING),

@@ -51,6 +51,18 @@ LOG = logging.getLogger(__name__)
 _ROUNDS = 8
 
 
+class _Plan(ty.NamedTuple):
+    """What is written down of a plan.
+
+    :ivar picked: by reservation, the ids of the hosts where it is going to be
+    :ivar generations: of the hosts, by id, that the plan goes by
+    """
+
+    picked: dict[str, list[int]]
+    moves: list[planning.Move]
+    generations: dict[int, int]
+
+
 class MovePlans:
     """Plans moves for leases, and writes down what is planned.
 
@@ -96,9 +108,6 @@ class MovePlans:
         wanted = self._seeking.needs(lease_id)
         if isinstance(wanted, refusals.Refusal):
             return wanted.sentence()
-        if len({demand.whole for demand in wanted.values()}) > 1:
-            return ('Servers are moved for whole hosts or for servers, not '
-                    'for both in one lease.')
         now = self._clock.now()
         with self._database.reader() as session:
             own = [row for one in api.found(session, lease_id).reservations
@@ -108,21 +117,28 @@ class MovePlans:
         if not own:
             return ''
         window = model.Window(now, max(row.end_date for row in own))
-        scene = self._admission.freeing.scene(
-            [demand.fewest() for demand in wanted.values()], window,
-            [row for row in own if row.host_id is not None],
-            {move.server_id for move in (*asked, *others)},
-            [(move.target, move.resources) for move in others])
-        made = self._best(scene, self._movable(scene),
-                          self._most - len(asked), known)
-        if made is None:
-            return (f'No servers could be moved so that there is, or more '
-                    f'than {self._most} would have to be.')
-        described = self._write(lease_id, scene, made, dict(zip(
-            wanted, made.picked, strict=True)), wanted, others)
+        plan = _Plan({}, [], {})
+        # No host serves both: a plan for one has nothing to do with the other.
+        for whole in {demand.whole for demand in wanted.values()}:
+            alike = {one: demand for one, demand in wanted.items()
+                     if demand.whole is whole}
+            scene = self._admission.freeing.scene(
+                [demand.fewest() for demand in alike.values()], window,
+                [row for row in own if row.host_id is not None],
+                {move.server_id for move in (*asked, *others)},
+                [(move.target, move.resources) for move in others])
+            made = self._best(scene, self._movable(scene), self._most - len(
+                asked) - len(plan.moves), known)
+            if made is None:
+                return (f'No servers could be moved so that there is, or more '
+                        f'than {self._most} would have to be.')
+            plan.picked.update(zip(alike, made.picked, strict=True))
+            plan.moves.extend(made.moves)
+            plan.generations.update(scene.generations)
+        described = self._write(lease_id, plan, wanted, others)
         if described:
             LOG.info('Lease %s: room is made for it by %s moves', lease_id,
-                     len(made.moves))
+                     len(plan.moves))
             self._notify('lease.update', described)
         return ''
 
@@ -163,8 +179,7 @@ class MovePlans:
                 known[server_id] = self._cloud.targets(server_id)
         return None
 
-    def _write(self, lease_id: str, scene: freeing.Scene, made: planning.Plan,
-               picked: ty.Mapping[str, list[int]],
+    def _write(self, lease_id: str, plan: _Plan,
                wanted: ty.Mapping[str, model.Demand],
                others: ty.Iterable[models.Move]) -> facts.Lease | None:
         """Write a plan down, if it still goes by what is so.
@@ -179,8 +194,9 @@ class MovePlans:
         :raises Outdated: when the lease is for others than was thought
         """
         now = self._clock.now()
-        hosts = {host_id for some in picked.values() for host_id in some} | {
-            host_id for move in made.moves
+        hosts = {host_id for some in plan.picked.values()
+                 for host_id in some} | {
+            host_id for move in plan.moves
             for host_id in (move.source, move.target)}
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -200,9 +216,9 @@ class MovePlans:
                     resources=wanted[one.id].resources,
                     among=wanted[one.id].among))
                     for row, host_id in itertools.zip_longest(
-                        rows, picked[one.id])]
+                        rows, plan.picked[one.id])]
             ledger.amend(session, now, edits, force=True, seen={
-                host_id: scene.generations[host_id] for host_id in hosts})
+                host_id: plan.generations[host_id] for host_id in hosts})
             session.execute(sa.delete(models.Move).where(
                 models.Move.lease_id == lease_id,
                 models.Move.status == states.Move.PLANNED))
@@ -212,7 +228,7 @@ class MovePlans:
                 resources={rc: amount for rc, amount in move.takes.items()
                            if rc != model.HOST},
                 status=states.Move.PLANNED, updated_at=now)
-                for move in made.moves)
+                for move in plan.moves)
             session.flush()
             lease.status_reason = moving.progress(session.scalars(
                 sa.select(models.Move).where(

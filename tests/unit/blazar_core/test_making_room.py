@@ -651,15 +651,55 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         self.assertEqual(1, len(self.moves()), self.reason(lease))
         self.assertNotIn('one', self.bookings_of(lease))
 
-    def test_servers_and_hosts_in_one_lease_are_not_freed_at_once(self):
-        for name in 'one', 'two', 'three':
+    def both(self):
+        """A lease of a host and of a server that are to have room, where
+        each needs one server to move; says which.
+        """
+        self.uuids['spare'] = self.host('spare', VCPU=2, MEMORY_MB=2048)
+        self.cloud.hosts = set(self.uuids.values())
+        going = self.put('one')
+        for name in 'two', 'three':
             self.put(name)
-        lease = self.reserve(
-            0, 0, self.machines_of(), self.places(1),
+            self.put(name)
+        self.report(self.uuids['plain'], 'plain',
+                    {'VCPU': 1, 'MEMORY_MB': 512},
+                    {'VCPU': 4, 'MEMORY_MB': 4096})
+        self.cloud.servers['somebody'] = clouds.Seen(
+            State.RUNNING, self.uuids['plain'])
+        return going, self.reserve(
+            0, 0, self.machines_of(), self.places(1, 4),
             request=self.request(0, 5000, timeout=600))
+
+    def test_servers_and_hosts_in_one_lease_are_freed_by_one_plan(self):
+        going, lease = self.both()
+        self.go_on()
+        targets = dict(self.moves())
+        self.assertEqual({going, 'somebody'}, set(targets),
+                         self.reason(lease))
+        self.assertEqual('spare', targets['somebody'])
+        self.assertIn(targets[going], ('two', 'three'))
+        self.assertIn('0 of 2 servers moved', self.reason(lease))
+        self.arrive()
+        for name, usage in (('plain', {}), ('spare', {'VCPU': 1})):
+            with self.database.reader() as session:
+                capacity = session.query(models.Host).filter_by(
+                    name=name).one().capacity
+            self.report(self.uuids[name], name, usage, capacity)
+        self.go_on()
+        self.assertEqual(('ACTIVE', ['one']),
+                         (self.status(lease), list(self.held())))
+        self.assertEqual({'one', 'plain'}, set(self.bookings_of(lease)))
+
+    def test_nobody_moves_for_one_part_of_a_lease_if_the_other_cannot_be(self):
+        going, lease = self.both()
+        self.cloud.bound.add('somebody')
         self.go_on()
         self.assertEqual([], self.moves())
-        self.assertIn('not for both in one lease', self.reason(lease))
+        self.assertIn('No servers could be moved', self.reason(lease))
+        self.cloud.bound.clear()
+        with mock.patch.object(self.lifecycle.making_room._plans, '_most', 1):
+            self.go_on(), self.go_on()
+        self.assertEqual([], self.moves())
 
 
 class TestDeath(FourHosts):

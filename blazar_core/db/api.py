@@ -24,6 +24,7 @@ from oslo_db.sqlalchemy import enginefacade
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
 from sqlalchemy import orm
+from sqlalchemy.orm import attributes
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -207,7 +208,8 @@ def found(session: orm.Session, lease_id: str) -> models.Lease:
     return lease
 
 
-def locked(session: orm.Session, lease_id: str) -> models.Lease:
+def locked(session: orm.Session, lease_id: str,
+           read: models.Lease | None = None) -> models.Lease:
     """A lease that no other process changes until the transaction ends.
 
     The first statement of its transaction, and it writes. What a transaction
@@ -216,8 +218,20 @@ def locked(session: orm.Session, lease_id: str) -> models.Lease:
     after a statement that writes, MariaDB reads what is true now, PostgreSQL
     and Galera refuse the transaction, and it is run again.
 
+    :param read: the lease as it was read in another session, which is closed:
+        where nobody has locked it since, it is that and not read again. Of
+        its bookings only what is changed with the lease locked is sure: not
+        where they are.
     :raises NotFound: when there is none of that id
     """
+    # A transaction that is run again has forgotten what was read.
+    if read is not None and not sa.inspect(read).expired and (
+            session.connection().execute(_LOCK_AS_READ, {
+                'lease': lease_id, 'read': read.generation}).rowcount):
+        attributes.set_committed_value(
+            read, 'generation', read.generation + 1)
+        session.add(read)
+        return read
     lock(session, lease_id)
     return found(session, lease_id)
 
@@ -233,9 +247,12 @@ _LEASES = models.Lease.__table__
 _LOCK = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease')).values(
         generation=_LEASES.c.generation + 1)
+_LOCK_AS_READ = _LOCK.where(_LEASES.c.generation == sa.bindparam('read'))
+#: With the reservations, when they are wanted, come their bookings.
 _FOUND = sa.select(models.Lease).where(
     models.Lease.id == sa.bindparam('lease'),
-).execution_options(populate_existing=True)
+).options(orm.defaultload(models.Lease.reservations).joinedload(
+    models.Reservation.bookings)).execution_options(populate_existing=True)
 
 #: Amounts of resources and properties of hosts are few texts in many rows.
 #: A value that was read is never changed in place.

@@ -78,7 +78,8 @@ class Engine:
         self._longest_sleep: int = conf.blazar.longest_sleep
         seconds: int = conf.blazar.claim_seconds
         self._queue = queues.Queue(database, clock, name, seconds)
-        self._beat = max(1, seconds // 3)
+        #: Seconds until the others are told again, and when they were told.
+        self._beat, self._extended = max(1, seconds // 3), float('-inf')
         self._max_retries: int = conf.blazar.event_max_retries
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -180,11 +181,16 @@ class Engine:
                 claim.slow for claim in self._running.values())
 
     def _extend(self) -> None:
-        """Tell the others that the actions under way have not died."""
+        """Tell the others that the actions under way have not died, if that
+        was not just done.
+        """
+        elapsed = self._clock.elapsed()
         with self._lock:
             running = list(self._running)
-        if running:
+        # What was claimed since is told of before half of its time has passed.
+        if running and elapsed >= self._extended + self._beat / 2:
             self._database.retried(self._queue.extend, running)
+            self._extended = elapsed
 
     def _next_look(self) -> int:
         """When to look again: at the next due time, at the latest soon.
@@ -269,7 +275,7 @@ class Engine:
 
     def _settled(self, claim: queues.Claim, outcome: facts.Outcome) -> None:
         if outcome is None:
-            self._queue.write(claim, status=states.Event.DONE)
+            self._queue.done(claim)
             return
         if isinstance(outcome, facts.GivenUp):
             LOG.warning('Lease %s: %s is given up: %s', claim.lease_id,

@@ -108,11 +108,6 @@ Outcome: ty.TypeAlias = Later | GivenUp | None
 
 _OF_SERVER = sa.select(models.Booking).where(
     models.Booking.server_id == sa.bindparam('server'))
-_ANY_WAITING = sa.select(sa.exists().where(
-    models.Reservation.lease_id == sa.bindparam('lease'),
-    models.Booking.reservation_id == models.Reservation.id,
-    models.Booking.server_id.is_not(None),
-    models.Booking.sent_at.is_(None), models.Booking.failed_at.is_(None)))
 
 
 def bookings(lease: models.Lease) -> list[models.Booking]:
@@ -131,11 +126,6 @@ def waiting(lease: models.Lease) -> list[str]:
     return [booking.server_id for booking in bookings(lease)
             if booking.server_id is not None and booking.sent_at is None and
             booking.failed_at is None]
-
-
-def any_waiting(session: orm.Session, lease_id: str) -> bool:
-    """Whether :func:`waiting` has any, in one statement."""
-    return bool(session.scalar(_ANY_WAITING, {'lease': lease_id}))
 
 
 def is_unsettled(booking: models.Booking) -> bool:

@@ -24,7 +24,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import observing
-from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import sending as sendings
 
 __all__ = ['Lost']
 
@@ -46,7 +46,7 @@ class Lost:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: clouds.Cloud, lost_after: int,
-                 sending: sending.Sending, observing: observing.Observing,
+                 sending: sendings.Sending, observing: observing.Observing,
                  ) -> None:
         self._database = database
         self._clock = clock
@@ -107,15 +107,15 @@ class Lost:
     def _recover(self, lease_id: str, late: ty.Mapping[str, clouds.Trace],
                  sent: ty.Mapping[str, int | None]) -> None:
         with self._database.reader() as session:
-            held = session.get(models.HeldBuild, lease_id)
-        again = {} if held is None else {
+            sealed = sendings.sealed(session, lease_id)
+        again = {} if sealed is None else {
             server_id: sent[server_id] for server_id, trace in late.items()
             if trace is clouds.Trace.NONE}
         try:
-            if held is not None and again:
+            if sealed is not None and again:
                 LOG.warning('Lease %s: builds got lost, sending them again: '
                             '%s', lease_id, ', '.join(again))
-                self._sending.send_again(lease_id, held.sealed, again)
+                self._sending.send_again(lease_id, sealed, again)
             for server_id in late.keys() - again.keys():
                 LOG.warning('Lease %s: no process works on server %s any '
                             'more', lease_id, server_id)

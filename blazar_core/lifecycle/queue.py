@@ -21,8 +21,10 @@ to tell, is taken by as few workers as the engine says.
 """
 
 import collections
+from concurrent import futures
 import dataclasses
 import itertools
+import threading
 import typing as ty
 
 import sqlalchemy as sa
@@ -80,11 +82,19 @@ _READ_WAITING = _READ.where(_WAITING, _IS_QUICK).order_by(
     *_OLDEST).limit(_BATCH)
 _READ_SLOW = _READ.where(
     sa.or_(_WAITING, _ABANDONED), ~_IS_QUICK).order_by(*_OLDEST).limit(_BATCH)
-#: Of one that is due and unclaimed, or whose worker has died.
-_CLAIM = sa.update(models.Event).where(
-    models.Event.id == sa.bindparam('event'), sa.or_(_WAITING, _ABANDONED),
+_EVENTS = models.Event.__table__.c
+_THESE = _EVENTS.id.in_(sa.bindparam('events', expanding=True))
+_MINE = sa.and_(_THESE, _EVENTS.claimed_by == sa.bindparam('worker'),
+                _EVENTS.status == states.Event.IN_PROGRESS)
+#: Of those that are due and unclaimed, or whose worker has died.
+_CLAIM = sa.update(models.Event.__table__).where(
+    _THESE, sa.or_(_WAITING, _ABANDONED),
 ).values(status=states.Event.IN_PROGRESS, claimed_by=sa.bindparam('worker'),
          claimed_until=sa.bindparam('until'))
+_CLAIMED = sa.select(_EVENTS.id).where(_MINE)
+_DONE = sa.update(models.Event.__table__).where(_MINE).values(
+    status=states.Event.DONE, claimed_by=None, claimed_until=0,
+    updated_at=sa.bindparam('now'))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,6 +128,8 @@ class Queue:
         self._seconds = seconds
         #: Where the last look has found nothing: when there will be something.
         self._quiet: tuple[int | None] | None = None
+        self._done = _Together(
+            lambda event_ids: database.retried(self._finish, event_ids))
 
     def claim_due(self, most: int, busy: collections.Counter[str], slow: int,
                   ) -> list[Claim]:
@@ -131,18 +143,30 @@ class Queue:
         if most <= 0:
             return claims
         now = self._clock.now()
-        for event in _in_turn(self._due(now, most, busy, slow > 0), busy):
-            is_slow = event.action is not None
-            if is_slow and slow <= 0:
-                continue
-            if self._database.retried(self.claim, event.id, now):
-                claims.append(Claim(
+        turns = _in_turn(self._due(now, most, busy, slow > 0), busy)
+        while len(claims) < most:
+            wanted: list[Claim] = []
+            for event in turns:
+                is_slow = event.action is not None
+                if is_slow and slow <= 0:
+                    continue
+                wanted.append(Claim(
                     event.id, event.lease_id, event.event_type,
                     event.attempts, event.waits, event.project_id, is_slow))
                 busy[event.project_id] += 1
                 slow -= is_slow
-            if len(claims) == most:
+                if len(claims) + len(wanted) == most:
+                    break
+            if not wanted:
                 break
+            taken = self._database.retried(
+                self.claim, [one.event_id for one in wanted], now)
+            for one in wanted:
+                if one.event_id in taken:
+                    claims.append(one)
+                else:
+                    busy[one.project_id] -= 1
+                    slow += one.slow
         return claims
 
     def _due(self, now: int, most: int, busy: ty.Mapping[str, int],
@@ -180,12 +204,15 @@ class Queue:
                 read(_READ_SLOW)
         return list(found.values())
 
-    def claim(self, event_id: str, now: int) -> bool:
-        """Take an event; says whether it is this worker's now."""
+    def claim(self, event_ids: list[str], now: int) -> set[str]:
+        """Take events; says which of them are this worker's now."""
+        these = {'events': event_ids, 'worker': self._name}
         with self._database.begin() as connection:
-            return connection.execute(_CLAIM, {
-                'event': event_id, 'now': now, 'worker': self._name,
-                'until': now + self._seconds}).rowcount == 1
+            taken = connection.execute(_CLAIM, {
+                **these, 'now': now, 'until': now + self._seconds}).rowcount
+            if taken in (0, len(event_ids)):
+                return set(event_ids[:taken])
+            return set(connection.scalars(_CLAIMED, these))
 
     def extend(self, event_ids: ty.Collection[str]) -> None:
         """Tell the others that the actions of events have not died."""
@@ -230,6 +257,18 @@ class Queue:
                        models.Event.waits > 0)
                 .values(due=now, waits=0))
 
+    def done(self, claim: Claim) -> None:
+        """Nothing is left to be done at an event, if it is still this
+        worker's. Returns when that is written down.
+        """
+        self._done.do(claim.event_id)
+
+    def _finish(self, event_ids: list[str]) -> None:
+        with self._database.begin() as connection:
+            connection.execute(_DONE, {
+                'events': event_ids, 'worker': self._name,
+                'now': self._clock.now()})
+
     def write(self, claim: Claim, **values: ty.Any) -> None:
         """Settle an event, if it is still this worker's."""
         with self._database.writer() as session:
@@ -247,6 +286,41 @@ class Queue:
             .values(claimed_by=None, claimed_until=0,
                     updated_at=self._clock.now(), **values))
         return ty.cast('sa.CursorResult[ty.Any]', settled).rowcount == 1
+
+
+class _Together:
+    """What several threads want done at the same time is done once, for all.
+
+    :param action: does it for what each of them gave
+    """
+
+    def __init__(self, action: ty.Callable[[list[str]], None]) -> None:
+        self._action = action
+        self._turn = threading.Lock()
+        self._waiting: collections.deque[tuple[
+            str, futures.Future[None]]] = collections.deque()
+
+    def do(self, one: str) -> None:
+        """Returns when it is done, or fails as it has failed for all."""
+        outcome: futures.Future[None] = futures.Future()
+        self._waiting.append((one, outcome))
+        with self._turn:
+            # The thread that had the turn before may have done it.
+            if not outcome.done():
+                self._do_all()
+        outcome.result()
+
+    def _do_all(self) -> None:
+        batch = [self._waiting.popleft() for _one in range(
+            len(self._waiting))]
+        try:
+            self._action([one for one, _outcome in batch])
+        except BaseException as exc:
+            for _one, outcome in batch:
+                outcome.set_exception(exc)
+        else:
+            for _one, outcome in batch:
+                outcome.set_result(None)
 
 
 def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],

@@ -49,10 +49,12 @@ LOG = logging.getLogger(__name__)
 _WAKE = 20
 
 
-def is_kept(lease: models.Lease, held: models.HeldBuild | None) -> bool:
+def is_kept(lease: models.Lease, held: bool) -> bool:
     """Whether the servers of a lease that is to start were there before it.
+
+    :param held: whether there is a call that builds them
     """
-    return (lease.recurrence_id is not None and held is None and
+    return (lease.recurrence_id is not None and not held and
             not facts.comes_first(lease))
 
 

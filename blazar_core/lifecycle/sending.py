@@ -30,7 +30,7 @@ from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 
-__all__ = ['SEND_SECONDS', 'Sending']
+__all__ = ['SEND_SECONDS', 'Sealed', 'Sending', 'sealed']
 
 LOG = logging.getLogger(__name__)
 
@@ -40,6 +40,22 @@ SEND_SECONDS = 10
 
 class _Closed(Exception):
     """A build must not be sent, or another process has sent it."""
+
+
+class Sealed(ty.NamedTuple):
+    """What builds the servers of a lease, sealed.
+
+    :ivar credential: its owner's; None: there is none
+    """
+
+    call: str
+    credential: str | None
+
+
+def sealed(session: orm.Session, lease_id: str) -> Sealed | None:
+    """What builds the servers of a lease; None: nothing does (any more)."""
+    found = session.connection().execute(_SEALED, {'lease': lease_id}).first()
+    return None if found is None else Sealed(*found)
 
 
 class Sending:
@@ -58,48 +74,56 @@ class Sending:
         self._opens = opens
         self._notify = notify
 
-    def send_waiting(self, lease_id: str, sealed: str,
-                     servers: ty.Collection[str], when_due: bool) -> str:
-        """Send the builds of servers that wait for theirs.
+    def send_waiting(self, lease: models.Lease, sealed: Sealed,
+                     when_due: bool) -> tuple[str, bool]:
+        """Send the builds of the servers of a lease that wait for theirs.
 
-        :param when_due: not if the lease was moved meanwhile
-        :returns: why some were left out; empty when none was
+        :param lease: as it was read in a session that is closed
+        :param when_due: not if it was moved meanwhile
+        :returns: why some were left out, empty when none was; and whether
+            all were sent that waited when the last one was
         :raises CloudUnavailable: when something that a build needs does not
             answer; nothing was sent
         """
+        lease_id = lease.id
         begun: list[facts.Lease] = []
+        left = True
 
         def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
+            nonlocal left
             steps.reached(steps.Step.START_READY, lease_id)
             deadline = clouds.Deadline(self._clock, SEND_SECONDS)
             try:
-                begun.extend(self._database.retried(
-                    self._take, lease_id, server_ids, when_due))
+                begins, left = self._database.retried(
+                    self._take, lease_id, lease, server_ids, when_due)
             except (_Closed, errors.NotFound):
                 return None
+            begun.extend(begins)
             return self._pass(lease_id, deadline)
 
-        why = self._send(lease_id, sealed, servers, gate)
+        why = self._send(lease_id, sealed, facts.waiting(lease), gate)
         # Only now: it may take its time, and a build that is not sent is
         # taken to be lost.
         for described in begun:
             self._notify('lease.event.start_lease', described)
-        return why
+        return why, not left
 
-    def _take(self, lease_id: str, server_ids: ty.Collection[str],
-              when_due: bool) -> list[facts.Lease]:
+    def _take(self, lease_id: str, read: models.Lease,
+              server_ids: ty.Collection[str], when_due: bool,
+              ) -> tuple[list[facts.Lease], bool]:
         """The right to send the builds of servers: one gets it, once.
 
         It comes right before the cast. A worker that dies before it leaves
         them unsent, and another one begins again; a worker that was given up
         for dead and comes back finds the gate closed.
 
-        :returns: the lease, if it has begun with that
+        :returns: the lease, if it has begun with that; and whether others of
+            its servers wait yet
         :raises _Closed: when they are not to be sent, or not by us
         """
         now = self._clock.now()
         with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
+            lease = api.locked(session, lease_id, read)
             if lease.status not in states.TO_START or (
                     lease.end_date <= now or
                     when_due and lease.start_date > now):
@@ -107,13 +131,15 @@ class Sending:
                 raise _Closed
             if facts.is_building(lease):
                 raise _Closed
+            waiting = facts.waiting(lease)
             self._mark_sent(session, dict.fromkeys(server_ids), now)
             begins = lease.status == states.Lease.PENDING
             lease.enter(states.Lease.STARTING, self._clock.now())
             lease.status_reason, lease.updated_at = facts.failures(lease), now
-            return [views.describe(lease)] if begins else []
+            return ([views.describe(lease)] if begins else [],
+                    bool(set(waiting).difference(server_ids)))
 
-    def send_again(self, lease_id: str, sealed: str,
+    def send_again(self, lease_id: str, sealed: Sealed,
                    sent: ty.Mapping[str, int | None]) -> None:
         """Send builds that got lost.
 
@@ -151,15 +177,13 @@ class Sending:
         :raises _Closed: when another process has sent one of them, or it is
             gone
         """
-        for server_id, before in servers.items():
-            taken = session.execute(
-                sa.update(models.Booking)
-                .where(models.Booking.server_id == server_id,
-                       models.Booking.failed_at.is_(None),
-                       models.Booking.sent_at.is_(None) if before is None
-                       else models.Booking.sent_at == before)
-                .values(sent_at=now))
-            if ty.cast('sa.CursorResult[ty.Any]', taken).rowcount != 1:
+        for before in set(servers.values()):
+            alike = [one for one, at in servers.items() if at == before]
+            taken = session.connection().execute(
+                _FIRST if before is None else _AGAIN,
+                {'servers': alike, 'now': now} | (
+                    {} if before is None else {'before': before}))
+            if taken.rowcount != len(alike):
                 raise _Closed
 
     def _pass(self, lease_id: str, deadline: clouds.Deadline,
@@ -168,16 +192,14 @@ class Sending:
         steps.reached(steps.Step.START_TAKEN, lease_id)
         return deadline
 
-    def _send(self, lease_id: str, sealed: str,
+    def _send(self, lease_id: str, sealed: Sealed,
               servers: ty.Collection[str], gate: clouds.Gate) -> str:
-        with self._database.reader() as session:
-            credential = session.get(models.Credential, lease_id)
         why = ''
         try:
             why = self._cloud.send(
-                self._opens(sealed),
-                None if credential is None else self._opens(
-                    credential.sealed), servers, gate)
+                self._opens(sealed.call),
+                None if sealed.credential is None else self._opens(
+                    sealed.credential), servers, gate)
         except errors.NotDelegated as exc:
             self._database.retried(
                 self.never_started, lease_id, str(exc))
@@ -204,3 +226,17 @@ class Sending:
             described = views.describe(lease)
         LOG.warning('Lease %s could not start: %s', lease_id, reason)
         self._notify('lease.update', described)
+
+
+_BOOKINGS = models.Booking.__table__
+_MARK = sa.update(_BOOKINGS).where(
+    _BOOKINGS.c.server_id.in_(sa.bindparam('servers', expanding=True)),
+    _BOOKINGS.c.failed_at.is_(None)).values(sent_at=sa.bindparam('now'))
+_FIRST = _MARK.where(_BOOKINGS.c.sent_at.is_(None))
+_AGAIN = _MARK.where(_BOOKINGS.c.sent_at == sa.bindparam('before'))
+_SEALED = sa.select(
+    models.HeldBuild.sealed, models.Credential.sealed.label('credential'),
+).outerjoin(
+    models.Credential,
+    models.Credential.lease_id == models.HeldBuild.lease_id,
+).where(models.HeldBuild.lease_id == sa.bindparam('lease'))

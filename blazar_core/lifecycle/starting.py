@@ -32,7 +32,7 @@ from blazar_core.leases import within
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import resuming as resumings
-from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import sending as sendings
 from blazar_core.lifecycle import steps
 from blazar_core import resources
 
@@ -54,7 +54,7 @@ class Starting:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None], patience: int,
-                 sending: sending.Sending, closing: closing.Closing,
+                 sending: sendings.Sending, closing: closing.Closing,
                  types: resources.Types, resuming: resumings.Resuming) -> None:
         self._resuming = resuming
         self._database = database
@@ -75,16 +75,16 @@ class Starting:
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            held = session.get(models.HeldBuild, lease_id)
+            sealed = sendings.sealed(session, lease_id)
             now = self._clock.now()
             if lease.status not in states.TO_START or lease.end_date <= now:
                 return None
             if when_due and lease.start_date > now:
                 return facts.Later(lease.start_date - now, 'it was moved')
             waiting, kept = facts.waiting(lease), resumings.is_kept(
-                lease, held)
+                lease, sealed is not None)
             if not kept and facts.servers(lease) and (
-                    held is None or not waiting):
+                    sealed is None or not waiting):
                 return None
             if not kept and facts.is_building(lease):
                 return facts.Later(
@@ -93,7 +93,6 @@ class Starting:
             if self._waits_for_host(session, lease):
                 return facts.Later(
                     facts.AGAIN, 'its host is not empty yet', 4 * facts.AGAIN)
-            sealed = None if held is None else held.sealed
             why = self._why_not_within(session, lease)
         if why:
             self._explain(lease_id, why)
@@ -104,21 +103,19 @@ class Starting:
             return self._begin(lease_id, when_due)
         steps.reached(steps.Step.START_READ, lease_id)
         try:
-            why = self._sending.send_waiting(
-                lease_id, sealed, waiting, when_due)
+            why, all_sent = self._sending.send_waiting(
+                lease, sealed, when_due)
         except errors.CloudUnavailable as exc:
             # However long it takes: it is not the lease that fails.
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
             self._explain(lease_id, str(exc))
             return facts.Later(facts.AWAY, str(exc), facts.LONGEST_WAIT)
-        return self._rest(lease_id, when_due, why)
+        return None if all_sent else self._rest(lease_id, when_due, why)
 
     def _rest(self, lease_id: str, when_due: bool, why: str) -> facts.Outcome:
         """What becomes of the servers that were not sent."""
         now = self._clock.now()
         with self._database.reader() as session:
-            if not facts.any_waiting(session, lease_id):
-                return None
             lease = api.found(session, lease_id)
             waiting = facts.waiting(lease)
         if lease.status not in states.TO_START or not waiting:
@@ -246,15 +243,10 @@ class Starting:
         now = self._clock.now()
         if now >= lease.start_date + self._patience:
             return False
-        hosts = {booking.host_id for booking in facts.bookings(lease)}
-        # Of what no server takes, nothing shows whether it was left.
-        return session.execute(sa.select(models.Booking.id)
-                               .join(models.Booking.reservation).where(
-            models.Booking.host_id.in_(hosts), ledger.TAKES,
-            sa.or_(models.Booking.placed_at.is_not(None),
-                   models.Reservation.resource_type.in_(
-                       self._types.serverless)),
-            models.Booking.end_date <= now)).first() is not None
+        return session.connection().execute(_OVERSTAYING, {
+            'hosts': {booking.host_id for booking in facts.bookings(lease)},
+            'serverless': [*self._types.serverless], 'now': now,
+        }).first() is not None
 
     def give_up(self, lease_id: str, event_type: str,
                 settle: ty.Callable[[orm.Session], bool] = lambda _: True,
@@ -280,3 +272,15 @@ class Starting:
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             return lease.status in states.TO_START and facts.comes_first(lease)
+
+
+#: What is over on hosts, and has not left them. Of what no server takes,
+#: nothing shows whether it was left.
+_OVERSTAYING = sa.select(models.Booking.id).join(
+    models.Booking.reservation).where(
+        models.Booking.host_id.in_(sa.bindparam('hosts', expanding=True)),
+        ledger.TAKES, sa.or_(
+            models.Booking.placed_at.is_not(None),
+            models.Reservation.resource_type.in_(
+                sa.bindparam('serverless', expanding=True))),
+        models.Booking.end_date <= sa.bindparam('now')).limit(1)

@@ -342,7 +342,7 @@ class WakeTest(leased.LeasedTestCase):
     def test_without_the_gate_they_would_send_it_twice(self):
         """The test above can fail."""
         self.stub_out('blazar_core.lifecycle.sending.Sending._take',
-                      lambda *_lease: [])
+                      lambda *_lease: ([], False))
         self.wake_from(2)
         self.assertEqual([(self.server_id,)] * 2, self.casts)
 

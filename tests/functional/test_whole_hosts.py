@@ -1563,7 +1563,7 @@ class Dying(fixtures.Fixture):
               'blazar_nova.compat.hosts.tell_placement',
               'blazar_core.books.enrolment._write',
               'blazar_core.books.holding.hand_over',
-              'blazar_core.lifecycle.queue.Queue.write',
+              'blazar_core.lifecycle.queue.Queue.done',
               'blazar_core.books.holding.give_back')
 
     def __init__(self, at, after):

@@ -79,6 +79,11 @@ class Hosts(base.WholeType):
         self._close(reserved.id, ())
         self._port.answer('hosts closed')
 
+    def opened(self) -> list[str]:
+        self._port.call('opened hosts')
+        return sorted(set[str]().union(*(
+            host.opened for host in self._cloud.hosts.values())))
+
     def _close(self, reservation_id: str, keep: ty.Collection[str]) -> None:
         for host in self._members(reservation_id):
             if host.uuid not in keep:

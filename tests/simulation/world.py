@@ -292,6 +292,7 @@ class World:
             get_ident=lambda: id(baton.current))
         patch(mock.patch('blazar_core.books.follower.threading', lock))
         patch(mock.patch('blazar_core.db.presence.threading', lock))
+        patch(mock.patch('blazar_core.lifecycle.queue.threading', lock))
         patch(mock.patch('oslo_db.api.time', types.SimpleNamespace(
             sleep=baton.let_pass)))
         patch(mock.patch('oslo_db.api.random', baton.dice))

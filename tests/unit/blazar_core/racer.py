@@ -68,14 +68,14 @@ from tests import databases
 from tests.unit import base
 
 
-def seize(self: queue.Queue, event_id: str, now: int) -> bool:
-    """Claim an event, whoever has it."""
+def seize(self: queue.Queue, event_ids: list[str], now: int) -> set[str]:
+    """Claim events, whoever has them."""
     with self._database.writer() as session:
         session.execute(
-            sa.update(models.Event).where(models.Event.id == event_id)
+            sa.update(models.Event).where(models.Event.id.in_(event_ids))
             .values(status='IN_PROGRESS', claimed_by=self._name,
                     claimed_until=now + 60))
-    return True
+    return set(event_ids)
 
 
 def take_unguarded(connection: sa.Connection, now: int,
@@ -107,7 +107,8 @@ def take_unguarded(connection: sa.Connection, now: int,
         connection.execute(sa.insert(models.Change), rows)
 
 
-def late_lock(session: orm.Session, lease_id: str) -> models.Lease:
+def late_lock(session: orm.Session, lease_id: str,
+              _read: models.Lease | None = None) -> models.Lease:
     """What api.locked does, but that it reads before it locks, and does not
     write.
     """
@@ -174,7 +175,7 @@ GUARDS = {
                    functools.partial(take_unguarded, move=True)),
     'judged': ('blazar_core.books.inventory.claim', claim_unguarded),
     'gate': ('blazar_core.lifecycle.sending.Sending._take',
-             lambda self, *_lease: []),
+             lambda self, *_lease: ([], False)),
     'place': ('blazar_core.books.claims.Claims._place', place_unguarded),
     'lock': ('blazar_core.db.api.locked', late_lock),
     'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),

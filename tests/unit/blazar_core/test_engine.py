@@ -522,6 +522,60 @@ class TestFailures(EngineTestCase):
         self.assertEqual(['bad', 'good'], self.done())
 
 
+class TestTogether(base.TestCase):
+    """What several workers have done is written down at once."""
+
+    def setUp(self):
+        super().setUp()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.addCleanup(self.go_on.set)
+        self.batches, self.outcomes = [], {}
+        self.together = queue._Together(self.write)
+
+    def write(self, batch):
+        self.batches.append(sorted(batch))
+        if batch == ['first']:
+            self.begun.set()
+            self.go_on.wait(20)
+        if 'bad' in batch:
+            raise ValueError('It is not written.')
+
+    def do(self, one):
+        def run():
+            try:
+                self.together.do(one)
+                self.outcomes[one] = 'written'
+            except ValueError as exc:
+                self.outcomes[one] = str(exc)
+
+        return self.in_thread(run)
+
+    def all_of(self, *others):
+        threads = [self.do('first')]
+        self.assertTrue(self.begun.wait(20))
+        threads += map(self.do, others)
+        self.wait_for(lambda: len(self.together._waiting) == len(others),
+                      'the others to wait')
+        self.assertEqual({}, self.outcomes)
+        self.go_on.set()
+        for thread in threads:
+            thread.join(20)
+
+    def test_what_comes_meanwhile_is_written_at_once(self):
+        self.all_of('a', 'b', 'c')
+        self.assertEqual([['first'], ['a', 'b', 'c']], self.batches)
+        self.assertEqual(
+            dict.fromkeys(('first', 'a', 'b', 'c'), 'written'), self.outcomes)
+
+    def test_a_failure_is_that_of_all_it_was_for(self):
+        self.all_of('a', 'bad')
+        self.assertEqual({
+            'first': 'written', 'a': 'It is not written.',
+            'bad': 'It is not written.'}, self.outcomes)
+        self.together.do('again')
+        self.assertEqual(['again'], self.batches[-1])
+
+
 class TestClaims(EngineTestCase):
 
     scenarios = databases.SQL
@@ -548,10 +602,15 @@ class TestClaims(EngineTestCase):
     def test_both_may_find_an_event_and_one_gets_it(self):
         event_id = self.event('a')
         first, second = self.engine('first'), self.engine('second')
-        self.assertTrue(first._queue.claim(event_id, NOW))
-        self.assertFalse(second._queue.claim(event_id, NOW))
-        self.assertFalse(first._queue.claim(event_id, NOW))
+        another = self.event('b')
+        self.assertEqual({event_id}, first._queue.claim([event_id], NOW))
+        self.assertEqual(set(), second._queue.claim([event_id], NOW))
+        self.assertEqual(set(), first._queue.claim([event_id], NOW))
         self.assertEqual('first', self.row(event_id).claimed_by)
+        # Of several, each gets those that nobody has.
+        self.assertEqual({another}, second._queue.claim(
+            [event_id, another], NOW))
+        self.assertEqual('second', self.row(another).claimed_by)
 
     def test_the_claim_of_a_dead_worker_falls_free(self):
         event_id = self.event('a')
@@ -745,11 +804,11 @@ class TestRun(EngineTestCase):
     def test_an_outcome_that_cannot_be_written_down_is_tried_again(self):
         event_id = self.event('a')
         worker = self.engine(claim_seconds=60)
-        write = worker._queue.write
-        worker._queue.write = lambda claim, **values: 1 / 0
+        done = worker._queue.done
+        worker._queue.done = lambda claim: 1 / 0
         self.assertEqual(1, worker.run_due())
         self.assertEqual('IN_PROGRESS', self.row(event_id).status)
-        worker._queue.write = write
+        worker._queue.done = done
         self.clock.advance(60)
         self.assertEqual(1, worker.run_due())
         self.assertEqual('DONE', self.row(event_id).status)

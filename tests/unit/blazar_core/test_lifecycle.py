@@ -71,6 +71,61 @@ class LifecycleTestCase(base.LeaseTestCase):
         return row
 
 
+class TestLockedAsRead(LifecycleTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.lease_id = self.lease(50, 100)['id']
+        with self.database.reader() as session:
+            self.read = api.found(session, self.lease_id)
+            self.assertEqual(1, len(facts.waiting(self.read)))
+
+    def test_it_is_what_was_read_where_nobody_has_locked_it_since(self):
+        for name in 'one', 'two':
+            with self.database.writer() as session:
+                lease = api.locked(session, self.lease_id, self.read)
+                self.assertIs(self.read, lease)
+                lease.name = name
+            with self.database.reader() as session:
+                lease = api.found(session, self.lease_id)
+                self.assertEqual((name, self.read.generation),
+                                 (lease.name, lease.generation))
+
+    def test_it_is_read_again_where_somebody_has(self):
+        with self.database.writer() as session:
+            lease = api.locked(session, self.lease_id)
+            lease.bookings[0].sent_at = NOW
+        with self.database.writer() as session:
+            lease = api.locked(session, self.lease_id, self.read)
+            self.assertIsNot(self.read, lease)
+            self.assertEqual([], facts.waiting(lease))
+
+    def test_a_transaction_that_is_run_again_reads_it_again(self):
+        runs = []
+
+        def work():
+            with self.database.writer() as session:
+                lease = api.locked(session, self.lease_id, self.read)
+                runs.append(lease is self.read)
+                lease.name = f'run {len(runs)}'
+                session.flush()
+                if len(runs) == 1:
+                    raise api.LostRace(1)
+
+        self.database.retried(work)
+        self.assertEqual([True, False], runs)
+        with self.database.reader() as session:
+            self.assertEqual('run 2', api.found(session, self.lease_id).name)
+
+    def test_one_that_is_gone_is_not_found(self):
+        self.leases.making.withdraw(self.lease_id)
+        with self.database.writer() as session:
+            self.assertRaises(errors.NotFound, api.locked, session,
+                              self.lease_id, self.read)
+
+
 class TestStart(LifecycleTestCase):
 
     def test_the_held_call_is_sent_opened_with_its_servers(self):

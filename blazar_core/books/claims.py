@@ -30,6 +30,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import admission
 from blazar_core.books import follower
+from blazar_core.books import guarding
 from blazar_core.books import inventory
 from blazar_core.books import judge
 from blazar_core.books import ledger
@@ -226,7 +227,7 @@ class Claims:
             # looked for servers placed there: one of both has to look again.
             row = session.get_one(models.Host, host.id)
             _keep_from(row)
-            ledger.advance(session.connection(), now, [row], {})
+            guarding.advance(session.connection(), now, [row], {})
             session.expire(row)
         booking.placed_at = now
         return self._undo(self._unplace, booking.reservation.lease_id,

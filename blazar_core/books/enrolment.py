@@ -23,6 +23,7 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import guarding
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -244,8 +245,8 @@ def _said(extra: ty.Mapping[str, str | None]) -> dict[str, str]:
 def _write(session: orm.Session, now: int, host: models.Host,
            **values: ty.Any) -> None:
     if any(getattr(host, name) != value for name, value in values.items()):
-        ledger.advance(session.connection(), now, [host], {}, updated_at=now,
-                       **values)
+        guarding.advance(session.connection(), now, [host], {}, updated_at=now,
+                         **values)
         session.refresh(host)
 
 

@@ -22,6 +22,7 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import guarding
 from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.common import model
@@ -71,8 +72,8 @@ def hand_over(session: orm.Session, now: int,
     for host in hosts:
         holder = bookings[host.id].reservation_id
         if host.held_by != holder:
-            ledger.advance(session.connection(), now, [host], {},
-                           held_by=holder, updated_at=now, **_NOT_LEFT)
+            guarding.advance(session.connection(), now, [host], {},
+                             held_by=holder, updated_at=now, **_NOT_LEFT)
             bookings[host.id].placed_at = now
             session.expire(host)
 
@@ -95,8 +96,8 @@ def take_in(session: orm.Session, now: int, host_ids: ty.Collection[int],
         if others:
             raise InUse(f'host {host.name} has servers that are not of this '
                         f'lease: {", ".join(others)}')
-        ledger.advance(session.connection(), now, [host], {}, usage={},
-                       consumers={}, recheck_at=None, updated_at=now)
+        guarding.advance(session.connection(), now, [host], {}, usage={},
+                         consumers={}, recheck_at=None, updated_at=now)
         session.expire(host)
 
 
@@ -114,9 +115,9 @@ def take_along(session: orm.Session, now: int,
     for host in _counted(session, server_ids):
         left = {one: entry for one, entry in (host.consumers or {}).items()
                 if one not in server_ids[host.id]}
-        ledger.advance(session.connection(), now, [host], {},
-                       usage=inventory.usage_of(left), consumers=left,
-                       updated_at=now)
+        guarding.advance(session.connection(), now, [host], {},
+                         usage=inventory.usage_of(left), consumers=left,
+                         updated_at=now)
         session.expire(host)
 
 
@@ -156,8 +157,8 @@ def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
     for host in session.scalars(sa.select(models.Host).where(
             models.Host.held_by.in_(whole),
             models.Host.overdue_at.is_(None)).order_by(models.Host.id)):
-        ledger.advance(session.connection(), now, [host], {},
-                       overdue_at=now, updated_at=now)
+        guarding.advance(session.connection(), now, [host], {},
+                         overdue_at=now, updated_at=now)
         session.expire(host)
 
 
@@ -172,7 +173,7 @@ def give_back(session: orm.Session, now: int,
     for host in session.scalars(sa.select(models.Host).where(
             models.Host.held_by.in_(reservation_ids)).order_by(
                 models.Host.id)):
-        ledger.advance(session.connection(), now, [host], {},
-                       held_by=None, recheck_at=now, updated_at=now,
-                       **_NOT_LEFT)
+        guarding.advance(session.connection(), now, [host], {},
+                         held_by=None, recheck_at=now, updated_at=now,
+                         **_NOT_LEFT)
         session.expire(host)

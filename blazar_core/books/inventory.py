@@ -13,7 +13,7 @@
 """What hosts have, and what runs there without an end.
 
 What the cloud says of a host is written down as any other decision about it
-(:func:`ledger.advance`): guarded by the host's generation, so that nothing
+(:func:`guarding.advance`): guarded by the host's generation, so that nothing
 that was decided meanwhile is written over.
 """
 
@@ -24,6 +24,7 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import guarding
 from blazar_core.books import ledger
 from blazar_core.books import sizes
 from blazar_core.common import model
@@ -268,8 +269,9 @@ def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
     """Write what is on a host; None: that is not known, and stays so."""
     if consumers is not None:
         values |= {'consumers': consumers, 'usage': usage_of(consumers)}
-    ledger.advance(connection, now, [ledger.Seen(*row[:len(ledger.SEEN)])], {},
-                   updated_at=now, **values)
+    guarding.advance(connection, now,
+                     [ledger.Seen(*row[:len(ledger.SEEN)])], {},
+                     updated_at=now, **values)
 
 
 def _confirm(connection: sa.Connection, now: int, row: ty.Any,
@@ -363,8 +365,8 @@ def _report(session: orm.Session, now: int, row: models.Host,
         sizes.tell(sized)
         known = known._replace(generation=known.generation + 1)
     if values:
-        ledger.advance(session.connection(), now, [known], {}, updated_at=now,
-                       **values)
+        guarding.advance(session.connection(), now, [known], {},
+                         updated_at=now, **values)
         session.expire(row)
     return bool(values or resized)
 
@@ -398,7 +400,7 @@ def _add_host(session: orm.Session, now: int, host: model.HostFacts,
                       updated_at=now)
     session.add(row)
     session.flush()
-    ledger.advance(session.connection(), now, [row], {})
+    guarding.advance(session.connection(), now, [row], {})
 
 
 def _consumers(allocations: ty.Mapping[str, model.Resources],
@@ -432,7 +434,7 @@ def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
     gone = [row for row in session.scalars(sa.select(models.Host).where(
         models.Host.pool == pool, models.Host.uuid.not_in(uuids),
     ).order_by(models.Host.id)) if row.capacity]
-    ledger.advance(session.connection(), now, gone, {})
+    guarding.advance(session.connection(), now, gone, {})
     for row in gone:
         row.capacity, row.updated_at = {}, now
     return [row.name for row in gone]

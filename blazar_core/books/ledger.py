@@ -42,14 +42,15 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import guarding
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['Edit', 'Full', 'NewBooking', 'OVERDUE', 'RESERVABLE', 'SEEN',
-           'SHARED', 'Seen', 'TAKES', 'add', 'advance', 'amend', 'decide',
-           'fits', 'follow', 'new_of', 'occupied']
+           'SHARED', 'Seen', 'TAKES', 'add', 'amend', 'decide', 'fits',
+           'follow', 'new_of', 'occupied']
 
 #: Seconds that a server which should be gone by now is expected to need yet.
 OVERDUE = 60
@@ -179,7 +180,7 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
     if not force:
         for host in hosts:
             _check(host, now, others[host.id], changes[host.id])
-    advance(connection, now, hosts, changes)
+    guarding.advance(connection, now, hosts, changes)
     return edits
 
 
@@ -286,6 +287,10 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
             'until': max(one.end for one in wanted)}
     else:
         query, times = _ALONE, {}
+    if len(ids) > guarding.MANY:
+        # Nobody else decides about them until this is decided: of so many
+        # some other would always be faster, until the retries are used up.
+        query = query.with_for_update(of=_HOSTS)
     own = {row.id for row, _new in edits if row is not None}
     hosts: dict[int, Seen] = {}
     others: dict[int, list[_Change]] = collections.defaultdict(list)
@@ -302,7 +307,6 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
 
 _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
-_CHANGES = models.Change.__table__
 
 #: Whether whole hosts may be reserved of it, as far as its row says: not
 #: while it is unknown when its present holder will be gone.
@@ -323,12 +327,6 @@ _WITH_BOOKINGS = _ALONE.add_columns(
     _BOOKINGS.c.start_date < sa.bindparam('until'),
     sa.or_(_BOOKINGS.c.end_date > sa.bindparam('since'),
            _BOOKINGS.c.placed_at.is_not(None))))
-_TAKE = sa.update(_HOSTS).where(
-    _HOSTS.c.id == sa.bindparam('host'),
-    _HOSTS.c.generation == sa.bindparam('seen'),
-).values(generation=sa.bindparam('next'))
-#: What of a host's row follows from what runs there.
-_OF_USAGE = frozenset({'usage', 'consumers', 'updated_at', 'recheck_at'})
 
 
 def occupied(start: int, end: int, placed_at: int | None, now: int,
@@ -386,49 +384,6 @@ def _check(host: Seen, now: int, others: ty.Iterable[_Change],
             if more > 0 and after[rc] > free.get(rc, 0) and (
                     rc in free or rc not in SHARED):
                 raise Full(host.id)
-
-
-def advance(connection: sa.Connection, now: int,
-            hosts: ty.Iterable[Seen | models.Host],
-            changes: ty.Mapping[int, ty.Sequence[_Change]],
-            **values: ty.Any) -> None:
-    """Claim the right to decide about hosts, and say what was decided.
-
-    Every transaction takes hosts in the order of their ids, so that two that
-    want the same ones do not deadlock.
-
-    :param values: what the rows of the hosts get. A follower of the changes
-        is told the usage; anything else it has to read
-    :raises LostRace: when a generation is no longer the one read
-    """
-    rows: list[dict[str, ty.Any]] = []
-    usage = values.get('usage') if values.keys() <= _OF_USAGE else None
-    take = _TAKE.values(**values) if values else _TAKE
-    for host in hosts:
-        try:
-            taken = connection.execute(take, {
-                'host': host.id, 'seen': host.generation,
-                'next': host.generation + 1}).rowcount
-        except Exception as exc:
-            # Databases that say themselves that another process was faster.
-            if not api.is_disturbance(exc):
-                raise
-            raise api.LostRace(host.id) from exc
-        if taken != 1:
-            raise api.LostRace(host.id)
-        own = changes.get(host.id, ())
-        rows += [{
-            'host_id': host.id, 'generation': host.generation + 1,
-            'parts': len(own), 'created_at': now,
-            'start_date': change.window.start,
-            'end_date': change.window.end, 'sign': change.sign,
-            'resources': dict(change.resources),
-        } for change in own] or [{
-            'host_id': host.id, 'generation': host.generation + 1,
-            'parts': 1, 'created_at': now, 'start_date': None,
-            'end_date': None, 'sign': 0, 'resources': usage}]
-    if rows:
-        connection.execute(_CHANGES.insert(), rows)
 
 
 def add(connection: sa.Connection, edits: ty.Iterable[Edit]) -> None:

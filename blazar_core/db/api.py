@@ -197,12 +197,17 @@ class Database:
                 'in a few seconds.') from exc
 
 
-def found(session: orm.Session, lease_id: str) -> models.Lease:
+def found(session: orm.Session, lease_id: str, bookings: bool = False,
+          ) -> models.Lease:
     """A lease.
 
+    :param bookings: whether all of its bookings are wanted, too: they come
+        with its reservations then
     :raises NotFound: when there is none of that id
     """
-    lease = session.scalars(_FOUND, {'lease': lease_id}).one_or_none()
+    lease = session.scalars(
+        _FOUND_WITH_BOOKINGS if bookings else _FOUND, {'lease': lease_id},
+    ).one_or_none()
     if lease is None:
         raise errors.NotFound(f'Lease {lease_id} could not be found.')
     return lease
@@ -248,11 +253,11 @@ _LOCK = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease')).values(
         generation=_LEASES.c.generation + 1)
 _LOCK_AS_READ = _LOCK.where(_LEASES.c.generation == sa.bindparam('read'))
-#: With the reservations, when they are wanted, come their bookings.
 _FOUND = sa.select(models.Lease).where(
     models.Lease.id == sa.bindparam('lease'),
-).options(orm.defaultload(models.Lease.reservations).joinedload(
-    models.Reservation.bookings)).execution_options(populate_existing=True)
+).execution_options(populate_existing=True)
+_FOUND_WITH_BOOKINGS = _FOUND.options(orm.defaultload(
+    models.Lease.reservations).joinedload(models.Reservation.bookings))
 
 #: Amounts of resources and properties of hosts are few texts in many rows.
 #: A value that was read is never changed in place.

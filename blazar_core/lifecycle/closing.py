@@ -184,7 +184,7 @@ class Closing:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.TERMINATED:
                 return True
-            if facts.servers(lease) or (
+            if facts.has_servers(session, lease_id) or (
                     facts.comes_first(lease) and not closed) or (
                     lease.status != states.Lease.TERMINATING and
                     facts.bookings(lease)):

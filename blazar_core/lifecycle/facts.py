@@ -25,16 +25,15 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.common import errors
-from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import events
 
-__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'GRACE', 'GivenUp', 'LEFT',
+__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'GRACE', 'GivenUp', 'LEFT',
            'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED',
            'NOT_FREE', 'NOT_LEFT', 'ORPHANED', 'Outcome', 'REFUSED',
            'SNAPSHOTS', 'apart', 'booking_of', 'bookings', 'comes_first',
-           'disowned', 'failures', 'is_building', 'is_unsettled', 'lasting',
-           'pause', 'put_off', 'reservation_status', 'servers', 'waiting']
+           'counts', 'disowned', 'failures', 'has_servers', 'is_building',
+           'is_unsettled', 'lasting', 'pause', 'put_off', 'servers', 'waiting']
 
 LOG = logging.getLogger(__name__)
 
@@ -108,6 +107,24 @@ Outcome: ty.TypeAlias = Later | GivenUp | None
 
 _OF_SERVER = sa.select(models.Booking).where(
     models.Booking.server_id == sa.bindparam('server'))
+_HAS_SERVERS = sa.select(sa.exists().where(
+    models.Reservation.lease_id == sa.bindparam('lease'),
+    models.Booking.reservation_id == models.Reservation.id,
+    models.Booking.server_id.is_not(None)))
+_B = models.Booking
+
+
+def _sum(*of: ty.Any) -> ty.Any:
+    return sa.func.sum(sa.case((sa.and_(*of), 1), else_=0))
+
+
+_COUNTS = sa.select(
+    _B.reservation_id, sa.func.count(),
+    _sum(_B.failed_at.is_(None), _B.running.is_(False)),
+    _sum(_B.running.is_(True)), _sum(_B.failed_at.is_not(None)),
+).join(_B.reservation).where(
+    models.Reservation.lease_id == sa.bindparam('lease'),
+).group_by(_B.reservation_id)
 
 
 def bookings(lease: models.Lease) -> list[models.Booking]:
@@ -162,14 +179,23 @@ def lasting(reason: str) -> str:
     return reason
 
 
-def reservation_status(reservation: models.Reservation) -> str:
-    """The state of a boot's reservation follows from its servers too."""
-    if reservation.status != states.Reservation.PENDING or any(
-            map(is_unsettled, reservation.bookings)):
-        return reservation.status
-    return states.Reservation.ACTIVE if any(
-        one.running for one in reservation.bookings) else (
-            states.Reservation.ERROR)
+class Count(ty.NamedTuple):
+    """How many bookings there are: in all, of servers that are still to be
+    sent or are being built, of some that run, and of some that have failed.
+    """
+
+    bookings: int
+    unsettled: int
+    running: int
+    failed: int
+
+
+def counts(session: orm.Session, lease_id: str) -> dict[str, Count]:
+    """The bookings of a lease by reservation, in one statement; of those that
+    have any.
+    """
+    return {row[0]: Count(*map(int, row[1:])) for row in (
+        session.connection().execute(_COUNTS, {'lease': lease_id}))}
 
 
 def pause(lease: models.Lease, now: int) -> int:
@@ -197,6 +223,11 @@ def servers(lease: models.Lease) -> list[str]:
     """The servers of a lease that have a booking."""
     return [booking.server_id for booking in bookings(lease)
             if booking.server_id is not None]
+
+
+def has_servers(session: orm.Session, lease_id: str) -> bool:
+    """Whether :func:`servers` has any, in one statement."""
+    return bool(session.scalar(_HAS_SERVERS, {'lease': lease_id}))
 
 
 def booking_of(session: orm.Session, server_id: str,

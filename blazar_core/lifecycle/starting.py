@@ -74,7 +74,7 @@ class Starting:
         :param when_due: put it off when the lease was moved meanwhile
         """
         with self._database.reader() as session:
-            lease = api.found(session, lease_id)
+            lease = api.found(session, lease_id, bookings=True)
             sealed = sendings.sealed(session, lease_id)
             now = self._clock.now()
             if lease.status not in states.TO_START or lease.end_date <= now:

@@ -40,20 +40,25 @@ def settle(session: orm.Session, lease: models.Lease, now: int) -> None:
     """
     session.flush()
     session.expire_all()
-    rows = facts.bookings(lease)
-    if lease.status not in states.BEGUN or (
-            not rows or facts.comes_first(lease)):
+    if lease.status not in states.BEGUN or facts.comes_first(lease):
         return
+    # Of a lease of many servers each is settled once: counted, not read.
+    counts = facts.counts(session, lease.id)
     for reservation in lease.reservations:
-        reservation.enter(facts.reservation_status(reservation), now)
-    if any(map(facts.is_unsettled, rows)):
+        count = counts.get(reservation.id)
+        if counts and reservation.status == states.Reservation.PENDING and (
+                count is None or not count.unsettled):
+            reservation.enter(
+                states.Reservation.ACTIVE if count and count.running
+                else states.Reservation.ERROR, now)
+    if not counts or any(count.unsettled for count in counts.values()):
         return
     status = states.Lease.ACTIVE if any(
-        row.running for row in rows) else states.Lease.ERROR
+        count.running for count in counts.values()) else states.Lease.ERROR
     if lease.status != status:
         lease.enter(status, now)
         LOG.info('Lease %s is %s', lease.id, status)
-    if not any(row.failed_at for row in rows):
+    if not any(count.failed for count in counts.values()):
         lease.status_reason = ''
     session.execute(sa.delete(models.HeldBuild).where(
         models.HeldBuild.lease_id == lease.id))

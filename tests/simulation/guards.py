@@ -21,9 +21,9 @@ from sqlalchemy import orm
 from sqlalchemy.orm import attributes
 
 from blazar_core.books import freeing
+from blazar_core.books import guarding
 from blazar_core.books import holding
 from blazar_core.books import inventory
-from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models
@@ -42,7 +42,7 @@ _HOSTS = models.Host.__table__
 _TAKE = sa.update(_HOSTS).where(
     _HOSTS.c.id == sa.bindparam('host'),
     _HOSTS.c.generation > sa.bindparam('seen') - 10 ** 9,
-).values(generation=sa.bindparam('next'))
+).values(generation=_HOSTS.c.generation + 1)
 
 
 def _judged(connection: sa.Connection, now: int, host: model.Host,
@@ -71,8 +71,8 @@ def _hand_over(session: orm.Session, now: int,
         for booking in reservation.bookings if reservation.whole else ():
             host = session.get(models.Host, booking.host_id)
             if host is not None and host.held_by != reservation.id:
-                ledger.advance(session.connection(), now, [host], {},
-                               held_by=reservation.id, updated_at=now)
+                guarding.advance(session.connection(), now, [host], {},
+                                 held_by=reservation.id, updated_at=now)
                 booking.placed_at = now
                 session.expire(host)
 
@@ -109,7 +109,7 @@ def _unguarded(self: freeing.Freeing, *args: ty.Any, **kwargs: ty.Any,
 
 #: By name: where each stands, and what stands there then.
 GUARDS: dict[str, tuple[str, ty.Any]] = {
-    'generation': ('blazar_core.books.ledger._TAKE', _TAKE),
+    'generation': ('blazar_core.books.guarding._TAKE', _TAKE),
     'judged': ('blazar_core.books.inventory.claim', _judged),
     'gate': ('blazar_core.lifecycle.sending.Sending._take',
              lambda self, *_lease: []),

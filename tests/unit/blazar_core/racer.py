@@ -82,7 +82,7 @@ def take_unguarded(connection: sa.Connection, now: int,
                    hosts: ty.Iterable[model.Host],
                    changes: ty.Mapping[int, ty.Sequence[ty.Any]],
                    move: bool = False, **values: ty.Any) -> None:
-    """What ledger.advance does, but that it asks nobody.
+    """What guarding.advance does, but that it asks nobody.
 
     :param move: move the generations all the same; not where the database
         is a guard of its own then (innodb_snapshot_isolation)
@@ -170,8 +170,8 @@ def window_unguarded(lease: models.Lease, change: changing.Change, now: int,
 
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
-    'generation': ('blazar_core.books.ledger.advance', take_unguarded),
-    'comparison': ('blazar_core.books.ledger.advance',
+    'generation': ('blazar_core.books.guarding.advance', take_unguarded),
+    'comparison': ('blazar_core.books.guarding.advance',
                    functools.partial(take_unguarded, move=True)),
     'judged': ('blazar_core.books.inventory.claim', claim_unguarded),
     'gate': ('blazar_core.lifecycle.sending.Sending._take',

@@ -385,7 +385,8 @@ class TestRaces(AdoptingTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.books.ledger._check', check))
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger.advance', lambda *args, **values: None))
+            'blazar_core.books.guarding.advance',
+            lambda *args, **values: None))
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.leases.limits.lock', lambda *args: None))
         self.assertEqual(4, self.adopted())

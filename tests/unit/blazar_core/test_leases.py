@@ -17,6 +17,7 @@ import fixtures
 import sqlalchemy as sa
 
 from blazar_core.books import admission
+from blazar_core.books import guarding
 from blazar_core.books import ledger
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -208,7 +209,7 @@ class TestCreate(base.LeaseTestCase):
 
     def lose_first_race(self):
         """Whoever decides first finds that somebody was faster."""
-        take = ledger.advance
+        take = guarding.advance
         lost = []
 
         def racing(session, now, hosts, changes):
@@ -240,7 +241,7 @@ class TestCreate(base.LeaseTestCase):
 
     def patch_take(self, take):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger.advance', take))
+            'blazar_core.books.guarding.advance', take))
 
 
 class TestUpdate(base.LeaseTestCase):

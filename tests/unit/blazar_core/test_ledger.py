@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import sqlalchemy as sa
 
 from blazar_core.books import admission
+from blazar_core.books import guarding
 from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import news
@@ -390,7 +391,7 @@ class TestTheGuard(worlds.BooksTestCase):
 
     def take(self, hosts):
         with self.database.writer() as session:
-            ledger.advance(session.connection(), NOW, hosts, {})
+            guarding.advance(session.connection(), NOW, hosts, {})
 
     def test_a_host_that_was_read_and_not_changed_can_be_taken(self):
         self.host('one', VCPU=1)
@@ -418,7 +419,7 @@ class TestTheGuard(worlds.BooksTestCase):
             taken.extend(host.id for host in hosts)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger.advance', watched))
+            'blazar_core.books.guarding.advance', watched))
         edits = [ledger.Edit(None, ledger.NewBooking(
             'reservation', self.host_id(name), None,
             model.Window(NOW, NOW + 1), {'VCPU': 1}))
@@ -427,6 +428,41 @@ class TestTheGuard(worlds.BooksTestCase):
             ledger.decide(connection, NOW, edits)
         self.assertEqual([self.host_id(name) for name in (
             'one', 'two', 'three')], taken)
+
+
+class TestMany(worlds.BooksTestCase):
+    """However many hosts are decided about, it takes as many statements."""
+
+    def statements(self, count):
+        edits = [ledger.Edit(None, ledger.NewBooking(
+            'reservation', host_id, None, model.Window(NOW, NOW + 10),
+            {'VCPU': 1})) for host_id in self.ids[:count]]
+        noted = []
+
+        def note(_connection, _cursor, statement, *_rest):
+            noted.append(statement)
+
+        engine = self.database.engine
+        sa.event.listen(engine, 'before_cursor_execute', note)
+        try:
+            with self.database.begin() as connection:
+                ledger.add(connection, ledger.decide(connection, NOW, edits))
+        finally:
+            sa.event.remove(engine, 'before_cursor_execute', note)
+        return len(noted)
+
+    def test_it(self):
+        for number in range(3 * guarding.MANY):
+            self.host(str(number), VCPU=4)
+        self.ids = sorted(self.scalars(models.Host.id))
+        self.assertEqual(self.statements(guarding.MANY + 1),
+                         self.statements(3 * guarding.MANY))
+        self.assertLess(self.statements(3 * guarding.MANY), 10)
+        self.assertEqual([4] * (guarding.MANY + 1) + [3] * (
+            2 * guarding.MANY - 1), [
+                generation for _id, generation in sorted(zip(
+                    self.scalars(models.Host.id),
+                    self.scalars(models.Host.generation)))])
 
 
 class TestDecisionsThatMeet(worlds.BooksTestCase):
@@ -461,6 +497,38 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
         self.assertRaises(errors.BooksBusy, self.database.retried, work)
         self.assertEqual(3, len(runs) - 1)
         self.assertEqual(1, len(self.scalars(models.Booking)))
+
+    def test_of_many_hosts_nobody_else_decides_from_the_reading_on(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.guarding.MANY', 2))
+        names = ['one', 'two', 'three']
+        for name in names:
+            self.host(name, VCPU=2)
+        check, other = ledger._check, self.books.connect()
+        begun, threads = [], []
+
+        def book(database, *names):
+            with database.writer() as session:
+                ledger.amend(session, NOW, [ledger.Edit(
+                    None, ledger.NewBooking(
+                        'reservation', self.host_id(name), None,
+                        model.Window(NOW, NOW + 10), {'VCPU': 1}))
+                    for name in names])
+
+        def watched(*args):
+            check(*args)
+            if not begun:
+                begun.append(None)
+                threads.append(self.books.meanwhile(
+                    lambda: other.retried(book, other, 'two')))
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.ledger._check', watched))
+        book(self.database, *names)
+        threads[0].join(20)
+        self.assertEqual(4, len(self.scalars(models.Booking)))
+        self.assertEqual(3, self.scalars(
+            models.Host.generation, models.Host.name == 'two')[0])
 
 
 class ReportTestCase(worlds.BooksTestCase):

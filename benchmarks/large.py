@@ -1,0 +1,198 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases of many servers, and what a thousand hosts cost.
+
+make: a lease of one server on each of 1,000 hosts; end: all of it, by its
+withdrawal. statements are those of the database, begin and commit not
+counted. run and gone: it is told of 400 servers of one lease, one after the
+other, that they run and that they are gone; seconds for all of them.
+
+beside: while another process books twenty servers a second on the same hosts,
+so many leases of all of them are made, one after the other. unmade_pct is how
+many of them were not; slowest_s how long the slowest took; others_unmade_pct
+how many of the small ones were not made meanwhile.
+"""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+import typing as ty
+import unittest
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from benchmarks import admission as admissions
+from benchmarks import records
+from benchmarks import servers
+from blazar_core.books import admission
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.leases import leases
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_core.lifecycle import lifecycle
+from blazar_core import resources
+from tests import databases
+from tests.unit import base
+
+HOSTS, SERVERS, LEASES = 1000, 400, 5
+#: Seconds between two small leases.
+PACE = 0.05
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    hosts, count = (50, 10) if quick else (HOSTS, SERVERS)
+    for kind in servers.KINDS:
+        try:
+            with servers.place(kind) as place:
+                admissions.add_hosts(place.url, hosts)
+                yield from measure(f'large.{kind}', place, hosts, count)
+            with servers.place(kind) as place:
+                admissions.add_hosts(place.url, hosts)
+                yield from beside(f'large.{kind}.beside', place, hosts,
+                                  1 if quick else LEASES)
+        except unittest.SkipTest as skip:
+            print(f'{kind}: {skip}')
+
+
+class Books:
+    """The books, with somebody who makes leases of as many servers as there
+    are hosts.
+    """
+
+    def __init__(self, url: str, strategy: str = 'pack') -> None:
+        self.clock = clocks.SystemClock()
+        self.database = api.Database(databases.configuration(url))
+        self.admission = admission.Admission(
+            self.database, self.clock, admissions.STRATEGIES[strategy])
+        self.types = resources.Types({}, base.FakeType())
+        self.leases = leases.Leases(
+            self.database, self.clock, self.admission, self.types)
+        self.statements = 0
+        sa.event.listen(self.database.engine, 'before_cursor_execute',
+                        self._count)
+
+    def _count(self, _connection: ty.Any, _cursor: ty.Any, statement: str,
+               *_rest: ty.Any) -> None:
+        self.statements += not statement.startswith('BEGIN')
+
+    def make(self, count: int, vcpus: int) -> dict[str, ty.Any]:
+        """A lease that starts tomorrow, of servers on different hosts."""
+        start = self.clock.now() + 86_400
+        return self.leases.making.create(making.NewLease(
+            'project', 'user', requests.LeaseRequest(
+                name='large', window=model.Window(start, start + 3600),
+                before_end=None, events=(), on_end='delete',
+                starts_now=False),
+            (making.NewReservation(
+                model.Demand({'VCPU': vcpus}, count,
+                             affinity=model.Affinity.DIFFERENT),
+                tuple(uuidutils.generate_uuid() for _one in range(count))),
+             )), 'sealed')
+
+    def lifecycle(self, cloud: base.FakeCloud) -> lifecycle.Lifecycle:
+        return lifecycle.Lifecycle(
+            self.database, self.clock, self.admission, cloud,
+            lambda sealed: sealed, lambda _event, _lease: None, 300,
+            base.LOST_AFTER, self.types, {}, 1800)
+
+
+def measure(name: str, place: servers.Place, hosts: int, count: int,
+            ) -> ty.Iterator[records.Record]:
+    """What a large lease costs."""
+    books = Books(place.url)
+    # Everything is read, connected and compiled.
+    books.leases.making.withdraw(books.make(2, 1)['id'])
+    made: list[dict[str, ty.Any]] = []
+    for what, work in (('make', lambda: made.append(books.make(hosts, 8))),
+                       ('end', lambda: books.leases.making.withdraw(
+                           made[0]['id']))):
+        books.statements, begin = 0, time.perf_counter()
+        work()
+        yield records.Record(f'{name}.{what}', 'seconds',
+                             time.perf_counter() - begin)
+        yield records.Record(f'{name}.{what}', 'statements',
+                             books.statements)
+    lease = books.make(count, 1)
+    life = books.lifecycle(base.FakeCloud())
+    life.starting.start(lease['id'])
+    for what, state in (('run', clouds.ServerState.RUNNING),
+                        ('gone', clouds.ServerState.GONE)):
+        books.statements, begin = 0, time.perf_counter()
+        for server_id in lease['reservations'][0]['servers']:
+            life.observing.observe(server_id, clouds.Seen(state))
+        yield records.Record(f'{name}.{what}', 'seconds',
+                             time.perf_counter() - begin)
+        yield records.Record(f'{name}.{what}', 'statements',
+                             books.statements)
+    books.database.engine.dispose()
+
+
+def beside(name: str, place: servers.Place, hosts: int, count: int,
+           ) -> ty.Iterator[records.Record]:
+    """Large leases, while small ones are made all the time."""
+    process = subprocess.Popen(
+        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.large', place.url],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdout.readline()
+    books, made, slowest = Books(place.url), 0, 0.0
+    logging.disable(logging.WARNING)
+    for _number in range(count):
+        begin = time.perf_counter()
+        try:
+            books.make(hosts, 4)
+            made += 1
+        except errors.BooksBusy:
+            pass
+        slowest = max(slowest, time.perf_counter() - begin)
+    logging.disable(logging.NOTSET)
+    process.stdin.close()
+    small = json.loads(process.stdout.readline())
+    process.wait(60)
+    yield records.Record(name, 'unmade_pct', 100 - 100 * made / count)
+    yield records.Record(name, 'slowest_s', slowest)
+    yield records.Record(name, 'others_unmade_pct', 100 - (
+        100 * small['made'] / max(small['asked'], 1)))
+    books.database.engine.dispose()
+
+
+def small(url: str) -> None:
+    """The process beside: a small lease each time, until it is told to end."""
+    logging.disable()
+    books = Books(url, 'spread')
+    books.make(1, 1)
+    print('ready', flush=True)
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()),
+                     daemon=True).start()
+    asked = made = 0
+    while not ended.wait(PACE):
+        asked += 1
+        try:
+            books.make(1, 1)
+            made += 1
+        except errors.BooksBusy:
+            pass
+    print(json.dumps({'asked': asked, 'made': made}), flush=True)
+
+
+if __name__ == '__main__':
+    small(*sys.argv[1:])

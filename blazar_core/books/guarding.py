@@ -1,0 +1,138 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The generations of hosts: the right to decide about them.
+
+A process that decides about hosts moves their generations from those that it
+has read, and leaves the changes behind under the next ones. Of two that have
+read the same one loses, and decides again.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['MANY', 'advance']
+
+#: Of more hosts than these nobody else decides from when they are read on.
+MANY = 32
+#: Of so many at most is decided by one statement.
+_MOST = 1000
+
+_HOSTS = models.Host.__table__
+_CHANGES = models.Change.__table__
+_TAKE = sa.update(_HOSTS).where(
+    _HOSTS.c.id == sa.bindparam('host'),
+    _HOSTS.c.generation == sa.bindparam('seen'),
+).values(generation=_HOSTS.c.generation + 1)
+_TAKE_MANY = sa.update(_HOSTS).where(
+    # By the ids alone, too: not every database finds pairs by an index.
+    _HOSTS.c.id.in_(sa.bindparam('hosts', expanding=True)),
+    sa.tuple_(_HOSTS.c.id, _HOSTS.c.generation).in_(
+        sa.bindparam('seen', expanding=True)),
+).values(generation=_HOSTS.c.generation + 1)
+#: What of a host's row follows from what runs there.
+_OF_USAGE = frozenset({'usage', 'consumers', 'updated_at', 'recheck_at'})
+
+
+class Host(ty.Protocol):
+    """A host as it was read."""
+
+    @property
+    def id(self) -> int:
+        ...
+
+    @property
+    def generation(self) -> int:
+        ...
+
+
+class Change(ty.Protocol):
+    """So much more (sign 1) or less (sign -1) on a host over a window."""
+
+    @property
+    def window(self) -> model.Window:
+        ...
+
+    @property
+    def resources(self) -> model.Resources:
+        ...
+
+    @property
+    def sign(self) -> int:
+        ...
+
+
+def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[Host],
+            changes: ty.Mapping[int, ty.Sequence[Change]],
+            **values: ty.Any) -> None:
+    """Claim the right to decide about hosts, and say what was decided.
+
+    A statement for each host, so that whoever loses knows where; of more than
+    :data:`MANY`, one for each thousand of them.
+
+    :param hosts: in the order of their ids, so that two that want the same
+        ones do not wait for each other
+    :param values: what the rows of the hosts get. A follower of the changes
+        is told the usage; anything else it has to read
+    :raises LostRace: when a generation is no longer the one read
+    """
+    rows: list[dict[str, ty.Any]] = []
+    usage = values.get('usage') if values.keys() <= _OF_USAGE else None
+    hosts = list(hosts)
+    step = 1 if len(hosts) <= MANY else _MOST
+    for first in range(0, len(hosts), step):
+        _take(connection, hosts[first:first + step], values)
+    for host in hosts:
+        own = changes.get(host.id, ())
+        rows += [{
+            'host_id': host.id, 'generation': host.generation + 1,
+            'parts': len(own), 'created_at': now,
+            'start_date': change.window.start,
+            'end_date': change.window.end, 'sign': change.sign,
+            'resources': dict(change.resources),
+        } for change in own] or [{
+            'host_id': host.id, 'generation': host.generation + 1,
+            'parts': 1, 'created_at': now, 'start_date': None,
+            'end_date': None, 'sign': 0, 'resources': usage}]
+    if rows:
+        connection.execute(_CHANGES.insert(), rows)
+
+
+def _take(connection: sa.Connection, hosts: ty.Sequence[Host],
+          values: ty.Mapping[str, ty.Any]) -> None:
+    """Move the generations of hosts by one.
+
+    :raises LostRace: when one is no longer the one read
+    """
+    if len(hosts) == 1:
+        take: sa.Update = _TAKE
+        those: dict[str, ty.Any] = {
+            'host': hosts[0].id, 'seen': hosts[0].generation}
+    else:
+        take, those = _TAKE_MANY, {
+            'hosts': [host.id for host in hosts],
+            'seen': [(host.id, host.generation) for host in hosts]}
+    try:
+        taken = connection.execute(
+            take.values(**values) if values else take, those).rowcount
+    except Exception as exc:
+        # Databases that say themselves that another process was faster.
+        if not api.is_disturbance(exc):
+            raise
+        raise api.LostRace(hosts[0].id) from exc
+    if taken != len(hosts):
+        raise api.LostRace(hosts[0].id)

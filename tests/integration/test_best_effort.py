@@ -78,7 +78,7 @@ class BestEffortTest(test_retrying.WaitingTestCase):
         self.assertEqual(self.host, self.where(self.other))
 
 
-class WholeHostTest(test_hosts.TwoHostsTestCase):
+class CheapTestCase(test_hosts.TwoHostsTestCase):
     """On each a server of the other project that may be moved."""
 
     def setUp(self) -> None:
@@ -117,7 +117,8 @@ class WholeHostTest(test_hosts.TwoHostsTestCase):
         self.wait_for_server(server_id)
         return str(server_id)
 
-    def test_one_is_freed_for_a_lease(self) -> None:
+    def booted_on_each(self) -> dict[str, str]:
+        """On which of the two hosts there is which server."""
         servers = [self.booted()]
         # What is left of its host, so that the next one comes to another.
         filler = self.active(resource_type='virtual:instance', vcpus=6,
@@ -126,20 +127,35 @@ class WholeHostTest(test_hosts.TwoHostsTestCase):
         before = {one: self.host_of(one) for one in servers}
         self.assertEqual({*self.MINE}, {*before.values()})
         self.other('DELETE', f'/leases/{filler["id"]}', service='reservation')
+        return before
+
+    def ask_for_one(self, *words: str) -> base.Json:
+        """A lease of one of the two hosts, which has to be freed for it."""
+        known = self.leases().keys()
         done = self.run_client(
             'openstack', 'reservation', 'request', 'whole', '--lease-type',
             'best_effort', '--timeout', '10m', '--end-date',
             base.date(time.time() + 1200)[:16], '--reservation',
             'resource_type=physical:host,min=1,max=1,hypervisor_properties=,'
-            f'resource_properties={GPU}', '--wait')
+            f'resource_properties={GPU}', *words)
         self.assertEqual(0, done.returncode, done.stderr)
-        moved, = (one for one in servers if self.host_of(one) != before[one])
-        self.assertEqual(1, len({self.host_of(one) for one in servers}))
-        lease, = (one for one in self.leases().values()
-                  if one['name'] == 'whole')
+        new, = self.leases().keys() - known
+        return self.leases()[new]
+
+    def assert_freed(self, lease: base.Json, before: dict[str, str]) -> None:
+        """One has moved to the host of the other one, and all is well."""
+        moved, = (one for one in before if self.host_of(one) != before[one])
+        self.assertEqual(1, len({self.host_of(one) for one in before}))
         self.assertEqual([before[moved]], self.aggregates()[
             lease['reservations'][0]['id']])
-        for server_id in servers:
+        for server_id in before:
             self.wait_for_server(server_id)
         done = self.verify()
         self.assertEqual(0, done.returncode, done.stdout)
+
+
+class WholeHostTest(CheapTestCase):
+
+    def test_one_is_freed_for_a_lease(self) -> None:
+        before = self.booted_on_each()
+        self.assert_freed(self.ask_for_one('--wait'), before)

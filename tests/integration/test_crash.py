@@ -31,6 +31,7 @@ import requests
 
 from blazar_core.lifecycle import steps
 from tests.integration import base
+from tests.integration import test_best_effort
 from tests.integration import test_hosts
 from tests.stack import processes
 
@@ -277,6 +278,28 @@ class HostsTest(CrashTestCase, test_hosts.HostsTestCase):
         self.assertEqual(
             {'freepool': hosts, 'blazar_pool': hosts}, self.aggregates())
         self.assert_nothing_left()
+
+
+class RoomTest(CrashTestCase, test_best_effort.CheapTestCase):
+    """A host is freed for a lease, and whoever does it dies."""
+
+    def test_at_each_step_of_one_plan(self):
+        before = self.booted_on_each()
+        self.without('blazar-listener-1', 'blazar-listener-2')
+        lease = self.ask_for_one()
+        self.assertEqual('IN_PROGRESS', lease['status'])
+        # Nobody knows whether the move that was taken was asked for: there
+        # is time for that to be seen, and then the other server moves.
+        for step in (Step.ROOM_PLANNED, Step.ROOM_TAKEN, Step.ROOM_ASKED,
+                     Step.ROOM_SEEN):
+            self.listener_dies_at(step)
+        self.new_listener()
+        self.wait_for_lease(lease['id'], 'ACTIVE', PATIENCE)
+        self.assert_freed(lease, before)
+        asked = [one['instance_uuid'] for one in self.admin(
+            'GET', '/os-migrations')['migrations']
+            if one['instance_uuid'] in before]
+        self.assertEqual(1, len(asked), asked)
 
 
 class EnrolmentTest(CrashTestCase, test_hosts.HostsTestCase):

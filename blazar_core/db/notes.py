@@ -47,7 +47,8 @@ class RequestKey(models.Base):
 
 class Setting(models.Base):
     """With what a kind of process was started last (``name``), as far as
-    others must have it alike (:mod:`blazar_core.db.settings`).
+    others must have it alike (:mod:`blazar_core.db.settings`); and what was
+    purged (:mod:`blazar_core.leases.purging`).
     """
 
     __tablename__ = 'settings'

@@ -30,6 +30,7 @@ from blazar_core.leases import credentials
 from blazar_core.lifecycle import orphans
 from blazar_nova.cmd import listings
 from blazar_nova.cmd import maintaining
+from blazar_nova.cmd import purging
 
 if ty.TYPE_CHECKING:
     from blazar_nova.cmd import importing
@@ -74,14 +75,13 @@ def _parser() -> argparse.ArgumentParser:
     database = _noun(nouns, 'db', 'the schema of the database')
     _verb(database, 'sync', 'bring the schema to this version', _db_sync)
     _verb(database, 'version', 'print the version of the schema', _db_version)
+    purging.add(database).set_defaults(action=purging.run)
     key = _noun(nouns, 'key', 'the keys of what is kept sealed')
     _verb(key, 'create', 'print a fresh key for encryption_keys', _key_create)
     _verb(key, 'rotate', 'seal everything again with the first key',
           _key_rotate)
     lease = _noun(nouns, 'lease', 'the leases of all projects')
-    leases = _verb(lease, 'list', 'list them', lambda conf, parsed: (
-        listings.show(parsed.format, listings.leases(
-            api.Database(conf), parsed.ended))))
+    leases = _verb(lease, 'list', 'list them', _lease_list)
     leases.add_argument('--ended', action='store_true',
                         help='those that are over, too')
     listings.add_format(leases)
@@ -209,6 +209,13 @@ def _key_rotate(conf: cfg.ConfigOpts) -> None:
     secrets = vault.Vault(conf.blazar.encryption_keys)
     count = credentials.reseal(api.Database(conf), secrets.reseal)
     print(f'{count} held builds are sealed with the first key.')
+
+
+def _lease_list(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
+    database = api.Database(conf)
+    listings.show(parsed.format, listings.leases(database, parsed.ended))
+    if parsed.ended:
+        purging.say_since(database)
 
 
 def _lease_orphans(parsed: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ from blazar_core.books import news
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.leases import purging
 from blazar_core.leases import repeats
 from blazar_nova.compat import service
 from blazar_nova.compat import survey
@@ -222,11 +223,13 @@ class Mirror:
             self.apart(f'Server {server_id}', self.delete_orphan, server_id)
 
     def _have_leases(self) -> bool:
-        """Whether there is any lease in the books; those that are over stay.
+        """Whether there is any lease in the books, or has been; those that
+        are over stay until they are purged.
         """
         with self._parts.database.reader() as session:
-            return session.scalar(
-                sa.select(models.Lease.id).limit(1)) is not None
+            there = session.scalar(sa.select(models.Lease.id).limit(1))
+        return there is not None or (
+            purging.purged_before(self._parts.database) is not None)
 
     def delete_orphan(self, server_id: str) -> None:
         """Delete a server that waits for a lease which nobody made."""

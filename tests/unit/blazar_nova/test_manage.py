@@ -40,6 +40,7 @@ from blazar_core.lifecycle import health
 from blazar_core.lifecycle import orphans
 from blazar_core import resources
 from blazar_nova.cmd import manage
+from blazar_nova.cmd import purging
 
 from tests import databases
 from tests.unit import base
@@ -177,6 +178,47 @@ class ManageTest(base.TestCase):
         self.assertEqual([], self.json('lease', 'list'))
         self.assertEqual([lease['id']], [
             one['id'] for one in self.json('lease', 'list', '--ended')])
+
+    def purge(self, *words):
+        """Type the command, at the time of the tests."""
+        with mock.patch.object(purging.clocks, 'SystemClock',
+                               lambda: clocks.ManualClock(self.now)):
+            return self.manage('db', 'purge', *words)
+
+    def test_leases_that_were_over_are_purged_and_it_is_said_since_when(self):
+        self.manage('db', 'sync')
+        with self.database().writer() as session:
+            session.add_all(models.Lease(
+                id=status, name='name', project_id='project', user_id='user',
+                start_date=0, end_date=9, on_end='delete', status=status,
+                created_at=0, updated_at=9) for status in (
+                    'TERMINATED', 'ACTIVE'))
+        # What is read by scripts is on stdout.
+        self.assertNotIn('purged', self.manage('lease', 'list', '--ended')[1])
+        before = '2027-01-14 08:00'
+        for words, said in ((['--dry-run'], 'would be'), ([], 'were'),):
+            code, text = self.purge('--before', before, *words)
+            self.assertEqual((0, (
+                f'1 leases {said} deleted that were over before {before} UTC.'
+                f'\n')), (code, text.partition('\n')[0] + '\n'))
+            self.assertIn('1 leases; those that ended until 1970', text)
+        code, text = self.purge('--before', before, '--format', 'json')
+        self.assertEqual({'deleted': 0, 'kept': 0, 'dry_run': False},
+                         json.loads(text))
+        code, text = self.manage('lease', 'list', '--ended')
+        self.assertEqual(0, code)
+        self.assertNotIn('TERMINATED', text)
+        self.assertIn(f'over before {before} UTC were purged', text)
+        self.assertNotIn('purged', self.manage('lease', 'list')[1])
+
+    def test_a_date_that_no_purge_takes_is_a_sentence(self):
+        for date, said in (
+                ('2028-01-01 00:00', '--before is to come.'),
+                ('2027-01-15 07:00', 'for 24 hours at least'),
+                ('yesterday', 'yesterday is an invalid date.')):
+            self.assertEqual((1, True), (
+                (one := self.purge('--before', date))[0], said in one[1]),
+                date)
 
     def test_what_has_failed_is_listed(self):
         self.manage('db', 'sync')

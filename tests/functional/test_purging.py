@@ -1,0 +1,63 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""``blazar-nova-manage db purge``, beside an API and a listener."""
+
+import contextlib
+import io
+
+import fixtures
+
+from blazar_nova.cmd import manage
+from tests.functional import test_api
+
+DAY = 86400
+
+
+class PurgeTest(test_api.ApiTestCase):
+
+    def command(self, *words):
+        """Type one; returns its exit code and what it wrote."""
+        out = io.StringIO()
+        with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._conf',
+                                   lambda _files: self.listener.parts.conf),
+              fixtures.MonkeyPatch('blazar_core.common.clock.SystemClock',
+                                   lambda: self.clock),
+              contextlib.redirect_stdout(out),
+              contextlib.redirect_stderr(out)):
+            return manage.main([*words]), out.getvalue()
+
+    def test_what_was_over_long_ago_goes_and_nothing_else(self):
+        over = self.make_active(name='over')
+        used = self.boot_active('vm', hints=self.lease_hints('used'))
+        later = self.hold('later', start_in=5 * DAY)
+        self.alice.delete_server(used['id'])
+        self.wait_until_gone(used['id'])
+        self.fill_books()
+        self.run_until(self.began + 7200)
+        self.assertEqual('TERMINATED', self.get(over)['status'])
+        self.clock.advance(3 * DAY)
+        before = self.at(DAY)
+        code, text = self.command('db', 'purge', '--before', before)
+        self.assertEqual(0, code, text)
+        self.assertIn(f'2 leases were deleted that were over before {before}',
+                      text)
+        self.ask('GET', f'/leases/{over["id"]}', code=404)
+        self.assertEqual(['later'], [one['name'] for one in self.leases()])
+        self.assertEqual([], self.books(
+            f"SELECT * FROM events WHERE lease_id = '{over['id']}'"))
+        self.assertIn('were purged', self.command(
+            'lease', 'list', '--ended')[1])
+        self.fill_books()
+        self.assert_verified()
+        self.run_until(self.began + 5 * DAY)
+        self.wait_for_status(later['id'], 'ACTIVE')

@@ -16,18 +16,21 @@ import collections
 import typing as ty
 
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core.books import inventory
 from blazar_core.books import snapshot
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['COMPARE', 'Known', 'NEWEST', 'News', 'Step', 'Torn', 'overdue',
-           'trim']
+__all__ = ['BATCH', 'COMPARE', 'Known', 'NEWEST', 'News', 'Step', 'Torn',
+           'overdue', 'trim']
 
 #: Seconds between two comparisons of the generations of all hosts.
 COMPARE = 30
+
+#: How many changes are forgotten by one transaction.
+BATCH = 5000
 
 #: Seconds for which a missing id is looked for, and how many at most.
 _MISSING_SECONDS = 5
@@ -50,6 +53,12 @@ _OVERDUE = sa.select(
     _BOOKING.host_id, _BOOKING.end_date, _BOOKING.resources).where(
         _BOOKING.placed_at.is_not(None), snapshot.CURRENT,
         _BOOKING.end_date <= sa.bindparam('now'))
+
+
+_OLDEST = sa.select(_CHANGE.id, _CHANGE.created_at).order_by(
+    _CHANGE.id).limit(BATCH)
+_FORGET = sa.delete(models.Change.__table__).where(
+    _CHANGE.id < sa.bindparam('newest'))
 
 
 class Torn(Exception):
@@ -219,18 +228,32 @@ def overdue(connection: sa.Connection, now: int) -> list[ty.Any]:
     return list(connection.execute(_OVERDUE, {'now': now}).all())
 
 
-def trim(session: orm.Session, before: int) -> int:
+def trim(database: api.Database, before: int) -> int:
     """Forget changes from before an instant, but the newest of them.
 
     The newest one tells followers that know it already that the database is
-    the one that they have followed. Each change bears the time of its process:
-    where clocks differ, more or fewer are kept, and a follower that misses one
-    that it needs reads everything again.
+    the one that they have followed. Each change bears the time of its process,
+    and what was numbered before one that is old goes with it: where clocks
+    differ, more or fewer are kept, and a follower that misses one that it
+    needs reads everything again.
+
+    There may be millions of them: they go in transactions of :data:`BATCH`
+    rows, which are found by their ids.
 
     :returns: how many were forgotten
+    :raises BooksUnavailable: when the database does not answer
     """
-    old = _CHANGE.created_at < before
-    newest = session.scalar(sa.select(sa.func.max(_CHANGE.id)).where(old))
-    deleted = session.execute(sa.delete(models.Change).where(
-        old, _CHANGE.id < (newest or 0)))
-    return ty.cast('sa.CursorResult[ty.Any]', deleted).rowcount
+    forgotten = 0
+    while some := database.retried(_trim_some, database, before):
+        forgotten += some
+    return forgotten
+
+
+def _trim_some(database: api.Database, before: int) -> int:
+    with database.connection() as connection:
+        old = [row.id for row in connection.execute(_OLDEST)
+               if row.created_at < before]
+    if len(old) < 2:
+        return 0
+    with database.begin() as connection:
+        return connection.execute(_FORGET, {'newest': old[-1]}).rowcount

@@ -31,6 +31,8 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.books import follower
+from blazar_core.books import news
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import states
@@ -175,7 +177,10 @@ class Purging:
                         name.in_(names), since < before,
                         ~sa.exists().where(needed == name)))
                 last = names[-1]
-        self._database.retried(self._trim_keys)
+        now = self._clock.now()
+        self._database.retried(repeats.trim, self._database, now)
+        # Where no listener runs, nobody else does that.
+        news.trim(self._database, now - follower.KEEP)
 
     def _names(self, name: sa.Column[str], last: str) -> ty.Sequence[str]:
         with self._database.connection() as connection:
@@ -185,10 +190,6 @@ class Purging:
     def _forget(self, statement: sa.Delete) -> None:
         with self._database.begin() as connection:
             connection.execute(statement)
-
-    def _trim_keys(self) -> None:
-        with self._database.begin() as connection:
-            repeats.trim(connection, self._clock.now())
 
 
 def _over(session: orm.Session, ids: ty.Sequence[str], before: int,

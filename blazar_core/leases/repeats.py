@@ -113,7 +113,11 @@ def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,
         created_at=now))
 
 
-def trim(connection: sa.Connection, now: int) -> None:
-    """Forget the keys that are old."""
-    connection.execute(sa.delete(_KEYS).where(
-        _KEYS.c.created_at < now - KEEP))
+def trim(database: api.Database, now: int) -> None:
+    """Forget the keys that are old.
+
+    :raises BooksUnavailable: when the database does not answer
+    """
+    with database.begin() as connection:
+        connection.execute(sa.delete(_KEYS).where(
+            _KEYS.c.created_at < now - KEEP))

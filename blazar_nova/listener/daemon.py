@@ -66,6 +66,9 @@ _MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
 #: comparison that failed altogether.
 _TICK = 1
 _PAUSE = 10
+#: Seconds between two times that old changes are forgotten: what there is of
+#: them is bounded by that, however long a comparison takes, or how it fails.
+_TRIM = 60
 
 
 class Listener:
@@ -114,6 +117,8 @@ class Listener:
                   ('preflight', preflight.PAUSE, 'What held builds lack',
                    functools.partial(self.parts.preflight.look,
                                      self._stopping.is_set)),
+                  ('trimming', _TRIM, 'What nobody asks for any more',
+                   self.mirror.trim),
                   ('leaving', self._interval, 'Which hosts are to leave',
                    self._enrolling.remove_left),
                   ('orphans', 3600 * conf.blazar.orphan_interval,

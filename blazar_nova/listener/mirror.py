@@ -139,7 +139,6 @@ class Mirror:
         self.hosts.compare_pools(self.apart)
         self.apart('The servers', self._compare_servers)
         self.catch_up()
-        self._parts.database.retried(self._trim)
 
     def apart(self, what: str, work: ty.Callable[P, None], *args: P.args,
               **kwargs: P.kwargs) -> bool:
@@ -178,10 +177,15 @@ class Mirror:
             if seen != books[server_id]:
                 self._look_into(hints.Hint('server', server_id, None))
 
-    def _trim(self) -> None:
-        with self._parts.database.writer() as session:
-            news.trim(session, self._parts.clock.now() - follower.KEEP)
-            repeats.trim(session.connection(), self._parts.clock.now())
+    def trim(self) -> None:
+        """Forget what nobody asks for any more: old changes of the books, and
+        the keys of old requests.
+
+        :raises BooksUnavailable: when the database does not answer
+        """
+        now = self._parts.clock.now()
+        news.trim(self._parts.database, now - follower.KEEP)
+        self._parts.database.retried(repeats.trim, self._parts.database, now)
 
     def recheck(self) -> None:
         """Look at the hosts whose recheck is due.

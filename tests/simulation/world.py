@@ -567,7 +567,9 @@ class World:
         if len(self.look(
                 f'SELECT 1 FROM changes WHERE created_at < '
                 f'{core.clock.now() - follower.KEEP} LIMIT 2')) > 1:
-            core.database.retried(self._trim, core)
+            news.trim(core.database, core.clock.now() - follower.KEEP)
+            core.database.retried(
+                repeats.trim, core.database, core.clock.now())
 
     def _apart(self, work: ty.Callable[..., ty.Any], *args: ty.Any) -> None:
         with contextlib.suppress(errors.CloudUnavailable, errors.BooksBusy):
@@ -617,11 +619,6 @@ class World:
             inventory.retain(session, [
                 host.uuid for host in self.cloud.hosts.values()
                 if host.there], core.clock.now())
-
-    def _trim(self, core: Core) -> None:
-        with core.database.writer() as session:
-            news.trim(session, core.clock.now() - follower.KEEP)
-            repeats.trim(session.connection(), core.clock.now())
 
     def compare_server(self, core: Core, working: engine.Engine,
                        server_id: str) -> None:

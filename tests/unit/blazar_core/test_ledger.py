@@ -12,6 +12,7 @@
 
 import collections
 import dataclasses
+from unittest import mock
 
 import fixtures
 from hypothesis import strategies as st
@@ -889,11 +890,35 @@ class TestTrim(worlds.BooksTestCase):
         self.book('one', 10, 20, VCPU=1)
         for before, count in ((NOW, 0), (NOW + 10, 0), (NOW + 11, 1),
                               (NOW + 11, 0), (NOW + 99, 1), (NOW + 99, 0)):
-            with self.database.writer() as session:
-                self.assertEqual(count, news.trim(session, before))
+            self.assertEqual(count, news.trim(self.database, before))
         self.assertEqual(({'hosts': 1, 'bookings': 2, 'changes': 1}, 3), (
             self.count_rows('leases', 'reservations'),
             self.generation('one')))
+
+    def change(self, *seconds: int) -> None:
+        with self.database.begin() as connection:
+            connection.execute(sa.insert(models.Change.__table__), [{
+                'host_id': 1, 'generation': number, 'sign': 1,
+                'created_at': NOW + one}
+                for number, one in enumerate(seconds)])
+
+    def test_many_are_forgotten_by_several_transactions(self):
+        self.change(*range(12))
+        some = []
+        real = news._trim_some
+        with (mock.patch.object(news, '_OLDEST', news._OLDEST.limit(4)),
+              mock.patch.object(news, '_trim_some', lambda *given: (
+                  some.append(real(*given)) or some[-1]))):
+            self.assertEqual(9, news.trim(self.database, NOW + 10))
+        self.assertEqual([3, 3, 3, 0], some)
+        self.assertEqual([NOW + 9, NOW + 10, NOW + 11], sorted(
+            self.scalars(models.Change.created_at)))
+
+    def test_what_a_clock_that_is_ahead_has_written_keeps_nothing(self):
+        self.change(999, 0, 999, 1, 2, 999)
+        self.assertEqual(4, news.trim(self.database, NOW + 10))
+        self.assertEqual([NOW + 2, NOW + 999], sorted(
+            self.scalars(models.Change.created_at)))
 
 
 class TestRebinding(base.LeaseTestCase):

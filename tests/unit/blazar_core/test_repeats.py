@@ -100,8 +100,7 @@ class TestRepeats(base.LeaseTestCase):
         self.make(self.key())
         for seconds, left in ((repeats.KEEP, 1), (1, 0)):
             self.clock.advance(seconds)
-            with self.database.begin() as connection:
-                repeats.trim(connection, self.clock.now())
+            repeats.trim(self.database, self.clock.now())
             self.assertEqual(left, self.count_rows()['request_keys'])
 
     def test_what_is_no_key(self):

@@ -17,9 +17,13 @@ import types
 import fixtures
 from oslo_utils import uuidutils
 
+from blazar_core.books import follower
 from blazar_core.books import inventory
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.db import notes
+from blazar_core.leases import purging
+from blazar_core.leases import repeats
 from blazar_core import resources
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import mirror
@@ -54,6 +58,43 @@ class TestRecheck(base.DatabaseTestCase):
         looked.recheck()
         looked.recheck()
         self.assertEqual(['one'] * 3, asked)
+
+
+class TestTrim(base.DatabaseTestCase):
+
+    def test_what_nobody_asks_for_any_more_is_forgotten(self):
+        now = self.clock.now()
+        old = [now - follower.KEEP - 2, now - follower.KEEP - 1]
+        with self.database.writer() as session:
+            session.add_all(models.Change(
+                host_id=1, generation=number, sign=1, created_at=one)
+                for number, one in enumerate([*old, now]))
+            session.add_all(notes.RequestKey(
+                digest=str(one), asked='', lease_id='', created_at=one)
+                for one in (now - repeats.KEEP - 1, now))
+        mirror.Mirror(types.SimpleNamespace(
+            database=self.database, clock=self.clock), lambda: None).trim()
+        # The newest of the old ones tells that the database is the same.
+        self.assertEqual([old[1], now], sorted(
+            self.scalars(models.Change.created_at)))
+        self.assertEqual([now], self.scalars(notes.RequestKey.created_at))
+
+
+class TestLeases(base.LeaseTestCase):
+
+    def test_that_there_were_leases_is_known_after_a_purge(self):
+        looked = mirror.Mirror(types.SimpleNamespace(
+            database=self.database, clock=self.clock), lambda: None)
+        self.assertFalse(looked._have_leases())
+        self.host('host', VCPU=1)
+        lease = self.lease(0, 10)
+        self.assertTrue(looked._have_leases())
+        self.lifecycle.ending.end(lease['id'])
+        self.clock.advance(2 * purging.LEAST_AGE)
+        self.assertEqual(1, purging.Purging(
+            self.database, self.clock, lambda _text: None).purge(
+                self.clock.now() - purging.LEAST_AGE).deleted)
+        self.assertTrue(looked._have_leases())
 
 
 class TestCompare(base.DatabaseTestCase):

@@ -44,9 +44,9 @@ _COLUMNS = sa.select(
     _CHANGE.start_date, _CHANGE.end_date, _CHANGE.resources, _CHANGE.sign,
     _CHANGE.created_at)
 _CHANGES = _COLUMNS.order_by(_CHANGE.id)
-_NEW = _CHANGES.where(sa.or_(
-    _CHANGE.id >= sa.bindparam('top'),
-    _CHANGE.id.in_(sa.bindparam('missing', expanding=True))))
+_NEW = _CHANGES.where(_CHANGE.id >= sa.bindparam('top'))
+_LATE = _CHANGES.where(
+    _CHANGE.id.in_(sa.bindparam('missing', expanding=True)))
 _GENERATIONS = sa.select(_HOST.id, _HOST.generation)
 NEWEST = _COLUMNS.order_by(_CHANGE.id.desc()).limit(1)
 _OVERDUE = sa.select(
@@ -109,13 +109,16 @@ class Known:
         :raises Torn: when it does not continue what is known
         """
         rows = list(connection.execute(_NEW, {
-            'top': 0 if self.top is None else self.top.id,
-            'missing': list(self._missing)}))
+            'top': 0 if self.top is None else self.top.id}))
         if self.top is not None:
             if self.top not in rows:
                 raise Torn('the newest change that was known is not there '
                            'any more')
             rows.remove(self.top)
+        if self._missing:
+            # In one statement with the others SQLite reads all changes.
+            rows += connection.execute(_LATE, {
+                'missing': list(self._missing)})
         goals: dict[int, int] = {}
         for row in rows:
             goals[row.host_id] = max(

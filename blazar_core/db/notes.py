@@ -35,7 +35,10 @@ class RequestKey(models.Base):
     """
 
     __tablename__ = 'request_keys'
-    __table_args__ = (sa.Index('request_keys_created_idx', 'created_at'),)
+    __table_args__ = (
+        sa.Index('request_keys_created_idx', 'created_at'),
+        sa.Index('request_keys_lease_idx', 'lease_id'),
+    )
 
     digest: orm.Mapped[str] = orm.mapped_column(
         sa.String(64), primary_key=True)

@@ -263,6 +263,6 @@ def known(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
         return connection.execute(sa.select(
             lease.id, lease.name, lease.project_id, lease.user_id,
             lease.status, lease.end_date, orphan.missing, orphan.seen_at,
-        ).join(orphan, orphan.lease_id == lease.id).where(
+        ).join_from(orphan, lease, orphan.lease_id == lease.id).where(
             lease.status != states.Lease.TERMINATED).order_by(
                 orphan.seen_at, lease.id)).all()

@@ -1,0 +1,411 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""No statement reads all of a table that grows.
+
+What is asked of the books while many other tests run is asked of a database
+again that has leases of years: how it would go about it. Where it would read
+all rows of a table that grows with leases, the test fails, and says which
+statement of which function that is. What reads everything on purpose is listed
+with its reason (:data:`EVERYTHING`).
+"""
+
+import os
+import sys
+import typing as ty
+import unittest
+
+from oslo_utils import importutils
+import sqlalchemy as sa
+import testscenarios
+
+from blazar_core.db import models
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+DAY = 86400
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__)))) + os.sep
+
+#: The tests that ask: of all of ours those by which, together, nearly each
+#: function that asks anything does so, and that take the least time.
+ASKING = (
+    'blazar_core.test_adopting.TestActive',
+    'blazar_core.test_announcing.TestAnnouncing',
+    'blazar_core.test_audit.TestABookingWithoutALease',
+    'blazar_core.test_audit.TestWhatIsLeftBehind',
+    'blazar_core.test_audit.TestWhatIsRight',
+    'blazar_core.test_claims.TestPlaces',
+    'blazar_core.test_claims.TestSiblings',
+    'blazar_core.test_copying.TestBeforeTheEnd',
+    'blazar_core.test_engine.TestPauses',
+    'blazar_core.test_engine.TestShares',
+    'blazar_core.test_health.TestBelieving',
+    'blazar_core.test_health.TestHealing',
+    'blazar_core.test_joining.TestAdopting',
+    'blazar_core.test_joining.TestDying',
+    'blazar_core.test_leases.TestOccupy',
+    'blazar_core.test_leases.TestOffersMeanwhile',
+    'blazar_core.test_leases.TestQuestions',
+    'blazar_core.test_leases.TestReseal',
+    'blazar_core.test_leases.TestUpdate',
+    'blazar_core.test_ledger.TestTrim',
+    'blazar_core.test_lifecycle.TestCredentials',
+    'blazar_core.test_lifecycle.TestFailure',
+    'blazar_core.test_lifecycle.TestNotPlaced',
+    'blazar_core.test_lifecycle.TestObserve',
+    'blazar_core.test_lifecycle.TestStart',
+    'blazar_core.test_limits.TestGranted',
+    'blazar_core.test_maintenance.TestTaking',
+    'blazar_core.test_making_room.TestMakingRoom',
+    'blazar_core.test_noshows.TestNoShows',
+    'blazar_core.test_orphans.TestOrphans',
+    'blazar_core.test_owning.TestOwning',
+    'blazar_core.test_preflight.TestPreflight',
+    'blazar_core.test_purging.TestPurging',
+    'blazar_core.test_purging.TestRecurring',
+    'blazar_core.test_recurring.TestKept',
+    'blazar_core.test_repeats.TestRepeats',
+    'blazar_core.test_retrying.TestRetrying',
+    'blazar_core.test_settings.SettingsTest',
+    'blazar_core.test_views.TestFilters',
+    'blazar_core.test_views.TestOrder',
+    'blazar_core.test_whole_hosts.TestEnrolment',
+    'blazar_core.test_whole_hosts.TestFailing',
+    'blazar_core.test_whole_hosts.TestParts',
+    'blazar_core.test_whole_hosts.TestReserving',
+    'blazar_core.test_whole_hosts.TestWithin',
+    'blazar_nova.test_mirror.TestLeases',
+    'blazar_nova.test_mirror.TestRecheck',
+    'blazar_nova.test_mirror.TestTwoListeners',
+)
+
+#: What does not grow with leases, but with the cloud or what operators do.
+STEADY = {'hosts', 'host_properties', 'outages', 'projects', 'settings'}
+
+_VERIFY = 'An operator has all compared.'
+_COMPARISON = 'A comparison is of all servers that have a lease.'
+_FIRST = 'It stops after the first rows.'
+#: A page of the leases of all projects that are over, too: the database goes
+#: along their starts until the page is full, which nearly all of them fill.
+_PAGE = ('blazar_core/leases/views.py', 'page', 'leases')
+_ENDED = 'leases.deleted_at IS NULL OR'
+_KEPT = 'It is by what is kept of leases that go on.'
+#: What reads all rows of some tables on purpose: the file, the function, the
+#: tables and why.
+EVERYTHING = (
+    ('books/follower.py', 'Index._load', 'changes', _FIRST),
+    ('books/news.py', '_trim_some', 'changes', _FIRST),
+    ('books/snapshot.py', '_packed', 'bookings',
+     'Who has nothing of the books in memory reads all that is booked.'),
+    ('books/snapshot.py', 'load_bookings', 'bookings', 'So it counts them.'),
+    ('books/enrolment.py', 'allocations', 'bookings',
+     'An operator asks for all that is booked on enrolled hosts.'),
+    ('leases/credentials.py', 'reseal', 'credentials held_builds',
+     'All are sealed with another key.'),
+    ('leases/views.py', 'listed', 'leases', 'An operator lists all.'),
+    ('leases/within.py', 'astray', 'held_builds bookings', _KEPT),
+    ('lifecycle/announcing.py', 'told', 'would_end',
+     'An operator lists what was told in the last days.'),
+    ('lifecycle/audit/audit.py', 'Audit.size', 'bookings leases', _VERIFY),
+    ('lifecycle/audit/capacity.py', 'overbooked', 'bookings leases',
+     _VERIFY),
+    ('lifecycle/audit/remains.py', 'Remains._of_the_dead', 'held_builds',
+     _VERIFY),
+    ('lifecycle/audit/remains.py', 'Remains._unlike', 'bookings leases',
+     _VERIFY),
+    ('lifecycle/audit/remains.py', 'Remains._without_lease',
+     'bookings leases', _VERIFY),
+    ('lifecycle/audit/unfinished.py', 'Unfinished._unfinished',
+     'bookings held_builds leases reservations', _VERIFY),
+    ('lifecycle/closing.py', 'Closing.revoke_over', 'credentials', _KEPT),
+    ('lifecycle/closing.py', 'Closing.strays', 'credentials', _VERIFY),
+    ('lifecycle/observing.py', 'Observing.unfinished', 'bookings',
+     _COMPARISON),
+    ('lifecycle/orphans.py', 'Orphans._concerned', 'orphans', _KEPT),
+    ('lifecycle/orphans.py', 'Orphans._trim', 'orphans', _KEPT),
+    ('lifecycle/orphans.py', 'known', 'orphans', _KEPT),
+    ('../blazar_nova/listener/mirror.py', 'Mirror._have_leases', 'leases',
+     _FIRST),
+)
+
+
+class Asked(ty.NamedTuple):
+    """A statement, and where it was asked.
+
+    :ivar where: a file and the function
+    """
+
+    where: tuple[str, str]
+    statement: str
+    parameters: ty.Any
+
+
+class Plans:
+    """How a database with leases of years would go about a statement."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+        self._kind = connection.dialect.name
+        self._names = {table.name for table in
+                       models.Base.metadata.sorted_tables} - STEADY
+        if self._kind == 'postgresql':
+            # What it could do without reading all, it does so.
+            for way in ('seqscan', 'hashjoin', 'mergejoin'):
+                connection.exec_driver_sql(f'SET enable_{way} = off')
+
+    def read_in_full(self, asked: Asked) -> set[str]:
+        """The tables that grow and that it would read all of, by any way."""
+        explain = {'sqlite': 'EXPLAIN QUERY PLAN', 'mysql': 'EXPLAIN',
+                   'postgresql': 'EXPLAIN (FORMAT JSON)'}[self._kind]
+        rows = self._connection.exec_driver_sql(
+            f'{explain} {asked.statement}', asked.parameters).all()
+        # It may call a table by another name.
+        words = asked.statement.replace('"', ' ').split()
+        named = {name: name for name in self._names} | {
+            other: name for name, what, other in zip(
+                words, words[1:], words[2:], strict=False)
+            if name in self._names and what == 'AS'}
+        return {named[name] for name in getattr(self, f'_{self._kind}')(rows)
+                if name in named}
+
+    def _sqlite(self, rows: ty.Iterable[ty.Any]) -> ty.Iterator[str]:
+        for row in rows:
+            what, _space, rest = row.detail.partition(' ')
+            if what == 'SCAN':
+                yield rest.split()[0]
+
+    def _mysql(self, rows: ty.Iterable[ty.Any]) -> ty.Iterator[str]:
+        for row in rows:
+            if row.type in ('ALL', 'index'):
+                yield row.table
+
+    def _postgresql(self, rows: ty.Sequence[ty.Any]) -> ty.Iterator[str]:
+        nodes = [rows[0][0][0]['Plan']]
+        for node in nodes:
+            nodes += node.get('Plans', ())
+            if 'Relation Name' in node and not (
+                    node.keys() & {'Index Cond', 'TID Cond', 'Recheck Cond'}
+                    or node['Node Type'] == 'ModifyTable'):
+                yield node['Alias']
+
+
+class PlansTest(base.DatabaseTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self) -> None:
+        super().setUp()
+        fill(self.database)
+        self.asked: dict[tuple[ty.Any, str], Asked] = {}
+
+    def note(self, _connection: ty.Any, _cursor: ty.Any, statement: str,
+             parameters: ty.Any, _context: ty.Any, many: bool) -> None:
+        """Something asks the database."""
+        if statement.split(None, 1)[0] not in (
+                'SELECT', 'WITH', 'UPDATE', 'DELETE'):
+            return
+        where = asks()
+        if where is not None:
+            self.asked.setdefault((where, statement), Asked(
+                where, statement, parameters[0] if many else parameters))
+
+    def ask(self, *names: str) -> None:
+        """Let tests run, on a database of the same kind."""
+        suite = unittest.TestSuite(
+            test for test in testscenarios.generate_scenarios(
+                [unittest.defaultTestLoader.loadTestsFromTestCase(
+                    importutils.import_class(f'tests.unit.{name}'))
+                    for name in names])
+            if getattr(test, 'kind', self.kind) == self.kind)
+        result = unittest.TestResult()
+        sa.event.listen(sa.Engine, 'before_cursor_execute', self.note)
+        try:
+            suite.run(result)
+        finally:
+            sa.event.remove(sa.Engine, 'before_cursor_execute', self.note)
+        self.assertGreater(result.testsRun, len(names))
+
+    def plans(self) -> list[tuple[str, str, str, str]]:
+        """Which file and function read all of which table, and the statement
+        by which they do so.
+        """
+        with self.database.connection() as connection:
+            plans = Plans(connection)
+            return [(*asked.where, table, asked.statement)
+                    for asked in self.asked.values()
+                    for table in plans.read_in_full(asked)]
+
+    def test_what_an_index_is_missing_for_is_found(self) -> None:
+        """Else the other test would find nothing, whatever there is."""
+        column = models.Event.lease_id
+        statement = str(sa.select(models.Event.id).where(
+            column == 'lease').compile(
+                self.database.engine, compile_kwargs={'literal_binds': True}))
+        self.asked[None, ''] = Asked(('file', 'function'), statement, ())
+        self.assertEqual([], self.plans())
+        with self.database.begin() as connection:
+            if connection.dialect.name == 'mysql':
+                # It needs one for the foreign key.
+                (key,) = sa.inspect(connection).get_foreign_keys('events')
+                connection.exec_driver_sql(
+                    f'ALTER TABLE events DROP FOREIGN KEY {key["name"]}')
+            for index in models.Event.__table__.indexes:
+                if index.name == 'events_lease_idx':
+                    index.drop(connection)
+        # SQLite does not plan again what a connection has prepared.
+        self.database.engine.dispose()
+        self.assertEqual([('file', 'function', 'events', statement)],
+                         self.plans())
+
+    def test_nothing_reads_all_of_what_grows(self) -> None:
+        self.ask(*ASKING)
+        self.assertGreater(len({one.where for one in self.asked.values()}),
+                           200)
+        allowed = {(os.path.normpath(f'blazar_core/{path}'), function, table)
+                   for path, function, tables, _why in EVERYTHING
+                   for table in tables.split()}
+        self.assertEqual([], [
+            what for what in self.plans() if what[:3] not in allowed and not (
+                what[:3] == _PAGE and _ENDED in what[3])])
+
+
+def asks() -> tuple[str, str] | None:
+    """Who asks the database, if it is not a test: the file and the function
+    of ours that stand nearest.
+    """
+    frame: ty.Any = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(_ROOT):
+            path = path.removeprefix(_ROOT)
+            if not path.startswith('blazar_') or '/alembic/' in path:
+                return None
+            if path != 'blazar_core/db/api.py':
+                return path, frame.f_code.co_qualname
+        frame = frame.f_back
+    return None
+
+
+# -- a database with leases of years -----------------------------------------
+
+#: So many leases, of which one in a hundred goes on.
+LEASES = 6000
+HOSTS = 60
+
+
+def fill(database: ty.Any) -> None:
+    """Write leases of years down, as they are then, and have it counted."""
+    tables = {table.name: table for table in
+              models.Base.metadata.sorted_tables}
+    with database.begin() as connection:
+        for name, rows in _rows().items():
+            connection.execute(tables[name].insert(), rows)
+        # SQLite goes by its rules: nobody has it counted.
+        count = {'mysql': f'ANALYZE TABLE {", ".join(tables)}',
+                 'postgresql': 'ANALYZE'}.get(connection.dialect.name)
+        if count is not None:
+            connection.exec_driver_sql(count)
+
+
+def _rows() -> dict[str, list[dict[str, ty.Any]]]:
+    """By table; those of what is referred to come first."""
+    rows: dict[str, list[dict[str, ty.Any]]] = {
+        'hosts': [{
+            'id': number + 1, 'uuid': f'uuid{number}', 'name': f'{number}',
+            'service_host': f'{number}', 'capacity': {'VCPU': 64},
+            'usage': {}, 'properties': {}, 'generation': 9, 'updated_at': 0,
+            'enrolment': 'enrolled' if number % 10 == 0 else None}
+            for number in range(HOSTS)],
+        'leases': [], 'reservations': [], 'bookings': [], 'events': []}
+    for number in range(LEASES):
+        for name, row in _rows_of(number):
+            rows.setdefault(name, []).append(row)
+    for number in range(LEASES):
+        rows.setdefault('changes', []).append({
+            'host_id': number % HOSTS + 1, 'generation': number, 'parts': 1,
+            'start_date': NOW, 'end_date': NOW + DAY, 'sign': 1,
+            'resources': {'VCPU': 1},
+            'created_at': NOW - 3600 + 3600 * number // LEASES})
+        rows.setdefault('request_keys', []).append({
+            'digest': f'{number * 7919 % LEASES:064}', 'asked': '',
+            'lease_id': _id(number),
+            'created_at': NOW + 30 * DAY * number // LEASES})
+        rows.setdefault('would_end', []).append({
+            'server_id': f'{number * 7919 % LEASES:036}', 'user_id': 'user',
+            'project_id': 'project', 'created_at': NOW - DAY,
+            'end_date': NOW + 60 * DAY * number // LEASES,
+            'claimed_until': 0, 'told_at': None})
+    return rows
+
+
+def _id(number: int) -> str:
+    return f'{number * 7919 % LEASES:036}'
+
+
+def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
+    """What there is of a lease: one in a hundred goes on."""
+    lease_id, goes_on = _id(number), number % 100 == 0
+    status = ('PENDING', 'STARTING', 'ACTIVE', 'WAITING', 'TERMINATING')[
+        number // 100 % 5] if goes_on else 'TERMINATED'
+    start = NOW - 900 * DAY + 900 * DAY * number // LEASES
+    if goes_on:
+        start = NOW + DAY if status in ('PENDING', 'WAITING') else NOW - DAY
+    yield 'leases', {
+        'id': lease_id, 'name': f'lease{number}', 'start_date': start,
+        'project_id': f'{number % 50}', 'user_id': f'{number % 90}',
+        'end_date': start + 3 * DAY, 'on_end': 'delete', 'status': status,
+        'created_at': start - DAY, 'updated_at': start, 'generation': 1,
+        'deleted_at': start if number % 7 == 0 and not goes_on else None,
+        'admitted_at': start if number % 9 == 0 else None,
+        'recurrence_id': f'{number // 4:036}' if number % 3 == 0 else None}
+    yield 'reservations', {
+        'id': lease_id, 'lease_id': lease_id, 'amount': 1,
+        'resource_type': ('virtual:instance', 'physical:host')[number % 3 % 2],
+        'resources': {'VCPU': 1}, 'created_at': start, 'updated_at': start,
+        'status': 'active' if goes_on else 'deleted'}
+    for what in ('start_lease', 'before_end_lease', 'end_lease'):
+        yield 'events', {
+            'id': f'{what[0]}{lease_id[1:]}', 'lease_id': lease_id,
+            'event_type': what, 'time': start, 'due': start,
+            'status': 'UNDONE' if goes_on and what[0] != 's' else 'DONE',
+            'attempts': 0, 'waits': 0, 'claimed_until': 0}
+    if number % 12 == 0:
+        yield 'recurrences', {
+            'id': f'{number // 4:036}', 'rule': '', 'timezone': '',
+            'between_policy': 'delete', 'servers': [], 'left_out': [],
+            'created_at': start}
+    if number % 10 == 0:
+        yield 'moves', {
+            'lease_id': lease_id, 'server_id': 'server', 'source': 1,
+            'target': 2, 'resources': {}, 'status': 'moved',
+            'updated_at': start}
+    if not goes_on:
+        return
+    for server in range(50):
+        sent = status != 'PENDING'
+        yield 'bookings', {
+            'reservation_id': lease_id, 'host_id': server % HOSTS + 1,
+            'server_id': f'{number}-{server}', 'start_date': start,
+            'end_date': start + 3 * DAY, 'resources': {'VCPU': 1},
+            'sent_at': start if sent else None, 'running': sent,
+            'placed_at': start if sent else None}
+    yield 'credentials', {'lease_id': lease_id, 'sealed': '', 'created_at': 0}
+    if status == 'PENDING':
+        yield 'held_builds', {
+            'lease_id': lease_id, 'sealed': '', 'created_at': 0}
+    if status == 'ACTIVE':
+        yield 'orphans', {'lease_id': lease_id, 'missing': 'user',
+                          'seen_at': NOW, 'claimed_until': 0}

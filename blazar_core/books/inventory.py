@@ -71,7 +71,8 @@ HOSTS = sa.select(
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
     _HOSTS.c.properties, _HOSTS.c.enrolment, ledger.RESERVABLE,
     _HOSTS.c.extra, _HOSTS.c.held_by).order_by(_HOSTS.c.id)
-_GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation).where(
+_ALL_GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation)
+_GENERATIONS = _ALL_GENERATIONS.where(
     _HOSTS.c.uuid.in_(sa.bindparam('uuids', expanding=True)))
 #: With whether servers have something of it that could not be built.
 _OF_UUID = sa.select(models.Host, sa.exists().where(
@@ -95,10 +96,14 @@ _FAILED = sa.select(models.Booking).where(
 
 
 def generations(connection: orm.Session | sa.Connection,
-                uuids: ty.Collection[str]) -> dict[str, int]:
-    """The generations of hosts, of those that are in the books."""
-    return {row.uuid: row.generation for row in connection.execute(
-        _GENERATIONS, {'uuids': list(uuids)})}
+                uuids: ty.Collection[str] | None = None) -> dict[str, int]:
+    """The generations of hosts, of those that are in the books.
+
+    :param uuids: None: of all
+    """
+    found = connection.execute(_ALL_GENERATIONS) if uuids is None else (
+        connection.execute(_GENERATIONS, {'uuids': list(uuids)}))
+    return {row.uuid: row.generation for row in found}
 
 
 def report(session: orm.Session, now: int, host: model.HostFacts,
@@ -425,16 +430,20 @@ def usage_of(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
 
 
 def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
-           pool: str = model.COMPUTE) -> list[str]:
+           pool: str = model.COMPUTE, asked: int | None = None) -> list[str]:
     """Take the capacity from hosts of a pool that it does not have any more.
 
+    :param asked: when the cloud was asked which it has: what was written down
+        since then is newer; None: now
     :returns: their names
     :raises LostRace: when another process decided about one of them meanwhile
     """
-    gone = [row for row in session.scalars(sa.select(models.Host).where(
-        models.Host.pool == pool, models.Host.uuid.not_in(uuids),
-    ).order_by(models.Host.id)) if row.capacity]
-    guarding.advance(session.connection(), now, gone, {})
-    for row in gone:
-        row.capacity, row.updated_at = {}, now
+    gone = [row for row in session.execute(sa.select(
+        *ledger.SEEN, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.updated_at,
+    ).where(_HOSTS.c.pool == pool).order_by(_HOSTS.c.id))
+        if row.capacity and row.uuid not in uuids and (
+            asked is None or row.updated_at < asked)]
+    guarding.advance(session.connection(), now, [
+        ledger.Seen(*row[:len(ledger.SEEN)]) for row in gone], {},
+        capacity={}, updated_at=now)
     return [row.name for row in gone]

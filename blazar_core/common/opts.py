@@ -274,8 +274,13 @@ OPTS: list[cfg.Opt] = [
              'near.'),
     cfg.IntOpt(
         'comparison_interval', default=300, min=1,
-        help='Seconds between two comparisons of the books with Nova and '
-             'placement in full, which find what no notification told.'),
+        help='Seconds from one comparison of the books with Nova and '
+             'placement in full to the next one. It finds what no '
+             'notification told. One blazar-listener at a time compares, and '
+             'spreads its questions to placement over at most half of these '
+             'seconds, if placement is fast enough: one for each host where '
+             'something runs. With tens of thousands of hosts, give it '
+             'more.'),
     cfg.IntOpt(
         'longest_sleep', default=10, min=1,
         help='Seconds after which blazar-listener looks for due events even '
@@ -289,7 +294,8 @@ OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'claim_seconds', default=60, min=5,
         help='A blazar-listener that took an event and died is replaced by '
-             'another one after this many seconds.'),
+             'another one after this many seconds; so is the one that '
+             'compares the books with Nova.'),
     cfg.IntOpt(
         'start_patience', default=300, min=0,
         help='Seconds that the start of a lease waits for servers of an '

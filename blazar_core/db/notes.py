@@ -24,7 +24,7 @@ from sqlalchemy import orm
 from blazar_core.db import models
 
 __all__ = ['HostProperty', 'Orphan', 'Outage', 'Recurrence', 'RequestKey',
-           'Setting', 'WouldEnd']
+           'Setting', 'Turn', 'WouldEnd']
 
 
 class RequestKey(models.Base):
@@ -165,3 +165,21 @@ class HostProperty(models.Base):
     name: orm.Mapped[str] = orm.mapped_column(
         sa.String(64), primary_key=True)
     private: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
+
+
+class Turn(models.Base):
+    """What one process at a time does for all of them
+    (:mod:`blazar_core.db.turns`).
+
+    :ivar worker: who does it, or did it the last time; None: he has left
+    :ivar claimed_until: until when it is his, if nothing is heard of him
+    :ivar due_at: when it is done the next time
+    """
+
+    __tablename__ = 'turns'
+
+    name: orm.Mapped[str] = orm.mapped_column(
+        sa.String(64), primary_key=True)
+    worker: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
+    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    due_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)

@@ -30,10 +30,10 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_nova.compat import bounded
 
-__all__ = ['ComputeHost', 'Facts', 'ServiceState', 'all_hosts',
-           'allocations', 'ask_placement', 'facts', 'named',
+__all__ = ['ComputeHost', 'Facts', 'Provider', 'ServiceState', 'Tree',
+           'all_hosts', 'allocations', 'ask_placement', 'facts', 'named',
            'on_service_host', 'service_states', 'services_up', 'taken',
-           'taken_by', 'tell_placement']
+           'taken_by', 'tell_placement', 'trees']
 
 LOG = logging.getLogger(__name__)
 
@@ -54,6 +54,23 @@ class ComputeHost:
     properties: ty.Mapping[str, ty.Any]
 
 
+#: The generations of the providers of a host, by their uuids.
+Tree: ty.TypeAlias = ty.Mapping[str, int]
+
+
+class Provider(ty.NamedTuple):
+    """What was seen of a provider.
+
+    :ivar generation: that it had before
+    :ivar capacity: what placement lets be claimed
+    :ivar taken: whether any consumer had anything of it
+    """
+
+    generation: int
+    capacity: model.Resources
+    taken: bool
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
     """What a host has in all, and what each consumer takes of it.
@@ -63,7 +80,7 @@ class Facts:
 
     capacity: model.Resources
     allocations: ty.Mapping[str, model.Resources]
-    providers: ty.Sequence[str]
+    providers: ty.Mapping[str, Provider]
 
 
 def all_hosts() -> tuple[list[ComputeHost], bool]:
@@ -122,20 +139,49 @@ def _compute_host(node: ty.Any) -> ComputeHost:
         {name: getattr(node, name) for name in _PROPERTIES})
 
 
-def facts(uuid: str) -> Facts | None:
+def facts(uuid: str, tree: Tree | None = None, known: Facts | None = None,
+          ) -> Facts | None:
     """Capacity and allocations of a host, over its tree of providers.
 
     Capacity is what placement lets be claimed: (total - reserved) * ratio.
 
+    :param tree: its providers, if that is known (:func:`trees`)
+    :param known: what was seen of it before; what cannot be another since is
+        not asked again
     :returns: None when placement does not know the host (yet)
     """
-    capacity: dict[str, int] = collections.defaultdict(int)
-    providers = _tree(uuid)
-    for provider in providers:
-        _add_inventory(provider, capacity)
+    capacity: collections.Counter[str] = collections.Counter()
+    amounts: dict[str, dict[str, int]] = {}
+    providers = {}
+    before = known.providers if known is not None else {}
+    for one, generation in (tree or _tree(uuid)).items():
+        providers[one] = _look_at(one, generation, before.get(one), amounts)
+        capacity.update(providers[one].capacity)
     if not capacity:
         return None
-    return Facts(dict(capacity), taken(providers), providers)
+    return Facts(dict(capacity), amounts, providers)
+
+
+def _look_at(uuid: str, generation: int, before: Provider | None,
+             amounts: dict[str, dict[str, int]]) -> Provider:
+    """What a provider has.
+
+    Whatever adds to what is taken of it, or changes its inventory, moves its
+    generation. What gives back need not: a ``DELETE`` of what a consumer has
+    does not, nor does a ``PUT`` that names other providers only.
+
+    :param amounts: what consumers take of it is added to these
+    """
+    is_same = before is not None and before.generation == generation
+    if before is not None and is_same and not before.taken:
+        return before
+    answer = _add_allocations(uuid, amounts)
+    # It may have moved since the tree was asked for.
+    now = answer.get('resource_provider_generation', generation)
+    return Provider(
+        now, before.capacity if before is not None and is_same and (
+            now == generation) else _inventory(uuid),
+        bool(answer.get('allocations')))
 
 
 def taken_by(consumer: str, uuid: str) -> model.Resources:
@@ -147,11 +193,24 @@ def taken_by(consumer: str, uuid: str) -> model.Resources:
     return amounts
 
 
-def _tree(uuid: str) -> list[str]:
+def _tree(uuid: str) -> Tree:
     """The providers of a host; none when placement does not know it."""
     tree = ask_placement(f'/resource_providers?in_tree={uuid}') or {}
-    return [provider['uuid']
-            for provider in tree.get('resource_providers', [])]
+    return {provider['uuid']: provider['generation']
+            for provider in tree.get('resource_providers', [])}
+
+
+def trees() -> dict[str, Tree]:
+    """The providers of all hosts, by one request; by their roots, which have
+    the uuids of the hosts.
+
+    :raises CloudUnavailable: when placement does not answer
+    """
+    found: dict[str, dict[str, int]] = collections.defaultdict(dict)
+    for one in (ask_placement('/resource_providers') or {}).get(
+            'resource_providers', []):
+        found[one['root_provider_uuid']][one['uuid']] = one['generation']
+    return dict(found)
 
 
 def taken(providers: ty.Iterable[str]) -> dict[str, dict[str, int]]:
@@ -201,20 +260,22 @@ def services_up() -> set[str]:
             if state.up and not state.disabled}
 
 
-def _add_inventory(provider: str, capacity: dict[str, int]) -> None:
+def _inventory(provider: str) -> dict[str, int]:
     answer = ask_placement(f'/resource_providers/{provider}/inventories') or {}
-    for rc, inventory in answer.get('inventories', {}).items():
-        capacity[rc] += int((inventory['total'] - inventory['reserved']) *
-                            inventory['allocation_ratio'])
+    return {rc: int((inventory['total'] - inventory['reserved']) *
+                    inventory['allocation_ratio'])
+            for rc, inventory in answer.get('inventories', {}).items()}
 
 
 def _add_allocations(provider: str, taken: dict[str, dict[str, int]],
-                     ) -> None:
+                     ) -> dict[str, ty.Any]:
+    """Add what consumers take of a provider; returns placement's answer."""
     answer = ask_placement(f'/resource_providers/{provider}/allocations') or {}
     for consumer, allocation in answer.get('allocations', {}).items():
         amounts = taken.setdefault(consumer, {})
         for rc, amount in allocation['resources'].items():
             amounts[rc] = amounts.get(rc, 0) + amount
+    return answer
 
 
 def ask_placement(url: str) -> dict[str, ty.Any] | None:

@@ -17,8 +17,9 @@ Side by side, the notifications of Nova become hints for the :mod:`mirror
 <blazar_core.lifecycle.engine>` carries out due events, the :mod:`watch
 <blazar_core.lifecycle.watch>` looks after what is promised, leases that
 wait for room get it (:mod:`~blazar_core.lifecycle.retrying`), hosts are looked
-at again on which something was under way, and from time to time the books are
-compared with Nova in full. The :mod:`monitors
+at again on which something was under way, and from time to time one of them
+compares the books with Nova in full (:mod:`comparison
+<blazar_nova.listener.comparison>`). The :mod:`monitors
 <blazar_nova.listener.monitors>` see which hosts have failed. Any number of
 listeners may run.
 """
@@ -35,12 +36,14 @@ from oslo_utils import uuidutils
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import loops
+from blazar_core.db import turns
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import preflight
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import watch
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
+from blazar_nova.listener import comparison
 from blazar_nova.listener import mirror
 from blazar_nova.listener import monitors
 from blazar_nova.parts import enrolling
@@ -62,10 +65,8 @@ _IGNORED = ('instance.update', 'instance.exists', 'instance.create.start',
 _MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
           'instance.resize', 'instance.shelve_offload', 'instance.unshelve')
 
-#: Seconds between two looks for hosts at which to look again, and after a
-#: comparison that failed altogether.
+#: Seconds between two looks for hosts at which to look again.
 _TICK = 1
-_PAUSE = 10
 #: Seconds between two times that old changes are forgotten: what there is of
 #: them is bounded by that, however long a comparison takes, or how it fails.
 _TRIM = 60
@@ -85,9 +86,10 @@ class Listener:
                       checks.notifications(conf))
         wiring.compare_settings('blazar-listener', conf, self.parts.database,
                                 self.parts.clock)
+        name = _name()
         self.engine = engine.Engine(
             conf, self.parts.database, self.parts.clock,
-            self.parts.lifecycle, _name())
+            self.parts.lifecycle, name)
         self.mirror = mirror.Mirror(self.parts, self.engine.expedite)
         self.watch = watch.Watch(
             self.parts.database, self.parts.clock, self.parts.admission,
@@ -99,10 +101,11 @@ class Listener:
         self._messages = service.notification_listener(
             conf.blazar.notification_topic, self.handle)
         self._stopping = threading.Event()
+        self.comparison = self._comparison(conf, name)
         life = self.parts.lifecycle
         self._threads = [
             self._thread('mirror', self.mirror.run),
-            self._thread('comparison', self._compare),
+            self._thread('comparison', self.comparison.run),
             self._thread('engine', self.engine.run),
             self._thread('monitors', self.monitors.run, self._stopping),
             *(self._thread(name, loops.repeat, self.parts.clock,
@@ -124,6 +127,18 @@ class Listener:
                   ('orphans', 3600 * conf.blazar.orphan_interval,
                    'Which leases have no owner any more', self.find_orphans))
               if seconds)]
+
+    def _comparison(self, conf: ty.Any, name: str) -> comparison.Comparison:
+        parts, life = self.parts, self.parts.lifecycle
+        patience: int = conf.blazar.claim_seconds
+        return comparison.Comparison(
+            parts.clock, turns.Turns(
+                parts.database, parts.clock, 'comparison', name,
+                self._interval, patience),
+            self._interval, patience, self.mirror, self._stopping,
+            life.observing.settle_left, life.lost.send,
+            life.closing.revoke_over, life.closing.close_left,
+            life.no_shows.look, self.announce, self.engine.wake)
 
     def _thread(self, name: str, target: ty.Callable[..., None],
                 *args: ty.Any) -> threading.Thread:
@@ -174,30 +189,6 @@ class Listener:
                 # 'nova-compute:' and its host
                 self.mirror.hints.add_move(
                     data.get('host'), publisher_id.partition(':')[2])
-
-    def _compare(self) -> None:
-        clock, life = self.parts.clock, self.parts.lifecycle
-        while not self._stopping.is_set():
-            pause = self._interval
-            self.mirror.missed.clear()
-            for part in (self.mirror.compare_all, life.observing.settle_left,
-                         life.lost.send, life.closing.revoke_over,
-                         life.closing.close_left, life.no_shows.look,
-                         self.announce):
-                try:
-                    part()
-                except errors.BooksUnavailable:
-                    # What happened meanwhile has to be found soon after.
-                    pause = min(_PAUSE, pause)
-                    break
-                except Exception:
-                    LOG.exception('The comparison with Nova failed; again in '
-                                  '%s s', self._interval)
-            self.engine.wake()
-            until = clock.now() + pause
-            clock.wait(self._stopping, min(until, clock.now() + _PAUSE))
-            # What was told while the database was away is not told again.
-            clock.wait(self.mirror.missed, until)
 
     def announce(self) -> None:
         """Tell what would be over by now, where every boot that is none is

@@ -25,14 +25,29 @@ from blazar_core.db import models
 from blazar_core import resources
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import service
+from blazar_nova.listener import walking
 from blazar_nova.parts import wiring
 
-__all__ = ['Hosts', 'SILENT']
+__all__ = ['Hosts']
 
 LOG = logging.getLogger(__name__)
 
-#: For how many hosts one after the other placement is waited for in vain.
-SILENT = 3
+#: Seconds for which a host is taken to have the providers that it had.
+_LASTS = 600
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Before:
+    """What was known of all hosts before any of them was looked at.
+
+    :ivar now: when that was
+    :ivar generations: of the books
+    :ivar trees: of placement; none when it did not say
+    """
+
+    now: int
+    generations: ty.Mapping[str, int]
+    trees: ty.Mapping[str, nova_hosts.Tree]
 
 
 class Hosts:
@@ -40,30 +55,46 @@ class Hosts:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
-        #: By a host's uuid, what was last seen of it in full.
-        self._facts: dict[str, nova_hosts.Facts] = {}
+        #: By a host's uuid, what was last seen of it in full, and when; but
+        #: not what consumers take, which may be much.
+        self._facts: dict[str, tuple[int, nova_hosts.Facts]] = {}
 
-    def compare_all(self, apart: ty.Callable[..., bool]) -> None:
+    def compare_all(self, apart: ty.Callable[..., bool],
+                    go_on: walking.GoOn = walking.always, spread: int = 0,
+                    ) -> None:
         """Make the books true for every host.
 
         :param apart: carries out what may fail by itself; see
             :meth:`mirror.Mirror.apart`
+        :param go_on: whether to
+        :param spread: seconds that it may take
         :raises CloudUnavailable: when several hosts one after the other
             could not be looked at
         """
+        before = self._before_all()
         found, complete = nova_hosts.all_hosts()
-        silent = 0
-        for number, host in enumerate(found, 1):
-            if apart(f'Host {host.name}', self.compare, host):
-                silent = 0
-            elif (silent := silent + 1) == SILENT:
-                raise errors.CloudUnavailable(
-                    f'{silent} hosts one after the other could not be looked '
-                    f'at; the others are next time.')
-            if number % 100 == 0:
-                LOG.info('Compared %s of %s hosts', number, len(found))
-        if complete:
-            self.retain({host.uuid for host in found})
+        walking.walk(
+            self._parts.clock, 'hosts', found,
+            lambda host: apart(f'Host {host.name}', self.compare, host,
+                               before), go_on, spread)
+        if complete and go_on():
+            uuids = {host.uuid for host in found}
+            for uuid in set(list(self._facts)) - uuids:
+                self._facts.pop(uuid, None)
+            self.retain(uuids, before.now)
+
+    def _before_all(self) -> _Before:
+        """The books first: who writes after this has seen what is true."""
+        now = self._parts.clock.now()
+        with self._parts.database.connection() as connection:
+            generations = inventory.generations(connection)
+        try:
+            trees = nova_hosts.trees()
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Placement does not say what hosts have changed, so '
+                        'that each of them is asked about: %s', exc)
+            trees = {}
+        return _Before(now, generations, trees)
 
     def compare_pools(self, apart: ty.Callable[..., bool]) -> None:
         """Make the books true for what resource types have of their own.
@@ -74,30 +105,38 @@ class Hosts:
             apart(f'What there is of {name}', self._compare_pool, name, kind)
 
     def _compare_pool(self, name: str, kind: resources.ResourceType) -> None:
+        asked = self._parts.clock.now()
         found = kind.hosts()
         if found is None:
             return
         hosts = [dataclasses.replace(one, pool=name) for one in found]
         for host in hosts:
             self._parts.database.retried(self._report, host)
-        self.retain({host.uuid for host in hosts}, name)
+        self.retain({host.uuid for host in hosts}, asked, name)
 
     def _report(self, host: model.HostFacts) -> None:
         now, seen = self._before(host.uuid)
         with self._parts.database.writer() as session:
             inventory.report(session, now, host, {}, seen)
 
-    def retain(self, uuids: set[str], pool: str = model.COMPUTE) -> None:
-        """Take the room from all hosts of a pool but these."""
-        gone = self._parts.database.retried(self._retain, uuids, pool)
+    def retain(self, uuids: set[str], asked: int | None = None,
+               pool: str = model.COMPUTE) -> None:
+        """Take the room from all hosts of a pool but these, and those that
+        were written down since.
+
+        :param asked: when the cloud was asked for them; None: now
+        """
+        gone = self._parts.database.retried(
+            self._retain, uuids, asked, pool)
         if gone:
             LOG.warning('Hosts that are not there any more (%s): %s', pool,
                         ', '.join(gone))
 
-    def _retain(self, uuids: set[str], pool: str) -> list[str]:
+    def _retain(self, uuids: set[str], asked: int | None, pool: str,
+                ) -> list[str]:
         with self._parts.database.writer() as session:
             return inventory.retain(
-                session, uuids, self._parts.clock.now(), pool)
+                session, uuids, self._parts.clock.now(), pool, asked)
 
     def compare_service_host(self, service_host: str) -> None:
         """Make the books true for all hosts of a nova-compute."""
@@ -110,16 +149,29 @@ class Hosts:
         if failed is not None:
             raise failed
 
-    def compare(self, host: nova_hosts.ComputeHost) -> None:
-        """Make the books true for a host."""
-        self._parts.database.retried(self._compare, host)
+    def compare(self, host: nova_hosts.ComputeHost,
+                before: _Before | None = None) -> None:
+        """Make the books true for a host.
 
-    def _compare(self, host: nova_hosts.ComputeHost) -> None:
+        :param before: what was known of all of them; None: ask about this one
+        """
+        self._parts.database.retried(self._compare, host, before)
+
+    def _compare(self, host: nova_hosts.ComputeHost, before: _Before | None,
+                 ) -> None:
         now, seen = self._before(host.uuid)
-        facts = nova_hosts.facts(host.uuid)
+        if before is not None and before.generations.get(host.uuid) == seen:
+            now = before.now
+            facts = nova_hosts.facts(
+                host.uuid, before.trees.get(host.uuid),
+                self._facts.get(host.uuid, (0, None))[1])
+        else:
+            # Somebody has decided about it since, and may know better.
+            facts = nova_hosts.facts(host.uuid)
         if facts is None:
             return
-        self._facts[host.uuid] = facts
+        self._facts[host.uuid] = (
+            now, dataclasses.replace(facts, allocations={}))
         with self._parts.database.writer() as session:
             if inventory.report(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
@@ -147,7 +199,9 @@ class Hosts:
                 sa.select(models.Host.uuid, models.Host.capacity)
                 .where(models.Host.service_host == service_host,
                        models.Host.pool == model.COMPUTE)).all()
-        seen = [self._facts.get(host.uuid) for host in hosts]
+        since = self._parts.clock.now() - _LASTS
+        seen = [facts if at >= since else None for at, facts in (
+            self._facts.get(host.uuid, (0, None)) for host in hosts)]
         if not hosts or [host.capacity for host in hosts] != [
                 facts and facts.capacity for facts in seen]:
             self.compare_service_host(service_host)

@@ -37,6 +37,7 @@ from blazar_nova.compat import service
 from blazar_nova.compat import survey
 from blazar_nova.listener import hints
 from blazar_nova.listener import hosts
+from blazar_nova.listener import walking
 from blazar_nova.parts import wiring
 
 __all__ = ['Mirror']
@@ -127,18 +128,26 @@ class Mirror:
         if seen.state is clouds.ServerState.GONE:
             self._freed(*booked)
 
-    def compare_all(self) -> None:
+    def compare_all(self, go_on: walking.GoOn = walking.always,
+                    spread: int = 0) -> None:
         """Make the books true for every host and every leased server.
 
         Hosts first: the books can only follow a server to a host they know.
         What fails of it is logged, and keeps nothing else from being done.
 
+        :param go_on: whether to; what is left is not done when it is not
+        :param spread: seconds that the hosts may take
         :raises BooksUnavailable: when nothing can be
         """
-        self.apart('The hosts', self.hosts.compare_all, self.apart)
-        self.hosts.compare_pools(self.apart)
-        self.apart('The servers', self._compare_servers)
-        self.catch_up()
+        parts: tuple[ty.Callable[[], object], ...] = (
+            lambda: self.apart('The hosts', self.hosts.compare_all,
+                               self.apart, go_on, spread),
+            lambda: self.hosts.compare_pools(self.apart),
+            lambda: self.apart('The servers', self._compare_servers, go_on),
+            self.catch_up)
+        for part in parts:
+            if go_on():
+                part()
 
     def apart(self, what: str, work: ty.Callable[P, None], *args: P.args,
               **kwargs: P.kwargs) -> bool:
@@ -158,10 +167,12 @@ class Mirror:
             LOG.exception('%s could not be compared; the rest is', what)
         return True
 
-    def _compare_servers(self) -> None:
+    def _compare_servers(self, go_on: walking.GoOn) -> None:
         nova = survey.Survey(self._parts.cloud)
         books = self._parts.lifecycle.observing.unfinished()
         for number, batch in enumerate(survey.batches(books), 1):
+            if not go_on():
+                return
             self.apart(f'Some of the servers {", ".join(batch)}',
                        self._compare_batch, nova, books, batch)
             LOG.info('Compared %s of %s servers',

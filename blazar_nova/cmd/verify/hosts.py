@@ -27,6 +27,7 @@ from blazar_core.lifecycle.audit import Difference
 from blazar_nova.cmd.verify import gaps
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import hosts
+from blazar_nova.listener import walking
 from blazar_nova.parts import wiring
 
 __all__ = ['Hosts']
@@ -81,7 +82,7 @@ class Hosts:
                     f'Host {host.name} could not be compared: {gaps.why(exc)}')
                 silent += 1
                 # It is not the hosts then.
-                if silent == hosts.SILENT or only is None and not seen and (
+                if silent == walking.SILENT or only is None and not seen and (
                         number == len(found)):
                     raise
                 LOG.exception('Host %s could not be compared', host.name)

@@ -16,6 +16,7 @@ import types
 
 import fixtures
 from oslo_utils import uuidutils
+import sqlalchemy as sa
 
 from blazar_core.books import follower
 from blazar_core.books import inventory
@@ -106,37 +107,73 @@ class TestCompare(base.DatabaseTestCase):
         super().setUp()
         self.hosts = [nova_hosts.ComputeHost(
             uuidutils.generate_uuid(), f'host{number}', f'host{number}', {})
-            for number in range(10)]
+            for number in range(60)]
         self.asked, self.silent = [], []
         for name, instead in (('all_hosts', lambda: (self.hosts, True)),
-                              ('facts', self.facts)):
+                              ('facts', self.facts), ('trees', dict)):
             self.useFixture(fixtures.MonkeyPatch(
                 f'blazar_nova.compat.hosts.{name}', instead))
         self.mirror = mirror.Mirror(types.SimpleNamespace(
             database=self.database, clock=self.clock,
             types=resources.Types({}, base.FakeType())), lambda *_args: None)
         self.compared = []
-        self.mirror._compare_servers = lambda: self.compared.append(
+        self.mirror._compare_servers = lambda _go_on: self.compared.append(
             len(self.asked))
 
-    def facts(self, uuid):
+    def facts(self, uuid, _tree=None, _known=None):
         self.asked.append(uuid)
         if uuid in self.silent:
             raise errors.CloudUnavailable('no answer')
-        return nova_hosts.Facts({'VCPU': 4}, {}, [uuid])
+        return nova_hosts.Facts({'VCPU': 4}, {}, {})
 
     def test_not_every_host_is_waited_for(self):
         uuids = [one.uuid for one in self.hosts]
         self.silent = uuids
         self.mirror.compare_all()
-        self.assertEqual(uuids[:3], self.asked)
-        self.assertEqual([3], self.compared)
+        # Some were asked about at the same time.
+        self.assertIn(len(self.asked), range(3, 7))
+        self.assertEqual([len(self.asked)], self.compared)
         # One that does not answer is none of its neighbors.
         del self.asked[:]
-        self.silent = uuids[::2]
+        self.silent = uuids[::10]
         self.mirror.compare_all()
-        self.assertEqual(uuids, self.asked)
-        self.assertEqual(5, self.count_rows()['hosts'])
+        self.assertEqual(sorted(uuids), sorted(self.asked))
+        self.assertEqual(54, self.count_rows()['hosts'])
+
+    def test_it_ends_soon_when_it_is_to(self):
+        self.mirror.compare_all(lambda: len(self.asked) < 20)
+        self.assertIn(len(self.asked), range(20, 24))
+        self.assertEqual([], self.compared)
+
+    def test_what_is_gone_is_so_only_if_all_was_compared(self):
+        self.mirror.compare_all()
+        self.clock.advance(1)
+        del self.hosts[5:], self.asked[:]
+        self.mirror.compare_all(lambda: len(self.asked) < 5)
+        self.assertEqual([], self.scalars(
+            models.Host.id, models.Host.capacity == {}))
+        self.mirror.compare_all()
+        self.assertEqual(55, [*self.scalars(models.Host.capacity)].count({}))
+        self.assertEqual(5, len(self.mirror.hosts._facts))
+
+    def test_a_host_that_comes_meanwhile_stays(self):
+        all_hosts = nova_hosts.all_hosts
+
+        def late():
+            found = all_hosts()
+            self.clock.advance(100)
+            self.report(uuidutils.generate_uuid(), 'new', {}, {'VCPU': 1})
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Host).where(
+                    models.Host.name == 'new').values(
+                        updated_at=self.clock.now()))
+            return found
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.hosts.all_hosts', late))
+        self.mirror.compare_all()
+        self.assertEqual([{'VCPU': 1}], self.scalars(
+            models.Host.capacity, models.Host.name == 'new'))
 
 
 class TestMissed(base.DatabaseTestCase):
@@ -182,8 +219,8 @@ class TestTwoListeners(base.DatabaseTestCase):
             'blazar_nova.compat.hosts.taken', taken))
         looked = mirror.Mirror(types.SimpleNamespace(
             database=self.database, clock=self.clock), lambda: None)
-        looked.hosts._facts[uuid] = types.SimpleNamespace(
-            capacity={'VCPU': 4}, providers={})
+        looked.hosts._facts[uuid] = self.clock.now(), nova_hosts.Facts(
+            {'VCPU': 4}, {}, {})
         looked.hosts.compare_usage('one')
         self.assertEqual(2, len(asked))
         self.assertEqual([{}], self.scalars(models.Host.usage))

@@ -1,0 +1,119 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Comparisons in full: 1,000 hosts with 20 servers each, on MariaDB.
+
+Placement is a stand-in that counts what it is asked and answers at once; so
+requests are those for each host, and host_ms is what the listener and the
+database take for one. comparison.first is of a listener that has just started,
+comparison.steady is the next one when nothing has changed, comparison.busy
+when something has come to or left every tenth host.
+"""
+
+import time
+import types
+import typing as ty
+import unittest
+from unittest import mock
+
+from oslo_utils import uuidutils
+
+from benchmarks import filled
+from benchmarks import records
+from benchmarks import servers
+from benchmarks import world as worlds
+from blazar_core.common import clock as clocks
+from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.listener import mirror
+
+HOSTS, SERVERS = 1000, 20
+
+_TAKES = {'VCPU': 1, 'MEMORY_MB': 2048, 'DISK_GB': 20}
+
+
+class Placement:
+    """Answers for hosts with one provider each.
+
+    :ivar asked: how often it was
+    """
+
+    def __init__(self, hosts: int) -> None:
+        self.asked = 0
+        self.generations = {
+            uuidutils.generate_uuid(): 0 for _host in range(hosts)}
+        self._consumers = {uuid: {
+            uuidutils.generate_uuid(): {'resources': _TAKES}
+            for _server in range(SERVERS)} for uuid in self.generations}
+
+    def hosts(self) -> tuple[list[nova_hosts.ComputeHost], bool]:
+        """As Nova has them."""
+        return [nova_hosts.ComputeHost(uuid, uuid, uuid, {})
+                for uuid in self.generations], True
+
+    def ask(self, url: str) -> dict[str, ty.Any]:
+        """In the place of :func:`nova_hosts.ask_placement`."""
+        self.asked += 1
+        kind, _, what = url.removeprefix('/resource_providers').rpartition('/')
+        uuid = kind.strip('/')
+        if what == 'allocations':
+            return {'resource_provider_generation': self.generations[uuid],
+                    'allocations': self._consumers[uuid]}
+        if what == 'inventories':
+            return {'inventories': {rc: {
+                'total': 64 * amount, 'reserved': 0, 'allocation_ratio': 1.0,
+            } for rc, amount in _TAKES.items()}}
+        of_one = url.partition('in_tree=')[2]
+        return {'resource_providers': [{
+            'uuid': one, 'root_provider_uuid': one, 'generation': generation}
+            for one, generation in self.generations.items()
+            if of_one in ('', one)]}
+
+    def change(self) -> None:
+        """Let a server come to every tenth host, or leave it."""
+        for number, uuid in enumerate(self.generations):
+            if number % 20 == 0:
+                self.generations[uuid] += 1
+                self._consumers[uuid][uuidutils.generate_uuid()] = {
+                    'resources': _TAKES}
+            elif number % 20 == 10:
+                # The generation does not tell.
+                self._consumers[uuid].popitem()
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    hosts = HOSTS // (100 if quick else 1)
+    try:
+        with servers.place('mariadb') as place:
+            yield from _compare(place.url, Placement(hosts), hosts)
+    except unittest.SkipTest as skip:
+        print(f'mariadb: {skip}')
+
+
+def _compare(url: str, placement: Placement, hosts: int,
+             ) -> ty.Iterator[records.Record]:
+    clock = clocks.ManualClock(worlds.NOW)
+    parts: ty.Any = types.SimpleNamespace(
+        database=filled.connect(url), clock=clock)
+    compares = mirror.Mirror(parts, lambda *_args: None)
+    of_nova = 'blazar_nova.compat.hosts'
+    with (mock.patch(f'{of_nova}.ask_placement', placement.ask),
+          mock.patch(f'{of_nova}.all_hosts', placement.hosts)):
+        for name in ('first', 'steady', 'busy'):
+            if name == 'busy':
+                placement.change()
+            placement.asked, start = 0, time.perf_counter()
+            compares.hosts.compare_all(compares.apart)
+            yield records.Record(f'comparison.{name}', 'host_ms', 1000 / hosts
+                                 * (time.perf_counter() - start))
+            yield records.Record(f'comparison.{name}', 'requests',
+                                 placement.asked / hosts)
+            clock.advance(300)

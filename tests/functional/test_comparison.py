@@ -1,0 +1,249 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Comparisons in full with a real placement: what they ask, and what they see.
+"""
+
+import typing as ty
+from unittest import mock
+
+import fixtures
+from nova import context as nova_context
+from nova import objects
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.books import inventory
+from blazar_core.db import models
+from blazar_nova.compat import hosts as nova_hosts
+from tests.functional import leased
+
+
+class SteadyTest(leased.LeasedTestCase):
+    """Hosts of which it is known what they had."""
+
+    version = '1.39'
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock.advance(1)
+        self.uuid = self.host().uuid
+
+    def host(self, name: str = 'host1') -> models.Host:
+        with self.listener.parts.database.reader() as session:
+            return session.scalars(sa.select(models.Host).where(
+                models.Host.name == name)).one()
+
+    def compare(self, listener: ty.Any = None) -> list[str]:
+        """What placement is asked, sorted; and time goes on."""
+        with mock.patch('blazar_nova.compat.hosts.ask_placement',
+                        side_effect=nova_hosts.ask_placement) as ask:
+            (listener or self.listener).mirror.compare_all()
+        self.clock.advance(1)
+        return sorted(call.args[0] for call in ask.call_args_list)
+
+    def of(self, uuid: str, *what: str) -> list[str]:
+        """The requests for all providers, and for some of what one has."""
+        return ['/resource_providers'] + [
+            f'/resource_providers/{uuid}/{one}' for one in what]
+
+    def allocate(self, consumer: str, **by_provider: dict[str, int]) -> None:
+        body = self.placement.get(f'/allocations/{consumer}',
+                                  version=self.version).body
+        body |= {'project_id': 'p', 'user_id': 'u', 'consumer_type': 'X',
+                 'allocations': {uuid: {'resources': resources} for
+                                 uuid, resources in by_provider.items()}}
+        body.setdefault('consumer_generation', None)
+        answer = self.placement.put(f'/allocations/{consumer}', body,
+                                    version=self.version)
+        self.assertEqual(204, answer.status, answer.body)
+
+    def put(self, url: str, body: dict[str, ty.Any]) -> None:
+        answer = self.placement.put(url, body, version=self.version)
+        self.assertEqual(200, answer.status, answer.body)
+
+    def set_inventory(self, uuid: str, **totals: int) -> None:
+        url = f'/resource_providers/{uuid}/inventories'
+        body = self.placement.get(url, version=self.version).body
+        for rc, total in totals.items():
+            body['inventories'].setdefault(rc, {})['total'] = total
+        self.put(url, body)
+
+    def test_a_host_where_nothing_runs_is_not_asked_about(self) -> None:
+        self.assertEqual(self.of(self.uuid), self.compare())
+
+    def test_of_the_others_what_is_taken_is_asked_and_nothing_else(self):
+        consumer = uuidutils.generate_uuid()
+        self.allocate(consumer, **{self.uuid: {'VCPU': 1}})
+        self.assertEqual(self.of(self.uuid, 'allocations', 'inventories'),
+                         self.compare())
+        self.assertEqual({'VCPU': 1}, self.host().usage)
+        for _time in range(2):
+            self.assertEqual(self.of(self.uuid, 'allocations'),
+                             self.compare())
+        self.assertEqual({'VCPU': 1}, self.host().usage)
+
+    def test_what_is_given_back_moves_no_generation_and_is_seen(self) -> None:
+        consumer = uuidutils.generate_uuid()
+        self.allocate(consumer, **{self.uuid: {'VCPU': 1}})
+        self.compare()
+        before = nova_hosts.trees()
+        # As Nova does where it has no time for generations.
+        answer = self.placement.delete(f'/allocations/{consumer}')
+        self.assertEqual(204, answer.status)
+        self.assertEqual(before, nova_hosts.trees())
+        self.compare()
+        self.assertEqual({}, self.host().usage)
+        # And by one who keeps something elsewhere.
+        other = self.host('host2').uuid
+        self.allocate(consumer, **{self.uuid: {'VCPU': 1},
+                                   other: {'VCPU': 2}})
+        self.compare()
+        before = nova_hosts.trees()
+        self.allocate(consumer, **{other: {'VCPU': 2}})
+        self.assertEqual(before[self.uuid], nova_hosts.trees()[self.uuid])
+        self.compare()
+        self.assertEqual(({}, {'VCPU': 2}),
+                         (self.host().usage, self.host('host2').usage))
+
+    def test_another_inventory_is_seen(self) -> None:
+        before = self.host().capacity
+        self.set_inventory(self.uuid, VCPU=17)
+        self.assertEqual(self.of(self.uuid, 'allocations', 'inventories'),
+                         self.compare())
+        after = self.host().capacity
+        self.assertNotEqual(before['VCPU'], after['VCPU'])
+        self.assertEqual({**before, 'VCPU': after['VCPU']}, after)
+
+    def test_an_inventory_that_moves_meanwhile_is_seen(self) -> None:
+        self.allocate(uuidutils.generate_uuid(), **{self.uuid: {'VCPU': 1}})
+        self.compare()
+        trees = nova_hosts.trees
+
+        def late() -> dict[str, nova_hosts.Tree]:
+            found = trees()
+            self.set_inventory(self.uuid, VCPU=17)
+            return found
+
+        with mock.patch('blazar_nova.compat.hosts.trees', late):
+            self.listener.mirror.compare_all()
+        facts = nova_hosts.facts(self.uuid)
+        assert facts is not None
+        self.assertEqual(facts.capacity, self.host().capacity)
+
+    def test_a_new_provider_of_a_host_is_seen(self) -> None:
+        child = uuidutils.generate_uuid()
+        self.placement.post('/resource_providers', {
+            'name': 'child', 'uuid': child,
+            'parent_provider_uuid': self.uuid}, version=self.version)
+        self.put(f'/resource_providers/{child}/inventories', {
+            'resource_provider_generation': 0,
+            'inventories': {'VGPU': {'total': 8}}})
+        self.compare()
+        self.assertEqual(8, self.host().capacity['VGPU'])
+        self.allocate(uuidutils.generate_uuid(), **{child: {'VGPU': 3}})
+        self.compare()
+        self.assertEqual({'VGPU': 3}, self.host().usage)
+        # A host is asked about by what is taken of it.
+        self.assertEqual(self.of(child, 'allocations'), self.compare())
+
+    def test_another_property_is_seen(self) -> None:
+        context = nova_context.get_admin_context()
+        mapping = objects.HostMapping.get_by_host(context, 'host1')
+        with nova_context.target_cell(
+                context, mapping.cell_mapping) as cell_context:
+            node = objects.ComputeNode.get_by_uuid(cell_context, self.uuid)
+            node.hypervisor_version = 4711
+            node.save()
+        self.compare()
+        self.assertEqual(
+            4711, self.host().properties['hypervisor_version'])
+
+    def test_what_the_books_have_wrong_is_mended(self) -> None:
+        before = self.host()
+        with self.listener.parts.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                capacity={'VCPU': 1}, usage={'VCPU': 1}, properties={}))
+        self.compare()
+        after = self.host()
+        self.assertEqual(
+            (before.capacity, before.usage, before.properties),
+            (after.capacity, after.usage, after.properties))
+
+    def test_nothing_is_written_over_that_another_one_has_seen_later(self):
+        other = self.new_listener(self.clock)
+        trees = nova_hosts.trees
+
+        def late() -> dict[str, nova_hosts.Tree]:
+            found = trees()
+            self.set_inventory(self.uuid, VCPU=17)
+            other.mirror.hosts.compare_service_host('host1')
+            self.seen = self.host().capacity
+            return found
+
+        before = self.host().capacity
+        with mock.patch('blazar_nova.compat.hosts.trees', late):
+            self.listener.mirror.compare_all()
+        self.assertNotEqual(before, self.seen)
+        self.assertEqual(self.seen, self.host().capacity)
+
+    def test_who_comes_meanwhile_where_nothing_ran_counts(self) -> None:
+        database, now = self.listener.parts.database, self.clock.now()
+        server, takes = uuidutils.generate_uuid(), {'VCPU': 1}
+        flavor = dict.fromkeys(self.host().capacity, 0) | takes
+        told = []
+        with database.writer() as session:
+            session.execute(sa.update(models.Host).where(
+                models.Host.uuid == self.uuid).values(
+                    usage=takes, consumers={server: (takes, now + 30)}))
+        trees = nova_hosts.trees
+
+        def late() -> dict[str, nova_hosts.Tree]:
+            found = trees()
+            # It is confirmed; that moves no generation of the books.
+            self.allocate(server, **{self.uuid: takes})
+            with database.begin() as connection:
+                told.append(inventory.record(
+                    connection, self.clock.now(), 'host1', 'host1', server,
+                    flavor))
+            self.clock.advance(100)
+            return found
+
+        with mock.patch('blazar_nova.compat.hosts.trees', late):
+            self.compare()
+        self.assertEqual(([True], takes), (told, self.host().usage))
+
+    def test_placement_may_be_too_slow_to_say_it_of_all(self) -> None:
+        self.allocate(uuidutils.generate_uuid(), **{self.uuid: {'VCPU': 1}})
+        ask = nova_hosts.ask_placement
+
+        def of_one(url: str) -> ty.Any:
+            if url == '/resource_providers':
+                raise nova_hosts.errors.CloudUnavailable('too slow')
+            return ask(url)
+
+        with mock.patch('blazar_nova.compat.hosts.ask_placement', of_one):
+            self.listener.mirror.compare_all()
+        self.assertEqual({'VCPU': 1}, self.host().usage)
+
+    def test_one_of_two_listeners_compares(self) -> None:
+        listeners = [self.listener, self.new_listener(self.clock)]
+        found: list[str] = []
+        for listener in listeners:
+            self.useFixture(fixtures.MockPatchObject(
+                listener.mirror.hosts, 'compare_all',
+                lambda *_args, name=str(len(found)): found.append(name)))
+        for number in range(1, 4):
+            for listener in listeners:
+                listener.comparison.look()
+            self.assertEqual(number, len(found))
+            self.clock.advance(300)

@@ -1,0 +1,149 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""One process at a time."""
+
+from concurrent import futures
+import threading
+
+from blazar_core.db import notes
+from blazar_core.db import turns
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+
+
+class TurnsTest(base.DatabaseTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.one, self.other = self.turns('one'), self.turns('other')
+
+    def turns(self, worker, database=None):
+        return turns.Turns(database or self.database, self.clock, 'it',
+                           worker, interval=300, patience=60)
+
+    def worker(self):
+        return self.scalars(notes.Turn.worker)
+
+    def test_it_is_done_once_in_an_interval_altogether(self):
+        self.assertIsNone(self.one.take())
+        self.assertEqual(NOW + 60, self.other.take())
+        self.clock.advance(30)
+        self.one.done()
+        # Whoever did it does it again, as long as he lives.
+        self.assertEqual(NOW + 300, self.one.take())
+        self.assertEqual(NOW + 360, self.other.take())
+        self.clock.advance(270)
+        self.assertEqual(NOW + 360, self.other.take())
+        self.assertIsNone(self.one.take())
+
+    def test_who_is_slow_keeps_it(self):
+        self.one.take()
+        for _time in range(5):
+            self.clock.advance(59)
+            self.assertTrue(self.one.extend())
+            self.assertIsNotNone(self.other.take())
+
+    def test_who_dies_at_work_is_replaced_soon(self):
+        self.one.take()
+        self.clock.advance(59)
+        self.assertEqual(NOW + 60, self.other.take())
+        self.clock.advance(1)
+        self.assertIsNone(self.other.take())
+        # It only stood still.
+        self.assertFalse(self.one.extend())
+        self.one.done()
+        self.one.leave(done=False)
+        self.assertEqual(['other'], self.worker())
+        self.assertEqual(NOW + 120, self.one.take())
+
+    def test_who_dies_in_between_is_replaced(self):
+        self.one.take()
+        self.one.done()
+        self.clock.advance(359)
+        self.assertIsNotNone(self.other.take())
+        self.clock.advance(1)
+        self.assertIsNone(self.other.take())
+
+    def test_who_ends_leaves_it_to_the_others(self):
+        self.one.take()
+        self.one.leave(done=False)
+        self.assertIsNone(self.other.take())
+        self.other.done()
+        self.other.leave(done=True)
+        self.assertEqual(NOW + 300, self.one.take())
+        self.clock.advance(300)
+        self.assertIsNone(self.one.take())
+
+    def test_it_is_done_at_once_when_somebody_asks(self):
+        self.one.take()
+        self.one.done()
+        self.other.hurry()
+        self.assertIsNotNone(self.other.take())
+        self.assertIsNone(self.one.take())
+        # Once more: this one may have passed by that already.
+        self.other.hurry()
+        self.assertIsNotNone(self.other.take())
+        self.one.done()
+        self.assertIsNone(self.one.take())
+        self.one.done()
+        self.assertEqual(NOW + 300, self.one.take())
+
+    def test_who_is_dead_when_somebody_asks_is_not_waited_for(self):
+        self.one.take()
+        self.one.done()
+        self.other.hurry()
+        self.clock.advance(60)
+        self.assertIsNone(self.other.take())
+
+
+class Together:
+    """A database whose users have all read before one of them writes.
+
+    Each waits once for the others.
+    """
+
+    def __init__(self, database, barrier):
+        self._database = database
+        self._barrier = barrier
+
+    def __getattr__(self, name):
+        return getattr(self._database, name)
+
+    def begin(self):
+        if self._barrier is not None:
+            barrier, self._barrier = self._barrier, None
+            barrier.wait(20)
+        return self._database.begin()
+
+
+class RaceTest(base.DatabaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def test_of_many_one_has_it(self):
+        # The first time there is no row.
+        for _time in range(3):
+            together = threading.Barrier(4)
+            with futures.ThreadPoolExecutor(4) as pool:
+                taken = [*pool.map(lambda one: one.take() is None, [
+                    turns.Turns(Together(self.database, together), self.clock,
+                                'it', str(number), 300, 60)
+                    for number in range(4)])]
+            self.assertEqual(1, taken.count(True))
+            self.clock.advance(60)

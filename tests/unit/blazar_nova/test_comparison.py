@@ -1,0 +1,194 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Several listeners, of which one at a time compares."""
+
+import functools
+import threading
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.db import turns
+from blazar_nova.listener import comparison
+from blazar_nova.listener import walking
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+
+class Mirror:
+    """Counts comparisons; ``during`` is called in the next one."""
+
+    def __init__(self):
+        self.missed = threading.Event()
+        self.compared = 0
+        self.during = None
+
+    def compare_all(self, go_on, _spread):
+        during, self.during = self.during, None
+        if during is not None:
+            during(go_on)
+        self.compared += go_on()
+
+
+class ComparisonTest(base.DatabaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.stopping = threading.Event()
+        self.mirrors = [Mirror(), Mirror()]
+        self.more = []
+        self.one, self.other = [comparison.Comparison(
+            self.clock, turns.Turns(
+                self.database, self.clock, 'comparison', str(number), 300,
+                60),
+            300, 60, mirror, self.stopping,
+            functools.partial(self.more.append, number))
+            for number, mirror in enumerate(self.mirrors)]
+
+    def compared(self):
+        return [one.compared for one in self.mirrors]
+
+    def look(self):
+        self.one.look()
+        self.other.look()
+
+    def test_one_compares_in_an_interval(self):
+        for number in range(1, 4):
+            self.look()
+            self.look()
+            self.assertEqual([number, 0], self.compared())
+            self.clock.advance(300)
+        self.assertEqual([0] * 3, self.more)
+
+    def test_what_another_one_missed_is_compared_soon(self):
+        self.look()
+        self.mirrors[1].missed.set()
+        self.other.look()
+        self.assertFalse(self.mirrors[1].missed.is_set())
+        self.one.look()
+        self.one.look()
+        self.assertEqual([2, 0], self.compared())
+
+    def test_what_is_missed_meanwhile_is_compared_once_more(self):
+        def miss(_go_on):
+            self.mirrors[1].missed.set()
+            self.other.look()
+
+        self.mirrors[0].during = miss
+        for _time in range(3):
+            self.one.look()
+        self.assertEqual([2, 0], self.compared())
+
+    def test_who_cannot_go_on_compares_again(self):
+        def away(_go_on):
+            raise errors.BooksUnavailable
+
+        self.mirrors[0].during = away
+        self.one.look()
+        self.assertEqual(([0, 0], []), (self.compared(), self.more))
+        self.assertTrue(self.mirrors[0].missed.is_set())
+        self.one.look()
+        self.assertEqual([1, 0], self.compared())
+
+    def test_who_stood_still_ends_when_another_one_has_begun(self):
+        seen = []
+
+        def freeze(go_on):
+            self.assertTrue(go_on())
+            # Nothing was heard of it in this time.
+            self.clock.advance(60)
+            self.other.look()
+            self.wait_for(lambda: self.clock.advance(1) and not go_on())
+            seen.append(go_on())
+
+        # As if its thread had stood still, too.
+        keep, self.one._beat = self.one._beat, 61
+        self.mirrors[0].during = freeze
+        self.one.look()
+        self.one._beat = keep
+        self.assertEqual(([False], [1], [0, 1]),
+                         (seen, self.more, self.compared()))
+        # Nor is the other one's turn given away.
+        self.look()
+        self.assertEqual([0, 1], self.compared())
+
+    def test_who_is_slow_is_not_replaced(self):
+        def slow(_go_on):
+            for _time in range(8):
+                at = self.turn_until()
+                self.clock.advance(20)
+                self.wait_for(lambda: self.turn_until() > at)
+                self.other.look()
+
+        self.mirrors[0].during = slow
+        self.one.look()
+        self.assertEqual([1, 0], self.compared())
+
+    def turn_until(self):
+        until, = self.scalars(comparison.turns.notes.Turn.claimed_until)
+        return until
+
+    def wait_for(self, is_so):
+        waits, clock = threading.Event(), clocks.SystemClock()
+        until = clock.elapsed() + 20
+        while not is_so():
+            self.assertLess(clock.elapsed(), until)
+            waits.wait(0.01)
+
+    def test_who_is_stopped_leaves_it_to_the_others(self):
+        self.mirrors[0].during = lambda _go_on: self.stopping.set()
+        self.one.run()
+        self.stopping.clear()
+        self.other.look()
+        self.assertEqual([0, 1], self.compared())
+        # And when it was done, at its time.
+        self.stopping.set()
+        self.other.run()
+        self.stopping.clear()
+        self.one.look()
+        self.clock.advance(300)
+        self.one.look()
+        self.assertEqual([1, 1], self.compared())
+
+
+class WalkTest(base.TestCase):
+
+    def test_it_is_spread(self):
+        clock, seen = clocks.ManualClock(), []
+        walk = threading.Thread(target=walking.walk, args=(
+            clock, 'things', range(1000),
+            lambda one: seen.append((one, clock.now())) or True,
+            walking.always, 10))
+        began = clock.now()
+        walk.start()
+        while walk.is_alive():
+            walk.join(0.05)
+            clock.advance(1)
+        self.assertEqual(list(range(1000)), sorted(one for one, _at in seen))
+        by_second = [sum(at == began + second for _one, at in seen)
+                     for second in range(10)]
+        self.assertLessEqual(max(by_second), 100, by_second)
+
+    def test_what_is_raised_ends_it(self):
+        seen = []
+
+        def look(one):
+            seen.append(one)
+            raise errors.BooksUnavailable
+
+        self.assertRaises(errors.BooksUnavailable, walking.walk,
+                          clocks.ManualClock(), 'things', range(40), look)
+        self.assertLess(len(seen), 9)

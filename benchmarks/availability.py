@@ -133,6 +133,7 @@ def measure(kind: str, url: str, world: worlds.World,
     schedulers = claims.Claims(database, clock, search.index)
     with search.index.fresh():
         host = search.index.hosts[min(search.index.hosts)]
+        uuids = [*search.index.ids_by_uuid]
     fits = model.Demand(DEMAND, 4)
     # As many whole hosts as there are: some are always in use.
     refused = model.Demand(dict(world.capacity), world.hosts,
@@ -142,9 +143,9 @@ def measure(kind: str, url: str, world: worlds.World,
     asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
         'pick': lambda window: search.pick(fits, window),
         'refusal': lambda window: expect(search.quote([refused], window)),
-        'fits_for': lambda window: judging.fits_for(SERVER, DEMAND),
+        'fits_for': lambda window: judging.fits_for(SERVER, DEMAND, uuids),
         'let_in': lambda window: (
-            judging.fits_for(SERVER, DEMAND), schedulers.claim(
+            judging.fits_for(SERVER, DEMAND, uuids), schedulers.claim(
                 SERVER, {host.uuid: DEMAND}, forced=True)),
         'free': lambda window: search.starts.availability(
             fits, window, worlds.DAY, 10),

@@ -64,7 +64,8 @@ LOG = logging.getLogger(__name__)
 #: Seconds for which changes are kept in the database. A process that has not
 #: looked for longer may have to read everything again.
 KEEP = 3600
-#: Of how many expressions it is remembered which hosts match.
+#: Of how many expressions it is remembered which hosts match, and of how many
+#: sets of hosts which these are.
 _EXPRESSIONS = 100
 
 
@@ -103,6 +104,10 @@ class Index:
         self.ids_by_uuid: dict[str, int] = {}
         self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
         self._apart: Apart | None = None
+        #: Which hosts are of a set, and of how many that was said.
+        self._masks: ty.Callable[
+            [frozenset[str]], npt.NDArray[np.bool_]] | None = None
+        self._masked = 0
         #: Says which hosts are alike, as they were last; None: not judged.
         self.judged: Alike | None = None
         self._overdue: list[tuple[int, model.Window, model.Resources]] = []
@@ -169,6 +174,22 @@ class Index:
             self._uuids = np.array([self.hosts[host_id].uuid for host_id in
                                     self._timeline.ids], object)
         return self._uuids
+
+    def mask(self, uuids: frozenset[str]) -> npt.NDArray[np.bool_]:
+        """Within :meth:`fresh`: whether a host is one of these, in the order
+        of the timeline. Not a copy: some are remembered.
+        """
+        assert self._timeline is not None
+        if self._masks is None or self._masked != len(self._timeline):
+            self._masked = len(self._timeline)
+            self._masks = functools.lru_cache(_EXPRESSIONS)(self._mask)
+        return self._masks(uuids)
+
+    def _mask(self, uuids: frozenset[str]) -> npt.NDArray[np.bool_]:
+        assert self._timeline is not None
+        return self._timeline.mask(
+            self.ids_by_uuid[uuid] for uuid in uuids
+            if uuid in self.ids_by_uuid)
 
     def apart(self) -> Apart:
         """Within :meth:`fresh`: the hosts that are not for everybody."""
@@ -240,7 +261,7 @@ class Index:
         self._known, self._overdue = news.Known(hosts, top, now), []
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
         self._uuids, self._apart = np.empty(0, object), None
-        self.judged = None
+        self.judged = self._masks = None
         self._watch_overdue(timeline, overdue, now)
         self._timeline = timeline
         self._forgotten = now

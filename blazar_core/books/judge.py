@@ -49,7 +49,7 @@ class Fits(ty.NamedTuple):
 
     ``booked`` is the uuid of the host of its booking; ``by_host`` says how
     many such servers may go to each host (by uuid) that is judged, and
-    ``elsewhere`` how many to each that is not.
+    ``elsewhere`` how many to each other one that was asked about.
     """
 
     booked: str | None
@@ -70,8 +70,12 @@ class Judge:
         self._index = index
 
     def fits_for(self, server_id: str, resources: model.Resources,
+                 uuids: ty.Collection[str],
                  reservation_id: str | None = None) -> Fits:
         """Where a server, and those that come with it, may be placed now.
+
+        Costs some array operations over all hosts, beside what the hosts cost
+        that are asked about.
 
         A server with a booking may go to its booked host, and to any host
         where the rule holds until its booking ends; the others only where it
@@ -90,6 +94,7 @@ class Judge:
         booking on one of them: on that one, and on the others that may be
         reserved.
 
+        :param uuids: of the hosts that are asked about
         :param reservation_id: the one that the server says it is of; it may
             go nowhere unless it has a place in it, or that has whole hosts
         """
@@ -112,7 +117,8 @@ class Judge:
             with self._index.without(own):
                 # Nova asks about one server, and others may have to follow.
                 by_host = self._fits_by_host(
-                    timeline, resources, window, everywhere=bool(affinity))
+                    timeline, resources, uuids, window,
+                    everywhere=bool(affinity))
             hosts = self._index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = booked.uuid if booked else None
@@ -121,7 +127,7 @@ class Judge:
                 row.host_id for row in own if row.host_id in hosts and
                 hosts[row.host_id].uuid not in shut and (
                     row.placed_at is not None or row.end_date > now))
-            by_host |= dict.fromkeys(shut, 0)
+            by_host |= dict.fromkeys(shut.intersection(uuids), 0)
             found = Fits(uuid, _with_own(by_host, own_on, hosts), math.inf)
         if affinity is None:
             return found
@@ -130,42 +136,51 @@ class Judge:
         return (_together if affinity else _apart)(
             found, mine, siblings, hosts)
 
-    def fits_unbooked(self, resources: model.Resources, lag: float = 0,
-                      ) -> Fits:
+    def fits_unbooked(self, resources: model.Resources,
+                      uuids: ty.Collection[str], lag: float = 0) -> Fits:
         """Where a server that has no booking may be placed, for half as much.
 
+        :param uuids: of the hosts that are asked about
         :param lag: see :meth:`blazar_core.books.follower.Index.fresh`
         """
         with self._index.fresh(lag) as timeline:
-            return self._fits_for_ever(timeline, resources)
+            return self._fits_for_ever(timeline, resources, uuids)
 
-    def fits_alone(self, resources: model.Resources) -> Fits:
+    def fits_alone(self, resources: model.Resources,
+                   uuids: ty.Collection[str]) -> Fits:
         """Where a server may be placed, while the database is away.
 
         As far as this process knows the books, and as if it had no lease:
         nobody can tell.
+
+        :param uuids: of the hosts that are asked about
         """
         with self._index.remembered.timeline() as timeline:
             if timeline is None:
                 return Fits(None, {}, math.inf)
-            return self._fits_for_ever(timeline, resources)
+            return self._fits_for_ever(timeline, resources, uuids)
 
     def _fits_for_ever(self, timeline: timelines.Timeline,
-                       resources: model.Resources) -> Fits:
+                       resources: model.Resources,
+                       uuids: ty.Collection[str]) -> Fits:
         """Where there is capacity without an end."""
         window = model.Window(self._clock.now(), model.FOREVER)
         return Fits(None, self._fits_by_host(
-            timeline, resources, window) | dict.fromkeys(
-                self._index.apart().enrolled, 0), math.inf)
+            timeline, resources, uuids, window) | dict.fromkeys(
+                self._index.apart().enrolled.intersection(uuids), 0),
+            math.inf)
 
     def _fits_by_host(self, timeline: timelines.Timeline,
-                      resources: model.Resources, window: model.Window,
-                      everywhere: bool = False) -> dict[str, int]:
-        """How many such servers fit on each of the hosts that are judged:
-        where something is booked, or everywhere.
+                      resources: model.Resources, uuids: ty.Collection[str],
+                      window: model.Window, everywhere: bool = False,
+                      ) -> dict[str, int]:
+        """How many such servers fit on each of the hosts that are judged: of
+        those that are asked about the ones where something is booked, or all.
         """
-        peaks = timeline.peaks(window)
-        judged = timeline.busy(peaks) | everywhere
+        ids = self._index.ids_by_uuid
+        asked = timeline.mask(ids[uuid] for uuid in uuids if uuid in ids)
+        peaks = timeline.peaks(window, asked)
+        judged = asked & (timeline.busy(peaks) | everywhere)
         rooms = timeline.fits(
             model.Demand(resources, count=picking.MANY), window, judged,
             peaks=peaks)

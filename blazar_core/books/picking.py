@@ -31,6 +31,8 @@ Picked: ty.TypeAlias = list[list[int]]
 
 #: More servers than any request has.
 MANY = 2 ** 31
+#: Of more hosts than these so many are looked at first.
+FIRST = 4096
 
 
 class Kept(ty.NamedTuple):
@@ -113,6 +115,10 @@ class Picking:
         """
         fewest = [demand.fewest() for demand in demands]
         beside = timelines.Beside(len(timeline))
+        if len(demands) == 1 and not kept:
+            places = self._first(timeline, demands[0], window, last, beside)
+            if places is not None:
+                return [[timeline.ids[place] for place in places]]
         # A single demand is seen not to fit on most hosts by less.
         peaks = timeline.peaks(window) if (
             len(demands) + len(kept) > 1) else None
@@ -149,9 +155,9 @@ class Picking:
                 ) -> npt.NDArray[np.bool_] | None:
         """Which hosts a demand may use at all, by position; None: any.
 
-        Costs O(H) where the demand names hosts.
+        Costs O(H).
         """
-        apart, ids = self._index.apart(), self._index.ids_by_uuid
+        apart = self._index.apart()
         among: npt.NDArray[np.bool_] = {
             None: np.ones(len(timeline), bool),
             model.Among.COMMON: ~apart.serving,
@@ -160,10 +166,32 @@ class Picking:
         }[demand.among]
         if demand.hosts is None and not demand.avoid:
             return None if among.all() else among
-        named = ids if demand.hosts is None else demand.hosts & ids.keys()
-        mask = timeline.mask(ids[uuid] for uuid in named
-                             if uuid not in demand.avoid)
-        return mask & among
+        if demand.hosts is not None:
+            among = among & self._index.mask(demand.hosts)
+        return among & ~self._index.mask(demand.avoid)
+
+    def _first(self, timeline: timelines.Timeline, demand: model.Demand,
+               window: model.Window, last: ty.Collection[int],
+               beside: timelines.Beside) -> npt.NDArray[np.intp] | None:
+        """What :meth:`_fill` would say of all hosts, by a look at those alone
+        that would be filled first.
+
+        :returns: None: look at all
+        """
+        if len(timeline) <= FIRST or demand.count > FIRST or (
+                demand.least is not None or
+                demand.affinity in strategies.WISHES):
+            return None
+        hosts = self.allowed(timeline, demand)
+        hosts = ~timeline.mask(last) if hosts is None else (
+            hosts & ~timeline.mask(last))
+        if demand.among is model.Among.ALL:
+            hosts = hosts & ~self._index.apart().serving
+        first = np.zeros(len(timeline), bool)
+        first[self._strategy(timeline, np.flatnonzero(hosts), window,
+                             beside.servers > 0, FIRST)[:FIRST]] = True
+        return self._fill(timeline, demand, window, timeline.fits(
+            demand, window, first, beside), last, beside)
 
     def _fill(self, timeline: timelines.Timeline, demand: model.Demand,
               window: model.Window, rooms: npt.NDArray[np.int64],
@@ -175,15 +203,20 @@ class Picking:
         candidates = np.flatnonzero(rooms >= _on_one(demand))
         if not len(candidates) or rooms.sum() < demand.count:
             return None
-        order = self._strategy(
-            timeline, candidates, window, beside.servers > 0)
+        groups = [candidates]
+        if demand.among is model.Among.ALL:
+            # What could be leased whole is left whole as long as possible.
+            serving = self._index.apart().serving[candidates]
+            groups = [candidates[~serving], candidates[serving]]
+        # Each takes one server at least.
+        most = len(candidates) if demand.affinity in strategies.WISHES else (
+            demand.count + len(last))
+        order = np.concatenate([self._strategy(
+            timeline, some, window, beside.servers > 0, most)
+            for some in groups])
         if last:
             lost = timeline.mask(last)[order]
             order = np.concatenate((order[~lost], order[lost]))
-        if demand.among is model.Among.ALL:
-            # What could be leased whole is left whole as long as possible.
-            serving = self._index.apart().serving[order]
-            order = np.concatenate((order[~serving], order[serving]))
         if demand.affinity in strategies.WISHES:
             return np.array(strategies.WISHES[demand.affinity](
                 order, rooms, self._members(timeline, demand), demand.count))

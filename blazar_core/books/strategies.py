@@ -28,15 +28,16 @@ from blazar_core.common import model
 __all__ = ['Strategy', 'WISHES', 'pack', 'spread']
 
 #: Puts the hosts that have room into the order in which they are filled:
-#: given the timeline, their positions in it, the window, and which
-#: of all hosts something of the same lease goes to already.
+#: given the timeline, their positions in it (which ascend), the window, which
+#: of all hosts something of the same lease goes to already, and how many of
+#: them are wanted at most: those that come later may be left out.
 Strategy: ty.TypeAlias = ty.Callable[
     [timelines.Timeline, npt.NDArray[np.intp], model.Window,
-     npt.NDArray[np.bool_]], npt.NDArray[np.intp]]
+     npt.NDArray[np.bool_], int], npt.NDArray[np.intp]]
 
 
 def pack(timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
-         window: model.Window, ours: npt.NDArray[np.bool_],
+         window: model.Window, ours: npt.NDArray[np.bool_], most: int,
          ) -> npt.NDArray[np.intp]:
     """Put leases that end together on the same hosts.
 
@@ -45,15 +46,19 @@ def pack(timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
     stay busy for longer, by how much. Empty hosts come last, and so whole
     hosts fall free.
     """
-    busy_until = timeline.busy_until()
-    busy_until[ours] = np.maximum(busy_until[ours], window.end)
-    busy_until = busy_until[candidates]
-    longer = np.maximum(window.end - busy_until, 0)
-    return candidates[np.lexsort((candidates, busy_until, longer))]
+    after = timeline.busy_until(candidates) - window.end
+    np.maximum(after, 0, out=after, where=ours[candidates])
+    # What is busy for long enough anyway comes before all else.
+    rank = np.where(after >= 0, after, model.FOREVER - after)
+    if most < len(rank):
+        # To find those that come first costs less than to sort all.
+        first = np.flatnonzero(rank <= np.partition(rank, most)[most])
+        candidates, rank = candidates[first], rank[first]
+    return candidates[np.argsort(rank, kind='stable')]
 
 
 def spread(_timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
-           _window: model.Window, _ours: npt.NDArray[np.bool_],
+           _window: model.Window, _ours: npt.NDArray[np.bool_], _most: int,
            ) -> npt.NDArray[np.intp]:
     """At random."""
     return np.random.default_rng().permutation(candidates)

@@ -82,11 +82,12 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
             return hosts
         takes = plugins.takes(hosts, spec_obj)
         leased = plugins.may_be_leased(spec_obj)
-        found = self._rooms(spec_obj, takes, leased)
+        uuids = [host.uuid for host in hosts]
+        found = self._rooms(spec_obj, takes, uuids, leased)
         kept = _kept(hosts, found)
         if not leased and len(kept) < min(
                 len(hosts), FEW * plugins.servers_of(spec_obj)):
-            found = self._rooms(spec_obj, takes, True)
+            found = self._rooms(spec_obj, takes, uuids, True)
             kept = _kept(hosts, found)
         marks.mark_booked(spec_obj, found.booked)
         if len(kept) < len(hosts):
@@ -96,22 +97,23 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
                     len(hosts))
         return kept
 
-    def _rooms(self, spec: ty.Any, resources: model.Resources, wholly: bool,
-               ) -> judge.Fits:
+    def _rooms(self, spec: ty.Any, resources: model.Resources,
+               uuids: ty.Collection[str], wholly: bool) -> judge.Fits:
         """Where a server may go.
 
+        :param uuids: of the hosts that Nova asks about
         :param wholly: whether to look for its booking, in books of now
         """
         reservation_id = hosted.reservation_of(spec.flavor) or (
             flavors.reservation_of(spec.flavor))
         try:
             if not wholly:
-                return self._judge.fits_unbooked(resources, LAG)
+                return self._judge.fits_unbooked(resources, uuids, LAG)
             return self._judge.fits_for(
-                spec.instance_uuid, resources, reservation_id)
+                spec.instance_uuid, resources, uuids, reservation_id)
         except errors.BooksUnavailable as exc:
             if self._alone and reservation_id is None:
-                return self._judge.fits_alone(resources)
+                return self._judge.fits_alone(resources, uuids)
             LOG.warning('Server %s is placed nowhere%s: %s',
                         spec.instance_uuid, '' if reservation_id is None else
                         f', it is of reservation {reservation_id}', exc)

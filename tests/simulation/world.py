@@ -404,7 +404,8 @@ class World:
         if not hosts:
             return None
         found = judging.fits_for(
-            server.id, server.amounts, server.within or server.reservation)
+            server.id, server.amounts, [host.uuid for host in hosts],
+            server.within or server.reservation)
         self.baton.dice.shuffle(hosts)
         hosts.sort(key=lambda host: host.uuid != found.booked)
         for host in hosts:

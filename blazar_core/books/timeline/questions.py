@@ -91,21 +91,31 @@ class Beside:
 class Timeline(calendar.Calendar):
     """A calendar that answers when there is room, and how much."""
 
-    def peaks(self, window: model.Window) -> list[Ints]:
+    def peaks(self, window: model.Window, hosts: Hosts = None) -> list[Ints]:
         """The most that is booked on each host at any instant of a window.
 
         For several questions about one window: the levels are looked
         at only once. Costs O(H + steps in the window).
 
+        :param hosts: nothing is said of others
         :returns: for each class in their order, by host in that of :attr:`ids`
         """
         if calendar.end_of(window) == NEVER:
             return self._rows.rest(window.start)
-        every = self._which(None)
-        first = self._rows.at(every, window.start)
-        last = self._rows.at(every, calendar.end_of(window) - 1)
-        return [*self._rows.peaks(first, last, self._columns.values())
-                ] if len(self) else []
+        which = self._which(hosts)
+        if not len(which):
+            return [np.zeros(len(self), np.int64) for _one in self._columns]
+        first = self._rows.at(which, window.start)
+        last = self._rows.at(which, calendar.end_of(window) - 1)
+        found = self._rows.peaks(first, last, self._columns.values())
+        if hosts is None:
+            return [*found]
+        peaks = []
+        for some in found:
+            peak = np.zeros(len(self), some.dtype)
+            peak[which] = some
+            peaks.append(peak)
+        return peaks
 
     def fits(self, demand: model.Demand, window: model.Window,
              hosts: Hosts = None, beside: Beside | None = None,
@@ -238,18 +248,18 @@ class Timeline(calendar.Calendar):
             busy |= peak > 0
         return busy
 
-    def busy_until(self) -> Ints:
-        """When the last booking on each host ends.
+    def busy_until(self, which: npt.NDArray[np.intp]) -> Ints:
+        """When the last booking on some hosts ends, by their positions.
 
         0 where none is, :data:`model.FOREVER` where something is used or
-        booked without an end. Costs O(H).
+        booked without an end. Costs O(hosts asked about).
         """
-        last = self._rows.start + self._rows.length - 1
+        last = self._rows.start[which] + self._rows.length[which] - 1
         until = self._rows.time[last]
         for level in self._rows.levels:
             until[level[last] > 0] = model.FOREVER
         for one in self._classes.values():
-            until[one.usage[:len(self)] > 0] = model.FOREVER
+            until[one.usage[which] > 0] = model.FOREVER
         return np.asarray(np.clip(until, 0, model.FOREVER), np.int64)
 
     def utilization(self, window: model.Window, step: int,

@@ -13,6 +13,7 @@
 import collections
 import functools
 import math
+from unittest import mock
 
 import fixtures
 from hypothesis import strategies as st
@@ -131,6 +132,38 @@ class TestPickAgainstBruteForce(AgainstBruteForce):
         self.assertEqual(
             refusals.Refusal(reason, demand.count, fits, next_start), refusal)
 
+    def test_a_look_at_the_first_hosts_finds_what_one_at_all_does(self):
+        looks = collections.Counter()
+        first = picking.Picking._first
+
+        def counted(*args):
+            places = first(*args)
+            looks[places is not None] += 1
+            return places
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.picking.Picking._first', counted))
+
+        def check(question, crowded):
+            world, demand, window, _asked = question
+
+            def work(admitting):
+                found = []
+                for number in 1000, 2:
+                    with mock.patch.object(picking, 'FIRST', number):
+                        try:
+                            found.append(admitting.pick(
+                                demand, window, last=crowded))
+                        except errors.Refused as exc:
+                            found.append(exc.refusal)
+                self.assertEqual(*found)
+
+            self.in_books(world, False, work)
+
+        self.for_all(check, worlds.questions(),
+                     st.sets(st.integers(1000, 1004), max_size=2))
+        self.assertGreater(looks[True], examples.many(self.count) // 20)
+
     def test_in_exchange_for_bookings_it_is_as_if_they_were_not_there(self):
         def check(question, given):
             world, demand, window, asked = question
@@ -182,13 +215,16 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
             server_id = f'server-{own}'
             booked, judged, elsewhere = self.in_books(
                 world, followed, lambda admitting: self.judge(
-                    admitting).fits_for(server_id, resources))
+                    admitting).fits_for(
+                        server_id, resources,
+                        self.scalars(models.Host.uuid)))
             if own == 10:
                 # Who knows that it has no booking need not ask for it.
                 self.assertEqual(
                     (booked, judged, elsewhere), self.in_books(
                         world, followed, lambda admitting: self.judge(
-                            admitting).fits_unbooked(resources)))
+                            admitting).fits_unbooked(
+                                resources, self.scalars(models.Host.uuid))))
             self.assertEqual(
                 self.expected(world, resources, server_id), (booked, {
                     uuid: min(room, self.MANY)
@@ -945,7 +981,7 @@ class TestSpread(AdmissionTestCase):
             self.host(name, VCPU=1)
         asked = []
 
-        def reverse(timeline, candidates, window, ours):
+        def reverse(timeline, candidates, window, ours, most):
             asked.append((len(timeline), window))
             return candidates[::-1]
 
@@ -1007,7 +1043,7 @@ class TestRoomsFor(AdmissionTestCase):
     def fits(self, server_id='unleased', **resources):
         """The booked host, and the room of the judged ones, by name."""
         booked, rooms, _elsewhere = self.judge.fits_for(
-            server_id, resources)
+            server_id, resources, self.scalars(models.Host.uuid))
         names = {host.uuid: host.name for host in self.scalars(models.Host)}
         return names.get(booked), {
             names[uuid]: room for uuid, room in rooms.items()}
@@ -1097,7 +1133,8 @@ class TestMoves(AdmissionTestCase):
             session.execute(sa.update(models.Reservation).where(
                 models.Reservation.id == 'reservation').values(
                 params={'affinity': affinity}))
-        found = self.judge.fits_for(server_id, {'VCPU': 1})
+        found = self.judge.fits_for(
+            server_id, {'VCPU': 1}, self.scalars(models.Host.uuid))
         return {host.name for host in self.scalars(models.Host)
                 if found.by_host.get(host.uuid, found.elsewhere) >= 1}
 

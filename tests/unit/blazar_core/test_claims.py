@@ -509,7 +509,7 @@ class TestTogether(ClaimTestCase):
     def fits(self, server_id):
         found = judge.Judge(
             self.database, self.clock, self.admission.index).fits_for(
-                server_id, {'VCPU': 1})
+                server_id, {'VCPU': 1}, self.scalars(models.Host.uuid))
         return {self.scalars(models.Host.name, models.Host.uuid == uuid)[0]:
                 room for uuid, room in found.by_host.items()}
 

@@ -401,7 +401,7 @@ class TestDeciding(HealthTestCase):
     def test_ordinary_servers_go_elsewhere(self):
         fits = judge.Judge(
             self.database, self.clock, self.admission.index).fits_unbooked(
-                {'VCPU': 1})
+                {'VCPU': 1}, [self.uuid_of('one')])
         self.assertEqual(0, fits.by_host[self.uuid_of('one')])
 
     def test_what_runs_there_may_end_and_be_shortened(self):

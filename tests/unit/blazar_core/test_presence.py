@@ -231,7 +231,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
             session.add(lease)
 
     def fits(self):
-        return self.judge.fits_alone({'VCPU': 1})
+        return self.judge.fits_alone({'VCPU': 1}, [self.uuid])
 
     def claim(self, server_id, vcpus=1, **how):
         return self.claims.claim(
@@ -240,10 +240,10 @@ class TestWithoutBooks(base.DatabaseTestCase):
     def test_what_is_promised_stays_promised(self):
         self.promise(2)
         self.assertEqual({self.uuid: 2}, self.judge.fits_for(
-            'any', {'VCPU': 1}).by_host)
+            'any', {'VCPU': 1}, [self.uuid]).by_host)
         self.take_away()
         self.assertRaises(errors.BooksUnavailable, self.judge.fits_for,
-                          'any', {'VCPU': 1})
+                          'any', {'VCPU': 1}, [self.uuid])
         self.clock.advance(600)
         self.assertEqual({self.uuid: 2}, self.fits().by_host)
         self.assertEqual(float('inf'), self.fits().elsewhere)
@@ -270,7 +270,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.assertEqual({self.uuid: 0}, self.by_host())
 
     def by_host(self):
-        return self.judge.fits_for('any', {'VCPU': 1}).by_host
+        return self.judge.fits_for('any', {'VCPU': 1}, [self.uuid]).by_host
 
     def test_what_was_let_in_counts_for_a_while(self):
         self.promise(3)

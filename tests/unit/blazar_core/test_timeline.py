@@ -480,7 +480,8 @@ class TimelineTest(base.BaseTestCase):
                  for seconds in taken],
                 story.timeline.busy(story.timeline.peaks(
                     story.window(one.start, end))).tolist())
-            until = story.timeline.busy_until().tolist()
+            until = story.timeline.busy_until(
+                np.arange(len(story.timeline))).tolist()
             for host, seconds, instant in zip(
                     story.timeline.ids, taken, until):
                 if any(story.calendar.usage[host].values()) or (

@@ -1068,7 +1068,8 @@ class TestWhoGetsIn(WholeHostsTestCase):
 
     def fits(self, reservation_id=None):
         found = self.judge.fits_for(
-            uuidutils.generate_uuid(), {'VCPU': 1}, reservation_id)
+            uuidutils.generate_uuid(), {'VCPU': 1}, self.uuids.values(),
+            reservation_id)
         return {name for name, uuid in self.uuids.items()
                 if found.by_host.get(uuid, found.elsewhere)}
 
@@ -1078,7 +1079,7 @@ class TestWhoGetsIn(WholeHostsTestCase):
 
     def test_who_is_in_no_reservation_stays_outside(self):
         self.assertEqual({'plain'}, self.fits())
-        found = self.judge.fits_unbooked({'VCPU': 1})
+        found = self.judge.fits_unbooked({'VCPU': 1}, self.uuids.values())
         self.assertEqual({'one', 'two'}, {
             name for name, uuid in self.uuids.items()
             if found.by_host.get(uuid, found.elsewhere) == 0})
@@ -1156,6 +1157,17 @@ class TestParts(WholeHostsTestCase):
         self.assertEqual((True, 2), ('plain' in hosts, len(hosts)))
         self.assertEqual(({'VCPU': 4}, 1), (
             self.peak('plain'), len(hosts.keys() & {'one', 'two'})))
+
+    def test_so_they_do_where_not_all_are_looked_at(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.picking.FIRST', 1))
+        # Else an empty one comes last, whatever it is.
+        self.reserve(0, 1000, self.parts(1, hosts=frozenset({
+            self.uuids['one']})))
+        # What was booked is read by now.
+        self.clock.advance(1)
+        lease = self.reserve(10, 100, self.parts(1))
+        self.assertEqual({'plain'}, self.bookings_of(lease).keys())
 
     def peak(self, name):
         with self.admission.index.fresh() as timeline:
@@ -1270,7 +1282,8 @@ class TestParts(WholeHostsTestCase):
         here, other = hosts[inside], ({'one', 'two'} - {hosts[inside]}).pop()
         for server_id, allowed in (
                 (inside, {here, other, 'plain'}), (outside, {'plain'})):
-            found = self.judge.fits_for(server_id, {'VCPU': 1})
+            found = self.judge.fits_for(
+                server_id, {'VCPU': 1}, self.uuids.values())
             self.assertEqual(allowed, {
                 name for name, uuid in self.uuids.items()
                 if found.by_host.get(uuid, found.elsewhere)})
@@ -1281,7 +1294,8 @@ class TestParts(WholeHostsTestCase):
         # The booking follows, and stays, whatever becomes of the host.
         self.claim(inside, other)()
         self.close(other)
-        found = self.judge.fits_for(inside, {'VCPU': 1})
+        found = self.judge.fits_for(
+            inside, {'VCPU': 1}, self.uuids.values())
         self.assertEqual(self.uuids[other], found.booked)
         self.assertTrue(found.by_host.get(
             self.uuids[other], found.elsewhere))
@@ -1298,7 +1312,7 @@ class TestParts(WholeHostsTestCase):
         later = self.reserve_machines(100, 200, 2, 2)
         self.clock.advance(99)
         self.assertEqual(self.uuids[hosts[inside]], self.judge.fits_for(
-            inside, {'VCPU': 1}).booked)
+            inside, {'VCPU': 1}, ()).booked)
         self.clock.advance(1)
         self.lifecycle.starting.start(later['id'], when_due=True)
         self.assertEqual({'one', 'two'}, self.held().keys())

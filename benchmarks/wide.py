@@ -1,0 +1,135 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A hundred thousand hosts: the questions of one boot, and a cold load.
+
+800,000 bookings of parts of hosts, on SQLite: what is in memory is measured.
+Before each question somebody else's boot has changed the usage of a host.
+
+filter.plain and filter.leased: what our filter asks for a server without a
+lease and for one with, about the thousand hosts that placement gives Nova at
+most. pick: a host for a server of a lease; pick.properties: for one that goes
+only to a fifth of the hosts. load: all of it, in a process of its own.
+"""
+
+import json
+import logging
+import random
+import resource
+import subprocess
+import sys
+import time
+import typing as ty
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from benchmarks import filled
+from benchmarks import records
+from benchmarks import servers
+from benchmarks import world as worlds
+from blazar_core.books import admission
+from blazar_core.books import inventory
+from blazar_core.books import judge
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+from blazar_core.common import properties
+from blazar_core.db import api
+from blazar_core.db import models
+
+HOSTS, BOOKINGS, LEASES = 100_000, 800_000, 50_000
+#: What placement gives Nova at most ([scheduler] max_placement_results).
+ASKED = 1000
+QUESTIONS = 50
+DEMAND = {'VCPU': 2, 'MEMORY_MB': 4096, 'DISK_GB': 20}
+GPU = '["==", "$gpu", "a100"]'
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    size = 100 if quick else 1
+    world = worlds.parts(HOSTS // size, BOOKINGS // size)
+    with servers.place('sqlite') as place:
+        filled.fill(place.url, world, LEASES // size)
+        database = filled.connect(place.url)
+        with database.begin() as connection:
+            connection.execute(sa.update(models.Host).values(
+                consumers={}, properties=sa.case(
+                    (models.Host.id % 5 == 0, '{"gpu": "a100"}'),
+                    else_='{}')))
+        done = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-m', 'benchmarks.wide',
+             place.url], stdout=subprocess.PIPE, text=True, check=True)
+        for metric, value in json.loads(done.stdout).items():
+            yield records.Record('wide.load', metric, value)
+        yield from ask(database)
+
+
+def load(url: str) -> dict[str, float]:
+    """Read everything, in a process that has done nothing else."""
+    logging.disable()
+    database = filled.connect(url)
+    with database.reader() as session:
+        session.connection()
+    searching = admission.Admission(
+        database, clocks.ManualClock(worlds.NOW))
+    before, begin = _resident(), time.perf_counter()
+    with searching.index.fresh() as timeline:
+        return {'seconds': time.perf_counter() - begin,
+                'MiB': (_resident() - before) / 1024,
+                'index_MiB': timeline.nbytes / 2 ** 20}
+
+
+def _resident() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def ask(database: api.Database) -> ty.Iterator[records.Record]:
+    """What is asked, one after the other."""
+    chance, clock = random.Random(worlds.SEED), clocks.ManualClock(worlds.NOW)
+    searching = admission.Admission(database, clock)
+    judging = judge.Judge(database, clock, searching.index)
+    with database.connection() as connection:
+        hosts = list(connection.scalars(sa.select(models.Host.uuid)))
+    server_id = uuidutils.generate_uuid()
+    with database.begin() as connection:
+        connection.execute(sa.update(models.Booking).where(
+            models.Booking.id == 1).values(server_id=server_id))
+    window = model.Window(worlds.NOW + 86_400, worlds.NOW + 90_000)
+    plain = model.Demand(DEMAND)
+    special = model.Demand(DEMAND, properties=properties.parse(GPU))
+    asked = chance.sample(hosts, min(ASKED, len(hosts)))
+    what: dict[str, ty.Callable[[], object]] = {
+        'filter.plain': lambda: judging.fits_unbooked(DEMAND, asked),
+        'filter.leased': lambda: judging.fits_for(server_id, DEMAND, asked),
+        'pick': lambda: searching.pick(plain, window),
+        'pick.properties': lambda: searching.pick(special, window)}
+    # Everything is read and compiled.
+    for question in what.values():
+        question()
+    for name, question in what.items():
+        took = []
+        for number in range(QUESTIONS):
+            with database.begin() as connection:
+                assert inventory.record(
+                    connection, worlds.NOW, f'host{number + 1}',
+                    f'host{number + 1}', uuidutils.generate_uuid(),
+                    dict.fromkeys(DEMAND, 1))
+            begin = time.perf_counter()
+            question()
+            took.append((time.perf_counter() - begin) * 1000)
+        for percent in (50, 95):
+            yield records.Record(f'wide.{name}', f'p{percent}_ms',
+                                 records.percentile(took, percent))
+
+
+if __name__ == '__main__':
+    print(json.dumps(load(*sys.argv[1:])))

@@ -34,15 +34,20 @@ from blazar_core.books import outages
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import views
 from blazar_core.lifecycle import rebinding
 
-__all__ = ['Away', 'Down', 'Health', 'Patience', 'Sight', 'away']
+__all__ = ['Away', 'Down', 'Health', 'LATE', 'Patience', 'Sight', 'away',
+           'counts']
 
 LOG = logging.getLogger(__name__)
+
+#: Seconds after which an event that waits yet is late.
+LATE = 60
 
 
 class Down(ty.NamedTuple):
@@ -244,6 +249,22 @@ def away(database: api.Database) -> list[Away]:
                 sa.select(notes.Outage, models.Host.name).join(
                     models.Host, models.Host.id == notes.Outage.host_id)
         ).tuples())
+
+
+def counts(database: api.Database, now: int) -> dict[str, int]:
+    """How many leases there are in each state but the last one, and how many
+    events wait that were due more than :data:`LATE` seconds ago.
+    """
+    lease, event = models.Lease.__table__.c, models.Event.__table__.c
+    going_on = [one for one in states.Lease if one != states.Lease.TERMINATED]
+    with database.connection() as connection:
+        found = {row.status: row.number for row in connection.execute(
+            sa.select(lease.status, sa.func.count().label('number')).where(
+                lease.status.in_(going_on)).group_by(lease.status))}
+        late = connection.scalar(sa.select(sa.func.count()).where(
+            event.status == states.Event.UNDONE, event.due < now - LATE))
+    return {f'leases_{one.lower()}': found.get(one, 0) for one in going_on} | {
+        'events_late': late or 0}
 
 
 def _described(session: orm.Session, lease_ids: ty.Iterable[str],

@@ -81,6 +81,10 @@ def _date(time: int | None) -> str | None:
 
 
 _LEASE = {'id': 'ID', 'name': 'Name', 'project_id': 'Project'}
+#: What hosts are that are away, or may be.
+_AWAY = ('suspected', 'failed', 'coming back', 'maintenance')
+#: What reservations say of themselves.
+_FLAGS = ('missing_resources', 'resources_changed')
 _TIMES = {'start_date': 'Start (UTC)', 'end_date': 'End (UTC)'}
 
 
@@ -130,21 +134,39 @@ def hosts(found: ty.Iterable[ty.Mapping[str, ty.Any]]) -> Listing:
         'reservable': 'Reservable', 'availability_zone': 'Zone'}, [*found])
 
 
-def healths(database: api.Database) -> tuple[Listing, Listing]:
-    """The hosts that are away, and the leases that are degraded."""
+def healths(database: api.Database, now: int,
+            ) -> tuple[Listing, Listing, Listing]:
+    """The hosts that are away, the leases that are degraded, and how many
+    there are of each kind.
+    """
+    hosts, leases = _away_hosts(database), _degraded(database)
+    counts = {f'hosts_{status.replace(" ", "_")}': sum(
+        one['status'] == status for one in hosts.rows) for status in _AWAY} | {
+        'leases_degraded': len(leases.rows)} | {
+        f'reservations_{flag}': sum(one[flag] for one in leases.rows)
+        for flag in _FLAGS} | health.counts(database, now)
+    return hosts, leases, Listing('counts', {
+        'name': 'What', 'count': 'How many'}, [
+            {'name': name, 'count': count} for name, count in counts.items()])
+
+
+def _away_hosts(database: api.Database) -> Listing:
     return Listing('hosts', {
         'name': 'Host', 'status': 'Status', 'since': 'Away since (UTC)',
         'until': 'Not expected before (UTC)', 'reason': 'Reason'}, [
-            _away(host) for host in health.away(database)]), Listing(
-        'leases', {
-            **{**_LEASE, 'id': 'Lease'}, 'status': 'Status',
-            'missing_resources': 'Missing', 'resources_changed': 'Changed',
-            'status_reason': 'Reason'}, [
-            {**lease, **{flag: sum(
-                one[flag] for one in lease['reservations']) for flag in (
-                    'missing_resources', 'resources_changed')}}
-            for lease in views.listed(database, ended=False)
-            if lease['degraded']])
+            _away(host) for host in health.away(database)])
+
+
+def _degraded(database: api.Database) -> Listing:
+    return Listing('leases', {
+        **{**_LEASE, 'id': 'Lease'}, 'status': 'Status',
+        'missing_resources': 'Missing', 'resources_changed': 'Changed',
+        'status_reason': 'Reason'}, [
+        {**lease, **{flag: sum(
+            one[flag] for one in lease['reservations'])
+            for flag in _FLAGS}}
+        for lease in views.listed(database, ended=False)
+        if lease['degraded']])
 
 
 def _away(host: health.Away) -> dict[str, ty.Any]:

@@ -21,6 +21,7 @@ import typing as ty
 
 from oslo_config import cfg
 
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
 from blazar_core.db import api
@@ -237,8 +238,9 @@ def _lease_orphans(parsed: argparse.Namespace) -> int:
 
 
 def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
-    hosts, leases = listings.healths(api.Database(conf))
-    listings.show(parsed.format, hosts, leases)
+    hosts, leases, counts = listings.healths(
+        api.Database(conf), clocks.SystemClock().now())
+    listings.show(parsed.format, hosts, leases, counts)
     failed = sum(one['status'] in ('failed', 'coming back')
                  for one in hosts.rows)
     if parsed.format != listings.JSON:

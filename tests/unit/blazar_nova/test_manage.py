@@ -144,7 +144,9 @@ class ManageTest(base.TestCase):
              'end_date': clocks.iso(lease['end_date'])[:19],
              'status_reason': ''}, listed)
         self.assertEqual([], self.json('lease', 'announced'))
-        self.assertEqual({'hosts': [], 'leases': []}, self.json('health'))
+        found = self.json('health')
+        self.assertEqual(([], [], {'leases_pending': 1}), (
+            found['hosts'], found['leases'], self.counts(found)))
         health.Health(
             self.database(), clocks.ManualClock(NOW),
             health.Patience(0, 0, 60), lambda event, lease: None).see(
@@ -154,6 +156,11 @@ class ManageTest(base.TestCase):
               'since': clocks.iso(NOW)[:19],
               'until': clocks.iso(NOW + 60)[:19]}],
             self.json('health')['hosts'])
+
+    def counts(self, found):
+        """What is counted that there is any of."""
+        return {row['name']: row['count'] for row in found['counts']
+                if row['count']}
 
     def json(self, *words):
         code, text = self.manage(*words, '--format', 'json')
@@ -243,8 +250,17 @@ class ManageTest(base.TestCase):
                       clocks.iso(NOW)[:19], clocks.iso(NOW + 3600)[:19],
                       lease['id'], '1 hosts have failed, 1 leases'):
             self.assertIn(words, text)
+        self.assertEqual({
+            'hosts_failed': 1, 'leases_degraded': 1, 'leases_pending': 1,
+            'reservations_resources_changed': 1},
+            self.counts(self.json('health')))
         sees.see({'uuid': None})
         self.assertIn('coming back', self.manage('health')[1])
+        with database.writer() as session:
+            session.execute(sa.update(models.Event).where(
+                models.Event.event_type == 'start_lease').values(due=1))
+        self.assertEqual((1, 1), tuple(self.counts(self.json('health')).get(
+            name) for name in ('events_late', 'hosts_coming_back')))
 
     def test_what_was_announced_is_listed(self):
         self.manage('db', 'sync')

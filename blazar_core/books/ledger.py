@@ -290,6 +290,9 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
     if len(ids) > guarding.MANY:
         # Nobody else decides about them until this is decided: of so many
         # some other would always be faster, until the retries are used up.
+        # Alone first: PostgreSQL locks nothing of what is read below before
+        # it has read all of it, and refuses what has changed meanwhile.
+        connection.execute(_LOCK, {'hosts': sorted(ids)}).all()
         query = query.with_for_update(of=_HOSTS)
     own = {row.id for row, _new in edits if row is not None}
     hosts: dict[int, Seen] = {}
@@ -317,6 +320,9 @@ SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
 #: Whether a booking is in anybody's way: one within a reservation that has all
 #: of the host is not.
 TAKES = sa.cast(_BOOKINGS.c.resources, sa.Text) != '{}'
+_LOCK = sa.select(_HOSTS.c.id).where(_HOSTS.c.id.in_(
+    sa.bindparam('hosts', expanding=True))).order_by(
+        _HOSTS.c.id).with_for_update()
 _ALONE = sa.select(*SEEN).where(_HOSTS.c.id.in_(
     sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
 _WITH_BOOKINGS = _ALONE.add_columns(

@@ -56,8 +56,13 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     if before > clock.now():
         raise errors.InvalidLeaseParams(
             '--before is to come. Write a date that is over.')
-    purged = purging.Purging(api.Database(conf), clock, _tell).purge(
-        before, parsed.dry_run)
+    try:
+        purged = purging.Purging(api.Database(conf), clock, _tell).purge(
+            before, parsed.dry_run)
+    except KeyboardInterrupt:
+        raise errors.Conflict(
+            'Not all of them were seen to; the same command goes on.',
+        ) from None
     if parsed.format == listings.JSON:
         listings.dump({**purged._asdict(), 'dry_run': parsed.dry_run})
         return

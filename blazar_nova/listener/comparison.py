@@ -37,6 +37,8 @@ LOG = logging.getLogger(__name__)
 #: Seconds between two looks whose turn it is, and after a comparison that
 #: failed altogether.
 _PAUSE = 10
+#: Seconds in which a comparison gets further, or another listener begins one.
+_STUCK = 600
 
 
 class Comparison:
@@ -55,6 +57,7 @@ class Comparison:
         self._clock = clock
         self._turn = turn
         self._pause = min(_PAUSE, interval)
+        self._interval = interval
         #: The servers come after the hosts.
         self._spread = interval // 2
         #: A turn is extended in good time.
@@ -63,6 +66,9 @@ class Comparison:
         self._missed = mirror.missed
         self._stopping = stopping
         self._parts = parts
+        #: Until when others have the turn first, and when a comparison got
+        #: further; as of :meth:`clocks.Clock.elapsed`.
+        self._others_first = self._further = float('-inf')
 
     def run(self) -> None:
         """Compare each time that it is this listener's turn, until stopped."""
@@ -100,26 +106,40 @@ class Comparison:
             except Exception:
                 self._missed.set()
                 raise
+        if self._clock.elapsed() < self._others_first:
+            return self._clock.now() + self._pause
         again = self._turn.take()
         if again is not None:
             return again
+        seen: list[bool] = []
         with self._kept() as lost:
-            done = self._compare_all(lost)
+            done = self._compare_all(lost, seen)
         if lost.is_set():
             return None
-        if done:
+        if not done:
+            self._turn.leave(done=False)
+        elif all(seen):
             self._turn.done()
         else:
-            self._turn.leave(done=False)
+            # Another listener may reach what this one does not.
+            self._turn.leave(done=True)
+            self._others_first = self._clock.elapsed() + (
+                self._interval + 2 * self._pause)
         return None
 
-    def _compare_all(self, lost: threading.Event) -> bool:
-        """Whether it was done, however well."""
+    def _compare_all(self, lost: threading.Event, seen: list[bool]) -> bool:
+        """Whether it was done, however well.
+
+        :param seen: whether the cloud could be asked is added
+        """
         def go_on() -> bool:
+            self._further = self._clock.elapsed()
             return not lost.is_set() and not self._stopping.is_set()
 
-        for part in (lambda: self._mirror.compare_all(go_on, self._spread),
-                     *self._parts):
+        def compare() -> None:
+            seen.append(self._mirror.compare_all(go_on, self._spread))
+
+        for part in (compare, *self._parts):
             if not go_on():
                 return False
             try:
@@ -149,6 +169,11 @@ class Comparison:
         while True:
             self._clock.wait(over, self._clock.now() + self._beat)
             if over.is_set():
+                return
+            if self._clock.elapsed() - self._further > _STUCK:
+                LOG.error('The comparison with Nova stands still, so that '
+                          'another listener may compare')
+                lost.set()
                 return
             try:
                 if not self._turn.extend():

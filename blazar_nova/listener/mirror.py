@@ -129,7 +129,7 @@ class Mirror:
             self._freed(*booked)
 
     def compare_all(self, go_on: walking.GoOn = walking.always,
-                    spread: int = 0) -> None:
+                    spread: int = 0) -> bool:
         """Make the books true for every host and every leased server.
 
         Hosts first: the books can only follow a server to a host they know.
@@ -137,17 +137,17 @@ class Mirror:
 
         :param go_on: whether to; what is left is not done when it is not
         :param spread: seconds that the hosts may take
+        :returns: whether Nova and placement could be asked
         :raises BooksUnavailable: when nothing can be
         """
-        parts: tuple[ty.Callable[[], object], ...] = (
+        parts: tuple[ty.Callable[[], bool | None], ...] = (
             lambda: self.apart('The hosts', self.hosts.compare_all,
                                self.apart, go_on, spread),
             lambda: self.hosts.compare_pools(self.apart),
             lambda: self.apart('The servers', self._compare_servers, go_on),
             self.catch_up)
-        for part in parts:
-            if go_on():
-                part()
+        # Each of them, whatever has become of those before it.
+        return all([part() is not False for part in parts if go_on()])
 
     def apart(self, what: str, work: ty.Callable[P, None], *args: P.args,
               **kwargs: P.kwargs) -> bool:

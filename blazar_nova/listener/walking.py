@@ -57,6 +57,8 @@ class _Walk(ty.Generic[T]):
         self._go_on = go_on
         self._lock = threading.Lock()
         self._silent = 0
+        #: Whether the cloud is not waited for any more.
+        self.silent = False
         self.over = threading.Event()
 
     def visit(self, thing: T) -> None:
@@ -71,12 +73,10 @@ class _Walk(ty.Generic[T]):
             raise
         with self._lock:
             self._silent = 0 if answers else self._silent + 1
-            if self.is_silent():
+            if self._silent >= SILENT:
+                # For good: others that were under way may be answered yet.
+                self.silent = True
                 self.over.set()
-
-    def is_silent(self) -> bool:
-        """Whether the cloud is not waited for any more."""
-        return self._silent >= SILENT
 
 
 def walk(clock: clocks.Clock, what: str, things: ty.Sequence[T],
@@ -109,7 +109,7 @@ def walk(clock: clocks.Clock, what: str, things: ty.Sequence[T],
                 pass
             if last // _STEP > first // _STEP and not one.over.is_set():
                 LOG.info('Compared %s of %s %s', last, len(things), what)
-    if one.is_silent():
+    if one.silent:
         raise errors.CloudUnavailable(
             f'{SILENT} {what} one after the other could not be looked at; '
             f'the others are next time.')

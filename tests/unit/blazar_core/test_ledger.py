@@ -452,6 +452,25 @@ class TestMany(worlds.BooksTestCase):
             sa.event.remove(engine, 'before_cursor_execute', note)
         return len(noted)
 
+    def test_who_comes_later_loses_all_of_them(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.guarding.MANY', 1))
+        for number in range(3):
+            self.host(str(number), VCPU=4)
+        hosts = sorted(self.scalars(models.Host), key=lambda one: one.id)
+        with self.database.begin() as connection:
+            guarding.advance(connection, NOW, hosts[1:2], {})
+        before = self.count_rows()
+
+        def take():
+            with self.database.begin() as connection:
+                guarding.advance(connection, NOW, hosts, {})
+
+        self.assertRaises(api.LostRace, take)
+        self.assertEqual(before, self.count_rows())
+        self.assertEqual([1, 2, 1], [
+            self.generation(host.name) for host in hosts])
+
     def test_it(self):
         for number in range(3 * guarding.MANY):
             self.host(str(number), VCPU=4)

@@ -15,6 +15,7 @@
 import threading
 from unittest import mock
 
+import fixtures
 import sqlalchemy as sa
 
 from blazar_core.books import follower
@@ -118,6 +119,45 @@ class TestPurging(Purging, base.LeaseTestCase):
         self.assertEqual((1, 0), self.purge())
         self.assertEqual({one['id'] for one in kept},
                          set(self.scalars(models.Lease.id)))
+
+    def test_what_leases_need_that_are_there_stays(self):
+        lease = self.lease(100, 200)
+        self.set(lease, recurrence_id='recurrence')
+        self.over()
+        for name in 'recurrence', 'no more':
+            self.add(notes.Recurrence(
+                id=name, rule='FREQ=DAILY', timezone='UTC', between='delete',
+                servers=[], left_out=[], created_at=NOW))
+        # One is just being made, before its leases are.
+        self.add(models.Move(
+            lease_id=lease['id'], server_id='server', source=1, target=2,
+            resources={}, status='moved', updated_at=NOW))
+        self.later()
+        self.add(notes.Recurrence(
+            id='new', rule='FREQ=DAILY', timezone='UTC', between='delete',
+            servers=[], left_out=[], created_at=self.clock.now()))
+        self.assertEqual((1, 0), self.purge())
+        self.assertEqual({'recurrence', 'new'}, set(
+            self.scalars(notes.Recurrence.id)))
+        self.assertEqual([lease['id']], self.scalars(models.Move.lease_id))
+
+    def test_what_comes_to_be_unfinished_before_it_is_deleted_stays(self):
+        lease = self.over()
+        self.later()
+        remember = purging.Purging._remember
+
+        def late(this, before):
+            remember(this, before)
+            # It is told before anything is gone.
+            self.assertEqual(before, purging.purged_before(self.database))
+            self.assertEqual([lease['id']], self.scalars(models.Lease.id))
+            self.add(models.Credential(
+                lease_id=lease['id'], sealed='', created_at=0))
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.purging.Purging._remember', late))
+        self.purge()
+        self.assertEqual([lease['id']], self.scalars(models.Lease.id))
 
     def test_what_is_to_be_finished_stays(self):
         trust, booking, event, holder = (self.over() for _one in range(4))

@@ -15,6 +15,7 @@
 from concurrent import futures
 import threading
 
+from blazar_core.common import clock as clocks
 from blazar_core.db import notes
 from blazar_core.db import turns
 from tests import databases
@@ -110,6 +111,27 @@ class TurnsTest(base.DatabaseTestCase):
         self.other.hurry()
         self.clock.advance(60)
         self.assertIsNone(self.other.take())
+
+
+class WrongClockTest(base.DatabaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def test_a_clock_that_was_ahead_keeps_nobody_from_it(self):
+        def turn(worker, clock):
+            return turns.Turns(self.database, clock, 'it', worker, 300, 60)
+
+        ahead = clocks.ManualClock(self.clock.now() + 86400)
+        for worker in 'one', 'another':
+            wrong = turn(worker, ahead)
+            self.assertIsNone(wrong.take())
+            wrong.done()
+            # It is set right; or its process is gone.
+            self.assertIsNone(turn(worker, self.clock).take())
+            ahead.advance(86400)
+            self.assertIsNone(turn(worker, ahead).take())
+            self.assertIsNone(turn('other', self.clock).take())
+            ahead.advance(86400)
 
 
 class Together:

@@ -33,12 +33,15 @@ class Mirror:
         self.missed = threading.Event()
         self.compared = 0
         self.during = None
+        #: Whether it reaches the cloud.
+        self.reaches = True
 
     def compare_all(self, go_on, _spread):
         during, self.during = self.during, None
         if during is not None:
             during(go_on)
-        self.compared += go_on()
+        self.compared += go_on() and self.reaches
+        return self.reaches
 
 
 class ComparisonTest(base.DatabaseTestCase):
@@ -137,6 +140,47 @@ class ComparisonTest(base.DatabaseTestCase):
         self.one.look()
         self.assertEqual([1, 0], self.compared())
 
+    def test_who_does_not_reach_the_cloud_leaves_it_to_the_others(self):
+        self.mirrors[0].reaches = False
+        for _time in range(3):
+            self.look()
+            self.clock.advance(300)
+        self.assertEqual([0, 2], self.compared())
+        # One who is alone tries again.
+        self.mirrors[0].reaches = True
+        self.clock.advance(3600)
+        self.one.look()
+        self.assertEqual([1, 2], self.compared())
+
+    def test_who_does_not_get_on_is_replaced(self):
+        def hang(_go_on):
+            until = self.clock.now() + 3600
+            while not self.mirrors[1].compared:
+                self.assertLess(self.clock.now(), until)
+                at = self.turn_until()
+                self.clock.advance(20)
+                # It is extended once more, or not any more.
+                threading.Event().wait(0.05)
+                if self.turn_until() == at:
+                    self.other.look()
+
+        self.mirrors[0].during = hang
+        self.one.look()
+        self.assertEqual([0, 1], self.compared())
+
+    def test_what_is_missed_while_the_books_are_away_is_not_forgotten(self):
+        self.look()
+        self.mirrors[0].missed.set()
+
+        def away():
+            raise errors.BooksUnavailable
+
+        hurry, self.one._turn.hurry = self.one._turn.hurry, away
+        self.assertRaises(errors.BooksUnavailable, self.one.look)
+        self.one._turn.hurry = hurry
+        self.one.look()
+        self.assertEqual([2, 0], self.compared())
+
     def turn_until(self):
         until, = self.scalars(comparison.turns.notes.Turn.claimed_until)
         return until
@@ -181,6 +225,23 @@ class WalkTest(base.TestCase):
         by_second = [sum(at == began + second for _one, at in seen)
                      for second in range(10)]
         self.assertLessEqual(max(by_second), 100, by_second)
+
+    def test_an_answer_that_comes_late_does_not_make_it_complete(self):
+        silent, late = threading.Barrier(3), threading.Event()
+        self.addCleanup(late.set)
+
+        def look(one):
+            if one == 3:
+                late.wait(20)
+                return True
+            silent.wait(20)
+            if one == 2:
+                # The other two are counted, and this one is the third.
+                late.set()
+            return False
+
+        self.assertRaises(errors.CloudUnavailable, walking.walk,
+                          clocks.ManualClock(), 'things', range(40), look)
 
     def test_what_is_raised_ends_it(self):
         seen = []

@@ -112,7 +112,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'generation': ('blazar_core.books.guarding._TAKE', _TAKE),
     'judged': ('blazar_core.books.inventory.claim', _judged),
     'gate': ('blazar_core.lifecycle.sending.Sending._take',
-             lambda self, *_lease: ([], False)),
+             lambda self, *_lease: ([], True)),
     'claim': ('blazar_core.lifecycle.queue.Queue.claim', racer.seize),
     'deadline': ('blazar_core.cloud.Deadline.passed', lambda self: False),
     'lost': ('blazar_core.lifecycle.lost.Lost.send', lambda self: None),

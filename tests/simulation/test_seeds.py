@@ -32,10 +32,11 @@ DAILY = 5
 #: Guards, and the first seed by which it is seen that they are missing; all
 #: that seeds have found is among them, and has a unit test that says what was
 #: wrong.
-MISSED = {'claim': 1, 'recheck': 1, 'close': 1, 'clean': 1, 'copied': 1,
-          'undo': 1, 'image': 1, 'again': 1, 'guests': 4, 'orphans': 4,
-          'generation': 5, 'servers': 6, 'deadline': 7, 'room': 10, 'used': 13,
-          'between': 13, 'twice': 13, 'gate': 22, 'held': 35, 'judged': 43}
+MISSED = {'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'clean': 1,
+          'copied': 1, 'undo': 1, 'image': 1, 'again': 1, 'guests': 4,
+          'orphans': 4, 'generation': 5, 'servers': 6, 'deadline': 7,
+          'room': 10, 'used': 13, 'between': 13, 'twice': 13, 'held': 35,
+          'judged': 43}
 
 
 #: What runs seeds on another day.

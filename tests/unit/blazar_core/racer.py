@@ -175,7 +175,7 @@ GUARDS = {
                    functools.partial(take_unguarded, move=True)),
     'judged': ('blazar_core.books.inventory.claim', claim_unguarded),
     'gate': ('blazar_core.lifecycle.sending.Sending._take',
-             lambda self, *_lease: ([], False)),
+             lambda self, *_lease: ([], True)),
     'place': ('blazar_core.books.claims.Claims._place', place_unguarded),
     'lock': ('blazar_core.db.api.locked', late_lock),
     'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),

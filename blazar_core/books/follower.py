@@ -175,7 +175,7 @@ class Index:
                                     self._timeline.ids], object)
         return self._uuids
 
-    def mask(self, uuids: frozenset[str]) -> npt.NDArray[np.bool_]:
+    def mask(self, uuids: ty.Collection[str]) -> npt.NDArray[np.bool_]:
         """Within :meth:`fresh`: whether a host is one of these, in the order
         of the timeline. Not a copy: some are remembered.
         """
@@ -183,7 +183,7 @@ class Index:
         if self._masks is None or self._masked != len(self._timeline):
             self._masked = len(self._timeline)
             self._masks = functools.lru_cache(_EXPRESSIONS)(self._mask)
-        return self._masks(uuids)
+        return self._masks(frozenset(uuids))
 
     def _mask(self, uuids: frozenset[str]) -> npt.NDArray[np.bool_]:
         assert self._timeline is not None

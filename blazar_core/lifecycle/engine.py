@@ -78,7 +78,6 @@ class Engine:
         self._longest_sleep: int = conf.blazar.longest_sleep
         seconds: int = conf.blazar.claim_seconds
         self._queue = queues.Queue(database, clock, name, seconds)
-        #: Seconds until the others are told again, and when they were told.
         self._beat, self._extended = max(1, seconds // 3), float('-inf')
         self._max_retries: int = conf.blazar.event_max_retries
         self._wake = threading.Event()
@@ -181,14 +180,11 @@ class Engine:
                 claim.slow for claim in self._running.values())
 
     def _extend(self) -> None:
-        """Tell the others that the actions under way have not died, if that
-        was not just done.
-        """
-        elapsed = self._clock.elapsed()
+        """Tell the others, once in a beat, that the actions go on."""
         with self._lock:
             running = list(self._running)
-        # What was claimed since is told of before half of its time has passed.
-        if running and elapsed >= self._extended + self._beat / 2:
+        if running and (elapsed := self._clock.elapsed()) >= (
+                self._extended + self._beat / 2):
             self._database.retried(self._queue.extend, running)
             self._extended = elapsed
 

@@ -364,7 +364,7 @@ class TestAllocations(HostsTestCase):
         # Which is reserved first is all the same.
         lease, other = self.reserve(), self.reserve()
         told = self.hosts_api('GET', '/allocations')['allocations']
-        self.assertEqual([host['id'] for host in hosts],
+        self.assertEqual(sorted(host['id'] for host in hosts),
                          [one['resource_id'] for one in told])
         found = [one for host in told for one in host['reservations']]
         self.assertEqual(

@@ -12,6 +12,7 @@
 
 """What Nova's harness spends on each test, and no test is about."""
 
+import atexit
 import copy
 import functools
 import inspect
@@ -139,6 +140,9 @@ policy_checks.inspect = types.SimpleNamespace(
 # For the whole process: threads of pools end when tests are over, and the bus
 # is there before and after.
 futurist_thread.ThreadWorker.stop = _stop
+# One that waits for an answer which nobody gives any more, as the scheduler
+# ended with its test, would be waited for half an hour at the end of all.
+atexit.unregister(futurist_thread._clean_up)
 _ARRIVALS = _Arrivals()
 impl_fake.time = _ARRIVALS
 impl_fake.FakeExchange.deliver_message = _ARRIVALS.waking(

@@ -119,7 +119,7 @@ def _sum(*of: ty.Any) -> ty.Any:
 
 
 _COUNTS = sa.select(
-    _B.reservation_id, sa.func.count(),
+    _B.reservation_id,
     _sum(_B.failed_at.is_(None), _B.running.is_(False)),
     _sum(_B.running.is_(True)), _sum(_B.failed_at.is_not(None)),
 ).join(_B.reservation).where(
@@ -180,11 +180,10 @@ def lasting(reason: str) -> str:
 
 
 class Count(ty.NamedTuple):
-    """How many bookings there are: in all, of servers that are still to be
-    sent or are being built, of some that run, and of some that have failed.
+    """How many bookings are of servers that are still to be sent or are being
+    built, of some that run, and of some that have failed.
     """
 
-    bookings: int
     unsettled: int
     running: int
     failed: int

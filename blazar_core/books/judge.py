@@ -74,9 +74,6 @@ class Judge:
                  reservation_id: str | None = None) -> Fits:
         """Where a server, and those that come with it, may be placed now.
 
-        Costs some array operations over all hosts, beside what the hosts cost
-        that are asked about.
-
         A server with a booking may go to its booked host, and to any host
         where the rule holds until its booking ends; the others only where it
         holds for ever. The servers of one reservation that are not placed
@@ -103,13 +100,12 @@ class Judge:
                 self._index.fresh(connection=connection) as timeline:
             mine, own = own_of(connection, server_id)
             apart = self._index.apart()
-            if reservation_id in apart.held:
+            if reservation_id is not None and (
+                    reservation_id in apart.held or mine is None or
+                    mine.reservation_id != reservation_id):
                 # With a whole host its holder may do what he likes.
                 return Fits(None, dict.fromkeys(
-                    apart.held[reservation_id], picking.MANY), 0)
-            if reservation_id is not None and (
-                    mine is None or mine.reservation_id != reservation_id):
-                return Fits(None, {}, 0)
+                    apart.held.get(reservation_id, ()), picking.MANY), 0)
             window = model.Window(now, model.FOREVER if mine is None else max(
                 mine.end_date, now + ledger.OVERDUE))
             affinity = mine and (mine.params or {}).get('affinity')
@@ -123,10 +119,7 @@ class Judge:
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = booked.uuid if booked else None
             shut = _shut_to(booked, apart)
-            own_on = collections.Counter(
-                row.host_id for row in own if row.host_id in hosts and
-                hosts[row.host_id].uuid not in shut and (
-                    row.placed_at is not None or row.end_date > now))
+            own_on = _own_on(own, hosts, shut, now)
             by_host |= dict.fromkeys(shut.intersection(uuids), 0)
             found = Fits(uuid, _with_own(by_host, own_on, hosts), math.inf)
         if affinity is None:
@@ -197,6 +190,18 @@ def _shut_to(booked: model.Host | None, apart: follower.Apart,
     if booked is None or not booked.enrolled:
         return apart.enrolled
     return apart.closed - {booked.uuid}
+
+
+def _own_on(own: ty.Iterable[ty.Any], hosts: ty.Mapping[int, model.Host],
+            shut: frozenset[str], now: int) -> collections.Counter[int]:
+    """How many bookings of one's own there are on each host, by its id.
+
+    :param shut: the uuids of the hosts that do not count
+    """
+    return collections.Counter(
+        row.host_id for row in own if row.host_id in hosts and
+        hosts[row.host_id].uuid not in shut and (
+            row.placed_at is not None or row.end_date > now))
 
 
 def _with_own(by_host: dict[str, int], own_on: ty.Mapping[int, int],

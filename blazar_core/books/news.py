@@ -23,8 +23,8 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['BATCH', 'COMPARE', 'Known', 'NEWEST', 'News', 'Step', 'Torn',
-           'overdue', 'trim']
+__all__ = ['COMPARE', 'Known', 'NEWEST', 'News', 'Step', 'Torn', 'overdue',
+           'trim']
 
 #: Seconds between two comparisons of the generations of all hosts.
 COMPARE = 30

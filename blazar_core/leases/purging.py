@@ -41,7 +41,7 @@ from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import repeats
 
-__all__ = ['BATCH', 'LEAST_AGE', 'Purged', 'Purging', 'purged_before']
+__all__ = ['LEAST_AGE', 'Purged', 'Purging', 'purged_before']
 
 LOG = logging.getLogger(__name__)
 

@@ -106,6 +106,7 @@ class Comparison:
             except Exception:
                 self._missed.set()
                 raise
+            self._others_first = float('-inf')
         if self._clock.elapsed() < self._others_first:
             return self._clock.now() + self._pause
         again = self._turn.take()
@@ -114,8 +115,6 @@ class Comparison:
         seen: list[bool] = []
         with self._kept() as lost:
             done = self._compare_all(lost, seen)
-        if lost.is_set():
-            return None
         if not done:
             self._turn.leave(done=False)
         elif all(seen):

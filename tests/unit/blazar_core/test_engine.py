@@ -612,6 +612,37 @@ class TestClaims(EngineTestCase):
             [event_id, another], NOW))
         self.assertEqual('second', self.row(another).claimed_by)
 
+    def test_what_another_worker_took_first_takes_no_ones_place(self):
+        """Of what it wanted it gets as much as it has workers for."""
+        events = [self.event(str(number), project='project', due=-10,
+                             action='snapshot') for number in range(4)]
+        worker, other = self.engine('first'), self.engine('second')
+        claim, taken = worker._queue.claim, []
+
+        def late(event_ids, now):
+            if not taken:
+                taken.extend(event_ids)
+                other._queue.claim(event_ids, now)
+            return claim(event_ids, now)
+
+        worker._queue.claim = late
+        busy = collections.Counter()
+        claims = worker._queue.claim_due(2, busy, 2)
+        self.assertEqual(2, len(taken))
+        self.assertEqual(set(events) - set(taken),
+                         {one.event_id for one in claims})
+        self.assertEqual({'project': 2}, +busy)
+
+    def test_claims_are_extended_before_half_of_their_beat_has_passed(self):
+        event_id = self.event('a')
+        worker = self.engine(claim_seconds=60)
+        for claim in worker._claim_due(1):
+            worker._hold(claim)
+        for seconds, until in ((0, 60), (9, 60), (1, 70), (9, 70), (1, 80)):
+            self.clock.advance(seconds)
+            worker._extend()
+            self.assertEqual(NOW + until, self.row(event_id).claimed_until)
+
     def test_the_claim_of_a_dead_worker_falls_free(self):
         event_id = self.event('a')
         dead = self.engine('dead', claim_seconds=60)

@@ -550,6 +550,42 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
         self.assertEqual(3, self.scalars(
             models.Host.generation, models.Host.name == 'two')[0])
 
+    def test_many_hosts_are_locked_before_what_is_booked_is_read(self):
+        """What is read after the lock is of after it."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.guarding.MANY', 1))
+        for name in 'one', 'two':
+            self.host(name, VCPU=2)
+        other, threads = self.books.connect(), []
+        edits = [ledger.Edit(None, ledger.NewBooking(
+            'reservation', self.host_id(name), None,
+            model.Window(NOW, NOW + 10), {'VCPU': 1}))
+            for name in ('one', 'two')]
+
+        def book():
+            with other.writer() as session:
+                ledger.amend(session, NOW, edits[:1])
+
+        def note(_connection, _cursor, statement, *_rest):
+            if 'bookings' in statement and 'FOR UPDATE' in statement and (
+                    not threads):
+                threads.append(None)
+                threads.append(self.books.meanwhile(
+                    lambda: other.retried(book)))
+
+        engine = self.database.engine
+        sa.event.listen(engine, 'before_cursor_execute', note)
+        try:
+            with self.database.begin() as connection:
+                # From here on PostgreSQL shows one state.
+                connection.scalar(sa.select(models.Lease.id).limit(1))
+                ledger.add(connection, ledger.decide(
+                    connection, NOW, edits))
+        finally:
+            sa.event.remove(engine, 'before_cursor_execute', note)
+        threads[1].join(20)
+        self.assertEqual(3, len(self.scalars(models.Booking)))
+
 
 class ReportTestCase(worlds.BooksTestCase):
 

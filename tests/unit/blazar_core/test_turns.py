@@ -13,12 +13,16 @@
 """One process at a time."""
 
 from concurrent import futures
+import signal
+import subprocess
+import sys
 import threading
 
 from blazar_core.common import clock as clocks
 from blazar_core.db import notes
 from blazar_core.db import turns
 from tests import databases
+from tests import imports
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -132,6 +136,63 @@ class WrongClockTest(base.DatabaseTestCase):
             self.assertIsNone(turn(worker, ahead).take())
             self.assertIsNone(turn('other', self.clock).take())
             ahead.advance(86400)
+
+
+class ProcessTest(base.DatabaseTestCase):
+    """A process that has its turn dies, or stands still."""
+
+    scenarios = databases.SERVERS
+
+    #: Takes the turn, says so, and extends it when it is told to.
+    WORK = """
+import sys
+from blazar_core.common import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import turns
+from tests import databases
+one = turns.Turns(
+    api.Database(databases.configuration(sys.argv[1])),
+    clocks.ManualClock(int(sys.argv[2])), 'it', 'process', 300, 60)
+print(one.take(), flush=True)
+sys.stdin.readline()
+print(one.extend(), flush=True)
+one.leave(done=False)
+print('left', flush=True)
+"""
+
+    def process(self):
+        process = subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', self.WORK, self.books.url,
+             str(self.clock.now())], cwd=imports.ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.assertEqual('None', process.stdout.readline().strip())
+        return process
+
+    def take(self):
+        return turns.Turns(
+            self.database, self.clock, 'it', 'other', 300, 60).take()
+
+    def test_who_is_killed_is_replaced(self):
+        process = self.process()
+        process.kill()
+        process.wait(20)
+        self.assertEqual(self.clock.now() + 60, self.take())
+        self.clock.advance(60)
+        self.assertIsNone(self.take())
+
+    def test_who_stood_still_takes_nothing_away(self):
+        process = self.process()
+        process.send_signal(signal.SIGSTOP)
+        self.clock.advance(60)
+        self.assertIsNone(self.take())
+        process.send_signal(signal.SIGCONT)
+        process.stdin.write('go on\n')
+        process.stdin.flush()
+        self.assertEqual('False', process.stdout.readline().strip())
+        self.assertEqual('left', process.stdout.readline().strip())
+        self.assertEqual(['other'], self.scalars(notes.Turn.worker))
 
 
 class Together:

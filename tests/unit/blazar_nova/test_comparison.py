@@ -152,6 +152,16 @@ class ComparisonTest(base.DatabaseTestCase):
         self.one.look()
         self.assertEqual([1, 2], self.compared())
 
+    def test_who_has_missed_something_is_not_the_last(self):
+        self.mirrors[0].reaches = False
+        self.one.look()
+        self.mirrors[0].reaches = True
+        self.mirrors[0].missed.set()
+        self.one.look()
+        self.clock.advance(60)
+        self.one.look()
+        self.assertEqual([1, 0], self.compared())
+
     def test_who_does_not_get_on_is_replaced(self):
         def hang(_go_on):
             until = self.clock.now() + 3600
@@ -227,21 +237,23 @@ class WalkTest(base.TestCase):
         self.assertLessEqual(max(by_second), 100, by_second)
 
     def test_an_answer_that_comes_late_does_not_make_it_complete(self):
-        silent, late = threading.Barrier(3), threading.Event()
+        begun, late = threading.Event(), threading.Event()
         self.addCleanup(late.set)
 
         def look(one):
-            if one == 3:
-                late.wait(20)
-                return True
-            silent.wait(20)
-            if one == 2:
-                # The other two are counted, and this one is the third.
-                late.set()
-            return False
+            if one != 'late':
+                return False
+            begun.set()
+            return late.wait(20)
 
-        self.assertRaises(errors.CloudUnavailable, walking.walk,
-                          clocks.ManualClock(), 'things', range(40), look)
+        walk = walking._Walk(look, walking.always)
+        thread = self.in_thread(lambda: walk.visit('late'))
+        self.assertTrue(begun.wait(20))
+        for number in range(walking.SILENT):
+            walk.visit(number)
+        late.set()
+        thread.join(20)
+        self.assertEqual((True, True), (walk.over.is_set(), walk.silent))
 
     def test_what_is_raised_ends_it(self):
         seen = []

@@ -113,7 +113,9 @@ class TestHosts(HostsTestCase):
         self.reserve()
 
     def test_they_are_paged(self):
-        hosts = [self.enrol('host1'), self.enrol('host2')]
+        # They come in the order in which the listener has seen them.
+        hosts = sorted((self.enrol('host1'), self.enrol('host2')),
+                       key=lambda host: int(host['id']))
         self.assertEqual({'hosts': hosts}, self.hosts_api('GET'))
         self.assertEqual({'hosts': hosts}, self.hosts_api('GET', limit=2))
         page = self.hosts_api('GET', limit=1)

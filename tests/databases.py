@@ -519,6 +519,8 @@ def compile_once(engine: sa.Engine) -> None:
         _COMPILED[engine.dialect.name] = (
             engine.dialect, engine._compiled_cache)
     engine.dialect, engine._compiled_cache = _COMPILED[engine.dialect.name]
+    # They go by what each other has done.
+    engine.pool._dialect = engine.dialect
 
 
 def keep_connections(engine: sa.Engine) -> None:

@@ -24,16 +24,16 @@ from oslo_db.sqlalchemy import enginefacade
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
 from sqlalchemy import orm
-from sqlalchemy.orm import attributes
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
 from blazar_core.db import models
+from blazar_core.db import pooling
 from blazar_core.db import presence
 
 __all__ = ['Database', 'LostRace', 'Outdated', 'found', 'is_disturbance',
-           'lock', 'locked']
+           'lock', 'lock_as_read', 'locked', 'whole']
 
 #: Seconds that the database has to accept a connection, and to answer a
 #: statement: many times what the longest one takes.
@@ -97,6 +97,7 @@ class Database:
             # which is for threads that are not the system's.
             thread_checkin=False,
             sqlite_fk=True, json_deserializer=_read_json, **options)
+        self._facade.append_on_engine_create(pooling.spare_round_trips)
         self._facade.append_on_engine_create(_lock_sqlite_early)
         self._facade.append_on_engine_create(
             functools.partial(_set_up_sessions, patient))
@@ -197,24 +198,26 @@ class Database:
                 'in a few seconds.') from exc
 
 
-def found(session: orm.Session, lease_id: str, bookings: bool = False,
-          ) -> models.Lease:
+def found(session: orm.Session, lease_id: str) -> models.Lease:
     """A lease.
 
-    :param bookings: whether all of its bookings are wanted, too: they come
-        with its reservations then
     :raises NotFound: when there is none of that id
     """
-    lease = session.scalars(
-        _FOUND_WITH_BOOKINGS if bookings else _FOUND, {'lease': lease_id},
-    ).one_or_none()
+    lease = session.scalars(_FOUND, {'lease': lease_id}).one_or_none()
     if lease is None:
         raise errors.NotFound(f'Lease {lease_id} could not be found.')
     return lease
 
 
-def locked(session: orm.Session, lease_id: str,
-           read: models.Lease | None = None) -> models.Lease:
+def whole(session: orm.Session, lease_ids: ty.Collection[str],
+          ) -> ty.Sequence[models.Lease]:
+    """Those leases that there are, with all that hangs on them, in three
+    statements.
+    """
+    return session.scalars(_WHOLE, {'leases': lease_ids}).all()
+
+
+def locked(session: orm.Session, lease_id: str) -> models.Lease:
     """A lease that no other process changes until the transaction ends.
 
     The first statement of its transaction, and it writes. What a transaction
@@ -223,22 +226,24 @@ def locked(session: orm.Session, lease_id: str,
     after a statement that writes, MariaDB reads what is true now, PostgreSQL
     and Galera refuse the transaction, and it is run again.
 
-    :param read: the lease as it was read in another session, which is closed:
-        where nobody has locked it since, it is that and not read again. Of
-        its bookings only what is changed with the lease locked is sure: not
-        where they are.
     :raises NotFound: when there is none of that id
     """
-    # A transaction that is run again has forgotten what was read.
-    if read is not None and not sa.inspect(read).expired and (
-            session.connection().execute(_LOCK_AS_READ, {
-                'lease': lease_id, 'read': read.generation}).rowcount):
-        attributes.set_committed_value(
-            read, 'generation', read.generation + 1)
-        session.add(read)
-        return read
     lock(session, lease_id)
     return found(session, lease_id)
+
+
+def lock_as_read(connection: sa.Connection, lease: models.Lease) -> None:
+    """:func:`lock` a lease that was read before, if it is that still.
+
+    Of its bookings only what is changed with the lease locked is sure: not
+    where they are.
+
+    :param lease: as it was read in a session that is closed
+    :raises Outdated: when somebody has locked it since, or it is gone
+    """
+    if not connection.execute(_LOCK_AS_READ, {
+            'lease': lease.id, 'read': lease.generation}).rowcount:
+        raise Outdated(f'lease {lease.id}')
 
 
 def lock(session: orm.Session, lease_id: str) -> None:
@@ -256,8 +261,12 @@ _LOCK_AS_READ = _LOCK.where(_LEASES.c.generation == sa.bindparam('read'))
 _FOUND = sa.select(models.Lease).where(
     models.Lease.id == sa.bindparam('lease'),
 ).execution_options(populate_existing=True)
-_FOUND_WITH_BOOKINGS = _FOUND.options(orm.defaultload(
-    models.Lease.reservations).joinedload(models.Reservation.bookings))
+_WHOLE = sa.select(models.Lease).where(
+    models.Lease.id.in_(sa.bindparam('leases', expanding=True)),
+).options(
+    orm.selectinload(models.Lease.reservations).joinedload(
+        models.Reservation.bookings),
+    orm.selectinload(models.Lease.events))
 
 #: Amounts of resources and properties of hosts are few texts in many rows.
 #: A value that was read is never changed in place.

@@ -41,6 +41,7 @@ from blazar_core.db import models
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import queue as queues
+from blazar_core.lifecycle import starting
 from blazar_core.lifecycle import steps
 
 __all__ = ['Engine']
@@ -124,10 +125,24 @@ class Engine:
     def _hand_out(self, pool: futures.Executor) -> int:
         """Give what is due to the workers; returns when to look again."""
         self._extend()
-        for claim in self._claim_due(self._free_workers()):
+        claims = self._claim_due(self._free_workers())
+        for claim in claims:
             self._hold(claim)
-            pool.submit(self._carry_out, claim)
+        read = self._read(claims)
+        for claim in claims:
+            pool.submit(self._carry_out, claim, read.get(claim.lease_id))
         return self._next_look()
+
+    def _read(self, claims: list[queues.Claim]) -> dict[str, starting.Read]:
+        """What several that are to start need, read once for all of them."""
+        lease_ids = [claim.lease_id for claim in claims
+                     if claim.event_type == states.EventType.START]
+        try:
+            return self._lifecycle.starting.read(
+                lease_ids) if len(lease_ids) > 1 else {}
+        except Exception as exc:
+            LOG.info('Leases are read one by one: %s', exc)
+            return {}
 
     def run_due(self) -> int:
         """Carry out, here and now, what is due; returns how many events."""
@@ -207,13 +222,17 @@ class Engine:
 
     # -- actions -----------------------------------------------------------
 
-    def _carry_out(self, claim: queues.Claim) -> None:
-        """Run the action of an event and write down how it went."""
+    def _carry_out(self, claim: queues.Claim,
+                   read: starting.Read | None = None) -> None:
+        """Run the action of an event and write down how it went.
+
+        :param read: of its lease, when that was read with others
+        """
         before, after = _STEPS.get(claim.event_type, (None, None))
         try:
             if before is not None:
                 steps.reached(before, claim.lease_id)
-            outcome = self._action(claim)()
+            outcome = _action(self._lifecycle, claim, read)(claim.lease_id)
             if after is not None:
                 steps.reached(after, claim.lease_id)
         except errors.NotFound:
@@ -242,32 +261,6 @@ class Engine:
             with self._lock:
                 self._running.pop(claim.event_id, None)
             self.wake()
-
-    def _action(self, claim: queues.Claim) -> ty.Callable[[], facts.Outcome]:
-        starting, ending = self._lifecycle.starting, self._lifecycle.ending
-        if claim.event_type == states.EventType.START:
-            return functools.partial(
-                starting.start, claim.lease_id, when_due=True)
-        if claim.event_type == states.EventType.END:
-            return functools.partial(
-                ending.end, claim.lease_id, when_due=True)
-        if claim.event_type == states.EventType.EXPIRE:
-            return functools.partial(ending.expire, claim.lease_id)
-        if claim.event_type == states.EventType.RETRY:
-            return functools.partial(
-                self._lifecycle.retrying.due, claim.lease_id)
-        if claim.event_type == states.EventType.MAKE_ROOM:
-            return functools.partial(
-                self._lifecycle.making_room.go_on, claim.lease_id)
-        if claim.event_type == states.EventType.EXTEND:
-            return functools.partial(
-                self._lifecycle.extending.extend, claim.lease_id)
-        telling = self._lifecycle.telling
-        if claim.event_type == states.EventType.CHANGED:
-            return functools.partial(telling.changed, claim.lease_id)
-        return functools.partial(
-            telling.happen, claim.lease_id, claim.event_type,
-            claim.event_id)
 
     def _settled(self, claim: queues.Claim, outcome: facts.Outcome) -> None:
         if outcome is None:
@@ -310,3 +303,21 @@ class Engine:
         self._queue.write(
             claim, status=states.Event.UNDONE, attempts=attempts,
             due=self._clock.now() + pause)
+
+
+def _action(life: lifecycle.Lifecycle, claim: queues.Claim,
+            read: starting.Read | None) -> ty.Callable[[str], facts.Outcome]:
+    """What is done with the lease of an event."""
+    kinds = states.EventType
+    actions: dict[str, ty.Callable[[str], facts.Outcome]] = {
+        kinds.START: functools.partial(
+            life.starting.start, when_due=True, read=read),
+        kinds.END: functools.partial(life.ending.end, when_due=True),
+        kinds.EXPIRE: life.ending.expire,
+        kinds.RETRY: life.retrying.due,
+        kinds.MAKE_ROOM: life.making_room.go_on,
+        kinds.EXTEND: life.extending.extend,
+        kinds.CHANGED: life.telling.changed}
+    return actions.get(claim.event_type, functools.partial(
+        life.telling.happen, event_type=claim.event_type,
+        event_id=claim.event_id))

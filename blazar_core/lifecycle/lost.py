@@ -107,7 +107,7 @@ class Lost:
     def _recover(self, lease_id: str, late: ty.Mapping[str, clouds.Trace],
                  sent: ty.Mapping[str, int | None]) -> None:
         with self._database.reader() as session:
-            sealed = sendings.sealed(session, lease_id)
+            sealed = sendings.sealed(session, [lease_id]).get(lease_id)
         again = {} if sealed is None else {
             server_id: sent[server_id] for server_id, trace in late.items()
             if trace is clouds.Trace.NONE}

@@ -52,10 +52,12 @@ class Sealed(ty.NamedTuple):
     credential: str | None
 
 
-def sealed(session: orm.Session, lease_id: str) -> Sealed | None:
-    """What builds the servers of a lease; None: nothing does (any more)."""
-    found = session.connection().execute(_SEALED, {'lease': lease_id}).first()
-    return None if found is None else Sealed(*found)
+def sealed(session: orm.Session, lease_ids: ty.Collection[str],
+           ) -> dict[str, Sealed]:
+    """What builds the servers of leases, of those that have it (yet)."""
+    return {lease_id: Sealed(*found)
+            for lease_id, *found in session.connection().execute(
+                _SEALED, {'leases': lease_ids})}
 
 
 class Sending:
@@ -87,7 +89,7 @@ class Sending:
         """
         lease_id = lease.id
         begun: list[facts.Lease] = []
-        left = True
+        known, left = [lease], True
 
         def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
             nonlocal left
@@ -95,7 +97,7 @@ class Sending:
             deadline = clouds.Deadline(self._clock, SEND_SECONDS)
             try:
                 begins, left = self._database.retried(
-                    self._take, lease_id, lease, server_ids, when_due)
+                    self._take, lease_id, known, server_ids, when_due)
             except (_Closed, errors.NotFound):
                 return None
             begun.extend(begins)
@@ -108,7 +110,7 @@ class Sending:
             self._notify('lease.event.start_lease', described)
         return why, not left
 
-    def _take(self, lease_id: str, read: models.Lease,
+    def _take(self, lease_id: str, known: list[models.Lease],
               server_ids: ty.Collection[str], when_due: bool,
               ) -> tuple[list[facts.Lease], bool]:
         """The right to send the builds of servers: one gets it, once.
@@ -117,13 +119,19 @@ class Sending:
         them unsent, and another one begins again; a worker that was given up
         for dead and comes back finds the gate closed.
 
+        No session, as for every start of a lease there is one of these.
+
+        :param known: the lease as it was read, for the first run: it is taken
+            out, and one that is run again reads it anew
         :returns: the lease, if it has begun with that; and whether others of
             its servers wait yet
         :raises _Closed: when they are not to be sent, or not by us
+        :raises Outdated: when somebody has locked it since it was read
         """
         now = self._clock.now()
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id, read)
+        lease = known.pop() if known else self._whole(lease_id)
+        with self._database.begin() as connection:
+            api.lock_as_read(connection, lease)
             if lease.status not in states.TO_START or (
                     lease.end_date <= now or
                     when_due and lease.start_date > now):
@@ -132,12 +140,21 @@ class Sending:
             if facts.is_building(lease):
                 raise _Closed
             waiting = facts.waiting(lease)
-            self._mark_sent(session, dict.fromkeys(server_ids), now)
+            self._mark_sent(connection, dict.fromkeys(server_ids), now)
             begins = lease.status == states.Lease.PENDING
-            lease.enter(states.Lease.STARTING, self._clock.now())
+            lease.enter(states.Lease.STARTING, now)
             lease.status_reason, lease.updated_at = facts.failures(lease), now
+            connection.execute(_BEGUN, {
+                'lease': lease_id, 'state': lease.status, 'now': now,
+                'reason': lease.status_reason})
             return ([views.describe(lease)] if begins else [],
                     bool(set(waiting).difference(server_ids)))
+
+    def _whole(self, lease_id: str) -> models.Lease:
+        with self._database.reader() as session:
+            for lease in api.whole(session, [lease_id]):
+                return lease
+        raise errors.NotFound(f'Lease {lease_id} could not be found.')
 
     def send_again(self, lease_id: str, sealed: Sealed,
                    sent: ty.Mapping[str, int | None]) -> None:
@@ -167,9 +184,9 @@ class Sending:
             lease = api.locked(session, lease_id)
             if lease.status not in states.BEGUN:
                 raise _Closed
-            self._mark_sent(session, sent, self._clock.now())
+            self._mark_sent(session.connection(), sent, self._clock.now())
 
-    def _mark_sent(self, session: orm.Session,
+    def _mark_sent(self, connection: sa.Connection,
                    servers: ty.Mapping[str, int | None], now: int) -> None:
         """Write down that the builds of servers are sent.
 
@@ -179,7 +196,7 @@ class Sending:
         """
         for before in set(servers.values()):
             alike = [one for one, at in servers.items() if at == before]
-            taken = session.connection().execute(
+            taken = connection.execute(
                 _FIRST if before is None else _AGAIN,
                 {'servers': alike, 'now': now} | (
                     {} if before is None else {'before': before}))
@@ -234,9 +251,16 @@ _MARK = sa.update(_BOOKINGS).where(
     _BOOKINGS.c.failed_at.is_(None)).values(sent_at=sa.bindparam('now'))
 _FIRST = _MARK.where(_BOOKINGS.c.sent_at.is_(None))
 _AGAIN = _MARK.where(_BOOKINGS.c.sent_at == sa.bindparam('before'))
+_LEASES = models.Lease.__table__
+_BEGUN = sa.update(_LEASES).where(
+    _LEASES.c.id == sa.bindparam('lease')).values(
+        status=sa.bindparam('state'), status_reason=sa.bindparam('reason'),
+        updated_at=sa.bindparam('now'))
 _SEALED = sa.select(
-    models.HeldBuild.sealed, models.Credential.sealed.label('credential'),
+    models.HeldBuild.lease_id, models.HeldBuild.sealed,
+    models.Credential.sealed.label('credential'),
 ).outerjoin(
     models.Credential,
     models.Credential.lease_id == models.HeldBuild.lease_id,
-).where(models.HeldBuild.lease_id == sa.bindparam('lease'))
+).where(models.HeldBuild.lease_id.in_(
+    sa.bindparam('leases', expanding=True)))

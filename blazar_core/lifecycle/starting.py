@@ -44,6 +44,22 @@ LOG = logging.getLogger(__name__)
 _Hosts: ty.TypeAlias = dict[str, tuple[str, ...]]
 
 
+class Read(ty.NamedTuple):
+    """What was read of a lease that is to start.
+
+    :ivar lease: whole, and of a session that is closed
+    :ivar sealed: what builds its servers; None: nothing does (any more)
+    :ivar crowded: whether its host is not empty yet
+    :ivar outside: why its servers may not go to the hosts of another lease
+        (yet, or any more); empty: they may
+    """
+
+    lease: models.Lease
+    sealed: sendings.Sealed | None
+    crowded: bool
+    outside: str
+
+
 class Starting:
     """Starts leases.
 
@@ -66,37 +82,62 @@ class Starting:
         self._closing = closing
         self._types = types
 
-    def start(self, lease_id: str, when_due: bool = False) -> facts.Outcome:
+    def read(self, lease_ids: ty.Collection[str]) -> dict[str, Read]:
+        """What there is to know of leases before they start, of those that
+        there are, at once: few statements however many they are.
+        """
+        now = self._clock.now()
+        with self._database.reader() as session:
+            leases = {one.id: one for one in api.whole(session, lease_ids)}
+            sealed = sendings.sealed(session, leases)
+            due = [one for one in leases.values()
+                   if one.status in states.TO_START]
+            crowded = self._crowded(session, {
+                booking.host_id for one in due
+                if now < one.start_date + self._patience
+                for booking in facts.bookings(one)}, now)
+            without = {one.id: _why_not_within(session, one)
+                       for one in due}
+        return {lease_id: Read(
+            lease, sealed.get(lease_id), not crowded.isdisjoint(
+                booking.host_id for booking in facts.bookings(lease))
+            and now < lease.start_date + self._patience,
+            without.get(lease_id, '')) for lease_id, lease in leases.items()}
+
+    def start(self, lease_id: str, when_due: bool = False,
+              read: Read | None = None) -> facts.Outcome:
         """Send the held call of a lease for the servers that wait for it.
 
         Each server is sent once; one that Nova could not place waits again.
 
         :param when_due: put it off when the lease was moved meanwhile
+        :param read: what was just read of it; None: read it
+        :raises NotFound: when there is no such lease
         """
-        with self._database.reader() as session:
-            lease = api.found(session, lease_id, bookings=True)
-            sealed = sendings.sealed(session, lease_id)
-            now = self._clock.now()
-            if lease.status not in states.TO_START or lease.end_date <= now:
-                return None
-            if when_due and lease.start_date > now:
-                return facts.Later(lease.start_date - now, 'it was moved')
-            waiting, kept = facts.waiting(lease), resumings.is_kept(
-                lease, sealed is not None)
-            if not kept and facts.servers(lease) and (
-                    sealed is None or not waiting):
-                return None
-            if not kept and facts.is_building(lease):
-                return facts.Later(
-                    facts.AWAY, 'its other servers are being built',
-                    facts.LONGEST_WAIT)
-            if self._waits_for_host(session, lease):
-                return facts.Later(
-                    facts.AGAIN, 'its host is not empty yet', 4 * facts.AGAIN)
-            why = self._why_not_within(session, lease)
-        if why:
-            self._explain(lease_id, why)
-            return facts.Later(facts.AWAY, why, facts.LONGEST_WAIT)
+        read = read or self.read([lease_id]).get(lease_id)
+        if read is None:
+            raise errors.NotFound(f'Lease {lease_id} could not be found.')
+        lease, sealed, now = read.lease, read.sealed, self._clock.now()
+        if lease.status not in states.TO_START or lease.end_date <= now:
+            return None
+        if when_due and lease.start_date > now:
+            return facts.Later(lease.start_date - now, 'it was moved')
+        waiting, kept = facts.waiting(lease), resumings.is_kept(
+            lease, sealed is not None)
+        if not kept and facts.servers(lease) and (
+                sealed is None or not waiting):
+            return None
+        if not kept and facts.is_building(lease):
+            return facts.Later(
+                facts.AWAY, 'its other servers are being built',
+                facts.LONGEST_WAIT)
+        if read.crowded:
+            return facts.Later(
+                facts.AGAIN, 'its host is not empty yet', 4 * facts.AGAIN)
+        if read.outside:
+            self._explain(lease_id, read.outside)
+            return facts.Later(
+                facts.AWAY, read.outside, facts.LONGEST_WAIT)
         if kept:
             return self._resuming.resume(lease_id, when_due)
         if sealed is None:
@@ -227,26 +268,14 @@ class Starting:
                 opened.get(one.id)], self._clock.now())
             return views.describe(lease)
 
-    def _why_not_within(self, session: orm.Session, lease: models.Lease,
-                        ) -> str:
-        """Why servers may not go to the hosts of another lease (yet, or any
-        more).
+    def _crowded(self, session: orm.Session, host_ids: set[int | None],
+                 now: int) -> set[int]:
+        """The hosts where servers of leases that are over still stand in the
+        way.
         """
-        return next(filter(None, (
-            within.why_not(session, outer, lease.project_id)
-            for one in lease.reservations
-            if (outer := within.of(one)) is not None)), '')
-
-    def _waits_for_host(self, session: orm.Session, lease: models.Lease,
-                        ) -> bool:
-        """Whether servers of leases that are over still stand in the way."""
-        now = self._clock.now()
-        if now >= lease.start_date + self._patience:
-            return False
-        return session.connection().execute(_OVERSTAYING, {
-            'hosts': {booking.host_id for booking in facts.bookings(lease)},
-            'serverless': [*self._types.serverless], 'now': now,
-        }).first() is not None
+        return set(session.connection().scalars(_OVERSTAYING, {
+            'hosts': host_ids, 'serverless': [*self._types.serverless],
+            'now': now})) if host_ids else set()
 
     def give_up(self, lease_id: str, event_type: str,
                 settle: ty.Callable[[orm.Session], bool] = lambda _: True,
@@ -276,11 +305,21 @@ class Starting:
 
 #: What is over on hosts, and has not left them. Of what no server takes,
 #: nothing shows whether it was left.
-_OVERSTAYING = sa.select(models.Booking.id).join(
+_OVERSTAYING = sa.select(models.Booking.host_id.distinct()).join(
     models.Booking.reservation).where(
         models.Booking.host_id.in_(sa.bindparam('hosts', expanding=True)),
         ledger.TAKES, sa.or_(
             models.Booking.placed_at.is_not(None),
             models.Reservation.resource_type.in_(
                 sa.bindparam('serverless', expanding=True))),
-        models.Booking.end_date <= sa.bindparam('now')).limit(1)
+        models.Booking.end_date <= sa.bindparam('now'))
+
+
+def _why_not_within(session: orm.Session, lease: models.Lease) -> str:
+    """Why servers may not go to the hosts of another lease (yet, or any
+    more).
+    """
+    return next(filter(None, (
+        within.why_not(session, outer, lease.project_id)
+        for one in lease.reservations
+        if (outer := within.of(one)) is not None)), '')

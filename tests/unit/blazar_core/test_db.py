@@ -230,6 +230,104 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
         self.assertEqual(2, len(runs))
 
 
+class TestRoundTrips(base.DatabaseTestCase):
+    """What a connection is not asked, and what it is nevertheless."""
+
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one')
+        self.other = self.books.connect()
+        # One connection, which all of its transactions have.
+        self.read()
+
+    def read(self):
+        """What the other one sees, and in which session of the database."""
+        kind = self.other.engine.dialect.name
+        with self.other.reader() as session:
+            session_id = session.scalar(sa.text(
+                'SELECT connection_id()' if kind == 'mysql'
+                else 'SELECT pg_backend_pid()'))
+            return session.scalar(
+                sa.select(models.Host.generation)), session_id
+
+    def write(self, generation, database=None):
+        with (database or self.other).writer() as session:
+            session.execute(sa.update(models.Host).values(
+                generation=generation))
+
+    def asked(self):
+        """How often it was asked for what, as the database counts it."""
+        with self.other.reader() as session:
+            return {name: int(count) for name, count in session.execute(
+                sa.text("SHOW SESSION STATUS WHERE variable_name IN "
+                        "('Com_rollback', 'Com_commit', "
+                        "'Com_admin_commands')"))}
+
+    def kill(self):
+        """Take its connection away from it."""
+        _generation, session_id = self.read()
+        with self.database.engine.connect() as connection:
+            connection.execute(sa.text(
+                f'KILL {session_id}'
+                if connection.dialect.name == 'mysql' else
+                f'SELECT pg_terminate_backend({session_id})'))
+
+    def test_what_is_written_is_not_undone_and_who_answers_not_asked(self):
+        if self.other.engine.dialect.name != 'mysql':
+            self.skipTest('Only MariaDB counts them')
+        before = self.asked()
+        for number in range(10):
+            self.write(number)
+        after = self.asked()
+        self.assertEqual(
+            {'Com_commit': 10, 'Com_admin_commands': 0,
+             # That of asked().
+             'Com_rollback': 1},
+            {name: after[name] - before[name] for name in after})
+
+    def test_who_has_not_answered_for_long_is_asked(self):
+        """And one that has gone meanwhile is not missed."""
+        with fixtures.MonkeyPatch(
+                'blazar_core.db.pooling.FRESH_SECONDS', 0):
+            self.kill()
+            self.write(7)
+        self.assertEqual(7, self.generation('one'))
+
+    def test_one_that_has_just_gone_fails_once(self):
+        self.kill()
+        self.assertRaises(errors.BooksUnavailable, self.write, 7)
+        self.other.presence.check()
+        self.write(7)
+        self.assertEqual(7, self.generation('one'))
+
+    def test_what_was_only_read_is_undone(self):
+        """Or the next transaction would see what was so then."""
+        for number in range(3):
+            self.assertEqual(number or 1, self.read()[0])
+            self.write(number + 1, self.database)
+
+    def test_what_fails_is_undone(self):
+        """Also by its first statement, and what fails while it is written."""
+        def fail(statement):
+            with self.other.writer() as session:
+                session.execute(sa.text(statement))
+
+        def lost(_connection):
+            raise ZeroDivisionError
+
+        for number in range(1, 4):
+            self.assertRaises(
+                errors.BooksUnavailable, fail, 'SELECT * FROM no_such_table')
+            self.assertEqual(number, self.read()[0])
+            sa.event.listen(self.other.engine, 'commit', lost)
+            self.assertRaises(ZeroDivisionError, self.write, 99)
+            sa.event.remove(self.other.engine, 'commit', lost)
+            # It neither sees what was so before, nor keeps the row.
+            self.write(number + 1, self.database)
+
+
 class TestNotOurs(base.DatabaseTestCase):
     """A database that answers, and is not as it was."""
 

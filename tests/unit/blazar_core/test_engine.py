@@ -38,10 +38,15 @@ class Actions:
     :ivar running: those under way
     :ivar doors: by lease; its action waits until its door is open
     :ivar answers: by lease; what its actions answer or raise, one by one
+    :ivar read_with: by lease that has started, those it was read with
+    :ivar unread: what reading several leases raises
     """
 
     def __init__(self, database):
         self.starting = self.ending = self.telling = self
+        self.retrying = self.making_room = self.extending = self
+        self.read_with = {}
+        self.unread = None
         self.done = []
         self.database = database
         self.begun = collections.Counter()
@@ -52,8 +57,24 @@ class Actions:
         self.answers = collections.defaultdict(list)
         self._lock = threading.Lock()
 
-    def start(self, lease_id, when_due):
+    def read(self, lease_ids):
+        if self.unread:
+            raise self.unread
+        return dict.fromkeys(lease_ids, sorted(lease_ids))
+
+    def start(self, lease_id, when_due, read):
+        with self._lock:
+            self.read_with[lease_id] = read
         return self._act('start_lease', lease_id)
+
+    def due(self, lease_id):
+        return self._act('retry', lease_id)
+
+    def go_on(self, lease_id):
+        return self._act('make_room', lease_id)
+
+    def extend(self, lease_id):
+        return self._act('extend', lease_id)
 
     def end(self, lease_id, when_due):
         return self._act('end_lease', lease_id)
@@ -190,14 +211,15 @@ class TestRunDue(EngineTestCase):
 
     def test_each_kind_of_event_has_its_action(self):
         for number, kind in enumerate((
-                'before_end_lease', 'mine', 'expire_offer', 'end_lease',
-                'start_lease')):
+                'before_end_lease', 'mine', 'expire_offer',
+                'retry_lease', 'make_room', 'extend_lease', ':changed',
+                'end_lease', 'start_lease')):
             self.event('a', number - 10, kind)
         self.engine().run_due()
         # What moves a lease before what tells of it, and its start first.
         self.assertEqual(
-            ['start_lease', 'expire', 'end_lease', 'before_end_lease',
-             'mine'],
+            ['start_lease', 'expire', 'retry', 'make_room', 'extend',
+             'changed', 'end_lease', 'before_end_lease', 'mine'],
             [what for what, _lease_id in self.actions.done])
 
     def test_more_than_one_batch_is_done(self):
@@ -715,6 +737,30 @@ class TestRun(EngineTestCase):
         # It did not look before its time.
         self.assertEqual(NOW + 100, self.clock.waits[0])
         self.assertGreaterEqual(self.clock.waits[1], NOW + 101)
+
+    def start_three(self):
+        """Three leases that are to start, and one that is to end."""
+        for lease_id in 'abc':
+            self.event(lease_id, event_type='start_lease')
+        self.event('d', event_type='end_lease')
+        self.started()
+        self.wait_for(lambda: len(self.done()) == 4, 'all of them')
+
+    def test_those_that_start_together_are_read_together(self):
+        self.start_three()
+        self.assertEqual(dict.fromkeys('abc', ['a', 'b', 'c']),
+                         self.actions.read_with)
+
+    def test_one_that_starts_alone_reads_for_itself(self):
+        self.event('a', event_type='start_lease')
+        self.started()
+        self.wait_for(self.done, 'the event')
+        self.assertEqual({'a': None}, self.actions.read_with)
+
+    def test_those_that_cannot_be_read_together_are_started_all_the_same(self):
+        self.actions.unread = errors.BooksUnavailable()
+        self.start_three()
+        self.assertEqual(dict.fromkeys('abc'), self.actions.read_with)
 
     def test_with_nothing_to_do_it_looks_again_after_the_longest_sleep(self):
         self.started(longest_sleep=10)

@@ -30,7 +30,8 @@ from blazar_core.leases import places
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lifecycle
-from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import sending as sendings
+from blazar_core.lifecycle import starting
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 from blazar_core import resources
@@ -78,52 +79,68 @@ class TestLockedAsRead(LifecycleTestCase):
     def setUp(self):
         super().setUp()
         self.lease_id = self.lease(50, 100)['id']
+        self.read = self.whole()
+
+    def whole(self):
         with self.database.reader() as session:
-            self.read = api.found(session, self.lease_id)
-            self.assertEqual(1, len(facts.waiting(self.read)))
+            lease, = api.whole(session, [self.lease_id])
+        return lease
 
-    def test_it_is_what_was_read_where_nobody_has_locked_it_since(self):
-        for name in 'one', 'two':
-            with self.database.writer() as session:
-                lease = api.locked(session, self.lease_id, self.read)
-                self.assertIs(self.read, lease)
-                lease.name = name
-            with self.database.reader() as session:
-                lease = api.found(session, self.lease_id)
-                self.assertEqual((name, self.read.generation),
-                                 (lease.name, lease.generation))
+    def lock(self):
+        with self.database.begin() as connection:
+            api.lock_as_read(connection, self.read)
 
-    def test_it_is_read_again_where_somebody_has(self):
+    def test_all_of_it_is_there_when_its_session_is_closed(self):
+        self.assertEqual(1, len(facts.waiting(self.read)))
+        self.assertEqual({'start_lease', 'end_lease'}, {
+            event.event_type for event in self.read.events})
+
+    def test_nobody_else_has_what_was_read_before(self):
+        self.lock()
+        self.assertRaises(api.Outdated, self.lock)
+        self.read = self.whole()
+        self.lock()
+
+    def test_one_that_somebody_has_locked_since_is_outdated(self):
         with self.database.writer() as session:
-            lease = api.locked(session, self.lease_id)
-            lease.bookings[0].sent_at = NOW
-        with self.database.writer() as session:
-            lease = api.locked(session, self.lease_id, self.read)
-            self.assertIsNot(self.read, lease)
-            self.assertEqual([], facts.waiting(lease))
+            api.locked(session, self.lease_id)
+        self.assertRaises(api.Outdated, self.lock)
 
-    def test_a_transaction_that_is_run_again_reads_it_again(self):
-        runs = []
-
-        def work():
-            with self.database.writer() as session:
-                lease = api.locked(session, self.lease_id, self.read)
-                runs.append(lease is self.read)
-                lease.name = f'run {len(runs)}'
-                session.flush()
-                if len(runs) == 1:
-                    raise api.LostRace(1)
-
-        self.database.retried(work)
-        self.assertEqual([True, False], runs)
-        with self.database.reader() as session:
-            self.assertEqual('run 2', api.found(session, self.lease_id).name)
-
-    def test_one_that_is_gone_is_not_found(self):
+    def test_one_that_is_gone_is_outdated(self):
         self.leases.making.withdraw(self.lease_id)
+        self.assertRaises(api.Outdated, self.lock)
+
+    def start(self):
+        """Start it as it was read before."""
+        self.clock.advance(50)
+        return self.lifecycle.starting.start(
+            self.lease_id, True, starting.Read(
+                self.read, sendings.Sealed(self.vault.seal('call'), None),
+                False, ''))
+
+    def test_it_starts_as_it_was_read(self):
+        self.assertIsNone(self.start())
+        self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual('STARTING', self.whole().status)
+
+    def test_one_that_was_changed_since_starts_as_it_is(self):
         with self.database.writer() as session:
-            self.assertRaises(errors.NotFound, api.locked, session,
-                              self.lease_id, self.read)
+            api.locked(session, self.lease_id).name = 'another'
+        self.assertIsNone(self.start())
+        self.assertEqual(1, len(self.cloud.sent))
+        lease = self.whole()
+        self.assertEqual(('another', 'STARTING'), (lease.name, lease.status))
+
+    def test_one_that_was_sent_since_is_not_sent_again(self):
+        self.clock.advance(50)
+        self.assertIsNone(self.lifecycle.starting.start(self.lease_id))
+        self.assertIsNone(self.start())
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_one_that_has_gone_since_does_not_start(self):
+        self.leases.making.withdraw(self.lease_id)
+        self.assertRaises(errors.NotFound, self.start)
+        self.assertEqual([], self.cloud.sent)
 
 
 class TestStart(LifecycleTestCase):
@@ -199,7 +216,7 @@ class TestStart(LifecycleTestCase):
 
     def test_who_stood_still_after_the_gate_does_not_send(self):
         lease = self.lease(50, 1000)
-        stop = [sending.SEND_SECONDS + 1]
+        stop = [sendings.SEND_SECONDS + 1]
 
         def reached(step, _what):
             if step is steps.Step.START_TAKEN and stop:

@@ -530,9 +530,39 @@ def keep_connections(engine: sa.Engine) -> None:
     remove the log when it was the only one, took a quarter of a test's time.
     """
     if isinstance(engine.pool, sa.NullPool):
-        engine.pool = sa.QueuePool(
-            engine.pool._creator, max_overflow=50, dialect=engine.dialect,
+        engine.pool = Kept(
+            engine.pool._creator, dialect=engine.dialect,
             _dispatch=engine.pool.dispatch)
+
+
+class Kept(sa.Pool):
+    """Connections that are kept, however many: the one that was used last is
+    used next, as it knows most of what is asked.
+    """
+
+    def __init__(self, *args: ty.Any, **kwargs: ty.Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._idle: list[sa.PoolProxiedConnection] = []
+
+    def _do_get(self) -> ty.Any:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._create_connection()
+
+    def _do_return_conn(self, record: ty.Any) -> None:
+        self._idle.append(record)
+
+    def recreate(self) -> 'Kept':
+        return type(self)(
+            self._creator, dialect=self._dialect, _dispatch=self.dispatch)
+
+    def dispose(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def status(self) -> str:
+        return f'{len(self._idle)} are idle'
 
 
 @functools.cache

@@ -88,7 +88,9 @@ class Books:
                     cparams: ty.Any) -> Connection:
             connection = sqlite3.connect(
                 self.path, factory=Connection, timeout=0,
-                check_same_thread=False, isolation_level=None)
+                check_same_thread=False, isolation_level=None,
+                # More than there are: none is made ready twice.
+                cached_statements=1024)
             connection.books = self
             # Processes die here, and no machine does: that the disk has what
             # is written took a tenth of a run.
@@ -98,38 +100,32 @@ class Books:
 
         databases.compile_once(engine)
         databases.keep_connections(engine)
-        _spare_events(engine)
+        # Which of them were opened by another process: there are no others.
+        engine.pool.dispatch.checkout.clear()
+        # What is looked for at each statement is at its begin here.
+        engine._connection_cls = Plain
+        engine._has_events = False
         process.wills.append(lambda: [one.abandon() for one in opened])
         return database
 
 
 class Plain(sa.Connection):
-    """One that tells what happens to who listens to its engine, and has no
-    listeners of its own: to join the two anew for each transaction took a
-    tenth of a run.
+    """One whose transactions begin as those of oslo.db and of
+    :mod:`blazar_core.db.api` do, without events: to look for listeners at each
+    statement, and to run them, took a tenth of a run.
     """
 
     def __init__(self, engine: sa.Engine, connection: ty.Any = None,
                  _has_events: bool | None = None, **more: ty.Any) -> None:
-        super().__init__(engine, connection, True, **more)
+        super().__init__(engine, connection, False, **more)
 
-    @property
-    def dispatch(self) -> ty.Any:
-        return self.engine.dispatch
-
-
-def _spare_events(engine: sa.Engine) -> None:
-    """Let transactions begin as oslo.db has them begin, but by a statement
-    that need not be made and compiled anew each time.
-    """
-    engine._connection_cls = Plain
-    engine.dispatch.begin.clear()
-
-    @sa.event.listens_for(engine, 'begin')
-    def _begin(connection: sa.Connection) -> None:
-        if 'in_transaction' not in connection.info:
-            connection.exec_driver_sql('BEGIN')
-            connection.info['in_transaction'] = True
+    def _begin_impl(self, transaction: ty.Any) -> None:
+        statement = 'BEGIN IMMEDIATE' if api._writes.get() else 'BEGIN'
+        try:
+            connection: Connection = self.connection.dbapi_connection
+            connection.start(statement)
+        except sqlite3.Error as exc:
+            self._handle_dbapi_exception(exc, statement, None, None, None)
 
 
 class Connection(sqlite3.Connection):
@@ -190,6 +186,21 @@ class Connection(sqlite3.Connection):
             pass
         self._free()
 
+    def start(self, statement: str) -> None:
+        """Begin a transaction; one that is to write waits until it does.
+
+        :param statement: ``BEGIN`` or ``BEGIN IMMEDIATE``
+        """
+        books = self.books
+        if books.baton.current is not None:
+            # Who only reads begins with what he reads.
+            if books.fault('begin'):
+                raise sqlite3.OperationalError('disk I/O error')
+            if statement == 'BEGIN IMMEDIATE':
+                self.waits = True
+                return
+        super().cursor(sqlite3.Cursor).execute(statement)
+
     def begin(self) -> None:
         """Wait until nobody else writes, and begin to."""
         self.waits, books = False, self.books
@@ -213,34 +224,25 @@ class Connection(sqlite3.Connection):
 class Cursor(sqlite3.Cursor):
 
     def execute(self, statement: str, *args: ty.Any) -> 'Cursor':
-        return self if self._takes_turns(statement) else super().execute(
-            statement, *args)
+        self._takes_turns(statement)
+        return super().execute(statement, *args)
 
     def executemany(self, statement: str, *args: ty.Any) -> 'Cursor':
         self._takes_turns(statement)
         return super().executemany(statement, *args)
 
-    def _takes_turns(self, statement: str) -> bool:
-        """Let others have theirs before a statement, which may fail.
-
-        :returns: whether there is nothing left to be done
-        """
+    def _takes_turns(self, statement: str) -> None:
+        """Let others have theirs before a statement, which may fail."""
         connection = ty.cast(Connection, self.connection)
         books, first = connection.books, statement.split(None, 1)[0]
         if books.baton.current is None or first in OURS:
-            return False
-        # Who only reads begins with what he reads.
-        if first != 'BEGIN':
-            books.baton.point('statement')
-        if books.fault('begin' if first == 'BEGIN' else 'statement'):
+            return
+        books.baton.point('statement')
+        if books.fault('statement'):
             raise sqlite3.OperationalError('disk I/O error')
-        if statement == 'BEGIN IMMEDIATE':
-            connection.waits = True
-            return True
         if first in TABLE:
             if connection.waits:
                 connection.begin()
             if not statement.startswith(LOCK):
                 connection.changed.add(statement.split(
                     None, 3)[TABLE[first]])
-        return False

@@ -86,6 +86,9 @@ LONGEST = 2 * 3600
 AGAIN = 60
 #: Where files are in memory, if there is such a place.
 MEMORY = '/dev/shm'
+#: How many answers of the books are kept; most queries name a moment or an id.
+MOST_LOOKS = 2000
+_TABLES = tuple(models.Base.metadata.tables)
 
 
 class Places(base.FakeType):
@@ -269,6 +272,10 @@ class World:
         self.hearing: list[ty.Callable[[str, dict[str, ty.Any]], None]] = []
         self.books = database.Books(
             self.baton, folder, self.faults.database, self._committed)
+        #: By query: the tables that it names, how often something had been
+        #: written there, and what it found.
+        self._looked: dict[str, tuple[
+            tuple[str, ...], int, list[ty.Any]]] = {}
         self._looking = self.stack.enter_context(
             contextlib.closing(sqlite3.connect(self.books.path)))
         self._patch()
@@ -364,8 +371,22 @@ class World:
         self.prolonged[lease['id'], change.end] = lease['end_date']
 
     def look(self, query: str) -> list[ty.Any]:
-        """What is in the books, for who has no turns."""
-        return self._looking.execute(query).fetchall()
+        """What is in the books, for who has no turns: the list is his.
+
+        What was read stays as it is while nothing is committed in a table that
+        the query names. Only :func:`blazar_core.db.api.lock` does not count as
+        a change: no query is for the generation of a lease.
+        """
+        names, seen, rows = self._looked.get(query) or (
+            tuple(one for one in _TABLES if one in query), -1, [])
+        versions = self.books.versions
+        now = sum([versions[one] for one in names])
+        if now != seen:
+            rows = self._looking.execute(query).fetchall()
+            if len(self._looked) > MOST_LOOKS:
+                self._looked.clear()
+            self._looked[query] = names, now, rows
+        return [*rows]
 
     def close(self) -> None:
         self.baton.close()

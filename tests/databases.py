@@ -517,7 +517,7 @@ def compile_once(engine: sa.Engine) -> None:
         # A dialect knows its database only from the first connection on.
         engine.connect().close()
         _COMPILED[engine.dialect.name] = (
-            engine.dialect, engine._compiled_cache)
+            engine.dialect, {})
     engine.dialect, engine._compiled_cache = _COMPILED[engine.dialect.name]
     # They go by what each other has done.
     engine.pool._dialect = engine.dialect

@@ -24,6 +24,7 @@ dies is one that never has its turn again. No cleanup of its code is run.
 
 import dataclasses
 import heapq
+import math
 import random
 import threading
 import typing as ty
@@ -243,17 +244,19 @@ class Baton:
 
     def _able(self) -> tuple[list[Task], tuple[float, Task] | None]:
         """Who may go on now, and the first one who may later, and when."""
-        able, first, now = [], None, self.now
+        # At each turn all of them are asked.
+        able, first, soonest, now = [], None, math.inf, self.now
         for task in self.tasks:
             at, frozen = task.wakes, task.process.frozen
-            if frozen > now:
-                at = max(at, frozen)
-            elif at <= now or task.ready is not None and task.ready():
-                able.append(task)
-                continue
-            if first is None or at < first[0]:
-                first = at, task
-        return able, first
+            if frozen <= now:
+                if at <= now or task.ready is not None and task.ready():
+                    able.append(task)
+                    continue
+            elif frozen > at:
+                at = frozen
+            if at < soonest:
+                first, soonest = task, at
+        return able, first and (soonest, first)
 
     def close(self) -> None:
         """End all tasks; what they still do to the world is in vain."""

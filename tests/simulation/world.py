@@ -402,7 +402,7 @@ class World:
         def loop() -> None:
             questions = self.cloud.questions
             while True:
-                self.baton.wait(lambda: any(
+                self.baton.wait(lambda: bool(questions) and any(
                     not one.taken for one in questions), 1e6)
                 for one in questions:
                     if not one.taken:

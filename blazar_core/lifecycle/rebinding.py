@@ -22,6 +22,7 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
 from blazar_core.common import clock as clocks
@@ -38,6 +39,9 @@ from blazar_core import resources
 __all__ = ['IN_USE', 'Notify', 'Rebinding', 'age']
 
 LOG = logging.getLogger(__name__)
+
+#: How many reservations are read together.
+_TOGETHER = 16
 
 #: Why something stays where it is.
 IN_USE = 'It is in use.'
@@ -90,33 +94,51 @@ class Rebinding:
         ids: dict[str, set[int]] = collections.defaultdict(set)
         for row in sorted(found, key=age):
             ids[row.reservation_id].add(row.id)
-        done = True
-        for reservation_id, of_it in ids.items():
-            try:
-                done &= self._database.retried(
-                    self._bind, reservation_id, of_it)
-            except errors.NotFound:
-                LOG.debug('Reservation %s has gone meanwhile', reservation_id)
-            except Exception as exc:
-                # Nothing is said of a lease for what is not known.
-                done = False
-                known = isinstance(exc, errors.CloudUnavailable |
-                                   errors.BooksBusy | errors.Refused)
-                LOG.warning(
-                    'Reservation %s has no capacity where it is booked, and '
-                    'none could be found elsewhere yet: %s',
-                    reservation_id, exc,
-                    exc_info=not known)
+        done, wanted = True, iter(ids.items())
+        while some := dict(itertools.islice(wanted, _TOGETHER)):
+            cases = self._cases(some)
+            for reservation_id, of_it in some.items():
+                if reservation_id in cases:
+                    done &= self._find(cases[reservation_id], of_it)
+                else:
+                    LOG.debug('Reservation %s has gone meanwhile',
+                              reservation_id)
         return done
 
-    def _bind(self, reservation_id: str, ids: ty.Collection[int]) -> bool:
+    def _find(self, case: _Case, ids: ty.Collection[int]) -> bool:
+        """As :meth:`_bind`; false also when nothing is known of it."""
+        try:
+            return self._database.retried(self._bind, [case], ids)
+        except errors.NotFound:
+            LOG.debug('Lease %s has gone meanwhile', case.lease.id)
+            return True
+        except Exception as exc:
+            # Nothing is said of a lease for what is not known.
+            known = isinstance(exc, errors.CloudUnavailable |
+                               errors.BooksBusy | errors.Refused)
+            LOG.warning(
+                'Reservation %s has no capacity where it is booked, and '
+                'none could be found elsewhere yet: %s',
+                case.reservation.id, exc, exc_info=not known)
+            return False
+
+    def _bind(self, known: list[_Case], ids: ty.Collection[int]) -> bool:
         """Give bookings of a reservation other hosts, as many as there are.
 
+        :param known: the reservation. What was read with others stays in
+            there for one run: one that is run again reads it anew, and looks
+            for capacity in what is booked by now
         :returns: false when its lease has changed meanwhile
         :raises Outdated: when another process was faster: look again
         """
-        case = self._case(reservation_id)
-        if case is None or not case.rows:
+        case, lag = known[0], admissions.LAG
+        if len(known) > 1:
+            again, lag = self._case(case.reservation.id), 0
+            if again is None:
+                return True
+            case = again
+        known.append(case)
+        if not case.rows:
             # Its build was sent meanwhile, say.
             return True
         demand = self._demands.of(
@@ -134,7 +156,7 @@ class Rebinding:
             refusal = dataclasses.replace(demand, wanted=len(rows))
         else:
             hosts, refusal = self._search(
-                self._beside(demand, rows, staying), rows, case.lease)
+                self._beside(demand, rows, staying), rows, case.lease, lag)
         bound = dict(itertools.zip_longest((row.id for row in rows), hosts))
         if bound == {row.id: row.host_id for row in rows}:
             return True
@@ -143,6 +165,9 @@ class Rebinding:
             '' if refusal is None else refusal.sentence(),
             None if isinstance(demand, refusals.Refusal) else demand.among)
         if lease is None:
+            if len(known) == 2:
+                # Another reservation of it was bound elsewhere, say.
+                return self._bind(known, ids)
             return False
         self._notify('lease.update', lease)
         self._notify('lease.degraded' if any(
@@ -204,19 +229,24 @@ class Rebinding:
         return bool(self.obstacles(reservation_id, ids, uuid))
 
     def _case(self, reservation_id: str) -> _Case | None:
+        return self._cases([reservation_id]).get(reservation_id)
+
+    def _cases(self, reservation_ids: ty.Collection[str]) -> dict[str, _Case]:
+        """Reservations, those that there are, by their ids."""
+        cases = {}
         with self._database.reader() as session:
-            reservation = session.get(models.Reservation, reservation_id)
-            if reservation is None:
-                return None
-            lease = reservation.lease
-            held = session.get(models.HeldBuild, lease.id)
-            rows = [row for row in reservation.bookings if bindings.may_move(
-                row, not reservation.booted, held is not None, lease)]
-            return _Case(
-                reservation, resources.reserved(session, reservation), lease,
-                None if held is None else held.sealed,
-                rows, [row for row in reservation.bookings
-                       if row not in rows])
+            found = session.scalars(_RESERVATIONS, {
+                'reservations': reservation_ids}).unique().all()
+            held = {lease_id: sealed for lease_id, sealed in session.execute(
+                _HELD, {'leases': {one.lease_id for one in found}}).tuples()}
+            for one in found:
+                rows = [row for row in one.bookings if bindings.may_move(
+                    row, not one.booted, one.lease_id in held, one.lease)]
+                cases[one.id] = _Case(
+                    one, resources.reserved(session, one), one.lease,
+                    held.get(one.lease_id), rows,
+                    [row for row in one.bookings if row not in rows])
+        return cases
 
     def _beside(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
                 staying: ty.Iterable[models.Booking]) -> model.Demand:
@@ -241,29 +271,30 @@ class Rebinding:
             demand.members))
 
     def _search(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
-                lease: models.Lease,
+                lease: models.Lease, lag: float,
                 ) -> tuple[list[int], refusals.Refusal | None]:
         """Hosts for as many as possible, and why not for the others.
 
-        :raises Outdated: when another process was faster: look again
+        :param lag: seconds that what is looked at may be old
         """
-        window = self._window(lease)
-        fits = self._admission.fits(demand, window, rows)
-        if fits == demand.count:
-            return self._admission.pick(
-                demand, window, instead_of=rows), None
+        window, refusal = self._window(lease), None
+        if any(row.host_id is not None for row in rows):
+            # What has just lost its host mostly has capacity elsewhere.
+            try:
+                return self._admission.pick(
+                    demand, window, instead_of=rows, lag=lag), None
+            except errors.Refused as exc:
+                refusal = exc.refusal
         hosts: list[int] = []
-        if fits and demand.affinity is not model.Affinity.SAME:
+        fits = self._admission.fits(demand, window, rows)
+        if fits == demand.count or fits and (
+                demand.affinity is not model.Affinity.SAME):
             hosts = self._admission.pick(dataclasses.replace(
                 demand, count=fits), window, instead_of=rows)
         if all(row.host_id is None for row in rows[len(hosts):]):
-            # It has been said before.
+            # There are none, or it has been said before.
             return hosts, None
-        try:
-            self._admission.pick(demand, window, instead_of=rows)
-        except errors.Refused as exc:
-            return hosts, exc.refusal
-        raise api.Outdated('there is capacity again')
+        return hosts, refusal
 
     def _window(self, lease: models.Lease) -> model.Window:
         """For what time a lease needs another host."""
@@ -274,3 +305,11 @@ class Rebinding:
 def age(row: ty.Any) -> tuple[int, str]:
     """The sort key of leases: the oldest one comes first."""
     return row.created_at, row.lease_id
+
+
+_RESERVATIONS = sa.select(models.Reservation).where(
+    models.Reservation.id.in_(sa.bindparam('reservations', expanding=True)),
+).options(orm.joinedload(models.Reservation.lease),
+          orm.joinedload(models.Reservation.bookings))
+_HELD = sa.select(models.HeldBuild.lease_id, models.HeldBuild.sealed).where(
+    models.HeldBuild.lease_id.in_(sa.bindparam('leases', expanding=True)))

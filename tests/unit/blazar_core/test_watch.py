@@ -22,6 +22,7 @@ from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding
 from blazar_core.leases import making
@@ -178,6 +179,53 @@ class TestElsewhere(WatchTestCase):
             inventory.retain(session, [self.uuids['two']], NOW)
         self.watch.look()
         self.assertEqual(['two', 'two'], self.hosts_of(lease))
+
+    def when_it_is_gone(self, count):
+        """Leases on a host that is away, and room for them on another one."""
+        self.with_host('one', VCPU=count)
+        leases = [self.lease(50, 100) for _time in range(count)]
+        self.with_host('two', VCPU=count)
+        self.with_host('one', VCPU=0)
+        return leases
+
+    def test_one_that_changes_while_others_are_bound_is_bound_as_it_is(self):
+        first, second = self.when_it_is_gone(2)
+        notify = self.watch._rebinding._notify
+
+        def change(event, lease):
+            notify(event, lease)
+            if event == 'lease.healed' and lease['id'] == first['id']:
+                with self.database.writer() as session:
+                    api.locked(session, second['id']).name = 'another'
+
+        self.watch._rebinding._notify = change
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(first))
+        self.assertEqual(['two'], self.hosts_of(second))
+        self.assertEqual('another', self.get(second)['name'])
+
+    def test_one_that_goes_while_others_are_bound_is_in_no_ones_way(self):
+        first, second, third = self.when_it_is_gone(3)
+        notify = self.watch._rebinding._notify
+
+        def change(event, lease):
+            notify(event, lease)
+            if event == 'lease.healed' and lease['id'] == first['id']:
+                self.leases.making.withdraw(second['id'])
+
+        self.watch._rebinding._notify = change
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(third))
+
+    def test_many_are_read_together(self):
+        """And one transaction is written for each of them."""
+        leases, begun = self.when_it_is_gone(20), []
+        engine = self.watch._database.engine
+        sa.event.listen(engine, 'begin', begun.append)
+        self.watch.look()
+        for lease in leases:
+            self.assertEqual(['two'], self.hosts_of(lease))
+        self.assertLess(len(begun), 20 + 15)
 
     def test_from_one_with_less_than_before_some_go(self):
         self.with_host('one', VCPU=4, MEMORY_MB=4)

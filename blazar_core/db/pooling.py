@@ -28,8 +28,9 @@ from blazar_core.common import clock as clocks
 __all__ = ['FRESH_SECONDS', 'spare_round_trips']
 
 #: A connection is taken to be there for so long after its last answer. Where
-#: it is not, the first statement says so, as it does in a transaction.
-FRESH_SECONDS = 1.0
+#: it is not, the first statement says so, as it does in a transaction: who has
+#: it then is told that the database does not answer, once.
+FRESH_SECONDS = 0.1
 
 
 def spare_round_trips(engine: sa.Engine) -> None:

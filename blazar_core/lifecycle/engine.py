@@ -126,10 +126,10 @@ class Engine:
         """Give what is due to the workers; returns when to look again."""
         self._extend()
         claims = self._claim_due(self._free_workers())
-        for claim in claims:
-            self._hold(claim)
         read = self._read(claims)
         for claim in claims:
+            # Not before: what is held, and not carried out, nobody else gets.
+            self._hold(claim)
             pool.submit(self._carry_out, claim, read.get(claim.lease_id))
         return self._next_look()
 

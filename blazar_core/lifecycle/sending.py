@@ -42,6 +42,19 @@ class _Closed(Exception):
     """A build must not be sent, or another process has sent it."""
 
 
+class _Right(ty.NamedTuple):
+    """The right to send builds.
+
+    :ivar deadline: until when they may be sent
+    :ivar begun: the lease, if it has begun with that
+    :ivar left: whether others of its servers wait yet
+    """
+
+    deadline: clouds.Deadline
+    begun: list[facts.Lease]
+    left: bool
+
+
 class Sealed(ty.NamedTuple):
     """What builds the servers of a lease, sealed.
 
@@ -94,9 +107,8 @@ class Sending:
         def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
             nonlocal left
             steps.reached(steps.Step.START_READY, lease_id)
-            deadline = clouds.Deadline(self._clock, SEND_SECONDS)
             try:
-                begins, left = self._database.retried(
+                deadline, begins, left = self._database.retried(
                     self._take, lease_id, known, server_ids, when_due)
             except (_Closed, errors.NotFound):
                 return None
@@ -111,50 +123,52 @@ class Sending:
         return why, not left
 
     def _take(self, lease_id: str, known: list[models.Lease],
-              server_ids: ty.Collection[str], when_due: bool,
-              ) -> tuple[list[facts.Lease], bool]:
+              server_ids: ty.Collection[str], when_due: bool) -> _Right:
         """The right to send the builds of servers: one gets it, once.
 
         It comes right before the cast. A worker that dies before it leaves
         them unsent, and another one begins again; a worker that was given up
         for dead and comes back finds the gate closed.
 
-        No session, as for every start of a lease there is one of these.
-
         :param known: the lease as it was read, for the first run: it is taken
-            out, and one that is run again reads it anew
-        :returns: the lease, if it has begun with that; and whether others of
-            its servers wait yet
+            out, and one that is run again reads it with its lock, so that
+            nobody who locks it meanwhile is in its way again and again
         :raises _Closed: when they are not to be sent, or not by us
         :raises Outdated: when somebody has locked it since it was read
         """
-        now = self._clock.now()
-        lease = known.pop() if known else self._whole(lease_id)
-        with self._database.begin() as connection:
-            api.lock_as_read(connection, lease)
-            if lease.status not in states.TO_START or (
-                    lease.end_date <= now or
-                    when_due and lease.start_date > now):
-                # It was moved meanwhile, or ended.
-                raise _Closed
-            if facts.is_building(lease):
-                raise _Closed
-            waiting = facts.waiting(lease)
-            self._mark_sent(connection, dict.fromkeys(server_ids), now)
-            begins = lease.status == states.Lease.PENDING
-            lease.enter(states.Lease.STARTING, now)
-            lease.status_reason, lease.updated_at = facts.failures(lease), now
-            connection.execute(_BEGUN, {
-                'lease': lease_id, 'state': lease.status, 'now': now,
-                'reason': lease.status_reason})
-            return ([views.describe(lease)] if begins else [],
-                    bool(set(waiting).difference(server_ids)))
+        if known:
+            # No session: for every start of a lease there is one of these.
+            lease = known.pop()
+            with self._database.begin() as connection:
+                api.lock_as_read(connection, lease)
+                return self._open(connection, lease, server_ids, when_due)
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            return self._open(
+                session.connection(), lease, server_ids, when_due)
 
-    def _whole(self, lease_id: str) -> models.Lease:
-        with self._database.reader() as session:
-            for lease in api.whole(session, [lease_id]):
-                return lease
-        raise errors.NotFound(f'Lease {lease_id} could not be found.')
+    def _open(self, connection: sa.Connection, lease: models.Lease,
+              server_ids: ty.Collection[str], when_due: bool) -> _Right:
+        """The same, with the lease locked."""
+        deadline = clouds.Deadline(self._clock, SEND_SECONDS)
+        now = self._clock.now()
+        if lease.status not in states.TO_START or (
+                lease.end_date <= now or
+                when_due and lease.start_date > now):
+            # It was moved meanwhile, or ended.
+            raise _Closed
+        if facts.is_building(lease):
+            raise _Closed
+        waiting = facts.waiting(lease)
+        self._mark_sent(connection, dict.fromkeys(server_ids), now)
+        begins = lease.status == states.Lease.PENDING
+        lease.enter(states.Lease.STARTING, now)
+        lease.status_reason, lease.updated_at = facts.failures(lease), now
+        connection.execute(_BEGUN, {
+            'lease': lease.id, 'state': lease.status, 'now': now,
+            'reason': lease.status_reason})
+        return _Right(deadline, [views.describe(lease)] if begins else [],
+                      bool(set(waiting).difference(server_ids)))
 
     def send_again(self, lease_id: str, sealed: Sealed,
                    sent: ty.Mapping[str, int | None]) -> None:
@@ -170,21 +184,22 @@ class Sending:
                     server_ids: ty.Collection[str],
                     ) -> clouds.Deadline | None:
         """The gate of builds that got lost: it opens for one caller only."""
-        deadline = clouds.Deadline(self._clock, SEND_SECONDS)
         try:
-            self._database.retried(self._take_again, lease_id, {
+            deadline = self._database.retried(self._take_again, lease_id, {
                 server_id: sent[server_id] for server_id in server_ids})
         except (_Closed, errors.NotFound):
             return None
         return self._pass(lease_id, deadline)
 
     def _take_again(self, lease_id: str, sent: ty.Mapping[str, int | None],
-                    ) -> None:
+                    ) -> clouds.Deadline:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            deadline = clouds.Deadline(self._clock, SEND_SECONDS)
             if lease.status not in states.BEGUN:
                 raise _Closed
             self._mark_sent(session.connection(), sent, self._clock.now())
+            return deadline
 
     def _mark_sent(self, connection: sa.Connection,
                    servers: ty.Mapping[str, int | None], now: int) -> None:

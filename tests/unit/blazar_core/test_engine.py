@@ -13,6 +13,7 @@
 import collections
 import contextlib
 import threading
+from unittest import mock
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
@@ -761,6 +762,15 @@ class TestRun(EngineTestCase):
         self.actions.unread = errors.BooksUnavailable()
         self.start_three()
         self.assertEqual(dict.fromkeys('abc'), self.actions.read_with)
+
+    def test_what_could_not_be_handed_out_is_not_held(self):
+        """Another worker gets it when its claim runs out."""
+        for lease_id in 'abc':
+            self.event(lease_id, event_type='start_lease')
+        worker, pool = self.engine(), mock.Mock()
+        pool.submit.side_effect = [None, RuntimeError('no more threads')]
+        self.assertRaises(RuntimeError, worker._hand_out, pool)
+        self.assertEqual(2, len(worker._running))
 
     def test_with_nothing_to_do_it_looks_again_after_the_longest_sleep(self):
         self.started(longest_sleep=10)

@@ -131,6 +131,34 @@ class TestLockedAsRead(LifecycleTestCase):
         lease = self.whole()
         self.assertEqual(('another', 'STARTING'), (lease.name, lease.status))
 
+    def test_who_locks_it_whenever_it_is_read_is_not_in_its_way(self):
+        whole = api.whole
+
+        def read_and_lock(session, lease_ids):
+            found = whole(session, lease_ids)
+            with self.database.writer() as other:
+                api.lock(other, self.lease_id)
+            return found
+
+        self.clock.advance(50)
+        with fixtures.MonkeyPatch('blazar_core.db.api.whole', read_and_lock):
+            self.assertIsNone(self.lifecycle.starting.start(self.lease_id))
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_what_it_has_waited_for_its_lock_does_not_count(self):
+        """The build may be sent for so long from then on."""
+        lock = api.lock
+
+        def wait(session, lease_id):
+            self.clock.advance(sendings.SEND_SECONDS + 1)
+            lock(session, lease_id)
+
+        with self.database.writer() as session:
+            lock(session, self.lease_id)
+        with fixtures.MonkeyPatch('blazar_core.db.api.lock', wait):
+            self.assertIsNone(self.start())
+        self.assertEqual(1, len(self.cloud.sent))
+
     def test_one_that_was_sent_since_is_not_sent_again(self):
         self.clock.advance(50)
         self.assertIsNone(self.lifecycle.starting.start(self.lease_id))

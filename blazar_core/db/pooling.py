@@ -37,8 +37,9 @@ def spare_round_trips(engine: sa.Engine) -> None:
     """Have an engine not ask what it knows.
 
     Nothing is undone in a connection in which nothing has begun since its
-    last transaction was written or undone, and both were successful: whatever
-    fails is undone as before.
+    last transaction was written or undone, and that was successful: whatever
+    fails is undone as before. What goes past the engine, by a raw connection,
+    has to be written or undone by who does so.
     """
     dialect = engine.dialect
     if dialect.name == 'sqlite':

@@ -140,8 +140,12 @@ class Engine:
         try:
             return self._lifecycle.starting.read(
                 lease_ids) if len(lease_ids) > 1 else {}
-        except Exception as exc:
-            LOG.info('Leases are read one by one: %s', exc)
+        except errors.BooksUnavailable:
+            # Each of them finds that out for itself.
+            return {}
+        except Exception:
+            LOG.exception('Leases that start could not be read together; '
+                          'they are read one by one')
             return {}
 
     def run_due(self) -> int:

@@ -395,6 +395,25 @@ class TestWaitingForTheHost(LifecycleTestCase):
         self.assertIsNone(self.lifecycle.starting.start(self.after['id']))
         self.assertEqual(1, len(self.cloud.sent))
 
+    def test_each_of_those_that_are_read_together_waits_for_its_own(self):
+        late = self.lease(165, 200)
+        self.host('two', VCPU=1)
+        elsewhere = self.lease(165, 200)
+        self.assertEqual(['one', 'one', 'two'], [
+            self.host_of(*base.servers_of(one))
+            for one in (self.after, late, elsewhere)])
+        self.clock.advance(66)
+        read = self.lifecycle.starting.read(
+            [self.after['id'], late['id'], elsewhere['id'], 'unknown'])
+        # The patience of the first one is over.
+        self.assertEqual({self.after['id']: False, late['id']: True,
+                          elsewhere['id']: False},
+                         {one: found.crowded for one, found in read.items()})
+        self.assertIsNone(self.lifecycle.starting.start(
+            elsewhere['id'], True, read[elsewhere['id']]))
+        (_call, server_ids), = self.cloud.sent
+        self.assertEqual(base.servers_of(elsewhere), server_ids)
+
     def test_a_full_host_of_others_is_not_waited_for(self):
         self.host('two', VCPU=1)
         elsewhere = self.lease(0, 50)

@@ -30,7 +30,7 @@ from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 
-__all__ = ['SEND_SECONDS', 'Sealed', 'Sending', 'sealed']
+__all__ = ['Right', 'SEND_SECONDS', 'Sealed', 'Sending', 'sealed']
 
 LOG = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Closed(Exception):
     """A build must not be sent, or another process has sent it."""
 
 
-class _Right(ty.NamedTuple):
+class Right(ty.NamedTuple):
     """The right to send builds.
 
     :ivar deadline: until when they may be sent
@@ -123,7 +123,7 @@ class Sending:
         return why, not left
 
     def _take(self, lease_id: str, known: list[models.Lease],
-              server_ids: ty.Collection[str], when_due: bool) -> _Right:
+              server_ids: ty.Collection[str], when_due: bool) -> Right:
         """The right to send the builds of servers: one gets it, once.
 
         It comes right before the cast. A worker that dies before it leaves
@@ -148,7 +148,7 @@ class Sending:
                 session.connection(), lease, server_ids, when_due)
 
     def _open(self, connection: sa.Connection, lease: models.Lease,
-              server_ids: ty.Collection[str], when_due: bool) -> _Right:
+              server_ids: ty.Collection[str], when_due: bool) -> Right:
         """The same, with the lease locked."""
         deadline = clouds.Deadline(self._clock, SEND_SECONDS)
         now = self._clock.now()
@@ -167,8 +167,8 @@ class Sending:
         connection.execute(_BEGUN, {
             'lease': lease.id, 'state': lease.status, 'now': now,
             'reason': lease.status_reason})
-        return _Right(deadline, [views.describe(lease)] if begins else [],
-                      bool(set(waiting).difference(server_ids)))
+        return Right(deadline, [views.describe(lease)] if begins else [],
+                     bool(set(waiting).difference(server_ids)))
 
     def send_again(self, lease_id: str, sealed: Sealed,
                    sent: ty.Mapping[str, int | None]) -> None:

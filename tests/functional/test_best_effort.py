@@ -64,6 +64,17 @@ class BestEffortTestCase(test_api.ApiTestCase):
             self.wait_for(lambda one=server_id: self.admin.get_server(one)[
                 'OS-EXT-STS:task_state'] is None, what='moved')
 
+    def wait_until_verified(self):
+        """Nova gives the room at the source back a moment after the server
+        has moved.
+        """
+        def verified():
+            self.fill_books()
+            return not self.compared().left
+
+        self.wait_for(verified, what='books that are true to Nova')
+        self.assert_verified()
+
     def where(self):
         """On which host each of bob's servers is."""
         return {one: self.admin.get_server(one)[
@@ -84,8 +95,7 @@ class TestBestEffort(BestEffortTestCase):
         self.assertIn('of 2 servers moved.',
                       self.lease('mine')['status_reason'])
         self.settle()
-        self.fill_books()
-        self.assert_verified()
+        self.wait_until_verified()
         for _time in range(20):
             self.go_on()
             if self.lease('mine')['status'] != 'IN_PROGRESS':

@@ -63,6 +63,7 @@ from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import moving
 from blazar_core.lifecycle import queue
+from blazar_core.lifecycle import sending
 from blazar_core import resources
 from tests import databases
 from tests.unit import base
@@ -168,14 +169,19 @@ def window_unguarded(lease: models.Lease, change: changing.Change, now: int,
     return _new_window(lease, dataclasses.replace(change, was_end=None), now)
 
 
+def pass_gate(self, *_lease):
+    """The right to send a build, for all that ask."""
+    return sending.Right(clouds.Deadline(
+        self._clock, sending.SEND_SECONDS), [], True)
+
+
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
     'generation': ('blazar_core.books.guarding.advance', take_unguarded),
     'comparison': ('blazar_core.books.guarding.advance',
                    functools.partial(take_unguarded, move=True)),
     'judged': ('blazar_core.books.inventory.claim', claim_unguarded),
-    'gate': ('blazar_core.lifecycle.sending.Sending._take',
-             lambda self, *_lease: ([], True)),
+    'gate': ('blazar_core.lifecycle.sending.Sending._take', pass_gate),
     'place': ('blazar_core.books.claims.Claims._place', place_unguarded),
     'lock': ('blazar_core.db.api.locked', late_lock),
     'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),

@@ -32,11 +32,10 @@ DAILY = 5
 #: Guards, and the first seed by which it is seen that they are missing; all
 #: that seeds have found is among them, and has a unit test that says what was
 #: wrong.
-MISSED = {'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'clean': 1,
-          'copied': 1, 'undo': 1, 'image': 1, 'again': 1, 'guests': 4,
-          'orphans': 4, 'generation': 5, 'servers': 6, 'deadline': 7,
-          'room': 10, 'used': 13, 'between': 13, 'twice': 13, 'held': 35,
-          'judged': 43}
+MISSED = {'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'copied': 1,
+          'image': 1, 'undo': 3, 'again': 4, 'orphans': 4, 'guests': 5,
+          'generation': 5, 'servers': 6, 'room': 10, 'clean': 13, 'used': 13,
+          'between': 17, 'deadline': 18, 'held': 35, 'judged': 43, 'twice': 93}
 
 
 #: What runs seeds on another day.

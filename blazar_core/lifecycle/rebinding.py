@@ -96,49 +96,57 @@ class Rebinding:
             ids[row.reservation_id].add(row.id)
         done, wanted = True, iter(ids.items())
         while some := dict(itertools.islice(wanted, _TOGETHER)):
-            cases = self._cases(some)
+            cases = self._read(some)
             for reservation_id, of_it in some.items():
-                if reservation_id in cases:
-                    done &= self._find(cases[reservation_id], of_it)
-                else:
-                    LOG.debug('Reservation %s has gone meanwhile',
-                              reservation_id)
+                done &= self._find(reservation_id, [
+                    cases[reservation_id]] if reservation_id in cases else [],
+                    of_it)
         return done
 
-    def _find(self, case: _Case, ids: ty.Collection[int]) -> bool:
+    def _read(self, reservation_ids: ty.Collection[str]) -> dict[str, _Case]:
+        """Reservations, read together; none when that fails: each of them is
+        read by itself then, and none is in the way of another one.
+        """
+        try:
+            return self._cases(reservation_ids)
+        except Exception as exc:
+            LOG.warning('Reservations without capacity where they are booked '
+                        'are read one by one: %s', exc,
+                        exc_info=not isinstance(exc, errors.BooksUnavailable))
+            return {}
+
+    def _find(self, reservation_id: str, known: list[_Case],
+              ids: ty.Collection[int]) -> bool:
         """As :meth:`_bind`; false also when nothing is known of it."""
         try:
-            return self._database.retried(self._bind, [case], ids)
+            return self._database.retried(
+                self._bind, reservation_id, known, ids)
         except errors.NotFound:
-            LOG.debug('Lease %s has gone meanwhile', case.lease.id)
+            LOG.debug('Reservation %s has gone meanwhile', reservation_id)
             return True
         except Exception as exc:
             # Nothing is said of a lease for what is not known.
-            known = isinstance(exc, errors.CloudUnavailable |
-                               errors.BooksBusy | errors.Refused)
+            expected = isinstance(exc, errors.CloudUnavailable |
+                                  errors.BooksBusy | errors.Refused)
             LOG.warning(
                 'Reservation %s has no capacity where it is booked, and '
                 'none could be found elsewhere yet: %s',
-                case.reservation.id, exc, exc_info=not known)
+                reservation_id, exc, exc_info=not expected)
             return False
 
-    def _bind(self, known: list[_Case], ids: ty.Collection[int]) -> bool:
+    def _bind(self, reservation_id: str, known: list[_Case],
+              ids: ty.Collection[int]) -> bool:
         """Give bookings of a reservation other hosts, as many as there are.
 
-        :param known: the reservation. What was read with others stays in
-            there for one run: one that is run again reads it anew, and looks
+        :param known: what was read of it with others, for the first run: it
+            is taken out, and one that is run again reads it anew, and looks
             for capacity in what is booked by now
         :returns: false when its lease has changed meanwhile
         :raises Outdated: when another process was faster: look again
         """
-        case, lag = known[0], admissions.LAG
-        if len(known) > 1:
-            again, lag = self._case(case.reservation.id), 0
-            if again is None:
-                return True
-            case = again
-        known.append(case)
-        if not case.rows:
+        case, lag = (known.pop(), admissions.LAG) if known else (
+            self._case(reservation_id), 0)
+        if case is None or not case.rows:
             # Its build was sent meanwhile, say.
             return True
         demand = self._demands.of(
@@ -165,10 +173,9 @@ class Rebinding:
             '' if refusal is None else refusal.sentence(),
             None if isinstance(demand, refusals.Refusal) else demand.among)
         if lease is None:
-            if len(known) == 2:
-                # Another reservation of it was bound elsewhere, say.
-                return self._bind(known, ids)
-            return False
+            # Another reservation of it was bound elsewhere, say, since it was
+            # read with others.
+            return bool(lag) and self._bind(reservation_id, [], ids)
         self._notify('lease.update', lease)
         self._notify('lease.degraded' if any(
             one['missing_resources'] for one in lease['reservations'])

@@ -96,13 +96,13 @@ class Starting:
                 booking.host_id for one in due
                 if now < one.start_date + self._patience
                 for booking in facts.bookings(one)}, now)
-            without = {one.id: _why_not_within(session, one)
+            outside = {one.id: _why_not_within(session, one)
                        for one in due}
         return {lease_id: Read(
             lease, sealed.get(lease_id), not crowded.isdisjoint(
                 booking.host_id for booking in facts.bookings(lease))
             and now < lease.start_date + self._patience,
-            without.get(lease_id, '')) for lease_id, lease in leases.items()}
+            outside.get(lease_id, '')) for lease_id, lease in leases.items()}
 
     def start(self, lease_id: str, when_due: bool = False,
               read: Read | None = None) -> facts.Outcome:

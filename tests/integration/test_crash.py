@@ -212,6 +212,34 @@ class ListenerTest(CrashTestCase):
         self.wait_for_status([lease_id], 'TERMINATED')
         self.assert_nothing_left()
 
+    def test_several_that_were_read_together(self):
+        """Who has read them dies, or stands still, before one is sent."""
+        self.without('blazar-listener-1', 'blazar-listener-2')
+        held = [self.hold(starts_in=3, lasts=600) for _number in range(4)]
+        servers, leases = zip(*held)
+        # All that are due when a listener begins are claimed together.
+        self.wait_for(lambda: time.time() > max(
+            self.lease(one)['start_date'] for one in leases),
+            'all of them are due')
+        self.listener_dies_at(Step.START_READY)
+        frozen = self.listener_freezes_at(Step.START_READY, 1)
+        after = self.new_listener()
+        # Not all of them: its other threads may stand still with rows of
+        # Nova's locked.
+        self.wait_for(lambda: any(
+            self.lease(one)['status'] == 'ACTIVE' for one in leases),
+            'another listener starts one of them', PATIENCE)
+        os.kill(frozen.pid, signal.SIGCONT)
+        self.wait_for_status(leases, 'ACTIVE')
+        frozen.stop()
+        self.assert_all_built_once(servers)
+        self.assertEqual(len(leases), sum(
+            process.written().count('sending its build')
+            for process in (frozen, after)))
+        self.delete(*servers)
+        self.wait_for_status(leases, 'TERMINATED')
+        self.assert_nothing_left()
+
     def test_at_each_step_of_an_end(self):
         ending = steps_of('END')
         first = 40

@@ -1204,3 +1204,37 @@ class TestStarting(RaceTestCase):
                 return
             self.clear()
         self.fail('No event was carried out twice without claims.')
+
+    def listen(self, **options):
+        """Let workers as the daemon's carry out starts that they read
+        together; says how often each call was sent.
+        """
+        calls = [uuidutils.generate_uuid() for _number in range(20)]
+        for call in calls:
+            self.held(call)
+        read = self.race(4, do='listen', path=self.path, **options)
+        self.clear()
+        lines = self.lines()
+        return sum(read), {lines[call] for call in calls}
+
+    def test_those_that_are_read_together_are_sent_once(self):
+        for _round in range(3):
+            read, sent = self.listen()
+            self.assertEqual({1}, sent)
+            self.assertGreater(read, 0)
+
+    def test_they_are_whoever_has_read_them(self):
+        """Several have, as nobody minds whose they are."""
+        for _round in range(ROUNDS):
+            read, sent = self.listen(without=['claim'])
+            self.assertEqual({1}, sent)
+            if read > 20:
+                return
+        self.fail('None was read by several.')
+
+    def test_without_the_gate_they_would_not_be(self):
+        for _round in range(ROUNDS):
+            _read, sent = self.listen(without=['claim', 'gate'])
+            if sent != {1}:
+                return
+        self.fail('None was sent twice.')

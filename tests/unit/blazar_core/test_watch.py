@@ -217,6 +217,27 @@ class TestElsewhere(WatchTestCase):
         self.watch.look()
         self.assertEqual(['two'], self.hosts_of(third))
 
+    def test_those_that_cannot_be_read_together_are_bound_one_by_one(self):
+        """One that cannot be read at all is in the way of no other one, and
+        is looked for again.
+        """
+        leases = self.when_it_is_gone(3)
+        bad = leases[1]['reservations'][0]['id']
+        cases, broken = self.watch._rebinding._cases, [True]
+
+        def fail(reservation_ids):
+            if bad in reservation_ids and broken:
+                raise ZeroDivisionError
+            return cases(reservation_ids)
+
+        self.watch._rebinding._cases = fail
+        self.watch.look()
+        self.assertEqual([['two'], ['one'], ['two']],
+                         [self.hosts_of(one) for one in leases])
+        broken.clear()
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(leases[1]))
+
     def test_many_are_read_together(self):
         """And one transaction is written for each of them."""
         leases, begun = self.when_it_is_gone(20), []

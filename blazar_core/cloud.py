@@ -248,15 +248,29 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def move(self, server_id: str, host: str, lease_id: str,
+    def move(self, server_id: str, host: str | None, lease_id: str,
              deadline: Deadline) -> str:
         """Ask for a running server to be moved to another host.
 
         What becomes of that is seen by :meth:`look`: the server is busy until
         it is there, or stays.
 
-        :param host: its uuid
-        :param lease_id: the lease for which room is made
+        :param host: its uuid; None: any one that the cloud finds
+        :param lease_id: the lease for which that is done
+        :param deadline: after that it is not asked for
+        :returns: why it stays; empty: the cloud has taken it up
+        :raises CloudUnavailable: when it is not known whether it has
+        """
+        ...
+
+    def evacuate(self, server_id: str, lease_id: str, deadline: Deadline,
+                 ) -> str:
+        """Ask for a server to be built anew on another host that the cloud
+        finds, as its own has failed and is certain to run nothing.
+
+        What becomes of that is seen as for :meth:`move`.
+
+        :param lease_id: the lease that it has
         :param deadline: after that it is not asked for
         :returns: why it stays; empty: the cloud has taken it up
         :raises CloudUnavailable: when it is not known whether it has

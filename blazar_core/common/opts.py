@@ -271,7 +271,14 @@ OPTS: list[cfg.Opt] = [
              'there, from now on. What is promised there within them is '
              'bound to another host at once; what begins later waits, as the '
              'host may be back by then, and is bound elsewhere as it comes '
-             'near.'),
+             'near. As long before a maintenance what runs on its host is '
+             'live-migrated.'),
+    cfg.BoolOpt(
+        'evacuate', default=False,
+        help='Whether servers of leases are evacuated from a host that has '
+             'failed, once its nova-compute is forced down or a monitor has '
+             'fenced it. Somebody has to be sure that nothing runs there any '
+             'more: a server that does would run twice.'),
     cfg.IntOpt(
         'comparison_interval', default=300, min=1,
         help='Seconds from one comparison of the books with Nova and '

@@ -16,6 +16,7 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
@@ -27,7 +28,7 @@ from blazar_core.leases import events
 from blazar_core.leases import views
 from blazar_core import resources
 
-__all__ = ['Binding', 'MISSING', 'may_move']
+__all__ = ['Binding', 'MISSING', 'exchanged', 'may_move']
 
 LOG = logging.getLogger(__name__)
 
@@ -82,27 +83,16 @@ class Binding:
                            {row.reservation for row in rows},
                            self._clock.now())
             session.flush()
-            names = {host_id: name for host_id, name in session.execute(
-                sa.select(models.Host.id, models.Host.name).where(
-                    models.Host.id.in_({
-                        one for *_what, old, new in said
-                        for one in (old, new)}))
-            ).tuples()}
-            described = views.describe(lease)
-        described['exchanged'] = [
-            {'reservation_id': reservation_id, 'server_id': server_id,
-             'before': names[old] if old else None,
-             'after': names[new] if new else None}
-            for reservation_id, server_id, old, new in said]
-        for reservation_id, server_id, old, new in said:
-            what = server_id or f'a place of {reservation_id}'
-            if new is not None:
+            described = exchanged(session, lease, said)
+        for one in described['exchanged']:
+            what = one['server_id'] or f'a place of {one["reservation_id"]}'
+            if one['after'] is not None:
                 LOG.info('Lease %s: %s is bound to host %s now; before: %s',
-                         lease_id, what, names[new],
-                         names[old] if old else 'none')
-            elif old is not None:
+                         lease_id, what, one['after'],
+                         one['before'] or 'none')
+            elif one['before'] is not None:
                 LOG.warning('Lease %s: %s has no capacity on host %s any '
-                            'more. %s', lease_id, what, names[old], reason)
+                            'more. %s', lease_id, what, one['before'], reason)
         return described
 
     def add(self, lease_id: str, seen: int, reservation_id: str,
@@ -142,6 +132,28 @@ class Binding:
         LOG.info('Lease %s: reservation %s has %s, too, as hosts that it has '
                  'have failed', lease_id, reservation_id, ', '.join(names))
         return described
+
+
+def exchanged(session: orm.Session, lease: models.Lease,
+              said: ty.Sequence[tuple[str | None, str | None, int | None,
+                                      int | None]]) -> dict[str, ty.Any]:
+    """A lease, with what was exchanged for what.
+
+    :param said: the ids of a reservation, of a server if it has come, and of
+        the hosts before and after, for each booking
+    """
+    names = {host_id: name for host_id, name in session.execute(
+        sa.select(models.Host.id, models.Host.name).where(
+            models.Host.id.in_({
+                one for *_what, old, new in said for one in (old, new)}))
+    ).tuples()}
+    described = views.describe(lease)
+    described['exchanged'] = [
+        {'reservation_id': reservation_id, 'server_id': server_id,
+         'before': names[old] if old else None,
+         'after': names[new] if new else None}
+        for reservation_id, server_id, old, new in said]
+    return described
 
 
 def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:

@@ -15,8 +15,10 @@
 From the moment on at which that is announced nothing else is booked there for
 that time, and what is promised there is bound to other hosts by the
 :mod:`watch <blazar_core.lifecycle.watch>`, before anything happens. What runs
-there is not moved; it is named beforehand, with its owners. When the time is
-over the host is there again by itself.
+there is moved when the time comes near
+(:mod:`~blazar_core.lifecycle.relocating`), and what cannot be is named
+beforehand, with its owners. When the time is over the host is there again by
+itself.
 """
 
 import collections
@@ -35,10 +37,13 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import relocating
 
 __all__ = ['Maintenance', 'Planned', 'Promised', 'forget']
 
 LOG = logging.getLogger(__name__)
+
+_UNKNOWN = 'Whether it can is not known now: %s'
 
 
 class Planned(ty.NamedTuple):
@@ -70,13 +75,16 @@ class Maintenance:
     """Takes hosts for a time.
 
     :param elsewhere: knows what would be bound to other hosts
+    :param relocating: knows which servers would be moved to others
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 elsewhere: rebinding.Rebinding) -> None:
+                 elsewhere: rebinding.Rebinding,
+                 relocating: relocating.Relocating) -> None:
         self._database = database
         self._clock = clock
         self._elsewhere = elsewhere
+        self._relocating = relocating
 
     def planned(self, name: str) -> Planned | None:
         """For what time a host is taken; None: it is not.
@@ -90,8 +98,10 @@ class Maintenance:
             if outage is None or outage.began_at is None:
                 return None
             until = outages.until(session, outage)
-            return None if until <= outage.began_at else Planned(
-                model.Window(outage.began_at, until), outage.reason)
+            # One that is over somebody has to clear away yet.
+            return None if until <= max(
+                outage.began_at, self._clock.now()) else Planned(
+                    model.Window(outage.began_at, until), outage.reason)
 
     def left(self, name: str, window: model.Window) -> list[str]:
         """The ids of the leases that have something on a host in a window.
@@ -123,8 +133,18 @@ class Maintenance:
         return [Promised(
             lease.id, lease.name, lease.project_id, lease.user_id,
             row.start_date, row.end_date, row.server_id,
-            obstacles[row.reservation.id].get(row.id, ''),
-        ) for row in rows for lease in [row.reservation.lease]]
+            self._runs(row, host.uuid) if obstacle == rebinding.IN_USE and
+            row.running and row.end_date > window.start else obstacle,
+        ) for row in rows for lease, obstacle in [(
+            row.reservation.lease,
+            obstacles[row.reservation.id].get(row.id, ''))]]
+
+    def _runs(self, row: models.Booking, uuid: str) -> str:
+        """Why a server that runs on a host would not be moved."""
+        try:
+            return self._relocating.obstacle(row, uuid)
+        except errors.CloudUnavailable as exc:
+            return _UNKNOWN % exc
 
     def _rows(self, session: orm.Session, host: models.Host,
               window: model.Window) -> list[models.Booking]:
@@ -140,8 +160,7 @@ class Maintenance:
         try:
             return self._elsewhere.obstacles(reservation_id, ids, uuid)
         except errors.CloudUnavailable as exc:
-            return dict.fromkeys(
-                ids, f'Whether it can is not known now: {exc}')
+            return dict.fromkeys(ids, _UNKNOWN % exc)
 
     def announce(self, name: str, window: model.Window, reason: str) -> None:
         """Take a host for a time; of one that is taken, say another time.

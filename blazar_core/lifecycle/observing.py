@@ -25,6 +25,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import binding as bindings
 from blazar_core.leases import views
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import facts
@@ -99,8 +100,13 @@ class Observing:
         if seen.state is clouds.ServerState.RUNNING or (
                 seen.host is not None and
                 seen.state is clouds.ServerState.BUILDING):
-            return self._database.retried(
+            stale, healed = self._database.retried(
                 self._stands, lease_id, server_id, seen)
+            if healed is not None:
+                self._notify('lease.degraded' if any(
+                    one['missing_resources'] for one in healed['reservations'])
+                    else 'lease.healed', healed)
+            return stale
         if seen.state is clouds.ServerState.GONE:
             if self._was_never_sent(server_id):
                 # While it has its booking: if the process dies here, the
@@ -127,15 +133,20 @@ class Observing:
             return booking is not None and booking.sent_at is None
 
     def _stands(self, lease_id: str, server_id: str, seen: clouds.Seen,
-                ) -> list[str]:
-        """A server has a host: its booking follows it to where it is."""
+                ) -> tuple[list[str], facts.Lease | None]:
+        """A server has a host: its booking follows it to where it is.
+
+        :returns: the service hosts that it came from or to; the lease, with
+            what was exchanged, if its host had failed: there is one again
+        """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             booking = facts.booking_of(session, server_id)
             if booking is None or seen.host is None and (
                     seen.rest is not None and not booking.running):
                 # One that is shelved is there when it has been brought back.
-                return []
+                return [], None
+            left, failed = booking.host_id, booking.stranded_at is not None
             stale = transitions.follow(
                 session, lease, booking, seen.host, self._clock.now())
             if booking.placed_at is None:
@@ -143,7 +154,12 @@ class Observing:
             if seen.state is clouds.ServerState.RUNNING:
                 booking.running, booking.failed_at = True, None
                 transitions.settle(session, lease, self._clock.now())
-            return stale
+            if not failed or booking.host_id == left:
+                return stale, None
+            booking.reservation.moved_at = self._clock.now()
+            session.flush()
+            return stale, bindings.exchanged(session, lease, [
+                (booking.reservation_id, server_id, left, booking.host_id)])
 
     def _failed(self, lease_id: str, server_id: str, seen: clouds.Seen,
                 sent: tuple[int | None] | None) -> list[str]:

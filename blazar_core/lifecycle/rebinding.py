@@ -36,7 +36,7 @@ from blazar_core.leases import within
 from blazar_core.lifecycle import demands
 from blazar_core import resources
 
-__all__ = ['IN_USE', 'Notify', 'Rebinding', 'age']
+__all__ = ['IN_USE', 'NO_ROOM', 'Notify', 'Rebinding', 'age']
 
 LOG = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ _TOGETHER = 16
 
 #: Why something stays where it is.
 IN_USE = 'It is in use.'
+NO_ROOM = 'No other host has capacity for it.'
 
 Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 
@@ -221,7 +222,7 @@ class Rebinding:
             self._window(case.lease), rows)
         if demand.affinity is model.Affinity.SAME and fits < len(rows):
             fits = 0
-        return found | {row.id: 'No other host has capacity for it.'
+        return found | {row.id: NO_ROOM
                         for row in rows[fits:] if row.id in ids}
 
     def _stays(self, reservation_id: str, uuid: str) -> bool:

@@ -47,6 +47,9 @@ class Step(enum.Enum):
     ROOM_TAKEN = 'room: a move is about to be asked for'
     ROOM_ASKED = 'room: it is asked for, and that is not written down yet'
     ROOM_SEEN = 'room: it is written down what has become of moves'
+    # While servers of it leave a host that is away.
+    RELOCATE_TAKEN = 'relocate: a server is about to be asked for'
+    RELOCATE_ASKED = 'relocate: it is asked for'
     # Its end.
     END_CLAIMED = 'end: the event is claimed'
     END_BEGUN = 'end: nothing of it can start any more'

@@ -33,6 +33,7 @@ PROJECT_READER_OR_ADMIN = 'rule:blazar_project_reader_or_admin'
 _LEASE = '/v1/leases/{lease_id}'
 _HOSTS = '/v1/os-hosts'
 _HOST = f'{_HOSTS}/{{host_id}}'
+_MAINTENANCE = '/v1/maintenance/{host_name}'
 
 
 def _persona(name: str, check: str, description: str) -> policy.RuleDefault:
@@ -116,6 +117,15 @@ _RULES = [
     _rule('oshosts:patch_resource_properties', ADMIN,
           'Make a property of hosts private, or public.',
           f'PATCH {_HOSTS}/properties/{{name}}'),
+    _rule('maintenance:get', ADMIN,
+          'Tell which hosts are in maintenance, and what leases, of any '
+          'project, have there.', 'GET /v1/maintenance',
+          f'GET {_MAINTENANCE}'),
+    _rule('maintenance:put', ADMIN,
+          'Take a host for a time, or ask what would become of it (dry_run).',
+          f'PUT {_MAINTENANCE}'),
+    _rule('maintenance:delete', ADMIN, 'Give a host back.',
+          f'DELETE {_MAINTENANCE}'),
 ]
 
 

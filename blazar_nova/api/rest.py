@@ -26,6 +26,7 @@ import webob.dec
 from blazar_nova.api import controller
 from blazar_nova.api import faults
 from blazar_nova.api import hosts
+from blazar_nova.api import maintaining
 from blazar_nova.api import web
 from blazar_nova.compat import checks
 from blazar_nova.parts import wiring
@@ -64,6 +65,9 @@ ROUTES = tuple(
         (r'/os-hosts/properties', hosts.Hosts, {'GET': 'properties'}),
         (r'/os-hosts/properties/(?P<name>.+)', hosts.Hosts,
          {'PATCH': 'update_property'}),
+        (r'/maintenance', maintaining.Maintaining, {'GET': 'index'}),
+        (r'/maintenance/(?P<host_name>[^/\0]{1,255})', maintaining.Maintaining,
+         {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
     ))
 
 #: What clients know and this installation does not have.

@@ -19,11 +19,8 @@ import typing as ty
 import prettytable
 
 from blazar_core.common import clock as clocks
-from blazar_core.common import errors
-from blazar_core.common import model
 from blazar_core.lifecycle import maintenance
-from blazar_core.lifecycle import rebinding
-from blazar_nova.api import dates
+from blazar_nova.api import maintaining
 
 if ty.TYPE_CHECKING:
     from blazar_nova.parts import wiring
@@ -37,8 +34,9 @@ def add(verbs: ty.Any) -> argparse.ArgumentParser:
     maintain: argparse.ArgumentParser = verbs.add_parser(
         'maintain', help=text, description=(
             'Take a host for a time: nothing is booked there for that time '
-            'any more, and what is promised there is bound to other hosts. '
-            'What would not go there is named first, with its owners, and '
+            'any more, what is promised there is bound to other hosts, and '
+            'servers of leases are live-migrated when the time comes near. '
+            'What would not go is named first, with its owners, and '
             'then nothing is done without --anyway. Again, with other dates, '
             'it changes them. When the time is over the host is there again. '
             'Exit code 0: done; 1: it could not be, or something would not '
@@ -71,40 +69,25 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     """
     hosts, name, now = parts.maintenance, parsed.name, parts.clock.now()
     known = hosts.planned(name)
-    if known is not None and known.window.end <= now:
-        # Nobody has cleared it away yet.
-        known = None
     if parsed.until.strip().lower() == 'now':
         if known is not None and not parsed.dry_run:
             hosts.give_back(name)
         print(f'Host {name} is in maintenance no more.'
               if known else f'Host {name} is not in maintenance.')
         return 0
-    end = dates.parse_date(parsed.until, now)
-    if parsed.start is not None:
-        start = max(now, dates.parse_date(parsed.start, now))
-    else:
-        start = now if known is None else known.window.start
-    if end <= now:
-        raise errors.InvalidLeaseParams(
-            '--until is over. Write a later one, or "now" to give the host '
-            'back.')
-    if end <= start:
-        raise errors.InvalidLeaseParams(
-            'It is over before it begins. Write an --until that is later '
-            'than --from.')
-    window = model.Window(start, end)
+    window = maintaining.window(known, parsed.start, parsed.until, now)
     obstacles = _show(hosts.promised(name, window))
     if parsed.dry_run or (obstacles and not parsed.anyway):
         print('Nothing was done.' + (
-            '' if parsed.dry_run else ' Migrate what is in use, or write '
+            '' if parsed.dry_run else ' Migrate what does not go, or write '
             '--anyway: what has no other host waits for one then.'))
         return 0 if parsed.dry_run else 1
     reason = known.reason if known and parsed.reason is None else (
         parsed.reason or '')
     hosts.announce(name, window, reason)
-    print(f'Host {name} is in maintenance from {clocks.iso(start)[:19]} to '
-          f'{clocks.iso(end)[:19]} UTC.')
+    print(f'Host {name} is in maintenance from '
+          f'{clocks.iso(window.start)[:19]} to '
+          f'{clocks.iso(window.end)[:19]} UTC.')
     return _empty(hosts, name, pause) if parsed.wait else 0
 
 
@@ -121,12 +104,10 @@ def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
             else 'To another host.'])
     if promised:
         print(table)
-    obstacles = [one.obstacle for one in promised if one.obstacle]
-    used = obstacles.count(rebinding.IN_USE)
-    print(f'{len(promised)} bookings: '
-          f'{len(promised) - len(obstacles)} go to other hosts, {used} are '
-          f'in use, for {len(obstacles) - used} no other host is known.')
-    return len(obstacles)
+    obstacles = sum(one.obstacle != '' for one in promised)
+    print(f'{len(promised)} bookings: {len(promised) - obstacles} go to other '
+          f'hosts, {obstacles} do not.')
+    return obstacles
 
 
 def _empty(hosts: maintenance.Maintenance, name: str,

@@ -254,6 +254,19 @@ def service_states() -> dict[str, ServiceState]:
         for service in services}
 
 
+def force_down(host: str) -> None:
+    """Say in Nova that a nova-compute is down: what was there may be
+    evacuated, and what it says itself is not believed until somebody takes
+    that back.
+    """
+    context = nova_context.get_admin_context()
+    mapping = objects.HostMapping.get_by_host(context, host)
+    with nova_context.target_cell(context, mapping.cell_mapping) as in_cell:
+        service = objects.Service.get_by_compute_host(in_cell, host)
+        service.forced_down = True
+        service.save()
+
+
 def services_up() -> set[str]:
     """The service hosts whose nova-compute is up and enabled."""
     return {host for host, state in service_states().items()

@@ -10,10 +10,12 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Servers that are live-migrated, so that there is room for a lease.
+"""Servers that are live-migrated, so that there is room for a lease or they
+leave a host, or evacuated from one that has failed.
 
-By Nova's own API, in the name of the service user, with the host named but not
-forced: its scheduler asks the filters about it, and claims it in the books.
+By Nova's own API, in the name of the service user, to a host that is named but
+not forced, or to any: its scheduler asks the filters about it, and claims it
+in the books.
 """
 
 import typing as ty
@@ -83,9 +85,9 @@ class Migrating(acting.Acting):
         """
         return bounded.of_api(_targets, server_id)
 
-    def move(self, server_id: str, host: str, lease_id: str,
+    def move(self, server_id: str, host: str | None, lease_id: str,
              deadline: clouds.Deadline) -> str:
-        """Ask Nova to live-migrate a server to a host.
+        """Ask Nova to live-migrate a server to a host, or to any.
 
         The action that the owner of the server sees among those of his server
         has the id of the lease as that of its request.
@@ -95,18 +97,13 @@ class Migrating(acting.Acting):
         return self._in_cell(
             self._move, server_id, host, lease_id, deadline)
 
-    def _move(self, server_id: str, host: str, lease_id: str,
+    def _move(self, server_id: str, host: str | None, lease_id: str,
               deadline: clouds.Deadline) -> str:
-        access = self._as_service()
-        # Where it goes glance may be asked for its image, by this token.
-        context = nova_context.get_admin_context() if access is None else (
-            calls.in_name_of(nova_context.RequestContext(
-                user_id=access.user_id, project_id=access.project_id),
-                access).elevated())
-        context.request_id = f'req-{lease_id}'
-        name = next((one.service_host for one in hosts.all_hosts()[0]
-                     if one.uuid == host), None)
-        if name is None:
+        context = self._for_lease(lease_id)
+        name = None if host is None else next(
+            (one.service_host for one in hosts.all_hosts()[0]
+             if one.uuid == host), None)
+        if host is not None and name is None:
             return 'Nova does not know the host to which it is to go.'
         try:
             instance = self._compute_api.get(
@@ -118,12 +115,56 @@ class Migrating(acting.Acting):
             if deadline.passed():
                 return 'this process stood still.'
             LOG.info('Server %s: live-migrating it to %s, for lease %s',
-                     server_id, name, lease_id)
+                     server_id, name or 'another host', lease_id)
             self._compute_api.live_migrate(
                 context, instance, None, None, name, force=False, async_=True)
         except exception.NovaException as exc:
             return f'Nova refuses: {exc}'
         return ''
+
+    def evacuate(self, server_id: str, lease_id: str,
+                 deadline: clouds.Deadline) -> str:
+        """Ask Nova to evacuate a server; see
+        :meth:`blazar_core.cloud.Cloud.evacuate`.
+
+        Nova itself only asks whether the nova-compute is down, which it says
+        of one that is frozen, too: it has to be forced down.
+
+        :raises CloudUnavailable: when it is not known whether Nova does
+        """
+        return self._in_cell(self._evacuate, server_id, lease_id, deadline)
+
+    def _evacuate(self, server_id: str, lease_id: str,
+                  deadline: clouds.Deadline) -> str:
+        context = self._for_lease(lease_id)
+        try:
+            instance = self._compute_api.get(context, server_id)
+            if instance.task_state is not None:
+                # Nova does not mind that.
+                return 'it has a task under way.'
+            if not objects.Service.get_by_compute_host(
+                    context, instance.host).forced_down:
+                return (f'nova-compute on {instance.host} is not forced down '
+                        f'any more.')
+            if deadline.passed():
+                return 'this process stood still.'
+            LOG.info('Server %s: evacuating it from %s, for lease %s',
+                     server_id, instance.host, lease_id)
+            self._compute_api.evacuate(context, instance, None, None)
+        except exception.NovaException as exc:
+            return f'Nova refuses: {exc}'
+        return ''
+
+    def _for_lease(self, lease_id: str) -> ty.Any:
+        """A context of the service user, for what is done for a lease."""
+        access = self._as_service()
+        # Where it goes glance may be asked for its image, by this token.
+        context = nova_context.get_admin_context() if access is None else (
+            calls.in_name_of(nova_context.RequestContext(
+                user_id=access.user_id, project_id=access.project_id),
+                access).elevated())
+        context.request_id = f'req-{lease_id}'
+        return context
 
 
 def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:

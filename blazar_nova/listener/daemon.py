@@ -39,6 +39,7 @@ from blazar_core.common import loops
 from blazar_core.db import turns
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import preflight
+from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import watch
 from blazar_nova.compat import checks
@@ -115,6 +116,10 @@ class Listener:
                    self.mirror.recheck),
                   ('watch', watch.PAUSE, 'What does not fit any more',
                    self.watch.look),
+                  ('relocating', relocating.PAUSE, 'Which servers are to '
+                   'leave hosts that are away', functools.partial(
+                       self.parts.relocating.look, self.monitors.fence
+                       if conf.blazar.evacuate else None)),
                   ('retrying', retrying.PAUSE, 'For which leases there is '
                    'capacity now', life.retrying.look),
                   ('preflight', preflight.PAUSE, 'What held builds lack',

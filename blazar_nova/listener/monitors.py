@@ -53,6 +53,20 @@ class Monitor(abc.ABC):
         :raises CloudUnavailable: when nothing can be said now
         """
 
+    def fence(self, parts: wiring.Parts, host: str) -> bool:
+        """Make sure that nothing runs on a host that has failed: cut its
+        power, say. Safe to repeat, also by several listeners at a time.
+
+        The listener asks only where it evacuates servers of leases
+        (``[blazar] evacuate``), again and again until a monitor says yes. It
+        forces the nova-compute down then.
+
+        :param parts: those of the listener
+        :param host: the name of its nova-compute
+        :returns: whether it is sure
+        """
+        return False
+
 
 class ComputeServices(Monitor):
     """Goes by the state of nova-compute, as Nova has it."""
@@ -136,3 +150,29 @@ class Monitors:
                 if known is None or down is not None and down.certain:
                     sight[uuid] = down
         self._parts.health.see(sight)
+
+    def fence(self, uuid: str) -> bool:
+        """Whether it is certain that nothing runs on a host that has failed:
+        its nova-compute was forced down, or a monitor has fenced it.
+
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        with self._parts.database.reader() as session:
+            host = session.scalars(sa.select(models.Host.service_host).where(
+                models.Host.uuid == uuid)).one()
+        state = hosts.service_states().get(host)
+        if state is None or state.up or state.forced_down:
+            return state is not None and state.forced_down
+        for name, monitor in self._monitors.items():
+            try:
+                fenced = monitor.fence(self._parts, host)
+            except Exception as exc:
+                LOG.warning('The monitor %s could not fence host %s: %s', name,
+                            host, exc, exc_info=True)
+                continue
+            if fenced:
+                hosts.force_down(host)
+                LOG.warning('Host %s was fenced by the monitor %s: its '
+                            'nova-compute is forced down', host, name)
+                return True
+        return False

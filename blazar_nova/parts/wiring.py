@@ -38,6 +38,7 @@ from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import preflight
 from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import relocating
 from blazar_core import resources
 from blazar_nova.compat import demand
 from blazar_nova.compat import quota
@@ -88,6 +89,7 @@ class Parts:
     identity: identity.Identity
     orphans: orphans.Orphans
     health: health.Health
+    relocating: relocating.Relocating
     maintenance: maintenance.Maintenance
     preflight: preflight.Preflight
 
@@ -125,6 +127,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         conf.blazar.best_effort_moves)
     known = identity.Identity(trusts)
     made = leases.Leases(books, clock, search, types)
+    moves = relocating.Relocating(
+        books, clock, search, cloud, 60 * conf.blazar.healing_interval)
     return Parts(
         conf, books, clock, secrets, trusts, search, types, words,
         notify, made, cloud, life,
@@ -136,9 +140,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         health.Health(books, clock, health.Patience(
             conf.blazar.failure_delay, conf.blazar.recovery_delay,
             60 * conf.blazar.healing_interval), notify),
+        moves,
         maintenance.Maintenance(books, clock, rebinding.Rebinding(
             books, clock, search, made.binding,
-            demands.Demands(clock, secrets.open, types), notify)),
+            demands.Demands(clock, secrets.open, types), notify), moves),
         preflight.Preflight(
             books, clock, cloud, secrets.open, notify,
             [60 * minutes for minutes in conf.blazar.preflight]))

@@ -54,6 +54,8 @@ _MADE = re.compile(r'("(?:created|updated)_at": ")[^"]*"')
 #: What starts with the request.
 _STARTED = re.compile(
     r'("start_date": "|"start_lease",\s+"time": ")2026-12-01T13:0[^"]*"')
+#: Which of them it is depends.
+_HOST_NAME = re.compile(r'(?<="host": ")host\d')
 #: Only one host is enrolled there.
 _HOST_ID = re.compile(r'("(?:resource_)?id": ")\d+"')
 _EXPIRES = re.compile(r'("expire_offer",\s+"time": ")[^"]*"')
@@ -84,7 +86,8 @@ class DescriptionTest(testtools.TestCase):
         for operation in openapi.operations():
             if operation.server is None:
                 path = operation.path.format(
-                    lease_id='an-id', host_id='1', name='gpu')
+                    lease_id='an-id', host_id='1', name='gpu',
+                    host_name='host1')
                 described |= {
                     (pattern.pattern, operation.method)
                     for pattern, _controller, _methods in rest.ROUTES
@@ -193,6 +196,16 @@ class SamplesTest(test_api.ApiTestCase):
         host('GET', '/os-hosts/properties?detail=true&all=true',
              'host-properties', 200)
 
+    def test_maintenance(self):
+        server = self.boot('server1', hints=self.lease_hints(
+            'lease1', start_in=3600, length=7200))
+        self.fill_books()
+        path = f'/maintenance/{self.bookings()[server["id"]]}'
+        self.sample('PUT', path, 'maintenance', 200, client=self.admin)
+        self.assertEqual(1, len(self.ask(
+            'GET', '/maintenance', client=self.admin)['maintenance']))
+        self.ask('DELETE', path, client=self.admin, code=204)
+
     def test_the_versions(self):
         self.sample('GET', '', 'versions', 300, root='/reservation')
 
@@ -236,6 +249,8 @@ class SamplesTest(test_api.ApiTestCase):
     def check(self, method, path, body, answer):
         """The description says the same."""
         for before, pattern, name in ((r'/leases/', '[^/]+', '{lease_id}'),
+                                      (r'/maintenance/', '[^/]+',
+                                       '{host_name}'),
                                       (r'/os-hosts/', r'\d+', '{host_id}'),
                                       (r'/properties/', '.+', '{name}')):
             path = re.sub(rf'(?<={before}){pattern}', name, path)
@@ -257,6 +272,7 @@ class SamplesTest(test_api.ApiTestCase):
                  f'"user_id": "{USER}"')):
             text = text.replace(old, new)
         text = _HOST_ID.sub(r'\g<1>1"', text)
+        text = _HOST_NAME.sub('host1', text)
         text = moved(text, BEGAN - self.began)
         text = _MADE.sub(rf'\g<1>{clocks.iso(BEGAN)}"', text)
         text = _STARTED.sub(rf'\g<1>{clocks.iso(BEGAN)}"', text)

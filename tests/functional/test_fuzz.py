@@ -427,7 +427,8 @@ SHARES = {
     ('DELETE', '/leases/{lease_id}'): 6, ('GET', '/leases/{lease_id}'): 6,
     ('POST', '/leases/{lease_id}/accept'): 6, ('GET', '/'): 1,
     ('POST', '/os-hosts'): 6, ('PUT', '/os-hosts/{host_id}'): 6,
-    ('PATCH', '/os-hosts/properties/{name}'): 2}
+    ('PATCH', '/os-hosts/properties/{name}'): 2,
+    ('PUT', '/maintenance/{host_name}'): 6}
 REQUEST = st.sampled_from([
     *(lease_requests(one) for one in openapi.operations()
       for _time in range(SHARES.get((one.method, one.path), 1))),

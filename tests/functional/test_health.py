@@ -12,15 +12,21 @@
 
 """A host fails, and what is promised there is healed."""
 
+import datetime
+
 import fixtures
 from nova import context as nova_context
+from nova import objects
+from oslo_utils import timeutils
 import requests
 
+from blazar_core import cloud as clouds
 from blazar_core.lifecycle import health
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import membership
 from blazar_nova.compat import providers
+from blazar_nova.listener import monitors
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from tests.functional import leased
@@ -81,6 +87,92 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.run_due()
         server = self.wait_for_status(soon, 'ACTIVE')
         self.assertEqual(other, server['OS-EXT-SRV-ATTR:host'])
+
+    def runs(self, name, **boot):
+        """A server with a lease that runs; as an admin sees it."""
+        server = self.boot_active(name, hints=self.lease_hints(name), **boot)
+        self.run_due()
+        self.fill_books()
+        return server
+
+    def relocate(self):
+        self.listener.parts.relocating.look(self.listener.monitors.fence)
+
+    def leaves(self, server):
+        """Wait until a server has left its host, and the books know."""
+        self.wait_for(lambda: self.admin.get_server(server['id'])[
+            'OS-EXT-SRV-ATTR:host'] != server['OS-EXT-SRV-ATTR:host'],
+            what='it is elsewhere')
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.listener.mirror.compare_all()
+
+    def evacuations(self):
+        return objects.MigrationList.get_by_filters(
+            nova_context.get_admin_context(), {'migration_type': 'evacuation'})
+
+    def test_what_runs_there_is_evacuated_when_it_is_certain(self):
+        recorder = self.record()
+        server = self.runs('vm1')
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.relocate()
+        self.force_down(host)
+        self.look_for_failures()
+        self.assertIs(True, self.lease('vm1')['degraded'])
+        self.relocate()
+        self.leaves(server)
+        told = recorder.wait('lease.healed')[-1]
+        self.assertEqual([(server['id'], host)], [
+            (one['server_id'], one['before']) for one in told['exchanged']])
+        (reservation,) = self.lease('vm1')['reservations']
+        self.assertEqual((False, True), (
+            reservation['missing_resources'],
+            reservation['resources_changed']))
+        self.relocate()
+        self.assertEqual(1, len(self.evacuations()))
+
+    def test_what_is_only_not_heard_of_is_fenced_first(self):
+        asked, says = [], []
+
+        class Controllers(monitors.Monitor):
+            def look(self, _parts):
+                return {}
+
+            def fence(self, _parts, host):
+                asked.append(host)
+                if not says:
+                    raise ValueError('No answer.')
+                return says[-1]
+
+        self.listener.monitors._monitors['controllers'] = Controllers()
+        server = self.runs('vm1')
+        host = server['OS-EXT-SRV-ATTR:host']
+        ((uuid,),) = self.books(
+            f"SELECT uuid FROM hosts WHERE name = '{host}'")
+        fence = self.listener.monitors.fence
+        # It is up: nobody is asked.
+        self.assertEqual((False, []), (fence(uuid), asked))
+        self.computes[host].stop()
+        service = objects.Service.get_by_compute_host(
+            nova_context.get_admin_context(), host)
+        service.last_seen_up = timeutils.utcnow() - datetime.timedelta(hours=1)
+        service.save()
+        self.assertEqual((False, [host]), (fence(uuid), asked))
+        says.append(False)
+        self.assertIs(False, fence(uuid))
+        # Nova itself would take it for down.
+        why = self.listener.parts.cloud.evacuate(
+            server['id'], self.lease('vm1')['id'], clouds.Deadline(
+                self.listener.parts.clock, 20))
+        self.assertIn('is not forced down', why)
+        self.assertEqual(0, len(self.evacuations()))
+        says.append(True)
+        self.assertIs(True, fence(uuid))
+        (service,) = self.admin.get_services(host=host, binary='nova-compute')
+        self.assertIs(True, service['forced_down'])
+        self.look_for_failures()
+        self.relocate()
+        self.leaves(server)
+        self.assertEqual(1, len(self.evacuations()))
 
     def test_what_is_later_waits_and_stays_if_it_is_back(self):
         later = self.hold('later', flavor='5', start_in=2 * HOUR)['id']
@@ -215,8 +307,8 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         code, text = self.maintain(booked, None, '--dry-run')
         self.assertEqual(0, code, text)
         for words in (self.lease('vm1')['id'], held, 'vm1',
-                      '1 bookings: 1 go to other hosts, 0 are in use, for 0 '
-                      'no other host is known.', 'Nothing was done.'):
+                      '1 bookings: 1 go to other hosts, 0 do not.',
+                      'Nothing was done.'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
         code, text = self.maintain(booked)
@@ -235,14 +327,15 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertIn(f'Host {booked} is free of leases.', text)
 
     def test_what_runs_there_is_named_first(self):
-        server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
+        server = self.boot_active('vm1', hints=self.lease_hints('vm1'),
+                                  metadata={'blazar:keep': 'true'})
         self.run_due()
         self.fill_books()
         host = server['OS-EXT-SRV-ATTR:host']
         code, text = self.maintain(host)
         self.assertEqual(1, code)
-        for words in (server['id'], 'It is in use.', '1 are in use',
-                      'Nothing was done. Migrate what is in use'):
+        for words in (server['id'], 'No. It does not run, or', '1 do not.',
+                      'Nothing was done. Migrate what does not go'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
         code, text = self.maintain(host, None, '--anyway')
@@ -281,11 +374,90 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
             self.assertIn(said, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
 
+    def test_what_runs_there_is_moved(self):
+        server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
+        self.run_due()
+        self.fill_books()
+        host = server['OS-EXT-SRV-ATTR:host']
+        code, text = self.maintain(host)
+        self.assertEqual(0, code, text)
+        self.assertIn('1 bookings: 1 go to other hosts, 0 do not.', text)
+        self.listener.parts.relocating.look()
+
+        def is_elsewhere():
+            seen = self.admin.get_server(server['id'])
+            return seen['status'] == 'ACTIVE' and (
+                seen['OS-EXT-SRV-ATTR:host'] != host)
+
+        self.wait_for(is_elsewhere, what='it has moved')
+        self.listener.mirror.compare_all()
+        code, text = self.maintain(host, None, '--wait')
+        self.assertEqual(0, code, text)
+        self.assertIn(f'Host {host} is free of leases.', text)
+        self.assertIs(False, self.lease('vm1')['degraded'])
+        self.assert_verified()
+
+    def test_by_the_api(self):
+        held = self.hold('vm1', flavor='4', start_in=3 * HOUR)['id']
+        self.fill_books()
+        booked = self.bookings()[held]
+        (other,) = {'host1', 'host2'} - {booked}
+        path = f'/maintenance/{booked}'
+
+        def take(code, client=None, query='', **body):
+            return self.ask('PUT', path + query, {
+                'end_date': self.at(4 * HOUR), **body},
+                client or self.admin, code)
+
+        for method in 'GET', 'PUT', 'DELETE':
+            self.ask(method, path, {} if method == 'PUT' else None,
+                     self.alice, 403)
+        self.ask('GET', '/maintenance', client=self.alice, code=403)
+        for code, query, body in (
+                (400, '', {'end_date': None}), (400, '', {'end_date': 'soon'}),
+                (400, '', {'end_date': '2020-01-01 00:00'}),
+                (400, '', {'start_date': self.at(5 * HOUR)}),
+                (400, '', {'start_date': 7}), (400, '', {'reason': 'x' * 256}),
+                (400, '', {'anyway': 'maybe'}), (400, '', {'force': True}),
+                (400, '?dry=1', {})):
+            take(code, query=query, **body)
+        for method in 'GET', 'PUT', 'DELETE':
+            said = self.ask(method, '/maintenance/nowhere', {
+                'end_date': self.at(HOUR)} if method == 'PUT' else None,
+                self.admin, 404)
+            self.assertIn('no host nowhere', said['error_message'])
+        self.ask('GET', path, client=self.admin, code=404)
+        self.ask('DELETE', path, client=self.admin, code=404)
+        asked = take(200, query='?dry_run=true')['maintenance']
+        self.assertEqual([(held, '')], [
+            (one['server_id'], one['obstacle']) for one in asked['promised']])
+        self.assertEqual([], self.books('SELECT * FROM outages'))
+        # Where there is no other one it is refused, and says of what.
+        self.make(start_in=2 * HOUR, length=2 * HOUR, reservations=[
+            self.reservation(vcpus=self.hosts[other].vcpus)])
+        said = take(409)['error_message']
+        self.assertIn('1 of ', said)
+        self.assertIn(self.lease('vm1')['id'], said)
+        taken = take(200, reason='firmware', anyway=True)['maintenance']
+        self.assertEqual((booked, 'firmware'), (
+            taken['host'], taken['reason']))
+        # What is not said is as before.
+        self.assertEqual('firmware', take(200, anyway=True)[
+            'maintenance']['reason'])
+        listed, = self.ask('GET', '/maintenance', client=self.admin)[
+            'maintenance']
+        shown = self.ask('GET', path, client=self.admin)['maintenance']
+        self.assertEqual(1, len(shown.pop('promised')))
+        self.assertEqual(listed, shown)
+        self.ask('DELETE', path, client=self.admin, code=204)
+        self.assertEqual([], self.books('SELECT * FROM outages'))
+
     def test_what_makes_no_sense(self):
         for words, said in (
                 (('nowhere',), 'There is no host nowhere in the books.'),
                 (('host1', 'tomorrow'), 'invalid date'),
-                (('host1', '2020-01-01 00:00'), '--until is over.'),
+                (('host1', '2020-01-01 00:00'),
+                 'The end of the maintenance is over.'),
                 (('host1', None, '--from', self.at(5 * HOUR)),
                  'over before it begins')):
             code, text = self.maintain(*words)

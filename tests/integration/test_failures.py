@@ -19,6 +19,7 @@ import os
 import signal
 import time
 
+from blazar_core.lifecycle import relocating
 from tests.integration import base
 from tests.integration import test_crash
 
@@ -33,6 +34,7 @@ polling_interval = 1
 failure_delay = 3
 recovery_delay = 8
 healing_interval = 1
+evacuate = true
 '''
 RECOVERY = 8
 #: Seconds after which a lease begins that has to be bound elsewhere by then.
@@ -127,6 +129,83 @@ class FailuresTest(test_crash.CrashTestCase):
         self.cloud.restart(process)
         self.wait_until_back()
         self.assertEqual(failing, self.booked_hosts()[later])
+        self.verify_finds_nothing()
+
+    def runs(self, **boot: str) -> tuple[str, str]:
+        """A server that runs; its id, and its host."""
+        server_id = self.boot(self.lease_hints(), client=self.admin,
+                              availability_zone='pair', **boot)['server']['id']
+        self.wait_for_server(server_id)
+        return server_id, self.assert_built_once(server_id)['host']
+
+    def evacuations(self, server_id: str) -> list[base.Json]:
+        return list(self.admin(
+            'GET', '/os-migrations?migration_type=evacuation&instance_uuid='
+            f'{server_id}')['migrations'])
+
+    def test_what_runs_there_is_evacuated_once_by_one_of_two(self) -> None:
+        self.new_listener()
+        server_id, failing = self.runs()
+        process = self.cloud.hosts()[failing]
+        service_id, = (one['id'] for one in self.admin(
+            'GET', '/os-services?binary=nova-compute')['services']
+            if one['host'] == failing)
+
+        def force_down(down: bool) -> None:
+            self.admin('PUT', f'/os-services/{service_id}',
+                       {'forced_down': down})
+
+        self.addCleanup(self.cloud.restart, process)
+        self.addCleanup(force_down, False)
+        self.cloud.kill(process)
+        self.wait_for(self.outages, 'the host has failed')
+        # It is long past the time at which it would be, were it certain.
+        begun = time.time()
+        self.wait_for(lambda: time.time() > begun + 2 * relocating.PAUSE,
+                      'nothing is evacuated')
+        self.assertEqual(([], [failing]), (
+            self.evacuations(server_id), self.guests(server_id)))
+        force_down(True)
+        other = self.wait_until_moved(server_id, failing)
+        self.wait_for_server(server_id)
+        (reservation,) = self.lease_of(server_id)['reservations']
+        self.assertEqual((False, True), (
+            reservation['missing_resources'],
+            reservation['resources_changed']))
+        # Its guest is there yet, as on a disk that was not seen to.
+        self.assertEqual({failing, other}, set(self.guests(server_id)))
+        self.cloud.restart(process)
+        force_down(False)
+        self.wait_for(lambda: self.guests(server_id) == [other],
+                      'one guest is left')
+        self.assertEqual(1, len(self.evacuations(server_id)))
+        self.assertEqual([other, failing], sorted(
+            (one['host'] for one in self.spawns(server_id)),
+            key=lambda host: host != other))
+        self.wait_until_back()
+        self.verify_finds_nothing()
+
+    def test_what_runs_there_leaves_before_maintenance(self) -> None:
+        server_id, host = self.runs()
+
+        def maintain(*words: str) -> str:
+            done = self.run_process(
+                'blazar-nova-manage', *self.files(), 'host', 'maintain', host,
+                *words)
+            self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+            return str(done.stdout)
+
+        self.addCleanup(maintain, '--until', 'now')
+        until = base.date(time.time() + 600)
+        self.assertIn('go to other hosts, 0 do not.', maintain(
+            '--until', until, '--dry-run'))
+        self.assertIn(f'Host {host} is free of leases.', maintain(
+            '--until', until, '--wait'))
+        self.wait_for_server(server_id)
+        self.assertEqual([self.booked_hosts()[server_id]],
+                         self.guests(server_id))
+        self.assertNotIn(host, self.guests(server_id))
+        self.assertIs(False, self.lease_of(server_id)['degraded'])
         self.verify_finds_nothing()
 
     def test_one_that_freezes_and_comes_back(self) -> None:

@@ -41,6 +41,7 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import relocating
 from blazar_core import resources
 from tests import databases
 
@@ -147,7 +148,8 @@ class FakeCloud:
         self.preemptible: set[str] = set()
         self.reach: dict[str, frozenset[str]] = {}
         self.hosts: set[str] = set()
-        self.moves: list[tuple[str, str]] = []
+        self.moves: list[tuple[str, str | None]] = []
+        self.evacuations: list[tuple[str, str | None]] = []
         self.broken: dict[str, Exception] = {}
 
     def send(self, call: str, credential: str | None,
@@ -248,14 +250,24 @@ class FakeCloud:
         self._break('targets')
         return self.reach.get(server_id, frozenset(self.hosts))
 
-    def move(self, server_id: str, host: str, _lease_id: str,
+    def move(self, server_id: str, host: str | None, _lease_id: str,
              deadline: clouds.Deadline) -> str:
         self._break('move')
+        return self._take_up(server_id, deadline, self.moves, host)
+
+    def evacuate(self, server_id: str, _lease_id: str,
+                 deadline: clouds.Deadline) -> str:
+        self._break('evacuate')
+        return self._take_up(server_id, deadline, self.evacuations, None)
+
+    def _take_up(self, server_id: str, deadline: clouds.Deadline,
+                 asked: list[tuple[str, str | None]], host: str | None,
+                 ) -> str:
         if server_id in self.broken:
             return str(self.broken[server_id])
         if deadline.passed():
             return 'It is too late.'
-        self.moves.append((server_id, host))
+        asked.append((server_id, host))
         self.servers[server_id] = dataclasses.replace(
             self.servers[server_id], busy=True)
         return ''
@@ -452,7 +464,12 @@ class LeaseTestCase(DatabaseTestCase):
                 self.database, self.clock, self.admission,
                 self.leases.binding, demands.Demands(
                     self.clock, self.vault.open, self.types),
-                lambda *_said: None))
+                lambda *_said: None), self.new_relocating())
+
+    def new_relocating(self, interval: int = 3600) -> relocating.Relocating:
+        """What takes servers off hosts that are away."""
+        return relocating.Relocating(
+            self.database, self.clock, self.admission, self.cloud, interval)
 
     def new_engine(self, name: str = 'first', **options: ty.Any,
                    ) -> engine.Engine:

@@ -63,6 +63,7 @@ from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import moving
 from blazar_core.lifecycle import queue
+from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import sending
 from blazar_core import resources
 from tests import databases
@@ -193,6 +194,8 @@ GUARDS = {
     'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),
     'asked': ('blazar_core.lifecycle.moving._is_taken',
               lambda _move: False),
+    'due': ('blazar_core.lifecycle.relocating.Relocating._write',
+            lambda *_what: True),
     'confirm': ('blazar_core.leases.limits.Granted.confirm',
                 lambda self, connection: None),
 }
@@ -245,6 +248,27 @@ class FileCloud:
              _deadline: clouds.Deadline) -> str:
         self.write(f'move {server_id}')
         return ''
+
+    def evacuate(self, server_id: str, _lease_id: str,
+                 _deadline: clouds.Deadline) -> str:
+        self.write(f'evacuate {server_id}')
+        return ''
+
+
+class RunningCloud(FileCloud):
+    """One in which servers run on a host that was lost, and stay there."""
+
+    def __init__(self, path: str, host: str, others: ty.Iterable[str],
+                 ) -> None:
+        super().__init__(path)
+        self._host = host
+        self._others = frozenset(others)
+
+    def look(self, server_id: str) -> clouds.Seen:
+        return clouds.Seen(clouds.ServerState.RUNNING, self._host)
+
+    def targets(self, server_id: str) -> frozenset[str]:
+        return self._others
 
 
 class FileType(base.FakeType):
@@ -442,6 +466,14 @@ class Racer:
         except errors.Refused:
             return [{'refused': True}]
         return [{'made': True}]
+
+    def relocate(self) -> list[Answer]:
+        """Ask for what is to leave a host that has failed for certain."""
+        relocating.Relocating(
+            self.database, self.clock, self.admission, RunningCloud(
+                self.task['path'], self.task['host'], self.task['others']),
+            0).look(lambda _uuid: True)
+        return []
 
     def ask_moves(self) -> list[Answer]:
         """Ask for the moves that make room for a lease."""

@@ -21,6 +21,7 @@ from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.lifecycle import health
 from blazar_core.lifecycle import maintenance
+from blazar_core.lifecycle import relocating
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import test_health
@@ -156,13 +157,14 @@ class TestBeforehand(MaintenanceTestCase):
     def test_what_would_go_and_what_would_stay(self):
         running = self.running_lease(
             0, FROM + 1, hosts=frozenset([self.uuid_of('one')]))
+        self.cloud.bound.update(base.servers_of(running))
         goes = self.booked_on('one', FROM, FROM + 100)
         self.booked_on('two', FROM + 200, FROM + 300)
         stays = self.booked_on('one', FROM + 200, FROM + 300, count=2)
         self.booked_on('one', UNTIL, UNTIL + 10)
         before = self.everything()
         self.assertEqual([
-            (running['id'], 'It is in use.'), (goes['id'], ''),
+            (running['id'], relocating.BOUND), (goes['id'], ''),
             *sorted([(stays['id'], ''), (
                 stays['id'], 'No other host has capacity for it.')])],
             sorted(self.promised(), key=lambda one: (

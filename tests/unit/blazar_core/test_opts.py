@@ -60,6 +60,7 @@ class TestOpts(base.BaseTestCase):
              'enable_polling_monitor': True, 'polling_interval': 60,
              'enable_notification_monitor': True, 'failure_delay': 60,
              'recovery_delay': 300, 'healing_interval': 60,
+             'evacuate': False,
              'comparison_interval': 300, 'longest_sleep': 10, 'workers': 8,
              'claim_seconds': 60, 'start_patience': 300,
              'without_books': 'allow',

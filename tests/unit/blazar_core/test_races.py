@@ -33,6 +33,7 @@ import sqlalchemy as sa
 
 from blazar_core.books import admission
 from blazar_core.books import enrolment
+from blazar_core.books import outages
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
@@ -884,6 +885,51 @@ class TestMovingWithoutTheGuard(TestMoving):
             if max(self.meet('asked')) > 1:
                 return
         self.fail('Without the guard none was asked for twice.')
+
+
+class TestRelocating(RaceTestCase):
+    """Those who find servers on a host that has failed."""
+
+    # The writers of SQLite wait for each other, guard or not.
+    scenarios = databases.RACES
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'asked')
+        self.uuid, self.other = (
+            self.host(name, VCPU=8) for name in ('one', 'two'))
+
+    def evacuated(self, *without):
+        """How often each of three servers was asked for."""
+        open(self.path, 'w').close()
+        lease = self.running_lease(count=3, hosts=frozenset([self.uuid]))
+        with self.database.writer() as session:
+            outage = notes.Outage(
+                host_id=session.scalars(sa.select(models.Host.id).where(
+                    models.Host.uuid == self.uuid)).one(),
+                kind=outages.FAILURE, reason='', seen_at=NOW)
+            session.add(outage)
+            session.flush()
+            outages.begin(session, NOW, outage, NOW + 100)
+        self.race(RACERS, do='relocate', path=self.path, host=self.uuid,
+                  others=[self.other], without=[*without])
+        with open(self.path) as file:
+            asked = collections.Counter(file.read().split('\n')[:-1])
+        with self.database.writer() as session:
+            session.execute(sa.delete(notes.Outage))
+        self.clear()
+        return [asked[f'evacuate {one}'] for one in base.servers_of(lease)]
+
+    def test_each_is_evacuated_once(self):
+        for _round in range(5):
+            self.assertEqual([1, 1, 1], self.evacuated())
+
+    def test_without_the_guard_it_would_not_be(self):
+        for _round in range(ROUNDS):
+            if max(self.evacuated('due')) > 1:
+                return
+        self.fail('Without the guard none was evacuated twice.')
 
 
 class TestFailing(RaceTestCase):

@@ -1,0 +1,155 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The API by which operators take hosts for a time, for maintenance."""
+
+import typing as ty
+
+import webob
+
+from blazar_core.books import outages
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.lifecycle import health
+from blazar_core.lifecycle import maintenance
+from blazar_nova.api import dates
+from blazar_nova.api import policy
+from blazar_nova.api import web
+from blazar_nova.parts import wiring
+
+__all__ = ['Maintaining', 'window']
+
+_RULE = 'blazar:maintenance:'
+_EXAMPLE = '{"end_date": "2026-12-01 16:07", "reason": "firmware"}'
+_KNOWN = {'start_date': '"2026-12-01 12:00"', 'end_date': '"2026-12-01 16:07"',
+          'reason': '"firmware"', 'anyway': 'true'}
+
+
+def window(known: maintenance.Planned | None, start: str | None, end: str,
+           now: int) -> model.Window:
+    """For what time an operator takes a host.
+
+    :param known: for what time it is now
+    :param start: None: as it is known, else now
+    :raises InvalidLeaseParams: with the sentence that the operator reads
+    """
+    until = dates.parse_date(end, now)
+    if start is not None:
+        since = max(now, dates.parse_date(start, now))
+    else:
+        since = now if known is None else known.window.start
+    if until <= now:
+        raise errors.InvalidLeaseParams(
+            'The end of the maintenance is over. Write a later one, or give '
+            'the host back.')
+    if until <= since:
+        raise errors.InvalidLeaseParams(
+            'It is over before it begins. Write an end that is later than '
+            'its start.')
+    return model.Window(since, until)
+
+
+class Maintaining:
+    """The handlers; each is given a request whose user is known."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._policy = policy.Policy(parts.conf)
+        self._database = parts.database
+        self._clock = parts.clock
+        self._hosts = parts.maintenance
+
+    def index(self, request: webob.Request) -> web.Answer:
+        self._authorize(request, 'get')
+        now = self._clock.now()
+        return 200, {'maintenance': [
+            _described(one.name, maintenance.Planned(
+                model.Window(one.began_at, one.until), one.reason))
+            for one in health.away(self._database)
+            if one.kind == outages.MAINTENANCE and one.until > now and
+            one.began_at is not None]}
+
+    def show(self, request: webob.Request, host_name: str) -> web.Answer:
+        self._authorize(request, 'get')
+        planned = self._planned(host_name)
+        return 200, {'maintenance': self._whole(host_name, planned)}
+
+    def update(self, request: webob.Request, host_name: str) -> web.Answer:
+        self._authorize(request, 'put')
+        dry_run = web.flag(request, 'dry_run')
+        asked, anyway = self._asked(host_name, web.body(request, _EXAMPLE))
+        body = self._whole(host_name, asked)
+        stay = [one for one in body['promised'] if one['obstacle']]
+        if dry_run:
+            return 200, {'maintenance': body}
+        if stay and not anyway:
+            raise errors.Conflict(
+                f'{len(stay)} of {len(body["promised"])} bookings of leases '
+                f'would not go to other hosts, the first one of lease '
+                f'{stay[0]["lease_id"]}: {stay[0]["obstacle"]} Nothing was '
+                f'done. Ask with dry_run=true for all of them; with "anyway": '
+                f'true the host is taken all the same.')
+        self._hosts.announce(host_name, asked.window, asked.reason)
+        return 200, {'maintenance': body}
+
+    def delete(self, request: webob.Request, host_name: str) -> web.Answer:
+        self._authorize(request, 'delete')
+        self._planned(host_name)
+        self._hosts.give_back(host_name)
+        return 204, None
+
+    def _planned(self, name: str) -> maintenance.Planned:
+        planned = self._hosts.planned(name)
+        if planned is None:
+            raise errors.NotFound(f'Host {name} is not in maintenance.')
+        return planned
+
+    def _asked(self, name: str, body: object,
+               ) -> tuple[maintenance.Planned, bool]:
+        """What a body asks for, and whether also where something stays.
+
+        :raises InvalidLeaseParams: with the sentence that the operator reads
+        """
+        values = inputs.json_object(body, 'The body of the request')
+        inputs.check_keys(values, _KNOWN, 'a maintenance')
+        known = self._hosts.planned(name)
+        start = values.get('start_date')
+        reason = inputs.text(values['reason'], 'reason') if (
+            'reason' in values) else known.reason if known else ''
+        return maintenance.Planned(window(
+            known, None if start is None else inputs.text(start, 'start_date'),
+            inputs.text(inputs.needed(values, 'end_date'), 'end_date'),
+            self._clock.now()), reason), inputs.boolean(
+                str(values.get('anyway', False)), 'anyway')
+
+    def _whole(self, name: str, planned: maintenance.Planned,
+               ) -> dict[str, ty.Any]:
+        """A maintenance, with what leases have on its host in its time."""
+        return {**_described(name, planned), 'promised': [
+            {**one._asdict(), 'start_date': clocks.iso(one.start_date),
+             'end_date': clocks.iso(one.end_date)}
+            for one in self._hosts.promised(name, planned.window)]}
+
+    def _authorize(self, request: webob.Request, rule: str) -> None:
+        """
+        :raises Forbidden: when the user may not do this
+        """
+        context = web.context(request)
+        self._policy.authorize(context, _RULE + rule, {
+            'project_id': context.project_id})
+
+
+def _described(name: str, planned: maintenance.Planned) -> dict[str, ty.Any]:
+    return {'host': name, 'start_date': clocks.iso(planned.window.start),
+            'end_date': clocks.iso(planned.window.end),
+            'reason': planned.reason}

@@ -1,0 +1,367 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+from unittest import mock
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import relocating
+from blazar_core.lifecycle import steps
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_health
+from tests.unit.blazar_core import test_maintenance
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+State = clouds.ServerState
+INTERVAL = test_health.INTERVAL
+
+
+class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
+    """A server of a lease runs on the first of two hosts."""
+
+    def setUp(self):
+        super().setUp()
+        self.relocating = self.new_relocating(INTERVAL)
+        #: What is asked of whom fences, and what he says.
+        self.fenced, self.says = [], True
+        self.cloud.hosts = set(self.uuids.values())
+
+    def fence(self, uuid):
+        self.fenced.append(uuid)
+        return self.says
+
+    def look(self):
+        self.relocating.look(self.fence)
+
+    def runs(self, end=2 * INTERVAL, name='one', **wanted):
+        """A lease on a host, and its server, which runs there."""
+        lease = self.running_lease(
+            end=end, hosts=frozenset([self.uuid_of(name)]), **wanted)
+        return lease, *base.servers_of(lease)
+
+    def at(self, server_id, **seen):
+        """What is seen of a server by now."""
+        known = self.cloud.servers[server_id]
+        self.cloud.servers[server_id] = clouds.Seen(**{
+            'state': known.state, 'host': known.host, **seen})
+
+    def due(self):
+        """From when on servers may be asked for again."""
+        return [one and one - self.clock.now() for one in self.scalars(
+            models.Booking.relocate_at, models.Booking.outage.is_(None))]
+
+
+class TestEvacuating(RelocatingTestCase):
+
+    def test_where_no_host_is_away_nothing_is_done(self):
+        self.runs()
+        before = self.everything()
+        self.look()
+        self.assertEqual((before, [], []), (
+            self.everything(), self.fenced, self.cloud.evacuations))
+
+    def test_it_is_evacuated_when_its_host_is_certain_to_be_down(self):
+        lease, server_id = self.runs()
+        self.fail()
+        self.look()
+        self.assertEqual(([(server_id, None)], [], [self.uuid_of('one')]), (
+            self.cloud.evacuations, self.cloud.moves, self.fenced))
+        self.assertEqual([relocating.AGAIN], self.due())
+        self.assertIs(True, self.get(lease)['reservations'][0][
+            'missing_resources'])
+        # It is on its way.
+        self.clock.advance(2 * relocating.AGAIN)
+        self.look()
+        self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_it_is_healed_when_it_is_elsewhere(self):
+        lease, server_id = self.runs()
+        self.fail()
+        self.look()
+        self.cloud.arrive(server_id, self.uuid_of('two'))
+        said = []
+        with mock.patch.object(self.lifecycle.observing, '_notify',
+                               lambda *what: said.append(what)):
+            self.lifecycle.observing.check(server_id)
+        (event_type, told), = said
+        self.assertEqual(('lease.healed', [{
+            'reservation_id': lease['reservations'][0]['id'],
+            'server_id': server_id, 'before': 'one', 'after': 'two'}]), (
+                event_type, told['exchanged']))
+        reservation, = self.get(lease)['reservations']
+        self.assertEqual((False, True), (
+            reservation['missing_resources'],
+            reservation['resources_changed']))
+        self.clock.advance(relocating.AGAIN)
+        self.look()
+        self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_a_lease_of_which_more_is_there_is_degraded_yet(self):
+        lease, first, _second = self.runs(count=2)
+        self.fail()
+        self.look()
+        self.assertEqual(2, len(self.cloud.evacuations))
+        self.cloud.arrive(first, self.uuid_of('two'))
+        self.lifecycle.observing.check(first)
+        self.assertEqual(('lease.degraded', lease['id']), self.notified[-1])
+
+    def test_nothing_is_where_nobody_wants_that(self):
+        self.runs()
+        self.fail()
+        self.relocating.look()
+        self.assertEqual([], self.cloud.evacuations)
+        self.assertEqual([None], self.due())
+
+    def test_nothing_is_while_nobody_is_certain(self):
+        self.runs()
+        self.fail()
+        self.says = False
+        self.look()
+        self.clock.advance(59)
+        self.look()
+        self.assertEqual(([], 1), (
+            self.cloud.evacuations, len(self.fenced)))
+        # One answer for all that is there, and not for ever.
+        self.says = True
+        self.clock.advance(1)
+        self.look()
+        self.assertEqual((1, 2), (
+            len(self.cloud.evacuations), len(self.fenced)))
+
+    def test_nothing_is_while_it_cannot_be_asked_whether_it_is(self):
+        self.runs()
+        self.fail()
+
+        def fence(_uuid):
+            raise errors.CloudUnavailable('No.')
+
+        self.relocating.look(fence)
+        self.assertEqual([], self.cloud.evacuations)
+        self.assertIn('is not known', self.log.output)
+
+    def test_one_that_stays_is_asked_for_again_after_a_while(self):
+        _lease, server_id = self.runs()
+        self.fail()
+        self.look()
+        self.cloud.arrive(server_id)
+        self.clock.advance(relocating.AGAIN - 1)
+        self.look()
+        self.assertEqual(1, len(self.cloud.evacuations))
+        self.clock.advance(1)
+        self.look()
+        self.assertEqual(2, len(self.cloud.evacuations))
+
+    def test_one_that_never_was_asked_for_comes_first(self):
+        servers = [self.runs()[1] for _number in range(2)]
+        self.fail()
+        with mock.patch.object(relocating, '_AT_ONCE', 1):
+            self.look()
+            (first, _to), = self.cloud.evacuations
+            self.cloud.arrive(first)
+            self.clock.advance(relocating.AGAIN)
+            self.look()
+        self.assertEqual(set(servers), {
+            one for one, _to in self.cloud.evacuations})
+
+    def test_one_of_several_asks(self):
+        self.runs()
+        self.fail()
+        other, ask = self.new_relocating(INTERVAL), self.relocating._ask
+
+        def first(stay):
+            other.look(self.fence)
+            self.cloud.arrive(stay.server_id)
+            ask(stay)
+
+        with mock.patch.object(self.relocating, '_ask', first):
+            self.look()
+        self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_who_stood_still_does_not_ask(self):
+        self.runs()
+        self.fail()
+        look = self.cloud.look
+
+        def slowly(server_id):
+            self.clock.advance(60)
+            return look(server_id)
+
+        with mock.patch.object(self.cloud, 'look', slowly):
+            self.look()
+        self.assertEqual([], self.cloud.evacuations)
+
+    def test_who_dies_before_he_asks_is_followed_by_another_one(self):
+        _lease, server_id = self.runs()
+        self.fail()
+
+        class Killed(BaseException):
+            pass
+
+        def reached(step, _what):
+            if step is steps.Step.RELOCATE_TAKEN:
+                raise Killed
+
+        with mock.patch.object(steps, 'reached', reached):
+            self.assertRaises(Killed, self.look)
+        self.assertEqual([], self.cloud.evacuations)
+        other = self.new_relocating(INTERVAL)
+        self.clock.advance(relocating.AGAIN - 1)
+        other.look(self.fence)
+        self.assertEqual([], self.cloud.evacuations)
+        self.clock.advance(1)
+        other.look(self.fence)
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+
+    def test_without_another_host_it_waits_for_one(self):
+        _lease, server_id = self.runs()
+        _other, in_the_way, _too = self.runs(name='two', count=2)
+        self.fail()
+        self.look()
+        self.assertEqual([], self.cloud.evacuations)
+        self.assertIn(rebinding.NO_ROOM, self.log.output)
+        self.cloud.servers.pop(in_the_way)
+        self.lifecycle.observing.check(in_the_way)
+        self.clock.advance(30)
+        self.look()
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+
+    def test_nothing_is_done_to_one_at_which_somebody_is(self):
+        _lease, server_id = self.runs()
+        self.fail()
+        for seen in ({'busy': True}, {'host': self.uuid_of('two')},
+                     {'host': None, 'rest': clouds.Rest.SHELVED},
+                     {'state': State.LEAVING}):
+            known = self.cloud.servers[server_id]
+            self.at(server_id, **seen)
+            self.look()
+            self.clock.advance(relocating.AGAIN)
+            self.cloud.servers[server_id] = known
+        self.assertEqual([], self.cloud.evacuations)
+
+    def test_nothing_is_done_for_a_lease_that_is_over(self):
+        lease, _server_id = self.runs()
+        self.fail()
+        self.change_lease(lease, status='TERMINATING')
+        self.look()
+        self.assertEqual([], self.cloud.evacuations)
+
+    def test_one_that_fails_keeps_no_other_one(self):
+        servers = [self.runs()[1] for _number in range(2)]
+        self.fail()
+        look = self.cloud.look
+
+        def at(server_id):
+            if server_id == servers[0]:
+                raise ValueError('Boom.')
+            return look(server_id)
+
+        with mock.patch.object(self.cloud, 'look', at):
+            self.look()
+        self.assertEqual([(servers[1], None)], self.cloud.evacuations)
+        self.assertIn('Boom.', self.log.output)
+
+    def change_lease(self, lease, **values):
+        with self.database.writer() as session:
+            for name, value in values.items():
+                setattr(session.get(models.Lease, lease['id']), name, value)
+
+
+class TestMaintenance(RelocatingTestCase):
+
+    def test_what_runs_is_moved_as_the_time_comes_near(self):
+        _lease, server_id = self.runs(end=3 * INTERVAL)
+        self.take(start=INTERVAL + 10, end=2 * INTERVAL)
+        self.look()
+        self.assertEqual([], self.cloud.moves)
+        self.clock.advance(10)
+        self.look()
+        self.assertEqual(([(server_id, None)], [], []), (
+            self.cloud.moves, self.cloud.evacuations, self.fenced))
+
+    def test_nobody_has_to_want_evacuations_for_that(self):
+        _lease, server_id = self.runs()
+        self.take()
+        self.relocating.look()
+        self.assertEqual([(server_id, None)], self.cloud.moves)
+
+    def test_what_is_over_by_then_stays(self):
+        self.runs(end=100)
+        self.take(start=100)
+        self.look()
+        self.assertEqual([], self.cloud.moves)
+
+    def test_when_it_is_over_nothing_is_moved(self):
+        self.runs()
+        self.take(start=0, end=100)
+        self.clock.advance(100)
+        self.look()
+        self.assertEqual([], self.cloud.moves)
+
+    def test_what_is_bound_to_its_host_stays(self):
+        _lease, server_id = self.runs()
+        self.cloud.bound.add(server_id)
+        self.take()
+        self.look()
+        self.assertEqual([], self.cloud.moves)
+        self.assertIn('migrate it by hand', self.log.output)
+
+    def test_where_the_host_fails_it_is_evacuated(self):
+        _lease, server_id = self.runs()
+        self.take(start=0)
+        self.fail()
+        self.look()
+        self.assertEqual(([], [(server_id, None)]), (
+            self.cloud.moves, self.cloud.evacuations))
+
+    def test_it_is_named_what_would_not_be(self):
+        (lease, server_id), = [self.runs()]
+        self.assertEqual([(lease['id'], '')], self.promised())
+        self.cloud.bound.add(server_id)
+        (_id, why), = self.promised()
+        self.assertIn('migrate it by hand', why)
+        self.cloud.bound.clear()
+        self.at(server_id, busy=True)
+        self.assertEqual([(lease['id'], 'It has a task under way.')],
+                         self.promised())
+        self.at(server_id, busy=False)
+        self.runs(name='two', count=2)
+        self.assertEqual([(lease['id'], rebinding.NO_ROOM)], self.promised())
+        self.cloud.broken['targets'] = errors.CloudUnavailable('No.')
+        self.assertEqual([
+            (lease['id'], 'Whether it can is not known now: No.')],
+            self.promised())
+
+    def test_those_that_are_apart_stay_so(self):
+        self.with_host('three', VCPU=2)
+        self.cloud.hosts.add(self.uuid_of('three'))
+        lease = self.reserve(0, INTERVAL, self.places(2, affinity=False),
+                             active=True)
+        names = self.hosts_of(lease)
+        for server_id in self.occupy(lease, 2):
+            self.cloud.servers[server_id] = clouds.Seen(
+                State.RUNNING, self.uuid_of(self.host_of(server_id)))
+            self.lifecycle.observing.check(server_id)
+        left, = set(self.uuids) - set(names)
+        # The only other host on which none of them is.
+        self.with_host(left, usage=2, VCPU=2)
+        self.take(names[0], start=0)
+        self.assertEqual([(lease['id'], rebinding.NO_ROOM)],
+                         self.promised(names[0], start=0))
+        self.with_host(left, VCPU=2)
+        self.look()
+        self.assertEqual([names[0]], [
+            self.host_of(server_id) for server_id, _to in self.cloud.moves])

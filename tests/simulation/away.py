@@ -20,6 +20,7 @@ from blazar_core.common import model
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import relocating
 from tests.simulation import baton as batons
 from tests.simulation import world as worlds
 
@@ -49,10 +50,18 @@ def fail_hosts(world: worlds.World, end: float) -> None:
     end = min(end, baton.now + baton.dice.uniform(0.2, 2) * 86400)
     while rate and baton.now < end:
         faults.count['failure'] += 1
-        for host in baton.dice.sample(
-                [*world.cloud.hosts.values()], baton.dice.choice([1, 1, 2])):
+        hosts = [*world.cloud.hosts.values()]
+        if world.relocates:
+            # What runs where it fails has to leave.
+            runs = {server.host.uuid for server in
+                    world.cloud.servers.values()
+                    if server.is_there and server.leased and server.host}
+            hosts = [host for host in hosts if host.uuid in runs] or hosts
+        for host in baton.dice.sample(hosts, min(
+                len(hosts), baton.dice.choice([1, 1, 2]))):
             if host.there and not host.down:
-                world.cloud.fail_host(host, baton.dice.random() < 0.3)
+                world.cloud.fail_host(host, baton.dice.random() < (
+                    0.9 if world.relocates else 0.3))
                 baton.later(faults.pause('failure'),
                             lambda host=host: world.cloud.recover(host))
         baton.let_pass(faults.pause('failures') / rate)
@@ -78,7 +87,9 @@ class Operator:
                 core.database, core.clock, core.admission,
                 core.leases.binding,
                 demands.Demands(core.clock, str, core.world.types),
-                core.world.notified))
+                core.world.notified), relocating.Relocating(
+                    core.database, core.clock, core.admission,
+                    core.world.port, worlds.PATIENT.interval))
         for moment in self._moments:
             if moment < self._baton.now:
                 continue

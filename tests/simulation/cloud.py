@@ -57,6 +57,7 @@ class Host:
     :ivar cleaned_by: how many clean it at the moment
     :ivar down: whether its nova-compute is not heard of
     :ivar forced_down: whether somebody has said so
+    :ivar left: the servers that were evacuated from it meanwhile
     """
 
     uuid: str
@@ -70,6 +71,7 @@ class Host:
     cleaned_by: int = 0
     down: bool = False
     forced_down: bool = False
+    left: set[str] = dataclasses.field(default_factory=set)
 
     def admits(self, server: 'Server') -> bool:
         """Whether placement offers it to a server."""
@@ -106,6 +108,8 @@ class Server:
     :ivar released: whether nothing binds it to a lease any more
     :ivar casts: how often a conductor was asked to build it
     :ivar tried: how often it was found that there is no host for it
+    :ivar abandoned: whether a conductor that goes on with it finds that it
+        has failed
     """
 
     id: str
@@ -135,6 +139,7 @@ class Server:
     released: bool = False
     casts: int = 0
     tried: int = 0
+    abandoned: bool = False
 
     @property
     def is_there(self) -> bool:
@@ -237,6 +242,9 @@ class Cloud:
     def recover(self, host: Host) -> None:
         """A host that has failed goes on with what it was at."""
         host.down = host.forced_down = False
+        for server_id in host.left:
+            host.allocations.pop(server_id, None)
+        host.left.clear()
         self.baton.tell(f'{host.name} is back')
 
     def _until_up(self, host: Host | None) -> None:
@@ -324,7 +332,7 @@ class Cloud:
         question = self.ask(Request(server))
         host = question.host
         if server.state is not State.READY:
-            if server.state is not State.GONE:
+            if server.state is not State.GONE and not server.abandoned:
                 self.wrong.append(f'{server_id} was built twice')
             self.free(server)
             return
@@ -459,8 +467,12 @@ class Cloud:
                 server.busy or server.host and server.host.down):
             return False
         server.busy = True
-        self._computes.spawn(f'{what}-{server.id}', work)
+        self.start(f'{what}-{server.id}', work)
         return True
+
+    def start(self, name: str, work: ty.Callable[[], None]) -> None:
+        """Have a compute begin with something."""
+        self._computes.spawn(name, work)
 
     def _do(self, server: Server, what: str, work: ty.Callable[[], None],
             ) -> None:
@@ -597,6 +609,7 @@ class Port:
         server = self._cloud.servers[server_id]
         if server.state in (State.READY, State.BUILDING) and (
                 not self._is_at_it(server)):
+            server.abandoned = True
             self._cloud.fail(server)
         self.answer('abandoned')
 

@@ -54,21 +54,64 @@ class Port(clouds.Port):
             host.uuid for host in self._cloud.hosts.values()
             if host.there and host is not server.host and host.admits(server))
 
-    def move(self, server_id: str, host: str, lease_id: str,
+    def move(self, server_id: str, host: str | None, lease_id: str,
              deadline: ports.Deadline) -> str:
         self.call('move')
         server = self._cloud.servers[server_id]
         if deadline.passed():
             return 'it is too late'
-        self.asked(server, lease_id)
+        if host is not None:
+            self.asked(server, lease_id)
         if not _is_free(server) or not self._cloud.engage(
                 server, 'move', lambda: self._migrate(
-                    server, self._cloud.hosts[host])):
+                    server, host and self._cloud.hosts[host])):
             return 'it may not be moved any more'
         self.answer('moved')
         return ''
 
-    def _migrate(self, server: clouds.Server, target: clouds.Host) -> None:
+    def evacuate(self, server_id: str, lease_id: str,
+                 deadline: ports.Deadline) -> str:
+        self.call('evacuate')
+        cloud, server = self._cloud, self._cloud.servers[server_id]
+        if deadline.passed():
+            return 'it is too late'
+        if not server.is_there or server.host is None or (
+                not server.host.forced_down):
+            return 'its host is not certain to be down'
+        if server.busy:
+            # Nova does not look.
+            cloud.wrong.append(f'{server.id} is evacuated twice')
+        server.busy = True
+        cloud.start(f'evacuate-{server.id}', lambda: self._rebuild(server))
+        self.answer('evacuated')
+        return ''
+
+    def _rebuild(self, server: clouds.Server) -> None:
+        """What it has where it was, it has until that host is back."""
+        cloud, source = self._cloud, server.host
+        assert source is not None
+        host = cloud.ask(clouds.Request(server, State.RUNNING)).host
+        if host is not None:
+            # The books have it there twice, until its booking has followed.
+            cloud.act_against(host, server.amounts)
+            cloud.baton.let_pass(cloud.faults.pause('build'))
+        server.busy = False
+        if server.state is not State.RUNNING:
+            cloud.free(server)
+        elif host is None or host.down or cloud.faults.happens('build fails'):
+            if host is not None:
+                host.allocations.pop(server.id, None)
+            cloud.baton.tell(f'{server.id} stays on {source.name}')
+        else:
+            cloud.act_against(source, server.amounts)
+            source.left.add(server.id)
+            server.host = host
+            cloud.baton.tell(f'{server.id} is evacuated to {host.name}')
+        for one in (source, host):
+            cloud.notify(server.id, one and one.uuid)
+
+    def _migrate(self, server: clouds.Server, target: clouds.Host | None,
+                 ) -> None:
         """What it has where it is, is that of a migration meanwhile."""
         cloud, source = self._cloud, server.host
         assert source is not None
@@ -78,11 +121,14 @@ class Port(clouds.Port):
         if server.leased:
             # The books have it there twice: as what runs, and as its booking;
             # and so where it comes to, until its booking has followed.
-            for host in (source, target):
-                cloud.act_against(host, server.amounts)
+            for one in (source, target):
+                if one is not None:
+                    cloud.act_against(one, server.amounts)
         host = cloud.ask(clouds.Request(
             server, State.RUNNING, target)).host
         if host is not None:
+            if server.leased and target is None:
+                cloud.act_against(host, server.amounts)
             cloud.baton.let_pass(cloud.faults.pause('move'))
         stays = host is None or host.down or source.down or (
             cloud.faults.happens('move fails'))
@@ -100,8 +146,9 @@ class Port(clouds.Port):
             if cloud.faults.happens('move elsewhere'):
                 cloud.elsewhere(server, host)
             cloud.baton.tell(f'{server.id} has moved to {server.host.name}')
-        for one in (source, target):
-            cloud.notify(server.id, one.uuid)
+        for one in (source, target or host):
+            if one is not None:
+                cloud.notify(server.id, one.uuid)
 
     # -- who was shelved ---------------------------------------------------
 

@@ -48,8 +48,11 @@ class Run:
     def __init__(self, seed: int, days: float = 1,
                  only: ty.Collection[str] | None = None,
                  apis: int = 2, listeners: int = 2) -> None:
+        relocates = seed % 3 == 0
         self.world = worlds.World(
-            seed, only, apis=apis, listeners=listeners, pool=POOL)
+            # Where servers leave hosts there is room for some elsewhere.
+            seed, only, hosts=5 if relocates else 3, apis=apis,
+            listeners=listeners, pool=POOL, relocates=relocates)
         self._days = days
 
     def go(self) -> list[str]:
@@ -83,7 +86,10 @@ class Run:
         world.keystone.plan(end)
         baton.later(baton.dice.uniform(0, self._days * DAY),
                     lambda: self._hurt_hosts(end))
-        baton.later(baton.dice.uniform(0, self._days * DAY / 2),
+        # Servers are evacuated where there are some.
+        baton.later(max(0, baton.dice.choice(moments) - baton.now)
+                    if world.relocates and moments else
+                    baton.dice.uniform(0, self._days * DAY / 2),
                     lambda: away.fail_hosts(world, end))
         for _look in range(LOOKS):
             baton.run(baton.now + (end - baton.now) * baton.dice.random())

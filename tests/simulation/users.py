@@ -335,6 +335,8 @@ class Users:
         if not ids:
             raise errors.NotFound('no lease')
         lease = views.get(self._core.database, self._dice.choice(ids))
+        if lease['end_date'] <= lease['start_date']:
+            raise errors.NotFound('it is over by now, and never began')
         period, window = lease['auto_extend'], model.Window(
             lease['start_date'], lease['end_date'])
         soon = [seconds for when in (window.start, window.end, *(

@@ -51,6 +51,7 @@ from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import orphans
+from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import watch
 from blazar_core import resources
@@ -226,12 +227,14 @@ class World:
         nothing goes wrong nothing comes of that
     :param pool: so many more hosts are for leases only, as soon as somebody
         has enrolled them
+    :param relocates: whether what runs on hosts that are away is moved off
+        them
     """
 
     def __init__(self, seed: int, only: ty.Collection[str] | None = None,
                  hosts: int = 3, apis: int = 2, listeners: int = 2,
                  vcpus: int = 8, compares: bool = True,
-                 pool: int = 0) -> None:
+                 pool: int = 0, relocates: bool = False) -> None:
         self.stack = contextlib.ExitStack()
         self.baton = batons.Baton(seed)
         self.faults = faults.Faults(self.baton, only)
@@ -245,6 +248,7 @@ class World:
         folder = self.stack.enter_context(tempfile.TemporaryDirectory(
             dir=MEMORY if os.path.isdir(MEMORY) else None))
         self._compares = compares
+        self.relocates = relocates
         self.keystone = owners.Keystone(self.baton, self.look)
         #: See :class:`blazar_core.lifecycle.noshows.NoShows`.
         self.no_shows = self.baton.dice.choice(
@@ -496,6 +500,8 @@ class World:
         core.process.spawn('watch', lambda: self._watch(watching))
         core.process.spawn('retrying', lambda: self._retry(core))
         core.process.spawn('monitors', lambda: self._monitor(core))
+        if self.relocates:
+            core.process.spawn('relocating', lambda: self._relocate(core))
         if self.keystone.knows:
             core.process.spawn('orphans', functools.partial(
                 self.keystone.ask, orphans.Orphans(
@@ -537,6 +543,20 @@ class World:
                 # To look where nothing is seen takes long to simulate.
                 self.baton.wait(lambda: any(
                     host.down for host in self.cloud.hosts.values()), REST)
+
+    def _relocate(self, core: Core) -> None:
+        """Have servers leave hosts that are away, where there are any."""
+        leaving = relocating.Relocating(
+            core.database, core.clock, core.admission, self.port,
+            PATIENT.interval)
+        while True:
+            seen = self._promises()
+            with contextlib.suppress(errors.BooksUnavailable):
+                leaving.look(lambda uuid: self.cloud.hosts[uuid].forced_down)
+            self.baton.let_pass(relocating.PAUSE)
+            self.baton.wait(
+                lambda: self._promises() != seen, relocating.AGAIN if
+                self.look('SELECT 1 FROM outages LIMIT 1') else REST)
 
     def _retry(self, core: Core) -> None:
         """Give those room who wait for it, where something has changed."""

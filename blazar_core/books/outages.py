@@ -30,8 +30,8 @@ from blazar_core.db import models
 from blazar_core.db import notes
 
 __all__ = ['FAILURE', 'MAINTENANCE', 'are_away', 'begin', 'end', 'failures',
-           'has_failed', 'last', 'locked', 'on_host', 'plan', 'stranded',
-           'until']
+           'has_failed', 'last', 'locked', 'note_fenced', 'on_host', 'plan',
+           'stranded', 'until']
 
 #: The kind of an outage that nobody planned, and of one that was.
 FAILURE, MAINTENANCE = 'failure', 'maintenance'
@@ -61,6 +61,14 @@ def has_failed(host_id: ty.Any) -> sa.ColumnElement[bool]:
     return sa.exists().where(
         notes.Outage.host_id == host_id, notes.Outage.kind == FAILURE,
         notes.Outage.began_at.is_not(None))
+
+
+def note_fenced(connection: sa.Connection, uuid: str, now: int) -> None:
+    """A host that has failed was fenced: that is done once in a failure."""
+    connection.execute(sa.update(notes.Outage).where(
+        notes.Outage.kind == FAILURE, notes.Outage.host_id.in_(
+            sa.select(models.Host.id).where(models.Host.uuid == uuid))).values(
+                fenced_at=now))
 
 
 def begin(session: orm.Session, now: int, outage: notes.Outage, until: int,

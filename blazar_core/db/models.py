@@ -312,9 +312,9 @@ class Booking(Base):
     ``running`` is true from when it runs. ``moving_to`` is the host that a
     scheduler has let a running server move to. ``stranded_at`` is since when
     its host is known to have failed under it; ``relocate_at`` is from when on
-    its server may be asked, once more, to leave a host that is away. With an
-    ``outage`` it is of no reservation: the host is away
-    (:class:`blazar_core.db.notes.Outage`).
+    its server may be asked, once more, to leave a host that is away, and
+    ``relocate_tries`` how often it was. With an ``outage`` it is of no
+    reservation: the host is away (:class:`blazar_core.db.notes.Outage`).
     """
 
     __tablename__ = 'bookings'
@@ -342,6 +342,7 @@ class Booking(Base):
     moving_to: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     stranded_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     relocate_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    relocate_tries: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
 
     reservation: orm.Mapped[Reservation] = orm.relationship(
         back_populates='bookings')

@@ -140,6 +140,7 @@ class Outage(models.Base):
         maintenance, when that begins
     :ivar back_at: since when it is seen that the host is up again; None: it is
         not
+    :ivar fenced_at: when a monitor has fenced it
     """
 
     __tablename__ = 'outages'
@@ -152,6 +153,7 @@ class Outage(models.Base):
     seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     began_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     back_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    fenced_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
 
 class HostProperty(models.Base):

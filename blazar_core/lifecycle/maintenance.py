@@ -57,8 +57,8 @@ class Promised(ty.NamedTuple):
     """What a lease has on a host.
 
     :ivar server_id: None: no server has come yet
-    :ivar obstacle: why it is not bound to another host, a sentence; empty: it
-        is
+    :ivar obstacle: why it does not go to another host, a sentence; empty: it
+        does; None: nobody has looked
     """
 
     lease_id: str
@@ -68,7 +68,7 @@ class Promised(ty.NamedTuple):
     start_date: int
     end_date: int
     server_id: str | None
-    obstacle: str
+    obstacle: str | None
 
 
 class Maintenance:
@@ -112,7 +112,16 @@ class Maintenance:
             return sorted({row.reservation.lease_id for row in self._rows(
                 session, _named(session, name), window)})
 
-    def promised(self, name: str, window: model.Window) -> list[Promised]:
+    def name_of(self, name: str) -> str:
+        """The name of a host, by that or by the one of its nova-compute.
+
+        :raises NotFound: when there is none
+        """
+        with self._database.reader() as session:
+            return _named(session, name).name
+
+    def promised(self, name: str, window: model.Window, judged: bool = True,
+                 ) -> list[Promised]:
         """What leases have on a host in a window, the first start first.
 
         Each reservation is judged as if nothing else had to go elsewhere: so
@@ -120,6 +129,7 @@ class Maintenance:
         host, and say so. Costs a search for each reservation.
 
         :param name: of the host, or of its nova-compute
+        :param judged: whether that is done at all
         :raises NotFound: when there is none
         """
         with self._database.reader() as session:
@@ -128,23 +138,29 @@ class Maintenance:
         of_reservation: dict[str, set[int]] = collections.defaultdict(set)
         for row in rows:
             of_reservation[row.reservation.id].add(row.id)
-        obstacles = {one: self._obstacles(one, ids, host.uuid)
-                     for one, ids in of_reservation.items()}
+        obstacles: dict[int, str] = {}
+        for one, ids in of_reservation.items() if judged else ():
+            obstacles |= self._obstacles(one, ids, host.uuid)
+            obstacles |= self._running(
+                [row for row in rows if row.reservation_id == one and
+                 obstacles.get(row.id) == rebinding.IN_USE and
+                 row.running and row.end_date > window.start], host.uuid)
         return [Promised(
             lease.id, lease.name, lease.project_id, lease.user_id,
             row.start_date, row.end_date, row.server_id,
-            self._runs(row, host.uuid) if obstacle == rebinding.IN_USE and
-            row.running and row.end_date > window.start else obstacle,
-        ) for row in rows for lease, obstacle in [(
-            row.reservation.lease,
-            obstacles[row.reservation.id].get(row.id, ''))]]
+            obstacles.get(row.id, '') if judged else None,
+        ) for row in rows for lease in [row.reservation.lease]]
 
-    def _runs(self, row: models.Booking, uuid: str) -> str:
-        """Why a server that runs on a host would not be moved."""
+    def _running(self, rows: ty.Sequence[models.Booking], uuid: str,
+                 ) -> dict[int, str]:
+        """Why servers of a reservation that run on a host would not leave it;
+        empty for those that would.
+        """
         try:
-            return self._relocating.obstacle(row, uuid)
+            found = self._relocating.obstacles(rows, uuid)
         except errors.CloudUnavailable as exc:
-            return _UNKNOWN % exc
+            return dict.fromkeys((row.id for row in rows), _UNKNOWN % exc)
+        return {row.id: found.get(row.id, '') for row in rows}
 
     def _rows(self, session: orm.Session, host: models.Host,
               window: model.Window) -> list[models.Booking]:

@@ -36,6 +36,13 @@ __all__ = ['Observing']
 
 LOG = logging.getLogger(__name__)
 
+#: Something of a lease that is on no host, or on one that has failed.
+_MISSES = sa.select(models.Booking.id).join(
+    models.Reservation,
+    models.Reservation.id == models.Booking.reservation_id).where(
+    models.Reservation.lease_id == sa.bindparam('lease'), sa.or_(
+        models.Booking.host_id.is_(None),
+        models.Booking.stranded_at.is_not(None))).limit(1)
 _HAS_BOOKINGS = sa.exists().where(
     models.Booking.reservation_id == models.Reservation.id,
     models.Reservation.lease_id == models.Lease.id)
@@ -103,9 +110,7 @@ class Observing:
             stale, healed = self._database.retried(
                 self._stands, lease_id, server_id, seen)
             if healed is not None:
-                self._notify('lease.degraded' if any(
-                    one['missing_resources'] for one in healed['reservations'])
-                    else 'lease.healed', healed)
+                self._notify('lease.healed', healed)
             return stale
         if seen.state is clouds.ServerState.GONE:
             if self._was_never_sent(server_id):
@@ -137,7 +142,8 @@ class Observing:
         """A server has a host: its booking follows it to where it is.
 
         :returns: the service hosts that it came from or to; the lease, with
-            what was exchanged, if its host had failed: there is one again
+            what was exchanged last, if nothing of it is on a host that has
+            failed any more
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -158,6 +164,9 @@ class Observing:
                 return stale, None
             booking.reservation.moved_at = self._clock.now()
             session.flush()
+            if session.scalar(_MISSES, {'lease': lease_id}) is not None:
+                # One that has many servers is not told of for each of them.
+                return stale, None
             return stale, bindings.exchanged(session, lease, [
                 (booking.reservation_id, server_id, left, booking.host_id)])
 

@@ -196,7 +196,7 @@ class Watch:
                     row.start_date, row.end_date, row.placed_at, now),
                     row.resources, 1)
         over = bool(line.overfull(now))
-        # What runs on a host that is away stays there.
+        # What runs on a host that is away is in nobody's way there.
         for one in away:
             over = over and one.window.start > now
             line.apply(host.id, one.window, one.resources, 1)

@@ -26,8 +26,9 @@ import re
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from blazar_core.common import model
 
-__all__ = ['LATEST', 'is_whole_minute', 'length', 'parse_date',
+__all__ = ['LATEST', 'is_whole_minute', 'length', 'outage', 'parse_date',
            'parse_duration', 'start_of']
 
 #: Every lease ends before this: 9999-01-01 00:00 UTC. The year that is left
@@ -79,6 +80,28 @@ def start_of(text: str, now: int) -> int:
     start = parse_date(text, now)
     late = LATE + 60 * is_whole_minute(text)
     return now if now - late < start < now else start
+
+
+def outage(start: str | None, end: str, known: model.Window | None, now: int,
+           ) -> model.Window:
+    """For what time an operator takes a host.
+
+    :param start: None: as it is known, else now
+    :param known: for what time it is taken already
+    :raises InvalidLeaseParams: with the sentence that the operator reads
+    """
+    until = parse_date(end, now)
+    since = (now if known is None else known.start) if start is None else (
+        max(now, parse_date(start, now)))
+    if until <= now:
+        raise errors.InvalidLeaseParams(
+            'The end of the maintenance is over. Write a later one, or give '
+            'the host back.')
+    if until <= since:
+        raise errors.InvalidLeaseParams(
+            'It is over before it begins. Write an end that is later than '
+            'its start.')
+    return model.Window(since, until)
 
 
 def is_whole_minute(text: str) -> bool:

@@ -28,36 +28,12 @@ from blazar_nova.api import policy
 from blazar_nova.api import web
 from blazar_nova.parts import wiring
 
-__all__ = ['Maintaining', 'window']
+__all__ = ['Maintaining']
 
 _RULE = 'blazar:maintenance:'
 _EXAMPLE = '{"end_date": "2026-12-01 16:07", "reason": "firmware"}'
 _KNOWN = {'start_date': '"2026-12-01 12:00"', 'end_date': '"2026-12-01 16:07"',
           'reason': '"firmware"', 'anyway': 'true'}
-
-
-def window(known: maintenance.Planned | None, start: str | None, end: str,
-           now: int) -> model.Window:
-    """For what time an operator takes a host.
-
-    :param known: for what time it is now
-    :param start: None: as it is known, else now
-    :raises InvalidLeaseParams: with the sentence that the operator reads
-    """
-    until = dates.parse_date(end, now)
-    if start is not None:
-        since = max(now, dates.parse_date(start, now))
-    else:
-        since = now if known is None else known.window.start
-    if until <= now:
-        raise errors.InvalidLeaseParams(
-            'The end of the maintenance is over. Write a later one, or give '
-            'the host back.')
-    if until <= since:
-        raise errors.InvalidLeaseParams(
-            'It is over before it begins. Write an end that is later than '
-            'its start.')
-    return model.Window(since, until)
 
 
 class Maintaining:
@@ -82,7 +58,7 @@ class Maintaining:
     def show(self, request: webob.Request, host_name: str) -> web.Answer:
         self._authorize(request, 'get')
         planned = self._planned(host_name)
-        return 200, {'maintenance': self._whole(host_name, planned)}
+        return 200, {'maintenance': self._whole(host_name, planned, False)}
 
     def update(self, request: webob.Request, host_name: str) -> web.Answer:
         self._authorize(request, 'put')
@@ -104,6 +80,7 @@ class Maintaining:
 
     def delete(self, request: webob.Request, host_name: str) -> web.Answer:
         self._authorize(request, 'delete')
+        inputs.check_keys(web.query(request), {}, 'the query')
         self._planned(host_name)
         self._hosts.give_back(host_name)
         return 204, None
@@ -126,19 +103,23 @@ class Maintaining:
         start = values.get('start_date')
         reason = inputs.text(values['reason'], 'reason') if (
             'reason' in values) else known.reason if known else ''
-        return maintenance.Planned(window(
-            known, None if start is None else inputs.text(start, 'start_date'),
+        anyway = inputs.boolean(str(values.get('anyway', False)), 'anyway')
+        return maintenance.Planned(dates.outage(
+            None if start is None else inputs.text(start, 'start_date'),
             inputs.text(inputs.needed(values, 'end_date'), 'end_date'),
-            self._clock.now()), reason), inputs.boolean(
-                str(values.get('anyway', False)), 'anyway')
+            known and known.window, self._clock.now()), reason), anyway
 
     def _whole(self, name: str, planned: maintenance.Planned,
-               ) -> dict[str, ty.Any]:
-        """A maintenance, with what leases have on its host in its time."""
+               judged: bool = True) -> dict[str, ty.Any]:
+        """A maintenance, with what leases have on its host in its time.
+
+        :param judged: whether it says what of that goes to other hosts
+        """
+        name = self._hosts.name_of(name)
         return {**_described(name, planned), 'promised': [
             {**one._asdict(), 'start_date': clocks.iso(one.start_date),
              'end_date': clocks.iso(one.end_date)}
-            for one in self._hosts.promised(name, planned.window)]}
+            for one in self._hosts.promised(name, planned.window, judged)]}
 
     def _authorize(self, request: webob.Request, rule: str) -> None:
         """

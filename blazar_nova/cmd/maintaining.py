@@ -20,7 +20,7 @@ import prettytable
 
 from blazar_core.common import clock as clocks
 from blazar_core.lifecycle import maintenance
-from blazar_nova.api import maintaining
+from blazar_nova.api import dates
 
 if ty.TYPE_CHECKING:
     from blazar_nova.parts import wiring
@@ -75,7 +75,8 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
         print(f'Host {name} is in maintenance no more.'
               if known else f'Host {name} is not in maintenance.')
         return 0
-    window = maintaining.window(known, parsed.start, parsed.until, now)
+    window = dates.outage(
+        parsed.start, parsed.until, known and known.window, now)
     obstacles = _show(hosts.promised(name, window))
     if parsed.dry_run or (obstacles and not parsed.anyway):
         print('Nothing was done.' + (
@@ -104,7 +105,7 @@ def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
             else 'To another host.'])
     if promised:
         print(table)
-    obstacles = sum(one.obstacle != '' for one in promised)
+    obstacles = sum(bool(one.obstacle) for one in promised)
     print(f'{len(promised)} bookings: {len(promised) - obstacles} go to other '
           f'hosts, {obstacles} do not.')
     return obstacles

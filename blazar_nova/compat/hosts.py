@@ -18,12 +18,14 @@ import dataclasses
 import typing as ty
 
 from keystoneauth1 import exceptions as keystone_exceptions
+import nova.conf
 from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova.scheduler.client import report
 from nova import servicegroup
 from oslo_log import log as logging
+from oslo_utils import timeutils
 import requests
 
 from blazar_core.common import errors
@@ -232,11 +234,13 @@ class ServiceState(ty.NamedTuple):
 
     :ivar up: whether it is heard of, and nobody has said that it is down
     :ivar forced_down: whether somebody has
+    :ivar heard: whether it reports all the same
     """
 
     up: bool
     disabled: bool
     forced_down: bool
+    heard: bool
 
 
 def service_states() -> dict[str, ServiceState]:
@@ -246,12 +250,20 @@ def service_states() -> dict[str, ServiceState]:
     found = bounded.of_cells(
         nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
         'nova-compute')
-    state = servicegroup.API()
-    return {service.host: ServiceState(
-        bool(state.service_is_up(service)), bool(service.disabled),
-        bool(service.forced_down)) for services in found.values()
-        if not nova_context.is_cell_failure_sentinel(services)
-        for service in services}
+    return {service.host: state_of(service) for services in found.values()
+            if not nova_context.is_cell_failure_sentinel(services)
+            for service in services}
+
+
+def state_of(service: ty.Any) -> ServiceState:
+    """What Nova says of a nova-compute."""
+    last = service.last_seen_up or service.updated_at or service.created_at
+    return ServiceState(
+        bool(servicegroup.API().service_is_up(service)),
+        bool(service.disabled), bool(service.forced_down),
+        # As Nova reckons for those that nobody has forced down.
+        not timeutils.is_older_than(
+            last.replace(tzinfo=None), nova.conf.CONF.service_down_time))
 
 
 def force_down(host: str) -> None:

@@ -18,9 +18,13 @@ not forced, or to any: its scheduler asks the filters about it, and claims it
 in the books.
 """
 
+import time
 import typing as ty
 
+from nova.compute import api as compute_api
+from nova.compute import task_states
 from nova.compute import vm_states
+from nova import conductor
 from nova import context as nova_context
 from nova.db.api import api as api_db
 from nova.db.api import models as api_models
@@ -45,17 +49,23 @@ __all__ = ['Migrating']
 
 LOG = logging.getLogger(__name__)
 
+#: Seconds for which the hosts are not asked for again.
+_FRESH = 5
 #: Marks in the extra specs of a flavor; the first one in the metadata of a
 #: server, too.
 _KEEP, _PREEMPTIBLE = 'blazar:keep', 'blazar:preemptible'
 #: Server groups with these bind their servers to where they are.
 _BINDING = ('affinity', 'anti-affinity')
+#: In what Nova evacuates a server.
+_EVACUABLE = (vm_states.ACTIVE, vm_states.STOPPED, vm_states.ERROR)
 #: In what Nova moves a server that goes on running.
 _LIVE = (vm_states.ACTIVE, vm_states.PAUSED)
 
 
 class Migrating(acting.Acting):
     """What of :class:`blazar_core.cloud.Cloud` is about moves."""
+
+    _hosts_seen: tuple[float, list[hosts.ComputeHost], set[str]] | None = None
 
     def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
         """Which of these servers may be live-migrated, as far as they
@@ -83,7 +93,27 @@ class Migrating(acting.Acting):
 
         :raises CloudUnavailable: when placement or its cell does not answer
         """
-        return bounded.of_api(_targets, server_id)
+        context = nova_context.get_admin_context()
+        its = bounded.of_api(again.mapping, context, server_id)
+        if its is None or its.cell_mapping is None:
+            return frozenset()
+        source = self._in_cell(_node_of, server_id, its.cell_mapping)
+        if source is None:
+            return frozenset()
+        eligible, near = bounded.of_api(
+            _eligible, server_id, its.cell_mapping.id)
+        known, up = self._hosts()
+        return _reachable(server_id, source, eligible, near, known, up)
+
+    def _hosts(self) -> tuple[list[hosts.ComputeHost], set[str]]:
+        """The hosts, and the nova-computes that are up: of a moment ago, as
+        they are asked for once for each server.
+        """
+        seen, now = self._hosts_seen, time.monotonic()
+        if seen is None or seen[0] < now - _FRESH:
+            seen = now, hosts.all_hosts()[0], hosts.services_up()
+            self._hosts_seen = seen
+        return seen[1:]
 
     def move(self, server_id: str, host: str | None, lease_id: str,
              deadline: clouds.Deadline) -> str:
@@ -139,20 +169,50 @@ class Migrating(acting.Acting):
         context = self._for_lease(lease_id)
         try:
             instance = self._compute_api.get(context, server_id)
-            if instance.task_state is not None:
-                # Nova does not mind that.
-                return 'it has a task under way.'
-            if not objects.Service.get_by_compute_host(
-                    context, instance.host).forced_down:
-                return (f'nova-compute on {instance.host} is not forced down '
-                        f'any more.')
-            if deadline.passed():
-                return 'this process stood still.'
-            LOG.info('Server %s: evacuating it from %s, for lease %s',
-                     server_id, instance.host, lease_id)
-            self._compute_api.evacuate(context, instance, None, None)
+            if _grouped(context, [server_id], ('affinity',)):
+                # Nova finds no other host for one of them, and puts it into
+                # ERROR.
+                return ('a server group with the policy affinity binds it to '
+                        'its host.')
+            if instance.vm_state not in _EVACUABLE:
+                return (f'Nova evacuates nothing that is '
+                        f'{instance.vm_state}.')
+            source = instance.host
+            # Nova does not mind a task that is under way: so of all who ask
+            # one gets this through.
+            instance.task_state = task_states.REBUILDING
+            instance.save(expected_task_state=[None])
         except exception.NovaException as exc:
             return f'Nova refuses: {exc}'
+
+        def still() -> None:
+            if deadline.passed():
+                raise _TooLate('this process stood still.')
+            if instance.host != source or not is_down(
+                    objects.Service.get_by_compute_host(context, source)):
+                raise _TooLate(f'nova-compute on {source} is not forced '
+                               f'down, or is heard of.')
+
+        try:
+            still()
+            LOG.info('Server %s: evacuating it from %s, for lease %s',
+                     server_id, source, lease_id)
+            _evacuating(still).evacuate(context, instance, None, None)
+        except (_TooLate, exception.NovaException) as exc:
+            instance.task_state = None
+            instance.save(expected_task_state=[task_states.REBUILDING])
+            for migration in objects.MigrationList.get_by_filters(context, {
+                    'instance_uuid': server_id, 'status': 'accepted',
+                    'migration_type': 'evacuation'}):
+                migration.status = 'error'
+                migration.save()
+            return str(exc) if isinstance(exc, _TooLate) else (
+                f'Nova refuses: {exc}')
+        except Exception as exc:
+            # A conductor that got it goes on; nobody else asks for it now.
+            raise errors.CloudUnavailable(
+                f'Whether a nova-conductor knows of it is not known, and it '
+                f'has the task rebuilding: {exc}') from exc
         return ''
 
     def _for_lease(self, lease_id: str) -> ty.Any:
@@ -165,6 +225,43 @@ class Migrating(acting.Acting):
                 access).elevated())
         context.request_id = f'req-{lease_id}'
         return context
+
+
+class _TooLate(Exception):
+    """It would be evacuated too late; says why."""
+
+
+class _Sender(conductor.ComputeTaskAPI):  # type: ignore[misc]
+    """Sends an evacuation if it is not too late just before that.
+
+    :param still: raises when it is
+    """
+
+    def __init__(self, still: ty.Callable[[], None]) -> None:
+        super().__init__()
+        self._still = still
+        # Else it would wait for a message bus that is away, for as long as
+        # that takes, and send when the host is back long since.
+        self.conductor_compute_rpcapi.client.retry = 1
+
+    def rebuild_instance(self, *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+        self._still()
+        return super().rebuild_instance(*args, **kwargs)
+
+
+def _evacuating(still: ty.Callable[[], None]) -> ty.Any:
+    """Nova's API for one evacuation."""
+    api = compute_api.API()
+    api.compute_task_api = _Sender(still)
+    return api
+
+
+def is_down(service: ty.Any) -> bool:
+    """Whether it is certain that a nova-compute runs nothing: somebody has
+    forced it down, and it does not report either.
+    """
+    state = hosts.state_of(service)
+    return state.forced_down and not state.heard
 
 
 def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:
@@ -198,7 +295,8 @@ def _is(mark: str, where: ty.Mapping[str, str]) -> bool:
     return strutils.bool_from_string(where.get(mark, ''))
 
 
-def _grouped(context: ty.Any, server_ids: list[str]) -> list[str]:
+def _grouped(context: ty.Any, server_ids: list[str],
+             policies: tuple[str, ...] = _BINDING) -> list[str]:
     """Those in a group that keeps its servers together or apart."""
     member, policy = api_models.InstanceGroupMember, (
         api_models.InstanceGroupPolicy)
@@ -207,31 +305,40 @@ def _grouped(context: ty.Any, server_ids: list[str]) -> list[str]:
             sa.select(member.instance_uuid).join(
                 policy, policy.group_id == member.group_id).where(
                 member.instance_uuid.in_(server_ids),
-                policy.policy.in_(_BINDING))))
+                policy.policy.in_(policies))))
 
 
-def _targets(server_id: str) -> frozenset[str]:
+def _node_of(server_id: str, cell: ty.Any) -> str | None:
+    """The name of the hypervisor of a server."""
     context = nova_context.get_admin_context()
-    its = again.mapping(context, server_id)
-    if its is None or its.cell_mapping is None:
-        return frozenset()
-    with nova_context.target_cell(context, its.cell_mapping) as in_cell:
+    with nova_context.target_cell(context, cell) as in_cell:
         try:
-            source = objects.Instance.get_by_uuid(
-                in_cell, server_id, expected_attrs=[]).node
+            return ty.cast('str | None', objects.Instance.get_by_uuid(
+                in_cell, server_id, expected_attrs=[]).node)
         except exception.InstanceNotFound:
-            return frozenset()
+            return None
+
+
+def _eligible(server_id: str, cell_id: int,
+              ) -> tuple[frozenset[str], set[str]]:
+    """The uuids of the hosts on which a server may be by all prefilters, and
+    the nova-computes of a cell.
+    """
+    context = nova_context.get_admin_context()
+    near = {mapping.host for mapping in
+            objects.HostMappingList.get_by_cell_id(context, cell_id)}
     try:
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
         # As Nova does: that was about where it was built.
         spec.reset_forced_destinations()
-        eligible = demand.demand_of(context, [spec]).hosts or frozenset()
+        return demand.demand_of(context, [spec]).hosts or frozenset(), near
     except (demand.NoSuchHost, exception.RequestSpecNotFound):
-        return frozenset()
-    near = {mapping.host for mapping in
-            objects.HostMappingList.get_by_cell_id(
-                context, its.cell_mapping.id)}
-    up, known = hosts.services_up(), hosts.all_hosts()[0]
+        return frozenset(), near
+
+
+def _reachable(server_id: str, source: str, eligible: frozenset[str],
+               near: set[str], known: ty.Sequence[hosts.ComputeHost],
+               up: set[str]) -> frozenset[str]:
     here = next((host for host in known if host.name == source and
                  host.service_host in near), None)
     if here is None:

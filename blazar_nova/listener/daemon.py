@@ -15,7 +15,8 @@
 Side by side, the notifications of Nova become hints for the :mod:`mirror
 <blazar_nova.listener.mirror>`, the :mod:`engine
 <blazar_core.lifecycle.engine>` carries out due events, the :mod:`watch
-<blazar_core.lifecycle.watch>` looks after what is promised, leases that
+<blazar_core.lifecycle.watch>` looks after what is promised, servers leave
+hosts that are away (:mod:`~blazar_core.lifecycle.relocating`), leases that
 wait for room get it (:mod:`~blazar_core.lifecycle.retrying`), hosts are looked
 at again on which something was under way, and from time to time one of them
 compares the books with Nova in full (:mod:`comparison
@@ -118,7 +119,7 @@ class Listener:
                    self.watch.look),
                   ('relocating', relocating.PAUSE, 'Which servers are to '
                    'leave hosts that are away', functools.partial(
-                       self.parts.relocating.look, self.monitors.fence
+                       self.parts.relocating.look, self.monitors.certain
                        if conf.blazar.evacuate else None)),
                   ('retrying', retrying.PAUSE, 'For which leases there is '
                    'capacity now', life.retrying.look),

@@ -23,17 +23,23 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
+from blazar_core.books import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.lifecycle import health
 from blazar_nova.compat import hosts
 from blazar_nova.parts import wiring
 from blazar_nova.resources import extensions
 
-__all__ = ['ComputeServices', 'Monitor', 'Monitors']
+__all__ = ['ComputeServices', 'Fencing', 'Monitor', 'Monitors']
 
 LOG = logging.getLogger(__name__)
+
+#: How many hosts are fenced at the same time, and seconds until one is tried
+#: again.
+_AT_ONCE, _PAUSE = 16, 60
 
 
 class Monitor(abc.ABC):
@@ -58,8 +64,10 @@ class Monitor(abc.ABC):
         power, say. Safe to repeat, also by several listeners at a time.
 
         The listener asks only where it evacuates servers of leases
-        (``[blazar] evacuate``), again and again until a monitor says yes. It
-        forces the nova-compute down then.
+        (``[blazar] evacuate``), about hosts that have failed and are not in
+        maintenance, again and again until a monitor says yes: then it forces
+        the nova-compute down, and does not ask any more in that failure.
+        Asked in a thread of its own, of which nobody waits for the end.
 
         :param parts: those of the listener
         :param host: the name of its nova-compute
@@ -103,6 +111,7 @@ class Monitors:
         self._polling = parts.conf.blazar.polling_interval if (
             parts.conf.blazar.enable_polling_monitor) else None
         self._monitors = extensions.load('blazar_nova.monitors', Monitor)
+        self._fencing = Fencing(parts, self._monitors)
         #: Set when something was told that may be a failure.
         self.suspected = threading.Event()
 
@@ -151,28 +160,85 @@ class Monitors:
                     sight[uuid] = down
         self._parts.health.see(sight)
 
-    def fence(self, uuid: str) -> bool:
-        """Whether it is certain that nothing runs on a host that has failed:
-        its nova-compute was forced down, or a monitor has fenced it.
+    def certain(self, failed: ty.Mapping[str, bool]) -> frozenset[str]:
+        """Which hosts that have failed are certain to run nothing: those whose
+        nova-compute is forced down, and is not heard of either.
 
-        :raises CloudUnavailable: when that cannot be said now
+        :param failed: by its uuid, whether monitors may fence a host; they
+            begin with that, and it is certain when they have done it
         """
         with self._parts.database.reader() as session:
-            host = session.scalars(sa.select(models.Host.service_host).where(
-                models.Host.uuid == uuid)).one()
-        state = hosts.service_states().get(host)
-        if state is None or state.up or state.forced_down:
-            return state is not None and state.forced_down
-        for name, monitor in self._monitors.items():
-            try:
-                fenced = monitor.fence(self._parts, host)
-            except Exception as exc:
-                LOG.warning('The monitor %s could not fence host %s: %s', name,
-                            host, exc, exc_info=True)
+            rows = session.execute(sa.select(
+                models.Host.uuid, models.Host.service_host,
+                notes.Outage.fenced_at,
+            ).join(notes.Outage, notes.Outage.host_id == models.Host.id).where(
+                models.Host.uuid.in_(failed),
+                notes.Outage.kind == outages.FAILURE)).all()
+        states, certain = hosts.service_states(), set()
+        for row in rows:
+            state = states.get(row.service_host)
+            if state is None or state.up or state.heard:
                 continue
-            if fenced:
+            if state.forced_down:
+                certain.add(row.uuid)
+            elif failed[row.uuid] and row.fenced_at is None:
+                self._fencing.begin(row.uuid, row.service_host)
+        return frozenset(certain)
+
+
+class Fencing:
+    """Has monitors fence hosts, each host in a thread of its own: how long it
+    takes is for them to say. Who ends does not wait for that.
+    """
+
+    def __init__(self, parts: wiring.Parts,
+                 monitors: ty.Mapping[str, Monitor]) -> None:
+        self._parts = parts
+        self._monitors = {
+            name: one for name, one in monitors.items()
+            if type(one).fence is not Monitor.fence}
+        self._threads: dict[str, threading.Thread] = {}
+        #: When a host may be tried again, in seconds of the process's life.
+        self._again: dict[str, float] = {}
+
+    def begin(self, uuid: str, host: str) -> None:
+        """Have a host fenced, if that is not done, or was tried, just now.
+
+        :param uuid: of the host
+        :param host: the name of its nova-compute
+        """
+        self._threads = {one: thread for one, thread in self._threads.items()
+                         if thread.is_alive()}
+        if not self._monitors or uuid in self._threads or (
+                len(self._threads) >= _AT_ONCE or
+                self._again.get(uuid, 0) > self._parts.clock.elapsed()):
+            return
+        self._threads[uuid] = threading.Thread(
+            target=self._fence, args=(uuid, host), name=f'fence-{host}',
+            daemon=True)
+        self._threads[uuid].start()
+
+    def _fence(self, uuid: str, host: str) -> None:
+        try:
+            for name, monitor in self._monitors.items():
+                try:
+                    if not monitor.fence(self._parts, host):
+                        continue
+                except Exception as exc:
+                    LOG.warning(
+                        'The monitor %s could not fence host %s: %s', name,
+                        host, exc, exc_info=not isinstance(
+                            exc, errors.CloudUnavailable))
+                    continue
                 hosts.force_down(host)
+                with self._parts.database.begin() as connection:
+                    outages.note_fenced(
+                        connection, uuid, self._parts.clock.now())
                 LOG.warning('Host %s was fenced by the monitor %s: its '
                             'nova-compute is forced down', host, name)
-                return True
-        return False
+                return
+        except Exception:
+            LOG.exception('Host %s is fenced, and it could not be said so',
+                          host)
+        finally:
+            self._again[uuid] = self._parts.clock.elapsed() + _PAUSE

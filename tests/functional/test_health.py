@@ -13,6 +13,7 @@
 """A host fails, and what is promised there is healed."""
 
 import datetime
+from unittest import mock
 
 import fixtures
 from nova import context as nova_context
@@ -96,7 +97,18 @@ class HealthTest(Failing, leased.LeasedTestCase):
         return server
 
     def relocate(self):
-        self.listener.parts.relocating.look(self.listener.monitors.fence)
+        self.listener.parts.relocating.look(self.listener.monitors.certain)
+
+    def fall_silent(self, host):
+        """A nova-compute dies, and has not been heard of for long."""
+        self.computes[host].stop()
+        service = self.service(host)
+        service.last_seen_up = timeutils.utcnow() - datetime.timedelta(hours=1)
+        service.save()
+
+    def service(self, host):
+        return objects.Service.get_by_compute_host(
+            nova_context.get_admin_context(), host)
 
     def leaves(self, server):
         """Wait until a server has left its host, and the books know."""
@@ -118,6 +130,10 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.force_down(host)
         self.look_for_failures()
         self.assertIs(True, self.lease('vm1')['degraded'])
+        # It is heard of all the same.
+        self.relocate()
+        self.assertEqual(0, len(self.evacuations()))
+        self.fall_silent(host)
         self.relocate()
         self.leaves(server)
         told = recorder.wait('lease.healed')[-1]
@@ -130,8 +146,61 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.relocate()
         self.assertEqual(1, len(self.evacuations()))
 
+    def asks(self, server, seconds=20):
+        """Ask Nova as who has written that he is about to."""
+        return self.listener.parts.cloud.evacuate(
+            server['id'], self.lease('vm1')['id'], clouds.Deadline(
+                self.listener.parts.clock, seconds))
+
+    def task_of(self, server):
+        return self.admin.get_server(server['id'])['OS-EXT-STS:task_state']
+
+    def test_who_is_too_late_does_not_evacuate(self):
+        server = self.runs('vm1')
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.fall_silent(host)
+        self.force_down(host)
+        self.assertEqual('this process stood still.', self.asks(server, -1))
+        # So it is where Nova itself has stood still.
+        records = objects.RequestSpec.get_by_instance_uuid
+
+        def slowly(*args):
+            self.force_down(host, False)
+            return records(*args)
+
+        with mock.patch.object(
+                objects.RequestSpec, 'get_by_instance_uuid', slowly):
+            self.assertIn('is not forced down', self.asks(server))
+        self.assertIsNone(self.task_of(server))
+        self.assertEqual(['error'], [one.status for one in self.evacuations()])
+        self.force_down(host)
+        # Of two who ask one does.
+        service = self.listener.parts.cloud._compute_api.get(
+            nova_context.get_admin_context(), server['id'])
+        service.task_state = 'rebuilding'
+        service.save()
+        self.assertIn('Nova refuses', self.asks(server))
+        service.task_state = None
+        service.save()
+        self.assertEqual('', self.asks(server))
+        self.leaves(server)
+
+    def test_what_is_with_others_by_a_group_stays(self):
+        group = self.alice.post_server_groups(
+            {'name': 'group', 'policy': 'affinity'})
+        server = self.boot_active('vm1', hints={
+            **self.lease_hints('vm1'), 'group': group['id']})
+        self.run_due()
+        self.fill_books()
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.fall_silent(host)
+        self.force_down(host)
+        self.assertIn('server group', self.asks(server))
+        self.assertEqual('ACTIVE', self.admin.get_server(
+            server['id'])['status'])
+
     def test_what_is_only_not_heard_of_is_fenced_first(self):
-        asked, says = [], []
+        asked, says = [], [False]
 
         class Controllers(monitors.Monitor):
             def look(self, _parts):
@@ -139,37 +208,44 @@ class HealthTest(Failing, leased.LeasedTestCase):
 
             def fence(self, _parts, host):
                 asked.append(host)
-                if not says:
-                    raise ValueError('No answer.')
                 return says[-1]
 
-        self.listener.monitors._monitors['controllers'] = Controllers()
+        fencing = monitors.Fencing(
+            self.listener.parts, {'controllers': Controllers()})
+        self.listener.monitors._fencing = fencing
+
+        def certain(may_fence=True):
+            found = self.listener.monitors.certain({uuid: may_fence})
+            for thread in fencing._threads.values():
+                thread.join()
+            return found
+
         server = self.runs('vm1')
         host = server['OS-EXT-SRV-ATTR:host']
         ((uuid,),) = self.books(
             f"SELECT uuid FROM hosts WHERE name = '{host}'")
-        fence = self.listener.monitors.fence
+        self.force_down(host)
+        self.look_for_failures()
+        self.force_down(host, False)
         # It is up: nobody is asked.
-        self.assertEqual((False, []), (fence(uuid), asked))
-        self.computes[host].stop()
-        service = objects.Service.get_by_compute_host(
-            nova_context.get_admin_context(), host)
-        service.last_seen_up = timeutils.utcnow() - datetime.timedelta(hours=1)
-        service.save()
-        self.assertEqual((False, [host]), (fence(uuid), asked))
-        says.append(False)
-        self.assertIs(False, fence(uuid))
+        self.assertEqual((frozenset(), []), (certain(), asked))
+        self.fall_silent(host)
+        self.assertEqual((frozenset(), []), (certain(False), asked))
+        self.assertEqual((frozenset(), [host]), (certain(), asked))
         # Nova itself would take it for down.
-        why = self.listener.parts.cloud.evacuate(
-            server['id'], self.lease('vm1')['id'], clouds.Deadline(
-                self.listener.parts.clock, 20))
-        self.assertIn('is not forced down', why)
+        self.assertIn('is not forced down', self.asks(server))
         self.assertEqual(0, len(self.evacuations()))
         says.append(True)
-        self.assertIs(True, fence(uuid))
-        (service,) = self.admin.get_services(host=host, binary='nova-compute')
-        self.assertIs(True, service['forced_down'])
-        self.look_for_failures()
+        self.clock.advance(60)
+        fencing._again.clear()
+        self.assertEqual(frozenset(), certain())
+        self.assertIs(True, self.service(host).forced_down)
+        self.assertEqual({uuid}, certain())
+        # Not again in this failure, when its operator lets it be up.
+        self.force_down(host, False)
+        fencing._again.clear()
+        self.assertEqual((frozenset(), 2), (certain(), len(asked)))
+        self.force_down(host)
         self.relocate()
         self.leaves(server)
         self.assertEqual(1, len(self.evacuations()))
@@ -447,7 +523,8 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         listed, = self.ask('GET', '/maintenance', client=self.admin)[
             'maintenance']
         shown = self.ask('GET', path, client=self.admin)['maintenance']
-        self.assertEqual(1, len(shown.pop('promised')))
+        self.assertEqual([None], [
+            one['obstacle'] for one in shown.pop('promised')])
         self.assertEqual(listed, shown)
         self.ask('DELETE', path, client=self.admin, code=204)
         self.assertEqual([], self.books('SELECT * FROM outages'))

@@ -552,7 +552,9 @@ class World:
         while True:
             seen = self._promises()
             with contextlib.suppress(errors.BooksUnavailable):
-                leaving.look(lambda uuid: self.cloud.hosts[uuid].forced_down)
+                leaving.look(lambda failed: {
+                    uuid for uuid in failed
+                    if self.cloud.hosts[uuid].forced_down})
             self.baton.let_pass(relocating.PAUSE)
             self.baton.wait(
                 lambda: self._promises() != seen, relocating.AGAIN if

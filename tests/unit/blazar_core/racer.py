@@ -472,7 +472,7 @@ class Racer:
         relocating.Relocating(
             self.database, self.clock, self.admission, RunningCloud(
                 self.task['path'], self.task['host'], self.task['others']),
-            0).look(lambda _uuid: True)
+            0).look(lambda failed: [*failed])
         return []
 
     def ask_moves(self) -> list[Answer]:

@@ -36,16 +36,16 @@ class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
     def setUp(self):
         super().setUp()
         self.relocating = self.new_relocating(INTERVAL)
-        #: What is asked of whom fences, and what he says.
+        #: What those are asked who know what is certain, and what they say.
         self.fenced, self.says = [], True
         self.cloud.hosts = set(self.uuids.values())
 
-    def fence(self, uuid):
-        self.fenced.append(uuid)
-        return self.says
+    def certain(self, failed):
+        self.fenced.append(failed)
+        return [*failed] if self.says else []
 
     def look(self):
-        self.relocating.look(self.fence)
+        self.relocating.look(self.certain)
 
     def runs(self, end=2 * INTERVAL, name='one', **wanted):
         """A lease on a host, and its server, which runs there."""
@@ -78,9 +78,12 @@ class TestEvacuating(RelocatingTestCase):
         lease, server_id = self.runs()
         self.fail()
         self.look()
-        self.assertEqual(([(server_id, None)], [], [self.uuid_of('one')]), (
-            self.cloud.evacuations, self.cloud.moves, self.fenced))
+        self.assertEqual(
+            ([(server_id, None)], [], [{self.uuid_of('one'): True}]),
+            (self.cloud.evacuations, self.cloud.moves, self.fenced))
         self.assertEqual([relocating.AGAIN], self.due())
+        self.assertEqual([1], self.scalars(
+            models.Booking.relocate_tries, models.Booking.outage.is_(None)))
         self.assertIs(True, self.get(lease)['reservations'][0][
             'missing_resources'])
         # It is on its way.
@@ -110,14 +113,16 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
-    def test_a_lease_of_which_more_is_there_is_degraded_yet(self):
-        lease, first, _second = self.runs(count=2)
+    def test_a_lease_of_many_is_healed_with_the_last_one(self):
+        lease, *servers = self.runs(count=2)
         self.fail()
         self.look()
         self.assertEqual(2, len(self.cloud.evacuations))
-        self.cloud.arrive(first, self.uuid_of('two'))
-        self.lifecycle.observing.check(first)
-        self.assertEqual(('lease.degraded', lease['id']), self.notified[-1])
+        for server_id, told in zip(servers, (0, 1), strict=True):
+            self.cloud.arrive(server_id, self.uuid_of('two'))
+            self.lifecycle.observing.check(server_id)
+            self.assertEqual(told, self.notified.count(
+                ('lease.healed', lease['id'])))
 
     def test_nothing_is_where_nobody_wants_that(self):
         self.runs()
@@ -131,27 +136,32 @@ class TestEvacuating(RelocatingTestCase):
         self.fail()
         self.says = False
         self.look()
-        self.clock.advance(59)
         self.look()
-        self.assertEqual(([], 1), (
-            self.cloud.evacuations, len(self.fenced)))
-        # One answer for all that is there, and not for ever.
+        self.assertEqual([], self.cloud.evacuations)
+        # It is told once.
+        self.assertEqual(1, self.log.output.count('force its nova-compute'))
         self.says = True
-        self.clock.advance(1)
         self.look()
-        self.assertEqual((1, 2), (
-            len(self.cloud.evacuations), len(self.fenced)))
+        self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_nobody_fences_what_its_operator_is_at(self):
+        self.runs()
+        self.take(start=0)
+        self.fail()
+        self.says = False
+        self.look()
+        self.assertEqual([{self.uuid_of('one'): False}], self.fenced)
 
     def test_nothing_is_while_it_cannot_be_asked_whether_it_is(self):
         self.runs()
         self.fail()
 
-        def fence(_uuid):
+        def certain(_failed):
             raise errors.CloudUnavailable('No.')
 
-        self.relocating.look(fence)
+        self.relocating.look(certain)
         self.assertEqual([], self.cloud.evacuations)
-        self.assertIn('is not known', self.log.output)
+        self.assertIn('is not known now: No.', self.log.output)
 
     def test_one_that_stays_is_asked_for_again_after_a_while(self):
         _lease, server_id = self.runs()
@@ -164,11 +174,50 @@ class TestEvacuating(RelocatingTestCase):
         self.clock.advance(1)
         self.look()
         self.assertEqual(2, len(self.cloud.evacuations))
+        # And then after twice as long, as it may be asked for in vain.
+        self.cloud.arrive(server_id)
+        self.clock.advance(2 * relocating.AGAIN - 1)
+        self.look()
+        self.assertEqual(2, len(self.cloud.evacuations))
+        self.clock.advance(1)
+        self.look()
+        self.assertEqual(3, len(self.cloud.evacuations))
+
+    def test_one_that_is_busy_for_long_is_told_of(self):
+        self.runs()
+        self.fail()
+        self.look()
+        self.assertNotIn(relocating.BUSY, self.log.output)
+        self.clock.advance(relocating.AGAIN)
+        self.look()
+        self.assertIn(relocating.BUSY, self.log.output)
+
+    def test_no_two_are_asked_to_go_where_one_can(self):
+        """The books know where the first one goes only a moment later."""
+        servers = [self.runs()[1] for _number in range(2)]
+        self.runs(name='two')
+        self.fail()
+        self.look()
+        (first, _to), = self.cloud.evacuations
+        second, = set(servers) - {first}
+        self.assertIn(rebinding.NO_ROOM, self.log.output)
+        self.cloud.arrive(first)
+        self.clock.advance(30)
+        self.look()
+        # It has not left, and is no more in the way.
+        self.assertEqual([first, second], [
+            one for one, _to in self.cloud.evacuations])
 
     def test_one_that_never_was_asked_for_comes_first(self):
         servers = [self.runs()[1] for _number in range(2)]
         self.fail()
-        with mock.patch.object(relocating, '_AT_ONCE', 1):
+        look = self.cloud.look
+
+        def slowly(server_id):
+            self.clock.advance(relocating._WORK + 1)
+            return look(server_id)
+
+        with mock.patch.object(self.cloud, 'look', slowly):
             self.look()
             (first, _to), = self.cloud.evacuations
             self.cloud.arrive(first)
@@ -183,7 +232,7 @@ class TestEvacuating(RelocatingTestCase):
         other, ask = self.new_relocating(INTERVAL), self.relocating._ask
 
         def first(stay):
-            other.look(self.fence)
+            other.look(self.certain)
             self.cloud.arrive(stay.server_id)
             ask(stay)
 
@@ -220,10 +269,10 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([], self.cloud.evacuations)
         other = self.new_relocating(INTERVAL)
         self.clock.advance(relocating.AGAIN - 1)
-        other.look(self.fence)
+        other.look(self.certain)
         self.assertEqual([], self.cloud.evacuations)
         self.clock.advance(1)
-        other.look(self.fence)
+        other.look(self.certain)
         self.assertEqual([(server_id, None)], self.cloud.evacuations)
 
     def test_without_another_host_it_waits_for_one(self):
@@ -337,13 +386,46 @@ class TestMaintenance(RelocatingTestCase):
         self.at(server_id, busy=True)
         self.assertEqual([(lease['id'], 'It has a task under way.')],
                          self.promised())
-        self.at(server_id, busy=False)
+        self.at(server_id, host=self.uuid_of('two'))
+        self.assertEqual([(lease['id'], '')], self.promised())
+        self.at(server_id, host=self.uuid_of('one'))
         self.runs(name='two', count=2)
         self.assertEqual([(lease['id'], rebinding.NO_ROOM)], self.promised())
         self.cloud.broken['targets'] = errors.CloudUnavailable('No.')
         self.assertEqual([
             (lease['id'], 'Whether it can is not known now: No.')],
             self.promised())
+
+    def test_those_of_one_lease_are_judged_together(self):
+        lease, *_servers = self.runs(count=2)
+        self.runs(name='two')
+        self.assertEqual([(lease['id'], ''), (lease['id'], rebinding.NO_ROOM)],
+                         sorted(self.promised()))
+
+    def test_who_was_listed_stays_when_the_host_is_given_back(self):
+        self.runs()
+        self.take()
+        ask = self.relocating._ask
+
+        def late(stay):
+            self.maintenance.give_back('one')
+            ask(stay)
+
+        with mock.patch.object(self.relocating, '_ask', late):
+            self.look()
+        self.assertEqual([], self.cloud.moves)
+
+    def test_what_has_failed_comes_first(self):
+        self.with_host('three', VCPU=2)
+        self.runs()
+        _lease, server_id = self.runs(name='three')
+        self.take()
+        self.fail('three')
+        order = []
+        with mock.patch.object(self.relocating, '_ask', order.append):
+            self.look()
+        self.assertEqual([True, False], [stay.failed for stay in order])
+        self.assertEqual(server_id, order[0].server_id)
 
     def test_those_that_are_apart_stay_so(self):
         self.with_host('three', VCPU=2)

@@ -11,6 +11,7 @@
 #    under the License.
 
 
+import contextlib
 import threading
 import types
 
@@ -42,6 +43,21 @@ class Rack(monitors.Monitor):
         return self.seen
 
 
+class WaitedClock(clocks.ManualClock):
+    """One that tells when somebody begins to wait.
+
+    :ivar waits: how often somebody has
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.waits = threading.Semaphore(0)
+
+    def wait(self, event, until):
+        self.waits.release()
+        super().wait(event, until)
+
+
 class MonitorsTestCase(base.TestCase):
 
     options = {}
@@ -53,7 +69,7 @@ class MonitorsTestCase(base.TestCase):
             'blazar_nova.resources.extensions.load',
             lambda group, base: {'rack': self.rack, 'other': self.other}))
         self.believed = []
-        self.clock = clocks.ManualClock()
+        self.clock = WaitedClock()
         options = {'enable_notification_monitor': True,
                    'enable_polling_monitor': True, 'polling_interval': 60,
                    **self.options}
@@ -92,6 +108,7 @@ class TestRunning(MonitorsTestCase):
         self.addCleanup(self.monitors.suspected.set)
         self.addCleanup(stopping.set)
         self.assert_looked()
+        self.assertTrue(self.clock.waits.acquire(timeout=30))
 
     def assert_looked(self):
         self.assertTrue(self.rack.looked.acquire(timeout=30))
@@ -143,3 +160,83 @@ class TestNotPushed(MonitorsTestCase):
     def test_what_is_told_is_nothing(self):
         self.monitors.tell('rack.power')
         self.assertFalse(self.monitors.suspected.is_set())
+
+
+class Controllers(monitors.Monitor):
+    """One that fences hosts, and takes its time."""
+
+    def __init__(self, says=True):
+        self.says = says
+        self.asked = []
+        self.goes_on = threading.Event()
+
+    def look(self, parts):
+        return {}
+
+    def fence(self, parts, host):
+        self.asked.append(host)
+        assert self.goes_on.wait(30)
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+class TestFencing(base.TestCase):
+
+    def fencing(self, **by_name):
+        self.clock = clocks.ManualClock()
+        self.done = []
+        for where in ('blazar_nova.compat.hosts.force_down',
+                      'blazar_core.books.outages.note_fenced'):
+            self.useFixture(fixtures.MonkeyPatch(
+                where, lambda *what, where=where: self.done.append(
+                    (where.rpartition('.')[2], *what[-2:]))))
+        found = monitors.Fencing(types.SimpleNamespace(
+            clock=self.clock, database=types.SimpleNamespace(
+                begin=contextlib.nullcontext)), by_name)
+        self.addCleanup(self.over, found)
+        return found
+
+    def over(self, fencing):
+        for thread in fencing._threads.values():
+            thread.join(30)
+            self.assertFalse(thread.is_alive())
+
+    def test_each_host_is_fenced_by_itself_and_then_said_to_be_down(self):
+        slow = Controllers()
+        fencing = self.fencing(slow=slow)
+        for host in 'one', 'two', 'one':
+            fencing.begin(f'uuid-{host}', host)
+        slow.goes_on.set()
+        self.over(fencing)
+        self.assertEqual(['one', 'two'], sorted(slow.asked))
+        self.assertEqual(
+            {('force_down', 'one'), ('force_down', 'two'),
+             *(('note_fenced', f'uuid-{host}', self.clock.now())
+               for host in ('one', 'two'))},
+            set(self.done))
+
+    def test_one_that_is_not_sure_is_asked_again_after_a_while(self):
+        for says in False, KeyError('a bug'), errors.CloudUnavailable('No.'):
+            unsure = Controllers(says)
+            unsure.goes_on.set()
+            fencing = self.fencing(unsure=unsure)
+            for seconds in 0, 59, 1:
+                self.clock.advance(seconds)
+                fencing.begin('uuid', 'one')
+                self.over(fencing)
+            self.assertEqual(['one', 'one'], unsure.asked)
+            self.assertEqual([], self.done)
+
+    def test_so_many_at_the_same_time(self):
+        slow = Controllers()
+        fencing = self.fencing(slow=slow)
+        for number in range(20):
+            fencing.begin(f'uuid-{number}', f'host{number}')
+        self.assertEqual(16, len(fencing._threads))
+        slow.goes_on.set()
+
+    def test_who_only_looks_is_not_asked(self):
+        fencing = self.fencing(rack=Rack())
+        fencing.begin('uuid', 'one')
+        self.assertEqual({}, fencing._threads)

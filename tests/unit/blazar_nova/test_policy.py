@@ -52,6 +52,9 @@ LEAST = {
     'blazar:oshosts:get_allocations': 'admin',
     'blazar:oshosts:get_resource_properties': 'reader',
     'blazar:oshosts:patch_resource_properties': 'admin',
+    'blazar:maintenance:get': 'admin',
+    'blazar:maintenance:put': 'admin',
+    'blazar:maintenance:delete': 'admin',
 }
 
 

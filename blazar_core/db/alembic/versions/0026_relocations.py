@@ -25,3 +25,5 @@ down_revision = '0025'
 
 def upgrade() -> None:
     op.add_column('bookings', sa.Column('relocate_at', sa.BigInteger))
+    op.add_column('bookings', sa.Column('relocate_tries', sa.Integer))
+    op.add_column('outages', sa.Column('fenced_at', sa.BigInteger))

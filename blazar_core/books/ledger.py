@@ -116,13 +116,16 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
         new, stranded_at=row.stranded_at)
 
 
-def follow(booking: models.Booking, host_id: int) -> list[Edit]:
+def follow(booking: models.Booking, host_id: int, swap: bool = True,
+           ) -> list[Edit]:
     """A booking goes where its server does.
 
     Whose place it takes there gets its own, so that both have one.
+
+    :param swap: false: nobody gets its own, as that host is away
     """
     edits = [Edit(booking, new_of(booking, host_id=host_id))]
-    if booking.host_id is not None:
+    if booking.host_id is not None and swap:
         edits += [
             Edit(other, new_of(other, host_id=booking.host_id))
             for other in booking.reservation.bookings

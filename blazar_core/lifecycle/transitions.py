@@ -20,6 +20,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import holding
 from blazar_core.books import ledger
+from blazar_core.books import outages
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import views
@@ -168,8 +169,9 @@ def follow(session: orm.Session, lease: models.Lease, booking: models.Booking,
     LOG.info('Lease %s: server %s stands on host %s, its booking follows',
              lease.id, booking.server_id, new[0].name)
     left = booking.host_id
-    ledger.amend(session, now,
-                 ledger.follow(booking, new[0].id), force=True)
+    ledger.amend(session, now, ledger.follow(
+        booking, new[0].id, left is None or not outages.on_host(
+            session.connection(), left, now)), force=True)
     booking.moving_to = None
     if left and (booking.reservation.params or {}).get('affinity'):
         _bring_along(session, booking, left, now)

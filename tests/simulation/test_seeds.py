@@ -33,9 +33,9 @@ DAILY = 5
 #: that seeds have found is among them, and has a unit test that says what was
 #: wrong.
 MISSED = {'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'copied': 1,
-          'image': 1, 'undo': 3, 'again': 4, 'orphans': 4, 'guests': 5,
-          'generation': 5, 'servers': 6, 'room': 10, 'clean': 13, 'used': 13,
-          'between': 17, 'deadline': 18, 'held': 35, 'judged': 43, 'twice': 93}
+          'image': 1, 'generation': 1, 'servers': 1, 'room': 1, 'clean': 1,
+          'between': 1, 'undo': 3, 'guests': 4, 'judged': 4, 'used': 4,
+          'orphans': 5, 'deadline': 7, 'again': 12, 'twice': 13, 'held': 38}
 
 
 #: What runs seeds on another day.

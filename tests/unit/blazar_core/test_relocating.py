@@ -124,6 +124,25 @@ class TestEvacuating(RelocatingTestCase):
             self.assertEqual(told, self.notified.count(
                 ('lease.healed', lease['id'])))
 
+    def test_nobody_gets_its_place_on_a_host_that_is_away(self):
+        for name in self.uuids:
+            self.with_host(name, VCPU=8)
+        for away in self.fail, lambda name: self.take(name, start=0):
+            lease = self.reserve(0, INTERVAL, self.places(2, affinity=False),
+                                 active=True)
+            server_id, = self.occupy(lease)
+            here = self.host_of(server_id)
+            there, = set(self.uuids) - {here}
+            self.at(server_id, state=State.RUNNING, host=self.uuid_of(here))
+            self.lifecycle.observing.check(server_id)
+            away(here)
+            self.at(server_id, host=self.uuid_of(there))
+            self.lifecycle.observing.check(server_id)
+            self.assertEqual([there, there], self.hosts_of(lease))
+            self.see(**dict.fromkeys(self.uuids))
+            self.clock.advance(test_health.BACK)
+            self.see(**dict.fromkeys(self.uuids))
+
     def test_nothing_is_where_nobody_wants_that(self):
         self.runs()
         self.fail()

@@ -193,9 +193,12 @@ class Relocating:
         if why is None or why == BUSY and not stay.tries:
             return
         if why == '':
+            if not self._write(
+                    stay, self._clock.now() + _pause(tries), tries):
+                # The host is there again.
+                return
             LOG.info('Lease %s: server %s is to leave host %s, which is away',
                      stay.lease_id, stay.server_id, stay.name)
-            self._write(stay, self._clock.now() + _pause(tries), tries)
             why = self._cloud.evacuate(
                 stay.server_id, stay.lease_id, deadline,
             ) if stay.failed else self._cloud.move(

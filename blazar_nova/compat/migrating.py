@@ -188,7 +188,7 @@ class Migrating(acting.Acting):
         def still() -> None:
             if deadline.passed():
                 raise _TooLate('this process stood still.')
-            if instance.host != source or not is_down(
+            if instance.host != source or not _is_down(
                     objects.Service.get_by_compute_host(context, source)):
                 raise _TooLate(f'nova-compute on {source} is not forced '
                                f'down, or is heard of.')
@@ -256,7 +256,7 @@ def _evacuating(still: ty.Callable[[], None]) -> ty.Any:
     return api
 
 
-def is_down(service: ty.Any) -> bool:
+def _is_down(service: ty.Any) -> bool:
     """Whether it is certain that a nova-compute runs nothing: somebody has
     forced it down, and it does not report either.
     """

@@ -434,6 +434,19 @@ class TestMaintenance(RelocatingTestCase):
             self.look()
         self.assertEqual([], self.cloud.moves)
 
+    def test_so_it_does_when_it_is_given_back_even_later(self):
+        self.runs()
+        self.take()
+        targets = self.cloud.targets
+
+        def late(server_id):
+            self.maintenance.give_back('one')
+            return targets(server_id)
+
+        with mock.patch.object(self.cloud, 'targets', late):
+            self.look()
+        self.assertEqual([], self.cloud.moves)
+
     def test_what_has_failed_comes_first(self):
         self.with_host('three', VCPU=2)
         self.runs()

@@ -477,6 +477,16 @@ POST   /v1/os-hosts/properties/gpu   405   405    405   405    401     401
 PUT    /v1/os-hosts/properties/gpu   405   405    405   405    401     401
 PATCH  /v1/os-hosts/properties/gpu   403   403    403   400    401     401
 DELETE /v1/os-hosts/properties/gpu   405   405    405   405    401     401
+GET    /v1/maintenance               403   403    403   200    401     401
+POST   /v1/maintenance               405   405    405   405    401     401
+PUT    /v1/maintenance               405   405    405   405    401     401
+PATCH  /v1/maintenance               405   405    405   405    401     401
+DELETE /v1/maintenance               405   405    405   405    401     401
+GET    /v1/maintenance/nowhere       403   403    403   404    401     401
+POST   /v1/maintenance/nowhere       405   405    405   405    401     401
+PUT    /v1/maintenance/nowhere       403   403    403   400    401     401
+PATCH  /v1/maintenance/nowhere       405   405    405   405    401     401
+DELETE /v1/maintenance/nowhere       403   403    403   404    401     401
 GET    /v1/floatingips               501   501    501   501    401     401
 POST   /v1/floatingips               501   501    501   501    401     401
 GET    /v1/floatingips/{nothing}     501   501    501   501    401     401

@@ -334,36 +334,40 @@ _OTHER = notes.Outage.__table__.alias('other')
 _HOST = notes.Outage.host_id
 #: The servers of leases that run on hosts that have failed, or of others
 #: where these are in maintenance.
-_LEAVING = sa.select(
-    _BOOKING.id, _BOOKING.server_id, _BOOKING.resources, _BOOKING.relocate_at,
+_STAYING = sa.select(
+    _BOOKING.id, _BOOKING.server_id, _BOOKING.relocate_at,
     _BOOKING.relocate_tries, notes.Outage.kind, models.Host.uuid,
     models.Host.name, _LEASE.id.label('lease_id'), _LEASE.created_at,
     sa.exists().where(
         _OTHER.c.host_id == _HOST, _OTHER.c.kind == outages.MAINTENANCE,
         _OTHER.c.began_at <= sa.bindparam('now')).label('taken'),
-).select_from(notes.Outage).join(
+).select_from(notes.Outage).join(_AWAY, sa.and_(
+    _AWAY.c.host_id == _HOST, _AWAY.c.outage == notes.Outage.kind)).join(
     models.Booking, _BOOKING.host_id == _HOST).join(
     models.Host, models.Host.id == _HOST).join(
     models.Reservation, models.Reservation.id == _BOOKING.reservation_id).join(
     models.Lease, _LEASE.id == models.Reservation.lease_id).where(
+        notes.Outage.kind.in_(sa.bindparam('kinds', expanding=True)),
+        _AWAY.c.start_date <= sa.bindparam('soon'),
+        _AWAY.c.end_date > sa.bindparam('now'),
+        _BOOKING.end_date > _AWAY.c.start_date,
         _BOOKING.server_id.is_not(None), _BOOKING.running,
-        _LEASE.status.not_in(states.ENDING), _LEASE.deleted_at.is_(None))
-_STAYING = _LEAVING.join(_AWAY, sa.and_(
-    _AWAY.c.host_id == _HOST, _AWAY.c.outage == notes.Outage.kind)).where(
-    notes.Outage.kind.in_(sa.bindparam('kinds', expanding=True)),
-    _AWAY.c.start_date <= sa.bindparam('soon'),
-    _AWAY.c.end_date > sa.bindparam('now'),
-    _BOOKING.end_date > _AWAY.c.start_date,
-    sa.or_(notes.Outage.kind == outages.FAILURE,
-           ~sa.exists().where(
-               _OTHER.c.host_id == _HOST, _OTHER.c.kind == outages.FAILURE,
-               _OTHER.c.began_at.is_not(None))),
-    sa.or_(_BOOKING.relocate_at.is_(None),
-           _BOOKING.relocate_at <= sa.bindparam('now'),
-           _BOOKING.relocate_at > sa.bindparam('latest')))
-_ON_THE_WAY = _LEAVING.where(
-    _BOOKING.relocate_tries > 0, _BOOKING.moving_to.is_(None),
-    _BOOKING.relocate_at > sa.bindparam('now'))
+        _LEASE.status.not_in(states.ENDING), _LEASE.deleted_at.is_(None),
+        sa.or_(notes.Outage.kind == outages.FAILURE,
+               ~sa.exists().where(
+                   _OTHER.c.host_id == _HOST,
+                   _OTHER.c.kind == outages.FAILURE,
+                   _OTHER.c.began_at.is_not(None))),
+        sa.or_(_BOOKING.relocate_at.is_(None),
+               _BOOKING.relocate_at <= sa.bindparam('now'),
+               _BOOKING.relocate_at > sa.bindparam('latest')))
+#: What was asked for, and may be on its way from a host that is away.
+_ON_THE_WAY = sa.select(
+    _BOOKING.id, _BOOKING.resources, _BOOKING.relocate_at,
+    _BOOKING.relocate_tries, models.Host.uuid,
+).join(models.Host, models.Host.id == _BOOKING.host_id).where(
+    _BOOKING.host_id.in_(sa.select(_HOST)), _BOOKING.relocate_tries > 0,
+    _BOOKING.moving_to.is_(None), _BOOKING.relocate_at > sa.bindparam('now'))
 _TAKE = sa.update(models.Booking.__table__).where(
     _BOOKING.id == sa.bindparam('booking'),
     _BOOKING.server_id == sa.bindparam('of'),

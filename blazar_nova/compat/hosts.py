@@ -242,6 +242,13 @@ class ServiceState(ty.NamedTuple):
     forced_down: bool
     heard: bool
 
+    @property
+    def surely_down(self) -> bool:
+        """Whether it is certain that nothing runs there: somebody has sworn
+        it, and nothing speaks against that.
+        """
+        return self.forced_down and not self.heard
+
 
 def service_states() -> dict[str, ServiceState]:
     """What Nova says of each nova-compute, by its host; nothing of those of a

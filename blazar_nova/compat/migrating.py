@@ -131,7 +131,7 @@ class Migrating(acting.Acting):
               deadline: clouds.Deadline) -> str:
         context = self._for_lease(lease_id)
         name = None if host is None else next(
-            (one.service_host for one in hosts.all_hosts()[0]
+            (one.service_host for one in self._hosts()[0]
              if one.uuid == host), None)
         if host is not None and name is None:
             return 'Nova does not know the host to which it is to go.'
@@ -188,8 +188,9 @@ class Migrating(acting.Acting):
         def still() -> None:
             if deadline.passed():
                 raise _TooLate('this process stood still.')
-            if instance.host != source or not _is_down(
-                    objects.Service.get_by_compute_host(context, source)):
+            if instance.host != source or not hosts.state_of(
+                    objects.Service.get_by_compute_host(
+                        context, source)).surely_down:
                 raise _TooLate(f'nova-compute on {source} is not forced '
                                f'down, or is heard of.')
 
@@ -254,14 +255,6 @@ def _evacuating(still: ty.Callable[[], None]) -> ty.Any:
     api = compute_api.API()
     api.compute_task_api = _Sender(still)
     return api
-
-
-def _is_down(service: ty.Any) -> bool:
-    """Whether it is certain that a nova-compute runs nothing: somebody has
-    forced it down, and it does not report either.
-    """
-    state = hosts.state_of(service)
-    return state.forced_down and not state.heard
 
 
 def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:

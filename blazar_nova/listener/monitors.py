@@ -177,9 +177,9 @@ class Monitors:
         states, certain = hosts.service_states(), set()
         for row in rows:
             state = states.get(row.service_host)
-            if state is None or state.up or state.heard:
+            if state is None or state.heard:
                 continue
-            if state.forced_down:
+            if state.surely_down:
                 certain.add(row.uuid)
             elif failed[row.uuid] and row.fenced_at is None:
                 self._fencing.begin(row.uuid, row.service_host)

@@ -50,6 +50,25 @@ class Failing:
         self.listener.watch.look()
         self.listener.engine.run_due()
 
+    def runs(self, name, hints=None, **boot):
+        """A server with a lease that runs; as an admin sees it.
+
+        :param hints: beside those of the lease
+        """
+        server = self.boot_active(name, hints={
+            **self.lease_hints(name), **(hints or {})}, **boot)
+        self.run_due()
+        self.fill_books()
+        return server
+
+    def leaves(self, server):
+        """Wait until a server has left its host, and the books know."""
+        self.wait_for(lambda: self.admin.get_server(server['id'])[
+            'OS-EXT-SRV-ATTR:host'] != server['OS-EXT-SRV-ATTR:host'],
+            what='it is elsewhere')
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.listener.mirror.compare_all()
+
     def back(self, host):
         """It is up again, and has been so for long enough."""
         self.force_down(host, False)
@@ -89,13 +108,6 @@ class HealthTest(Failing, leased.LeasedTestCase):
         server = self.wait_for_status(soon, 'ACTIVE')
         self.assertEqual(other, server['OS-EXT-SRV-ATTR:host'])
 
-    def runs(self, name, **boot):
-        """A server with a lease that runs; as an admin sees it."""
-        server = self.boot_active(name, hints=self.lease_hints(name), **boot)
-        self.run_due()
-        self.fill_books()
-        return server
-
     def relocate(self):
         self.listener.parts.relocating.look(self.listener.monitors.certain)
 
@@ -109,14 +121,6 @@ class HealthTest(Failing, leased.LeasedTestCase):
     def service(self, host):
         return objects.Service.get_by_compute_host(
             nova_context.get_admin_context(), host)
-
-    def leaves(self, server):
-        """Wait until a server has left its host, and the books know."""
-        self.wait_for(lambda: self.admin.get_server(server['id'])[
-            'OS-EXT-SRV-ATTR:host'] != server['OS-EXT-SRV-ATTR:host'],
-            what='it is elsewhere')
-        self.wait_for_status(server['id'], 'ACTIVE')
-        self.listener.mirror.compare_all()
 
     def evacuations(self):
         return objects.MigrationList.get_by_filters(
@@ -148,6 +152,9 @@ class HealthTest(Failing, leased.LeasedTestCase):
 
     def asks(self, server, seconds=20):
         """Ask Nova as who has written that he is about to."""
+        # Services that are stopped while they are at it never end.
+        self.addCleanup(self.wait_for, lambda: self.task_of(server) is None,
+                        what='nobody is at it')
         return self.listener.parts.cloud.evacuate(
             server['id'], self.lease('vm1')['id'], clouds.Deadline(
                 self.listener.parts.clock, seconds))
@@ -158,8 +165,10 @@ class HealthTest(Failing, leased.LeasedTestCase):
     def test_who_is_too_late_does_not_evacuate(self):
         server = self.runs('vm1')
         host = server['OS-EXT-SRV-ATTR:host']
-        self.fall_silent(host)
         self.force_down(host)
+        # It is heard of all the same.
+        self.assertIn('is heard of', self.asks(server))
+        self.fall_silent(host)
         self.assertEqual('this process stood still.', self.asks(server, -1))
         # So it is where Nova itself has stood still.
         records = objects.RequestSpec.get_by_instance_uuid
@@ -185,13 +194,20 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertEqual('', self.asks(server))
         self.leaves(server)
 
+    def test_what_nova_does_not_evacuate_stays(self):
+        server = self.runs('vm1')
+        self.admin.post_server_action(server['id'], {'pause': None})
+        self.wait_for_status(server['id'], 'PAUSED')
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.fall_silent(host)
+        self.force_down(host)
+        # It has no task for a moment either.
+        self.assertIn('nothing that is paused', self.asks(server))
+
     def test_what_is_with_others_by_a_group_stays(self):
         group = self.alice.post_server_groups(
             {'name': 'group', 'policy': 'affinity'})
-        server = self.boot_active('vm1', hints={
-            **self.lease_hints('vm1'), 'group': group['id']})
-        self.run_due()
-        self.fill_books()
+        server = self.runs('vm1', {'group': group['id']})
         host = server['OS-EXT-SRV-ATTR:host']
         self.fall_silent(host)
         self.force_down(host)
@@ -236,7 +252,6 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertIn('is not forced down', self.asks(server))
         self.assertEqual(0, len(self.evacuations()))
         says.append(True)
-        self.clock.advance(60)
         fencing._again.clear()
         self.assertEqual(frozenset(), certain())
         self.assertIs(True, self.service(host).forced_down)
@@ -403,10 +418,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertIn(f'Host {booked} is free of leases.', text)
 
     def test_what_runs_there_is_named_first(self):
-        server = self.boot_active('vm1', hints=self.lease_hints('vm1'),
-                                  metadata={'blazar:keep': 'true'})
-        self.run_due()
-        self.fill_books()
+        server = self.runs('vm1', metadata={'blazar:keep': 'true'})
         host = server['OS-EXT-SRV-ATTR:host']
         code, text = self.maintain(host)
         self.assertEqual(1, code)
@@ -431,10 +443,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         # It moves as always, and the filter knows where to.
         self.admin.post_server_action(server['id'], {'os-migrateLive': {
             'host': None, 'block_migration': 'auto'}})
-        self.wait_for(lambda: self.admin.get_server(server['id'])[
-            'OS-EXT-SRV-ATTR:host'] != host, what='it has moved')
-        self.wait_for_status(server['id'], 'ACTIVE')
-        self.listener.mirror.compare_all()
+        self.leaves(server)
         code, text = self.maintain(host, None, '--wait')
         self.assertEqual(0, code, text)
         # What is not said is as before.
@@ -451,22 +460,13 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertEqual([], self.books('SELECT * FROM outages'))
 
     def test_what_runs_there_is_moved(self):
-        server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
-        self.run_due()
-        self.fill_books()
+        server = self.runs('vm1')
         host = server['OS-EXT-SRV-ATTR:host']
         code, text = self.maintain(host)
         self.assertEqual(0, code, text)
         self.assertIn('1 bookings: 1 go to other hosts, 0 do not.', text)
         self.listener.parts.relocating.look()
-
-        def is_elsewhere():
-            seen = self.admin.get_server(server['id'])
-            return seen['status'] == 'ACTIVE' and (
-                seen['OS-EXT-SRV-ATTR:host'] != host)
-
-        self.wait_for(is_elsewhere, what='it has moved')
-        self.listener.mirror.compare_all()
+        self.leaves(server)
         code, text = self.maintain(host, None, '--wait')
         self.assertEqual(0, code, text)
         self.assertIn(f'Host {host} is free of leases.', text)

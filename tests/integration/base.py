@@ -543,6 +543,15 @@ class IntegrationTestCase(testtools.TestCase):
             # Nothing was ever made there.
             return
 
+    def force_down(self, host: str, down: bool = True) -> None:
+        """Say that a nova-compute is down, as its operator does, or is not
+        any more.
+        """
+        service_id, = (one['id'] for one in self.admin(
+            'GET', '/os-services?binary=nova-compute')['services']
+            if one['host'] == host)
+        self.admin('PUT', f'/os-services/{service_id}', {'forced_down': down})
+
     def guests(self, server_id: str) -> list[str]:
         """The hosts on which a server has a guest."""
         return [host for host in self.cloud.hosts() if os.path.exists(

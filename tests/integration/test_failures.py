@@ -147,16 +147,8 @@ class FailuresTest(test_crash.CrashTestCase):
         self.new_listener()
         server_id, failing = self.runs()
         process = self.cloud.hosts()[failing]
-        service_id, = (one['id'] for one in self.admin(
-            'GET', '/os-services?binary=nova-compute')['services']
-            if one['host'] == failing)
-
-        def force_down(down: bool) -> None:
-            self.admin('PUT', f'/os-services/{service_id}',
-                       {'forced_down': down})
-
         self.addCleanup(self.cloud.restart, process)
-        self.addCleanup(force_down, False)
+        self.addCleanup(self.force_down, failing, False)
         self.cloud.kill(process)
         self.wait_for(self.outages, 'the host has failed')
         # It is long past the time at which it would be, were it certain.
@@ -165,7 +157,7 @@ class FailuresTest(test_crash.CrashTestCase):
                       'nothing is evacuated')
         self.assertEqual(([], [failing]), (
             self.evacuations(server_id), self.guests(server_id)))
-        force_down(True)
+        self.force_down(failing)
         other = self.wait_until_moved(server_id, failing)
         self.wait_for_server(server_id)
         (reservation,) = self.lease_of(server_id)['reservations']
@@ -175,7 +167,7 @@ class FailuresTest(test_crash.CrashTestCase):
         # Its guest is there yet, as on a disk that was not seen to.
         self.assertEqual({failing, other}, set(self.guests(server_id)))
         self.cloud.restart(process)
-        force_down(False)
+        self.force_down(failing, False)
         self.wait_for(lambda: self.guests(server_id) == [other],
                       'one guest is left')
         self.assertEqual(1, len(self.evacuations(server_id)))

@@ -183,19 +183,14 @@ class StayingTest(TwoHostsTestCase):
         """Away from a host that dies, and comes back."""
         host = self.host_of(server_id)
         name = self.cloud.hosts()[host]
-        service_id, = (one['id'] for one in self.admin(
-            'GET', '/os-services?binary=nova-compute')['services']
-            if one['host'] == host)
-        self.addCleanup(self.admin, 'PUT', f'/os-services/{service_id}',
-                        {'forced_down': False})
+        self.addCleanup(self.force_down, host, False)
         self.addCleanup(self.cloud.restart, name)
         self.cloud.kill(name)
-        self.admin('PUT', f'/os-services/{service_id}', {'forced_down': True})
+        self.force_down(host)
         self.act(server_id, 'evacuate', {})
         self.stays(server_id, 'ACTIVE', host)
         self.cloud.restart(name)
-        self.admin('PUT', f'/os-services/{service_id}',
-                   {'forced_down': False})
+        self.force_down(host, False)
         self.stays(server_id, 'ACTIVE', host)
 
     def outside(self) -> None:

@@ -130,18 +130,17 @@ class NoHostTest(test_crash.CrashTestCase):
     def test_a_start_waits_until_a_host_is_up(self):
         services = self.admin(
             'GET', '/os-services?binary=nova-compute')['services']
-        self.addCleanup(self.force_down, services, False)
-        self.force_down(services, True)
+        self.addCleanup(self.all_down, services, False)
+        self.all_down(services, True)
         server_id, lease_id = self.hold(starts_in=5, lasts=600)
         due = time.time() + 15
         self.wait_for(lambda: time.time() > due, 'it is due')
         self.assertEqual('PENDING', self.lease(lease_id)['status'])
         self.assertEqual('RESERVED', self.server(server_id)['status'])
-        self.force_down(services, False)
+        self.all_down(services, False)
         self.wait_for_status([lease_id], 'ACTIVE')
         self.assert_built_once(server_id)
 
-    def force_down(self, services, down):
+    def all_down(self, services, down):
         for service in services:
-            self.admin('PUT', f'/os-services/{service["id"]}',
-                       {'forced_down': down})
+            self.force_down(service['host'], down)

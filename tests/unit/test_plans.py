@@ -77,6 +77,8 @@ ASKING = (
     'blazar_core.test_purging.TestPurging',
     'blazar_core.test_purging.TestRecurring',
     'blazar_core.test_recurring.TestKept',
+    'blazar_core.test_relocating.TestEvacuating',
+    'blazar_core.test_relocating.TestMaintenance',
     'blazar_core.test_repeats.TestRepeats',
     'blazar_core.test_retrying.TestRetrying',
     'blazar_core.test_settings.SettingsTest',

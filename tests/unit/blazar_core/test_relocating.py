@@ -211,6 +211,13 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertIn(relocating.BUSY, self.log.output)
 
+    def test_a_clock_that_was_wrong_by_days_keeps_nobody_there(self):
+        lease, server_id = self.runs()
+        self.change(lease, relocate_at=NOW + 5 * 86400, relocate_tries=1)
+        self.fail()
+        self.look()
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+
     def test_no_two_are_asked_to_go_where_one_can(self):
         """The books know where the first one goes only a moment later."""
         servers = [self.runs()[1] for _number in range(2)]
@@ -393,6 +400,14 @@ class TestMaintenance(RelocatingTestCase):
         self.fail()
         self.look()
         self.assertEqual(([], [(server_id, None)]), (
+            self.cloud.moves, self.cloud.evacuations))
+
+    def test_where_the_host_fails_nobody_is_moved_as_it_runs(self):
+        self.runs()
+        self.take(start=0)
+        self.fail()
+        self.relocating.look()
+        self.assertEqual(([], []), (
             self.cloud.moves, self.cloud.evacuations))
 
     def test_it_is_named_what_would_not_be(self):

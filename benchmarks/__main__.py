@@ -36,8 +36,8 @@ from benchmarks import records
 
 #: The modules that are run, in this order.
 NAMES = ('search', 'upkeep', 'growth', 'availability', 'abuse', 'coldload',
-         'wide', 'admission', 'large', 'due', 'filters', 'planning',
-         'comparison')
+         'wide', 'admission', 'large', 'due', 'healing', 'filters',
+         'planning', 'comparison')
 #: Those that are run only when they are named.
 ON_REQUEST = ('boots',)
 

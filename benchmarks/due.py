@@ -39,6 +39,7 @@ from benchmarks import admission as admissions
 from benchmarks import records
 from benchmarks import servers
 from blazar_core.books import admission
+from blazar_core.books import strategies
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
@@ -99,13 +100,15 @@ def measure(name: str, place: servers.Place, count: int, action: float,
     yield records.Record(name, 'server_ms', 1000 * server / count)
 
 
-def book(url: str, key: str, count: int, due: int) -> None:
+def book(url: str, key: str, count: int, due: int,
+         strategy: strategies.Strategy = strategies.pack) -> None:
     """Make leases that start in one second."""
     clock = clocks.SystemClock()
     database = api.Database(databases.configuration(url))
     kinds = resources.Types({}, base.FakeType())
     leasing = leases.Leases(
-        database, clock, admission.Admission(database, clock), kinds)
+        database, clock, admission.Admission(database, clock, strategy),
+        kinds)
     sealed = vault.Vault([key]).seal('call')
     for number in range(count):
         leasing.making.create(making.NewLease(

@@ -17,6 +17,7 @@ in the database (:func:`blazar_core.books.ledger.amend`), which may say that
 the search was late: then it is done again, with other hosts first.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import typing as ty
@@ -98,20 +99,26 @@ class Admission:
         lags = iter([LAG])
 
         def attempt() -> R:
-            crowded, lag = self._crowded(), next(lags, 0)
+            crowded, lag = self.crowded(), next(lags, 0)
             picked = [self.pick_all(demands, window, last=crowded, lag=lag)
                       for demands, window in wanted]
-            try:
-                with self._database.begin() as connection:
-                    return write(connection, picked)
-            except api.LostRace as race:
-                # Another process is busy there: look elsewhere first.
-                self._lost[race.host_id] = self._clock.now()
-                raise
+            with self.deciding(), self._database.begin() as connection:
+                return write(connection, picked)
 
         return self._database.retried(attempt)
 
-    def _crowded(self) -> set[int]:
+    @contextlib.contextmanager
+    def deciding(self) -> ty.Iterator[None]:
+        """Somebody decides about hosts that were picked. Where another
+        process is busy there, others are looked for first.
+        """
+        try:
+            yield
+        except api.LostRace as race:
+            self._lost[race.host_id] = self._clock.now()
+            raise
+
+    def crowded(self) -> set[int]:
         """The ids of hosts about which others decided a moment ago.
 
         Processes that decide side by side would meet again and again on the
@@ -131,7 +138,8 @@ class Admission:
     def pick_all(self, demands: ty.Sequence[model.Demand],
                  window: model.Window, last: ty.Collection[int] = (),
                  instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
-                 kept: ty.Sequence[picking.Kept] = ()) -> picking.Picked:
+                 kept: ty.Sequence[picking.Kept] = (),
+                 coming: ty.Sequence[ty.Any] = ()) -> picking.Picked:
         """The id of a host for each server of demands; books nothing.
 
         Of a demand that is content with fewer, as many as there are.
@@ -142,6 +150,8 @@ class Admission:
             refused for what is
         :param kept: what has to fit beside them where it is; then no other
             start is looked for
+        :param coming: bookings that are decided together with this, and not
+            in the books yet
         :raises Refused: when they do not all fit
         """
         alike = _alike(demands)
@@ -150,27 +160,29 @@ class Admission:
                 demands[number].count for number in numbers))
             for numbers in alike]
         with self._picking.asked_for(
-                merged, lag, instead_of) as (timeline, merged):
+                merged, lag, instead_of, coming) as (timeline, merged):
             found = self._picking.together(
                 timeline, merged, window, last, kept)
         if not isinstance(found, picking.Short):
             return _dealt(found, alike, demands)
         if lag:
             return self.pick_all(
-                demands, window, last, instead_of, kept=kept)
+                demands, window, last, instead_of, kept=kept, coming=coming)
         refusal = self._refusal([demand.fewest() for demand in merged],
                                 window, found, instead_of, kept)
         self._explain(refusal, window)
         raise errors.Refused(refusal)
 
     def fits(self, demand: model.Demand, window: model.Window,
-             instead_of: ty.Sequence[ty.Any] = ()) -> int:
+             instead_of: ty.Sequence[ty.Any] = (),
+             coming: ty.Sequence[ty.Any] = ()) -> int:
         """How many servers of a demand there is room for; books nothing.
 
         :param instead_of: rows of bookings that would go in exchange
+        :param coming: as for :meth:`pick_all`
         """
         with self._picking.asked_for(
-                [demand], 0, instead_of) as (timeline, (demand,)):
+                [demand], 0, instead_of, coming) as (timeline, (demand,)):
             rooms = timeline.fits(
                 demand, window, self._picking.allowed(timeline, demand))
         return min(picking.most_of(demand, rooms), demand.count)

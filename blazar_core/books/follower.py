@@ -224,14 +224,21 @@ class Index:
         return self.judged
 
     @contextlib.contextmanager
-    def without(self, bookings: ty.Sequence[ty.Any]) -> ty.Iterator[None]:
-        """Within :meth:`fresh`: as if these bookings were not there."""
-        taken = [one for one in bookings if one.host_id in self.hosts]
-        self._apply_all(taken, -1)
+    def without(self, bookings: ty.Sequence[ty.Any],
+                coming: ty.Sequence[ty.Any] = ()) -> ty.Iterator[None]:
+        """Within :meth:`fresh`: as if these bookings were not there.
+
+        :param coming: others, as if they were
+        """
+        there, others = ([one for one in some if one.host_id in self.hosts]
+                         for some in (bookings, coming))
+        self._apply_all(there, -1)
+        self._apply_all(others, 1)
         try:
             yield
         finally:
-            self._apply_all(taken, 1)
+            self._apply_all(others, -1)
+            self._apply_all(there, 1)
 
     def _apply_all(self, bookings: ty.Iterable[ty.Any], sign: int) -> None:
         assert self._timeline is not None

@@ -50,7 +50,7 @@ from blazar_core.db import models
 
 __all__ = ['Edit', 'Full', 'NewBooking', 'OVERDUE', 'RESERVABLE', 'SEEN',
            'SHARED', 'Seen', 'TAKES', 'add', 'amend', 'decide', 'fits',
-           'follow', 'new_of', 'occupied']
+           'follow', 'hold', 'new_of', 'occupied']
 
 #: Seconds that a server which should be gone by now is expected to need yet.
 OVERDUE = 60
@@ -220,6 +220,23 @@ def _spelled_out(edits: ty.Iterable[Edit], hosts: ty.Iterable['Seen'],
     return spelled
 
 
+def hold(connection: sa.Connection, host_ids: ty.Collection[int]) -> bool:
+    """Where they are many, nobody else decides about hosts from now on until
+    the transaction is over: some other would always be faster, until the
+    retries are used up.
+
+    The sooner the better: PostgreSQL refuses what has changed since the
+    transaction read something first, and locks nothing of what it reads with
+    bookings before it has read all of that.
+
+    :returns: whether they are many
+    """
+    if len(host_ids) <= guarding.MANY:
+        return False
+    connection.execute(_LOCK, {'hosts': sorted(host_ids)}).all()
+    return True
+
+
 class _Change(ty.NamedTuple):
     """So much more (sign 1) or less (sign -1) on a host over a window."""
 
@@ -290,12 +307,7 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
             'until': max(one.end for one in wanted)}
     else:
         query, times = _ALONE, {}
-    if len(ids) > guarding.MANY:
-        # Nobody else decides about them until this is decided: of so many
-        # some other would always be faster, until the retries are used up.
-        # Alone first: PostgreSQL locks nothing of what is read below before
-        # it has read all of it, and refuses what has changed meanwhile.
-        connection.execute(_LOCK, {'hosts': sorted(ids)}).all()
+    if hold(connection, ids):
         query = query.with_for_update(of=_HOSTS)
     own = {row.id for row, _new in edits if row is not None}
     hosts: dict[int, Seen] = {}

@@ -67,15 +67,18 @@ class Picking:
 
     @contextlib.contextmanager
     def asked(self, lag: float, instead_of: ty.Sequence[ty.Any] = (),
+              coming: ty.Sequence[ty.Any] = (),
               ) -> ty.Iterator[timelines.Timeline]:
-        """The timeline, as if some bookings were not there."""
+        """The timeline, as if some bookings were not there and others were.
+        """
         with self._index.fresh(lag) as timeline:
-            with self._index.without(instead_of):
+            with self._index.without(instead_of, coming):
                 yield timeline
 
     @contextlib.contextmanager
     def asked_for(self, demands: ty.Sequence[model.Demand], lag: float,
                   instead_of: ty.Sequence[ty.Any] = (),
+                  coming: ty.Sequence[ty.Any] = (),
                   ) -> ty.Iterator[tuple[
                       timelines.Timeline, ty.Sequence[model.Demand]]]:
         """The same, with demands that name their hosts, as :meth:`named`.
@@ -85,7 +88,7 @@ class Picking:
         alike = self._index.judged
         while True:
             found = None if alike is None else _named(demands, alike)
-            with self.asked(lag, instead_of) as timeline:
+            with self.asked(lag, instead_of, coming) as timeline:
                 if found is not None and alike is self._index.alike():
                     yield timeline, found
                     return

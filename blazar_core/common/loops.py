@@ -29,11 +29,13 @@ _AFTER_FAILURE = 5
 
 
 def repeat(clock: clocks.Clock, stopping: threading.Event, seconds: int,
-           what: str, look: ty.Callable[[], object]) -> None:
+           what: str, look: ty.Callable[[], object],
+           news: threading.Event | None = None) -> None:
     """Look again and again, until it is stopped; a failure ends nothing.
 
     :param seconds: between two looks
     :param what: is looked for, for the log
+    :param news: when it is set, it is time to look; set it, too, to stop
     """
     while not stopping.is_set():
         pause = seconds
@@ -47,4 +49,7 @@ def repeat(clock: clocks.Clock, stopping: threading.Event, seconds: int,
             pause = max(seconds, _AFTER_FAILURE)
             LOG.exception('%s could not be found out; again in %s s',
                           what, pause)
-        clock.wait(stopping, clock.now() + pause)
+        clock.wait(news or stopping, clock.now() + pause)
+        if news is not None:
+            # Before it is asked whether to stop: both are said then.
+            news.clear()

@@ -246,18 +246,21 @@ def lock_as_read(connection: sa.Connection, lease: models.Lease) -> None:
         raise Outdated(f'lease {lease.id}')
 
 
-def lock(session: orm.Session, lease_id: str) -> None:
-    """Wait until no other process changes a lease, for one that reads nothing
-    of it then, or looks whether what it has read is so still.
+def lock(session: orm.Session, *lease_ids: str) -> None:
+    """Wait until no other process changes leases, for one that reads nothing
+    of them then, or looks whether what it has read is so still.
     """
-    session.connection().execute(_LOCK, {'lease': lease_id})
+    session.connection().execute(_LOCK, {'leases': lease_ids})
 
 
 _LEASES = models.Lease.__table__
 _LOCK = sa.update(_LEASES).where(
-    _LEASES.c.id == sa.bindparam('lease')).values(
+    _LEASES.c.id.in_(sa.bindparam('leases', expanding=True))).values(
         generation=_LEASES.c.generation + 1)
-_LOCK_AS_READ = _LOCK.where(_LEASES.c.generation == sa.bindparam('read'))
+_LOCK_AS_READ = sa.update(_LEASES).where(
+    _LEASES.c.id == sa.bindparam('lease'),
+    _LEASES.c.generation == sa.bindparam('read'),
+).values(generation=_LEASES.c.generation + 1)
 _FOUND = sa.select(models.Lease).where(
     models.Lease.id == sa.bindparam('lease'),
 ).execution_options(populate_existing=True)

@@ -20,6 +20,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
@@ -28,12 +29,31 @@ from blazar_core.leases import events
 from blazar_core.leases import views
 from blazar_core import resources
 
-__all__ = ['Binding', 'MISSING', 'exchanged', 'may_move']
+__all__ = ['Binding', 'MISSING', 'Move', 'exchanged', 'may_move']
 
 LOG = logging.getLogger(__name__)
 
 #: How the reason of a lease begins that has no room for what it promised.
 MISSING = 'What was promised does not fit any more. '
+
+
+class Move(ty.NamedTuple):
+    """Bookings of a lease are bound to other hosts.
+
+    :ivar seen: the generation of the lease when this was decided
+    :ivar hosts: by id of a booking, the id of its host; None: it has none,
+        and takes no room
+    :ivar reason: what is missing then, for readers of the lease
+    :ivar among: see :class:`ledger.NewBooking`
+    :ivar before: the ids of the hosts that they leave, as far as is known
+    """
+
+    lease_id: str
+    seen: int
+    hosts: ty.Mapping[int, int | None]
+    reason: str = ''
+    among: model.Among | None = None
+    before: ty.Collection[int | None] = ()
 
 
 class Binding:
@@ -45,54 +65,58 @@ class Binding:
         self._clock = clock
         self._types = types
 
-    def rebind(self, lease_id: str, seen: int,
-               hosts: ty.Mapping[int, int | None], reason: str = '',
-               among: model.Among | None = None) -> dict[str, ty.Any] | None:
-        """Bind bookings of a lease to other hosts; all of them, or none.
+    def rebind(self, *moves: Move) -> list[dict[str, ty.Any]] | None:
+        """Bind bookings of leases to other hosts; all of them, or none.
 
-        :param seen: the generation of the lease when this was decided
-        :param hosts: by id of a booking, the id of its host; None: it has
-            none, and takes no room
-        :param reason: what is missing then, for readers of the lease
-        :param among: see :class:`ledger.NewBooking`
-        :returns: the lease, with what was ``exchanged``: for each booking its
-            reservation, its server and the names of its hosts before and
-            after; None when it has changed meanwhile
-        :raises NotFound: when it was withdrawn
+        :param moves: one of each lease
+        :returns: each lease, with what was ``exchanged``: for each booking
+            its reservation, its server and the names of its hosts before and
+            after; None when one has changed meanwhile
+        :raises NotFound: when one was withdrawn
         :raises Full: when there is no room on a host
         :raises LostRace: when another process decided about one meanwhile
         """
         with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            if lease.generation != seen + 1:
-                return None
-            held = session.get(models.HeldBuild, lease_id) is not None
-            rows = [row for row in lease.bookings if row.id in hosts and
-                    may_move(row, not row.reservation.booted, held, lease)]
-            if len(rows) != len(hosts):
-                return None
-            rows = [row for row in rows if row.host_id != hosts[row.id]]
-            said = [(row.reservation_id, row.server_id, row.host_id,
-                     hosts[row.id]) for row in rows]
-            ledger.amend(session, self._clock.now(), [ledger.Edit(
-                row, ledger.new_of(
-                    row, host_id=hosts[row.id], among=among))
+            ids = [one.lease_id for one in moves]
+            api.lock(session, *ids)
+            ledger.hold(session.connection(), {
+                host_id for one in moves for host_id in (
+                    *one.before, *one.hosts.values()) if host_id is not None})
+            leases = {one.id: one for one in api.whole(session, ids)}
+            held = {*session.scalars(_HELD, {'leases': [*leases]})}
+            now, going = self._clock.now(), []
+            for move in moves:
+                if move.lease_id not in leases:
+                    raise errors.NotFound(
+                        f'Lease {move.lease_id} could not be found.')
+                lease = leases[move.lease_id]
+                rows = [row for row in lease.bookings
+                        if row.id in move.hosts and may_move(
+                            row, not row.reservation.booted,
+                            lease.id in held, lease)]
+                if lease.generation != move.seen + 1 or (
+                        len(rows) != len(move.hosts)):
+                    return None
+                going.append([row for row in rows
+                              if row.host_id != move.hosts[row.id]])
+            said = [(move.lease_id, [
+                (row.reservation_id, row.server_id, row.host_id,
+                 move.hosts[row.id]) for row in rows])
+                for move, rows in zip(moves, going, strict=True)]
+            ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(
+                row, host_id=move.hosts[row.id], among=move.among))
+                for move, rows in zip(moves, going, strict=True)
                 for row in rows])
-            _moved(lease, rows, reason, self._clock.now())
-            events.changed(session, lease, self._types,
-                           {row.reservation for row in rows},
-                           self._clock.now())
+            for move, rows in zip(moves, going, strict=True):
+                lease = leases[move.lease_id]
+                _moved(lease, rows, move.reason, now)
+                events.changed(session, lease, self._types,
+                               {row.reservation for row in rows}, now)
             session.flush()
-            described = exchanged(session, lease, said)
-        for one in described['exchanged']:
-            what = one['server_id'] or f'a place of {one["reservation_id"]}'
-            if one['after'] is not None:
-                LOG.info('Lease %s: %s is bound to host %s now; before: %s',
-                         lease_id, what, one['after'],
-                         one['before'] or 'none')
-            elif one['before'] is not None:
-                LOG.warning('Lease %s: %s has no capacity on host %s any '
-                            'more. %s', lease_id, what, one['before'], reason)
+            described = exchanged(session, [
+                (leases[lease_id], what) for lease_id, what in said])
+        for move, one in zip(moves, described, strict=True):
+            _log(move, one)
         return described
 
     def add(self, lease_id: str, seen: int, reservation_id: str,
@@ -134,26 +158,38 @@ class Binding:
         return described
 
 
-def exchanged(session: orm.Session, lease: models.Lease,
-              said: ty.Sequence[tuple[str | None, str | None, int | None,
-                                      int | None]]) -> dict[str, ty.Any]:
-    """A lease, with what was exchanged for what.
+def exchanged(session: orm.Session, said: ty.Sequence[tuple[
+        models.Lease, ty.Sequence[tuple[
+            str | None, str | None, int | None, int | None]]]],
+) -> list[dict[str, ty.Any]]:
+    """Leases, with what was exchanged for what.
 
-    :param said: the ids of a reservation, of a server if it has come, and of
-        the hosts before and after, for each booking
+    :param said: of each, the ids of a reservation, of a server if it has
+        come, and of the hosts before and after, for each booking
     """
     names = {host_id: name for host_id, name in session.execute(
         sa.select(models.Host.id, models.Host.name).where(
             models.Host.id.in_({
-                one for *_what, old, new in said for one in (old, new)}))
+                one for _lease, all_of_it in said
+                for *_what, old, new in all_of_it for one in (old, new)}))
     ).tuples()}
-    described = views.describe(lease)
-    described['exchanged'] = [
+    return [views.describe(lease) | {'exchanged': [
         {'reservation_id': reservation_id, 'server_id': server_id,
          'before': names[old] if old else None,
          'after': names[new] if new else None}
-        for reservation_id, server_id, old, new in said]
-    return described
+        for reservation_id, server_id, old, new in all_of_it]}
+        for lease, all_of_it in said]
+
+
+def _log(move: Move, lease: ty.Mapping[str, ty.Any]) -> None:
+    for one in lease['exchanged']:
+        what = one['server_id'] or f'a place of {one["reservation_id"]}'
+        if one['after'] is not None:
+            LOG.info('Lease %s: %s is bound to host %s now; before: %s',
+                     lease['id'], what, one['after'], one['before'] or 'none')
+        elif one['before'] is not None:
+            LOG.warning('Lease %s: %s has no capacity on host %s any more. '
+                        '%s', lease['id'], what, one['before'], move.reason)
 
 
 def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
@@ -187,3 +223,7 @@ def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],
             row.host_id is not None for row in lease.bookings):
         lease.status_reason = ''
     lease.updated_at = now
+
+
+_HELD = sa.select(models.HeldBuild.lease_id).where(
+    models.HeldBuild.lease_id.in_(sa.bindparam('leases', expanding=True)))

@@ -24,6 +24,7 @@ Any number of processes may do this at the same time.
 """
 
 import dataclasses
+import threading
 import typing as ty
 
 from oslo_log import log as logging
@@ -92,12 +93,14 @@ class _Noted(ty.NamedTuple):
 class Health:
     """Knows which hosts have failed.
 
+    :ivar news: set when something has become of a host
     :param notify: told of an event type and a lease: that it is degraded, as
         what it has is on a host that has failed, or healed
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  patience: Patience, notify: rebinding.Notify) -> None:
+        self.news = threading.Event()
         self._notify = notify
         self._database = database
         self._clock = clock
@@ -128,6 +131,7 @@ class Health:
                         'look: %s', uuid, exc)
             return
         if noted is not None:
+            self.news.set()
             for lease in noted.leases:
                 self._notify(noted.event_type, lease)
 

@@ -36,7 +36,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
-from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import relocating
 
 __all__ = ['Maintenance', 'Planned', 'Promised', 'forget']
@@ -74,16 +74,16 @@ class Promised(ty.NamedTuple):
 class Maintenance:
     """Takes hosts for a time.
 
-    :param elsewhere: knows what would be bound to other hosts
+    :param others: knows what would be bound to other hosts
     :param relocating: knows which servers would be moved to others
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 elsewhere: rebinding.Rebinding,
+                 others: other_hosts.OtherHosts,
                  relocating: relocating.Relocating) -> None:
         self._database = database
         self._clock = clock
-        self._elsewhere = elsewhere
+        self._others = others
         self._relocating = relocating
 
     def planned(self, name: str) -> Planned | None:
@@ -143,7 +143,7 @@ class Maintenance:
             obstacles |= self._obstacles(one, ids, host.uuid)
             obstacles |= self._running(
                 [row for row in rows if row.reservation_id == one and
-                 obstacles.get(row.id) == rebinding.IN_USE and
+                 obstacles.get(row.id) == other_hosts.IN_USE and
                  row.running and row.end_date > window.start], host.uuid)
         return [Promised(
             lease.id, lease.name, lease.project_id, lease.user_id,
@@ -174,7 +174,7 @@ class Maintenance:
     def _obstacles(self, reservation_id: str, ids: ty.Collection[int],
                    uuid: str) -> dict[int, str]:
         try:
-            return self._elsewhere.obstacles(reservation_id, ids, uuid)
+            return self._others.obstacles(reservation_id, ids, uuid)
         except errors.CloudUnavailable as exc:
             return dict.fromkeys(ids, _UNKNOWN % exc)
 

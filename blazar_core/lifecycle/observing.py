@@ -167,8 +167,9 @@ class Observing:
             if session.scalar(_MISSES, {'lease': lease_id}) is not None:
                 # One that has many servers is not told of for each of them.
                 return stale, None
-            return stale, bindings.exchanged(session, lease, [
-                (booking.reservation_id, server_id, left, booking.host_id)])
+            described, = bindings.exchanged(session, [(lease, [
+                (booking.reservation_id, server_id, left, booking.host_id)])])
+            return stale, described
 
     def _failed(self, lease_id: str, server_id: str, seen: clouds.Seen,
                 sent: tuple[int | None] | None) -> list[str]:

@@ -42,7 +42,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import within
-from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import steps
 
 __all__ = ['AGAIN', 'BOUND', 'BUSY', 'PAUSE', 'Certain', 'Relocating']
@@ -207,7 +207,7 @@ class Relocating:
         if why:
             LOG.warning('Lease %s: server %s stays on host %s, which is away: '
                         '%s', stay.lease_id, stay.server_id, stay.name, why)
-        if why == rebinding.NO_ROOM:
+        if why == other_hosts.NO_ROOM:
             self._write(stay, self._clock.now() + _SOON, stay.tries)
 
     def _write(self, stay: _Stay, due: int, tries: int) -> bool:
@@ -243,7 +243,7 @@ class Relocating:
         if going:
             fits = self._fits([row.id for row in going],
                               ty.cast(str, going[0].server_id), uuid)
-            found |= {row.id: rebinding.NO_ROOM for row in going[fits:]}
+            found |= {row.id: other_hosts.NO_ROOM for row in going[fits:]}
         return found
 
     def _why_stays(self, stay: _Stay) -> str | None:
@@ -255,7 +255,7 @@ class Relocating:
         if why != '':
             return why
         fits = self._fits([stay.booking_id], stay.server_id, stay.source)
-        return '' if fits else rebinding.NO_ROOM
+        return '' if fits else other_hosts.NO_ROOM
 
     def _why_bound(self, server_id: str, source: str, failed: bool,
                    ) -> str | None:

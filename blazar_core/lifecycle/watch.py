@@ -43,6 +43,7 @@ from blazar_core.leases import binding as bindings
 from blazar_core.leases import within
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import maintenance
+from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import rebinding
 from blazar_core.lifecycle import replacing
 from blazar_core import resources
@@ -51,7 +52,7 @@ __all__ = ['PAUSE', 'Watch']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds between two looks.
+#: Seconds between two looks, where nothing is heard of a host.
 PAUSE = 3
 #: Seconds after which all is tried again though nothing has changed in the
 #: books: the cloud is asked again about hosts by then.
@@ -76,8 +77,10 @@ class Watch:
         self._admission = admission
         self._binding = binding
         wanted = demands.Demands(clock, opens, types)
+        self._others = other_hosts.OtherHosts(
+            database, clock, admission, wanted)
         self._rebinding = rebinding.Rebinding(
-            database, clock, admission, binding, wanted, notify)
+            database, admission, binding, self._others, notify)
         self._replacing = replacing.Replacing(
             database, clock, admission, binding, wanted, notify)
         self._notify = notify
@@ -154,17 +157,18 @@ class Watch:
             rows = connection.execute(_RELIEVED).all()
         for row in rows:
             with contextlib.suppress(errors.NotFound):
-                lease = self._database.retried(
-                    self._binding.rebind, row.id, row.generation, {})
-                if lease is not None:
-                    self._notify('lease.update', lease)
+                leases = self._database.retried(
+                    self._binding.rebind, bindings.Move(
+                        row.id, row.generation, {}))
+                if leases is not None:
+                    self._notify('lease.update', *leases)
 
     def _forget(self, short: ty.Iterable[model.Host]) -> None:
         """What is over does not stay in memory."""
         ids = {host.id for host in short}
         self._told = {one: generation for one, generation
                       in self._told.items() if one in ids}
-        self._rebinding.forget()
+        self._others.forget()
 
     # -- what does not fit ---------------------------------------------------
 
@@ -240,7 +244,8 @@ _BOOKING, _RESERVATION, _LEASE, _HELD = (
     models.Booking.__table__.c, _RESERVATIONS.c, _LEASES.c, _HELD_BUILDS.c)
 #: Bookings, with what :func:`blazar_core.leases.binding.may_move` asks for.
 _ROWS = sa.select(
-    _BOOKING.id, _BOOKING.reservation_id, _BOOKING.server_id,
+    _BOOKING.id, _BOOKING.reservation_id, _BOOKING.host_id,
+    _BOOKING.server_id,
     _BOOKING.start_date, _BOOKING.end_date, _BOOKING.resources,
     _BOOKING.sent_at, _BOOKING.placed_at,
     _LEASE.id.label('lease_id'), _LEASE.status, _LEASE.deleted_at,

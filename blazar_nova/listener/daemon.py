@@ -110,13 +110,15 @@ class Listener:
             self._thread('comparison', self.comparison.run),
             self._thread('engine', self.engine.run),
             self._thread('monitors', self.monitors.run, self._stopping),
+            self._thread('watch', loops.repeat, self.parts.clock,
+                         self._stopping, watch.PAUSE,
+                         'What does not fit any more', self.watch.look,
+                         self.parts.health.news),
             *(self._thread(name, loops.repeat, self.parts.clock,
                            self._stopping, seconds, what, look)
               for name, seconds, what, look in (
                   ('recheck', _TICK, 'Which hosts have to be looked at again',
                    self.mirror.recheck),
-                  ('watch', watch.PAUSE, 'What does not fit any more',
-                   self.watch.look),
                   ('relocating', relocating.PAUSE, 'Which servers are to '
                    'leave hosts that are away', functools.partial(
                        self.parts.relocating.look, self.monitors.certain
@@ -165,6 +167,7 @@ class Listener:
         self._stopping.set()
         self._messages.stop()
         self.monitors.suspected.set()
+        self.parts.health.news.set()
         self.mirror.stop()
         self.engine.stop()
 

@@ -128,7 +128,6 @@ class Monitors:
         """
         clock = self._parts.clock
         while not stopping.is_set():
-            self.suspected.clear()
             try:
                 self.look()
             except errors.BooksUnavailable as exc:
@@ -137,6 +136,8 @@ class Monitors:
                 LOG.exception('Which hosts are down could not be found out')
             clock.wait(self.suspected, model.FOREVER if self._polling is None
                        else clock.now() + self._polling)
+            # Before it is asked whether to stop: both are said then.
+            self.suspected.clear()
 
     def look(self) -> None:
         """See which hosts are down. One that any monitor sees down is down.

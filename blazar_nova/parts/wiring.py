@@ -36,8 +36,8 @@ from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import orphans
+from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import preflight
-from blazar_core.lifecycle import rebinding
 from blazar_core.lifecycle import relocating
 from blazar_core import resources
 from blazar_nova.compat import demand
@@ -141,9 +141,9 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             conf.blazar.failure_delay, conf.blazar.recovery_delay,
             60 * conf.blazar.healing_interval), notify),
         moves,
-        maintenance.Maintenance(books, clock, rebinding.Rebinding(
-            books, clock, search, made.binding,
-            demands.Demands(clock, secrets.open, types), notify), moves),
+        maintenance.Maintenance(books, clock, other_hosts.OtherHosts(
+            books, clock, search, demands.Demands(
+                clock, secrets.open, types)), moves),
         preflight.Preflight(
             books, clock, cloud, secrets.open, notify,
             [60 * minutes for minutes in conf.blazar.preflight]))

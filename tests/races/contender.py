@@ -43,6 +43,7 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import binding
 from blazar_core.leases import changing
 from blazar_core.leases import leases
 from blazar_core.leases import making
@@ -177,9 +178,10 @@ class Contender:
             ids = list(session.scalars(sa.select(models.Booking.id).where(
                 models.Booking.reservation_id == lease.reservation_id)))
         try:
-            self.database.retried(self.leases.binding.rebind, lease.id, seen, {
-                one: self.dice.choice([*self.host_ids, None])
-                for one in ids}, 'reason')
+            self.database.retried(self.leases.binding.rebind, binding.Move(
+                lease.id, seen, {
+                    one: self.dice.choice([*self.host_ids, None])
+                    for one in ids}, 'reason'))
         except ledger.Full as full:
             raise errors.Refused(refusals.Refusal(
                 refusals.Reason.NO_ROOM, len(ids), 0, None)) from full

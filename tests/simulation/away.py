@@ -19,7 +19,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import maintenance
-from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import relocating
 from tests.simulation import baton as batons
 from tests.simulation import world as worlds
@@ -83,13 +83,12 @@ class Operator:
     def run(self) -> None:
         core = self._core
         taking = maintenance.Maintenance(
-            core.database, core.clock, rebinding.Rebinding(
+            core.database, core.clock, other_hosts.OtherHosts(
                 core.database, core.clock, core.admission,
-                core.leases.binding,
                 demands.Demands(core.clock, str, core.world.types),
-                core.world.notified), relocating.Relocating(
-                    core.database, core.clock, core.admission,
-                    core.world.port, worlds.PATIENT.interval))
+            ), relocating.Relocating(
+                core.database, core.clock, core.admission,
+                core.world.port, worlds.PATIENT.interval))
         for moment in self._moments:
             if moment < self._baton.now:
                 continue

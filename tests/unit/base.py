@@ -40,7 +40,7 @@ from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import maintenance
-from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import relocating
 from blazar_core import resources
 from tests import databases
@@ -460,11 +460,10 @@ class LeaseTestCase(DatabaseTestCase):
     def new_maintenance(self) -> maintenance.Maintenance:
         """What takes hosts for a time."""
         return maintenance.Maintenance(
-            self.database, self.clock, rebinding.Rebinding(
-                self.database, self.clock, self.admission,
-                self.leases.binding, demands.Demands(
-                    self.clock, self.vault.open, self.types),
-                lambda *_said: None), self.new_relocating())
+            self.database, self.clock, other_hosts.OtherHosts(
+                self.database, self.clock, self.admission, demands.Demands(
+                    self.clock, self.vault.open, self.types)),
+            self.new_relocating())
 
     def new_relocating(self, interval: int = 3600) -> relocating.Relocating:
         """What takes servers off hosts that are away."""

@@ -75,6 +75,22 @@ class TestRepeating(base.TestCase):
         self.assertGreaterEqual(looks[1] - looks[0], 30)
         self.assertIn('What is short could not be found out', log.output)
 
+    def test_it_looks_at_once_when_there_is_news(self):
+        manual, looks = clock.ManualClock(0), []
+        stopping, news = threading.Event(), threading.Event()
+        thread = self.in_thread(lambda: loops.repeat(
+            manual, stopping, 30, 'What is short',
+            lambda: looks.append(manual.now()), news))
+        for number in range(1, 4):
+            self.wait_for(lambda: len(looks) == number, 'a look')
+            news.set()
+        self.wait_for(lambda: len(looks) == 4, 'the last look')
+        stopping.set()
+        news.set()
+        thread.join(20)
+        self.assertFalse(thread.is_alive())
+        self.assertEqual([0] * len(looks), looks)
+
 
 class TestManualClock(base.TestCase):
 

@@ -1253,8 +1253,10 @@ class TestRebind(base.LeaseTestCase):
         lease = lease or self.made
         seen, = self.scalars(models.Lease.generation,
                              models.Lease.id == lease['id'])
-        return self.leases.binding.rebind(lease['id'], seen, dict(zip(
-            self.rows, [self.ids.get(host) for host in hosts])), reason)
+        leases = self.leases.binding.rebind(binding.Move(
+            lease['id'], seen, dict(zip(
+                self.rows, [self.ids.get(host) for host in hosts])), reason))
+        return leases and leases[0]
 
     def rebind_other(self, booking_id):
         self.rows = [booking_id]
@@ -1320,11 +1322,11 @@ class TestRebind(base.LeaseTestCase):
             'two', 'two')['status_reason'])
 
     def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):
-        self.assertIsNone(self.leases.binding.rebind(
-            self.made['id'], -1, {self.rows[0]: self.ids['two']}))
+        self.assertIsNone(self.leases.binding.rebind(binding.Move(
+            self.made['id'], -1, {self.rows[0]: self.ids['two']})))
         self.assertIsNone(self.rebind_other(-1))
         self.assertRaises(errors.NotFound, self.leases.binding.rebind,
-                          'unheard-of', 0, {})
+                          binding.Move('unheard-of', 0, {}))
         self.assertEqual(['one', 'one'], self.booked())
 
     def test_nothing_is_done_about_what_is_on_its_way(self):

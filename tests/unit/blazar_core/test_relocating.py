@@ -15,7 +15,7 @@ from unittest import mock
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import steps
 from tests import databases
@@ -226,7 +226,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         (first, _to), = self.cloud.evacuations
         second, = set(servers) - {first}
-        self.assertIn(rebinding.NO_ROOM, self.log.output)
+        self.assertIn(other_hosts.NO_ROOM, self.log.output)
         self.cloud.arrive(first)
         self.clock.advance(30)
         self.look()
@@ -307,7 +307,7 @@ class TestEvacuating(RelocatingTestCase):
         self.fail()
         self.look()
         self.assertEqual([], self.cloud.evacuations)
-        self.assertIn(rebinding.NO_ROOM, self.log.output)
+        self.assertIn(other_hosts.NO_ROOM, self.log.output)
         self.cloud.servers.pop(in_the_way)
         self.lifecycle.observing.check(in_the_way)
         self.clock.advance(30)
@@ -424,7 +424,7 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual([(lease['id'], '')], self.promised())
         self.at(server_id, host=self.uuid_of('one'))
         self.runs(name='two', count=2)
-        self.assertEqual([(lease['id'], rebinding.NO_ROOM)], self.promised())
+        self.assertEqual([(lease['id'], other_hosts.NO_ROOM)], self.promised())
         self.cloud.broken['targets'] = errors.CloudUnavailable('No.')
         self.assertEqual([
             (lease['id'], 'Whether it can is not known now: No.')],
@@ -433,8 +433,9 @@ class TestMaintenance(RelocatingTestCase):
     def test_those_of_one_lease_are_judged_together(self):
         lease, *_servers = self.runs(count=2)
         self.runs(name='two')
-        self.assertEqual([(lease['id'], ''), (lease['id'], rebinding.NO_ROOM)],
-                         sorted(self.promised()))
+        self.assertEqual([
+            (lease['id'], ''), (lease['id'], other_hosts.NO_ROOM),
+        ], sorted(self.promised()))
 
     def test_who_was_listed_stays_when_the_host_is_given_back(self):
         self.runs()
@@ -488,7 +489,7 @@ class TestMaintenance(RelocatingTestCase):
         # The only other host on which none of them is.
         self.with_host(left, usage=2, VCPU=2)
         self.take(names[0], start=0)
-        self.assertEqual([(lease['id'], rebinding.NO_ROOM)],
+        self.assertEqual([(lease['id'], other_hosts.NO_ROOM)],
                          self.promised(names[0], start=0))
         self.with_host(left, VCPU=2)
         self.look()

@@ -223,14 +223,14 @@ class TestElsewhere(WatchTestCase):
         """
         leases = self.when_it_is_gone(3)
         bad = leases[1]['reservations'][0]['id']
-        cases, broken = self.watch._rebinding._cases, [True]
+        cases, broken = self.watch._others.cases, [True]
 
         def fail(reservation_ids):
             if bad in reservation_ids and broken:
                 raise ZeroDivisionError
             return cases(reservation_ids)
 
-        self.watch._rebinding._cases = fail
+        self.watch._others.cases = fail
         self.watch.look()
         self.assertEqual([['two'], ['one'], ['two']],
                          [self.hosts_of(one) for one in leases])
@@ -238,15 +238,47 @@ class TestElsewhere(WatchTestCase):
         self.watch.look()
         self.assertEqual(['two'], self.hosts_of(leases[1]))
 
-    def test_many_are_read_together(self):
-        """And one transaction is written for each of them."""
+    def test_many_are_bound_together(self):
+        """In a few transactions, and each has what the one before leaves."""
         leases, begun = self.when_it_is_gone(20), []
         engine = self.watch._database.engine
         sa.event.listen(engine, 'begin', begun.append)
         self.watch.look()
         for lease in leases:
             self.assertEqual(['two'], self.hosts_of(lease))
-        self.assertLess(len(begun), 20 + 15)
+        self.assertEqual([1] * 20, list(map(self.told, leases)))
+        self.assertLess(len(begun), 15)
+
+    def test_each_of_many_gets_what_others_leave(self):
+        leases, begun = self.when_it_is_gone(2), []
+        self.with_host('two', VCPU=1)
+        self.with_host('three', VCPU=1)
+        engine = self.watch._database.engine
+        sa.event.listen(engine, 'begin', begun.append)
+        self.watch.look()
+        self.assertEqual({'two', 'three'}, {
+            host for lease in leases for host in self.hosts_of(lease)})
+        self.assertLess(len(begun), 15)
+
+    def test_who_finds_what_another_one_has_bound_leaves_it_there(self):
+        """Also where another host would be better by now."""
+        leases = self.when_it_is_gone(2)
+        self.with_host('two', VCPU=1)
+        self.with_host('three', VCPU=1)
+        other, bind_all = self.new_watch(), self.watch._bind_all
+
+        def bind_late(rows):
+            rows = list(rows)
+            other.look()
+            self.with_host('better', VCPU=4)
+            self.lease(50, 100, count=1)
+            bind_all(rows)
+
+        self.watch._bind_all = bind_late
+        self.watch.look()
+        self.assertEqual({'two', 'three'}, {
+            host for lease in leases for host in self.hosts_of(lease)})
+        self.assertEqual([1] * 2, list(map(self.told, leases)))
 
     def test_from_one_with_less_than_before_some_go(self):
         self.with_host('one', VCPU=4, MEMORY_MB=4)

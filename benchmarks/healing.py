@@ -1,0 +1,187 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Healing: 100 of 1,000 hosts fail, under a tenth of 10,000 leases.
+
+Each lease is one server that comes within the hour, so that all that were
+promised a host that has failed get another one at once. One listener looks
+after them, or two do; another process makes leases of its own meanwhile,
+since others go on.
+
+first_s, last_s: from the moment at which it is seen that the hosts are down
+until the first lease has another one, and the last; per_second: leases in
+that time; beside_pct: leases that the other process makes meanwhile, of what
+it makes in as long a time when nothing fails; client_ms and server_ms: CPU
+time for each lease that gets another host (server_ms: with those that the
+other process makes).
+"""
+
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+import typing as ty
+import unittest
+
+import sqlalchemy as sa
+
+from benchmarks import admission as admissions
+from benchmarks import due as dues
+from benchmarks import records
+from benchmarks import servers
+from blazar_core.books import admission
+from blazar_core.books import strategies
+from blazar_core.common import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.db import vault
+from blazar_core.leases import binding as bindings
+from blazar_core.lifecycle import health
+from blazar_core.lifecycle import watch
+from blazar_core import resources
+from tests import databases
+from tests.unit import base
+
+HOSTS, FAILED, LEASES = 1000, 100, 10_000
+#: How many listeners there are, in turn.
+LISTENERS = (1, 2)
+HOUR = 3600
+#: Seconds for which leases are made while nothing fails, and until what has
+#: no other host is not waited for any more.
+BEFORE, PATIENCE = 5, 120
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    size = 20 if quick else 1
+    for kind, listeners in itertools.product(servers.KINDS, LISTENERS):
+        try:
+            with servers.place(kind) as place:
+                key = vault.new_key()
+                admissions.add_hosts(place.url, HOSTS // size)
+                dues.book(place.url, key, LEASES // size,
+                          int(time.time()) + HOUR, strategies.spread)
+                yield from measure(f'healing.{kind}.{listeners}', place, key,
+                                   listeners, FAILED // size)
+        except unittest.SkipTest as skip:
+            print(f'{kind}: {skip}')
+
+
+def measure(name: str, place: servers.Place, key: str, listeners: int,
+            failed: int) -> ty.Iterator[records.Record]:
+    """Have so many hosts fail."""
+    maker, *heard = processes = [subprocess.Popen(
+        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.healing', place.url,
+         *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True) for words in ((), *[(key, failed)] * listeners)]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    began = time.time()
+    _go(maker)
+    time.sleep(BEFORE)
+    for process in heard:
+        _go(process)
+    answers, server = servers.answers(place, heard)
+    assert maker.stdin is not None
+    maker.stdin.close()
+    ((made,), _cpu) = servers.answers(place, [maker])
+    seen = min(one['seen'] for one in answers)
+    bound = sorted(when - seen for one in answers for when in one['bound'])
+    usual, beside = (
+        sum(since <= when < until for when in made['made']) / (until - since)
+        for since, until in ((began, seen), (seen, seen + bound[-1])))
+    yield records.Record(name, 'first_s', bound[0])
+    yield records.Record(name, 'last_s', bound[-1])
+    yield records.Record(name, 'per_second', len(bound) / bound[-1])
+    yield records.Record(name, 'beside_pct', 100 * beside / usual)
+    yield records.Record(name, 'client_ms', 1000 * sum(
+        one['cpu'] for one in answers) / len(bound))
+    yield records.Record(name, 'server_ms', 1000 * server / len(bound))
+
+
+def _go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write('\n')
+    process.stdin.flush()
+
+
+def make(url: str) -> None:
+    """The other process: makes leases until nobody listens any more."""
+    worker = admissions.Worker(url, 'lease', 'pack', 1)
+    print('ready', flush=True)
+    sys.stdin.readline()
+    done, made = threading.Event(), []
+    threading.Thread(target=lambda: (sys.stdin.read(), done.set())).start()
+    while not done.is_set():
+        worker.lease(worker.window())
+        made.append(time.time())
+    print(json.dumps({'made': made}), flush=True)
+
+
+def listen(url: str, key: str, failed: int) -> None:
+    """One of the listeners: binds what is on hosts that have failed."""
+    clock = clocks.SystemClock()
+    database = api.Database(databases.configuration(url))
+    search = admission.Admission(database, clock)
+    kinds = resources.Types({}, base.FakeType())
+    bound = []
+
+    def notify(event_type: str, lease: ty.Any) -> None:
+        if event_type == 'lease.healed':
+            bound.append(time.time())
+
+    watching = watch.Watch(
+        database, clock, search, bindings.Binding(database, clock, kinds),
+        vault.Vault([key]).open, kinds, notify, HOUR)
+    believing = health.Health(
+        database, clock, health.Patience(60, 60, HOUR), notify)
+    with search.index.fresh():
+        down = {host.uuid: health.Down('It is down.', certain=True)
+                for host in search.index.hosts.values()
+                if host.id <= failed}
+    left = sa.select(sa.func.count()).select_from(models.Booking).where(
+        models.Booking.host_id <= failed,
+        models.Booking.reservation_id.is_not(None),
+        models.Booking.start_date < clock.now() + HOUR)
+    print('ready', flush=True)
+    sys.stdin.readline()
+    seen, cpu = time.time(), time.process_time()
+    seeing = threading.Thread(target=believing.see, args=(down,))
+    seeing.start()
+    while time.time() < seen + PATIENCE:
+        believing.news.clear()
+        watching.look()
+        with database.connection() as connection:
+            if not connection.scalar(left):
+                break
+        believing.news.wait(watch.PAUSE)
+    else:
+        raise RuntimeError('There are leases without another host')
+    print(json.dumps({'seen': seen, 'bound': bound,
+                      'cpu': time.process_time() - cpu}), flush=True)
+
+
+def main(arguments: ty.Sequence[str]) -> None:
+    """Without arguments the benchmark; with some, one of its processes."""
+    logging.disable()
+    if len(arguments) > 1:
+        url, key, failed = arguments
+        listen(url, key, int(failed))
+    else:
+        make(*arguments)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

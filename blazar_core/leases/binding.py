@@ -89,13 +89,9 @@ class Binding:
                 if move.lease_id not in leases:
                     raise errors.NotFound(
                         f'Lease {move.lease_id} could not be found.')
-                lease = leases[move.lease_id]
-                rows = [row for row in lease.bookings
-                        if row.id in move.hosts and may_move(
-                            row, not row.reservation.booted,
-                            lease.id in held, lease)]
-                if lease.generation != move.seen + 1 or (
-                        len(rows) != len(move.hosts)):
+                rows = _decided(move, leases[move.lease_id],
+                                move.lease_id in held)
+                if rows is None:
                     return None
                 going.append([row for row in rows
                               if row.host_id != move.hosts[row.id]])
@@ -209,6 +205,16 @@ def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
         return row.server_id is None and lease.status in (
             *states.BEFORE, *states.BEGUN)
     return held and lease.status in states.TO_START
+
+
+def _decided(move: Move, lease: models.Lease, held: bool,
+             ) -> list[models.Booking] | None:
+    """The bookings of a move; None: its lease has changed meanwhile."""
+    rows = [row for row in lease.bookings if row.id in move.hosts and may_move(
+        row, not row.reservation.booted, held, lease)]
+    if lease.generation != move.seen + 1 or len(rows) != len(move.hosts):
+        return None
+    return rows
 
 
 def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],

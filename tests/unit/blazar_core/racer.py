@@ -48,6 +48,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import binding
 from blazar_core.leases import changing
 from blazar_core.leases import joining
 from blazar_core.leases import leases
@@ -65,6 +66,7 @@ from blazar_core.lifecycle import moving
 from blazar_core.lifecycle import queue
 from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import watch
 from blazar_core import resources
 from tests import databases
 from tests.unit import base
@@ -176,6 +178,12 @@ def pass_gate(self, *_lease):
         self._clock, sending.SEND_SECONDS), [], True)
 
 
+def decided_unguarded(move: binding.Move, lease: models.Lease, _held: bool,
+                      ) -> list[models.Booking]:
+    """The bookings of a move, whatever has become of them."""
+    return [row for row in lease.bookings if row.id in move.hosts]
+
+
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
     'generation': ('blazar_core.books.guarding.advance', take_unguarded),
@@ -196,6 +204,7 @@ GUARDS = {
               lambda _move: False),
     'due': ('blazar_core.lifecycle.relocating.Relocating._write',
             lambda *_what: True),
+    'seen': ('blazar_core.leases.binding._decided', decided_unguarded),
     'confirm': ('blazar_core.leases.limits.Granted.confirm',
                 lambda self, connection: None),
 }
@@ -473,6 +482,18 @@ class Racer:
             self.database, self.clock, self.admission, RunningCloud(
                 self.task['path'], self.task['host'], self.task['others']),
             0).look(lambda failed: [*failed])
+        return []
+
+    def heal(self) -> list[Answer]:
+        """Bind what has no capacity to other hosts, and write down for which
+        leases that was told.
+        """
+        cloud = FileCloud(self.task['path'])
+        watch.Watch(
+            self.database, self.clock, self.admission, self.leases.binding,
+            lambda sealed: sealed, FileType.types(os.devnull),
+            lambda event_type, lease: cloud.write(
+                f'{event_type} {lease["id"]}'), 0).look()
         return []
 
     def ask_moves(self) -> list[Answer]:

@@ -887,11 +887,27 @@ class TestMovingWithoutTheGuard(TestMoving):
         self.fail('Without the guard none was asked for twice.')
 
 
-class TestRelocating(RaceTestCase):
-    """Those who find servers on a host that has failed."""
+class FailedTestCase(RaceTestCase):
+    """A host has failed."""
 
     # The writers of SQLite wait for each other, guard or not.
     scenarios = databases.RACES
+
+    def fail_host(self):
+        """Book it away; its id."""
+        with self.database.writer() as session:
+            outage = notes.Outage(
+                host_id=session.scalars(sa.select(models.Host.id).where(
+                    models.Host.uuid == self.uuid)).one(),
+                kind=outages.FAILURE, reason='', seen_at=NOW)
+            session.add(outage)
+            session.flush()
+            outages.begin(session, NOW, outage, NOW + 100)
+            return outage.host_id
+
+
+class TestRelocating(FailedTestCase):
+    """Those who find servers on a host that has failed."""
 
     def setUp(self):
         super().setUp()
@@ -904,14 +920,7 @@ class TestRelocating(RaceTestCase):
         """How often each of three servers was asked for."""
         open(self.path, 'w').close()
         lease = self.running_lease(count=3, hosts=frozenset([self.uuid]))
-        with self.database.writer() as session:
-            outage = notes.Outage(
-                host_id=session.scalars(sa.select(models.Host.id).where(
-                    models.Host.uuid == self.uuid)).one(),
-                kind=outages.FAILURE, reason='', seen_at=NOW)
-            session.add(outage)
-            session.flush()
-            outages.begin(session, NOW, outage, NOW + 100)
+        self.fail_host()
         self.race(RACERS, do='relocate', path=self.path, host=self.uuid,
                   others=[self.other], without=[*without])
         with open(self.path) as file:
@@ -930,6 +939,44 @@ class TestRelocating(RaceTestCase):
             if max(self.evacuated('due')) > 1:
                 return
         self.fail('Without the guard none was evacuated twice.')
+
+
+class TestHealing(FailedTestCase):
+    """Those who find that a host has failed on which much is promised."""
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'told')
+        self.uuid, _two, _three = (
+            self.host(name, VCPU=12) for name in ('one', 'two', 'three'))
+
+    def healed(self, *without):
+        """How often twelve leases were told to be healed, and their hosts."""
+        open(self.path, 'w').close()
+        leases = [self.lease(50, 100, hosts=frozenset([self.uuid]))
+                  for _time in range(12)]
+        failed = self.fail_host()
+        self.race(RACERS, do='heal', path=self.path, without=[*without])
+        left = self.scalars(sa.func.count(models.Booking.id),
+                            models.Booking.host_id == failed,
+                            models.Booking.reservation_id.is_not(None))
+        with open(self.path) as file:
+            told = collections.Counter(file.read().split('\n')[:-1])
+        with self.database.writer() as session:
+            session.execute(sa.delete(notes.Outage))
+        self.clear()
+        return [told[f'lease.healed {one["id"]}'] for one in leases], left
+
+    def test_each_is_bound_once(self):
+        for _round in range(5):
+            self.assertEqual(([1] * 12, [0]), self.healed())
+
+    def test_without_the_guard_it_would_not_be(self):
+        for _round in range(ROUNDS):
+            if max(self.healed('seen')[0]) > 1:
+                return
+        self.fail('Without the guard none was bound twice.')
 
 
 class TestFailing(RaceTestCase):

@@ -41,6 +41,7 @@ from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import views
 from blazar_core.lifecycle import rebinding
+from blazar_core.lifecycle import steps
 
 __all__ = ['Away', 'Down', 'Health', 'LATE', 'Patience', 'Sight', 'away',
            'counts']
@@ -131,6 +132,7 @@ class Health:
                         'look: %s', uuid, exc)
             return
         if noted is not None:
+            steps.reached(steps.Step.HEAL_NOTED, uuid)
             self.news.set()
             for lease in noted.leases:
                 self._notify(noted.event_type, lease)

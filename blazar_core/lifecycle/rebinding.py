@@ -26,6 +26,7 @@ from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.leases import binding as bindings
 from blazar_core.lifecycle import other_hosts
+from blazar_core.lifecycle import steps
 
 __all__ = ['Notify', 'Rebinding', 'age']
 
@@ -150,10 +151,12 @@ class Rebinding:
         """
         if not moves:
             return
+        steps.reached(steps.Step.HEAL_PLANNED, moves[0].lease_id)
         with self._admission.deciding():
             leases = self._binding.rebind(*moves)
         if leases is None:
             raise api.Outdated('leases of which bookings have no capacity')
+        steps.reached(steps.Step.HEAL_BOUND, moves[0].lease_id)
         for lease in leases:
             self._notify('lease.update', lease)
             self._notify('lease.degraded' if any(

@@ -47,6 +47,10 @@ class Step(enum.Enum):
     ROOM_TAKEN = 'room: a move is about to be asked for'
     ROOM_ASKED = 'room: it is asked for, and that is not written down yet'
     ROOM_SEEN = 'room: it is written down what has become of moves'
+    # When hosts have failed on which it has something.
+    HEAL_NOTED = 'heal: a host is believed to have failed'
+    HEAL_PLANNED = 'heal: other hosts are found'
+    HEAL_BOUND = 'heal: it is bound to them, and nobody is told'
     # While servers of it leave a host that is away.
     RELOCATE_TAKEN = 'relocate: a server is about to be asked for'
     RELOCATE_ASKED = 'relocate: it is asked for'

@@ -57,7 +57,7 @@ class FailuresTest(test_crash.CrashTestCase):
             self.addCleanup(self.act, zone, remove_host={'host': host})
         self.addCleanup(self.remove_what_is_new)
         self.without('blazar-listener-1', 'blazar-listener-2')
-        self.new_listener()
+        self.listener = self.new_listener()
 
     def act(self, aggregate: int, **action: base.Json) -> None:
         self.admin('POST', f'/os-aggregates/{aggregate}/action', action)
@@ -174,6 +174,51 @@ class FailuresTest(test_crash.CrashTestCase):
         self.assertEqual([other, failing], sorted(
             (one['host'] for one in self.spawns(server_id)),
             key=lambda host: host != other))
+        self.wait_until_back()
+        self.verify_finds_nothing()
+
+    def test_a_listener_dies_at_each_step_of_healing(self) -> None:
+        self.listener.stop()
+        for step in test_crash.steps_of('HEAL'):
+            server_id = self.reserve(SOON)
+            failing = str(self.booked_hosts()[server_id])
+            self.addCleanup(self.force_down, failing, False)
+            self.force_down(failing)
+            self.listener_dies_at(step)
+            after = self.new_listener()
+            other = self.wait_until_moved(server_id, failing)
+            (reservation,) = self.lease_of(server_id)['reservations']
+            self.assertEqual((False, True), (
+                reservation['missing_resources'],
+                reservation['resources_changed']), step)
+            self.force_down(failing, False)
+            self.wait_until_back()
+            self.assertEqual(other, self.booked_hosts()[server_id], step)
+            self.verify_finds_nothing()
+            after.stop()
+
+    def test_a_listener_dies_at_each_step_of_an_evacuation(self) -> None:
+        server_id, failing = self.runs()
+        self.listener.stop()
+        process = self.cloud.hosts()[failing]
+        self.addCleanup(self.cloud.restart, process)
+        self.addCleanup(self.force_down, failing, False)
+        self.cloud.kill(process)
+        self.force_down(failing)
+        for step in test_crash.steps_of('RELOCATE'):
+            self.listener_dies_at(step)
+            # Who was about to ask has had time for it.
+            self.write('UPDATE bookings SET relocate_at = 0 '
+                       'WHERE server_id = :server', server=server_id)
+        self.new_listener()
+        other = self.wait_until_moved(server_id, failing)
+        self.wait_for_server(server_id)
+        self.cloud.restart(process)
+        self.force_down(failing, False)
+        self.wait_for(lambda: self.guests(server_id) == [other],
+                      'one guest is left')
+        self.assertEqual(1, len(self.evacuations(server_id)))
+        self.assertEqual(2, len(self.spawns(server_id)))
         self.wait_until_back()
         self.verify_finds_nothing()
 

@@ -28,7 +28,7 @@ from blazar_core.db import models
 __all__ = ['MANY', 'advance']
 
 #: Of more hosts than these nobody else decides from when they are read on.
-MANY = 8
+MANY = 32
 #: Of so many at most is decided by one statement.
 _MOST = 1000
 

@@ -220,18 +220,19 @@ def _spelled_out(edits: ty.Iterable[Edit], hosts: ty.Iterable['Seen'],
     return spelled
 
 
-def hold(connection: sa.Connection, host_ids: ty.Collection[int]) -> bool:
-    """Where they are many, nobody else decides about hosts from now on until
-    the transaction is over: some other would always be faster, until the
-    retries are used up.
+def hold(connection: sa.Connection, host_ids: ty.Collection[int],
+         many: int = guarding.MANY) -> bool:
+    """Where they are more than these, nobody else decides about hosts from
+    now on until the transaction is over: some other would always be faster,
+    until the retries are used up.
 
     The sooner the better: PostgreSQL refuses what has changed since the
     transaction read something first, and locks nothing of what it reads with
     bookings before it has read all of that.
 
-    :returns: whether they are many
+    :returns: whether they are more
     """
-    if len(host_ids) <= guarding.MANY:
+    if len(host_ids) <= many:
         return False
     connection.execute(_LOCK, {'hosts': sorted(host_ids)}).all()
     return True
@@ -307,7 +308,7 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
             'until': max(one.end for one in wanted)}
     else:
         query, times = _ALONE, {}
-    if hold(connection, ids):
+    if hold(connection, ids, guarding.MANY):
         query = query.with_for_update(of=_HOSTS)
     own = {row.id for row, _new in edits if row is not None}
     hosts: dict[int, Seen] = {}

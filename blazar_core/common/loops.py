@@ -38,18 +38,18 @@ def repeat(clock: clocks.Clock, stopping: threading.Event, seconds: int,
     :param news: when it is set, it is time to look; set it, too, to stop
     """
     while not stopping.is_set():
-        pause = seconds
+        pause, woken = seconds, news or stopping
         try:
             look()
         except errors.BooksUnavailable:
-            pause = max(seconds, _AFTER_FAILURE)
+            pause, woken = max(seconds, _AFTER_FAILURE), stopping
             LOG.debug('%s: the database of the leases is away; again in %s s',
                       what, pause)
         except Exception:
-            pause = max(seconds, _AFTER_FAILURE)
+            pause, woken = max(seconds, _AFTER_FAILURE), stopping
             LOG.exception('%s could not be found out; again in %s s',
                           what, pause)
-        clock.wait(news or stopping, clock.now() + pause)
+        clock.wait(woken, clock.now() + pause)
         if news is not None:
             # Before it is asked whether to stop: both are said then.
             news.clear()

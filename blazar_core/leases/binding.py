@@ -33,6 +33,10 @@ __all__ = ['Binding', 'MISSING', 'Move', 'exchanged', 'may_move']
 
 LOG = logging.getLogger(__name__)
 
+#: About more hosts than these nobody else decides while leases are bound to
+#: others: of so many some would be lost time and again, and all with them.
+_MANY = 8
+
 #: How the reason of a lease begins that has no room for what it promised.
 MISSING = 'What was promised does not fit any more. '
 
@@ -81,7 +85,8 @@ class Binding:
             api.lock(session, *ids)
             ledger.hold(session.connection(), {
                 host_id for one in moves for host_id in (
-                    *one.before, *one.hosts.values()) if host_id is not None})
+                    *one.before, *one.hosts.values())
+                if host_id is not None}, _MANY)
             leases = {one.id: one for one in api.whole(session, ids)}
             held = {*session.scalars(_HELD, {'leases': [*leases]})}
             now, going = self._clock.now(), []

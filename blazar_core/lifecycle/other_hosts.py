@@ -33,7 +33,7 @@ from blazar_core.lifecycle import demands
 from blazar_core import resources
 
 __all__ = ['Case', 'Coming', 'IN_USE', 'Lost', 'NO_ROOM',
-           'OtherHosts']
+           'OtherHosts', 'Together']
 
 #: Why something stays where it is.
 IN_USE = 'It is in use.'
@@ -65,6 +65,17 @@ class Coming(ty.NamedTuple):
     placed_at: None = None
 
 
+class Together(ty.NamedTuple):
+    """What is decided together, and not in the books yet.
+
+    :ivar coming: bookings that get other hosts, as they will be
+    :ivar leaving: the rows of these, as they are
+    """
+
+    coming: list[Coming]
+    leaving: list[models.Booking]
+
+
 #: By the ids of bookings of a reservation, the hosts on which they have no
 #: room (None: they have none).
 Lost: ty.TypeAlias = dict[int, int | None]
@@ -89,11 +100,11 @@ class OtherHosts:
         self._demands.forget()
 
     def plan(self, case: Case, lost: Lost,
-             coming: ty.Sequence[Coming] = (), lag: float = 0,
+             together: Together | None = None, lag: float = 0,
              ) -> bindings.Move | None:
         """Where bookings of a reservation go; None: all of them stay.
 
-        :param coming: bookings that are bound together with these
+        :param together: what is decided with it
         :param lag: seconds that what is looked at first may be old
         """
         # Another process may have bound some elsewhere, or sent them.
@@ -115,7 +126,7 @@ class OtherHosts:
         else:
             hosts, refusal = self._search(
                 self._beside(demand, rows, staying), rows, case.lease,
-                coming, lag)
+                together or Together([], []), lag)
         bound = dict(itertools.zip_longest((row.id for row in rows), hosts))
         if bound == {row.id: row.host_id for row in rows}:
             return None
@@ -125,15 +136,20 @@ class OtherHosts:
             None if isinstance(demand, refusals.Refusal) else demand.among,
             {row.host_id for row in rows})
 
-    def coming(self, case: Case, move: bindings.Move,
-               ) -> ty.Iterator[Coming]:
-        """What takes room elsewhere, once bookings are bound there."""
+    def add(self, together: Together, case: Case, move: bindings.Move,
+            ) -> None:
+        """Something more is decided with others."""
         for row in case.rows:
-            host = self._admission.index.hosts.get(move.hosts.get(row.id) or 0)
-            if host is not None and host.id != row.host_id:
-                yield Coming(host.id, row.start_date, row.end_date,
-                             host.capacity if case.reservation.whole
-                             else row.resources)
+            if row.id not in move.hosts or (
+                    row.host_id == move.hosts[row.id]):
+                continue
+            together.leaving.append(row)
+            host = self._admission.index.hosts.get(move.hosts[row.id] or 0)
+            if host is not None:
+                together.coming.append(Coming(
+                    host.id, row.start_date, row.end_date,
+                    host.capacity if case.reservation.whole
+                    else row.resources))
 
     def obstacles(self, reservation_id: str, ids: ty.Collection[int],
                   uuid: str) -> dict[int, str]:
@@ -231,26 +247,28 @@ class OtherHosts:
             demand.members))
 
     def _search(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
-                lease: models.Lease, coming: ty.Sequence[Coming],
+                lease: models.Lease, together: Together,
                 lag: float) -> tuple[list[int], refusals.Refusal | None]:
         """Hosts for as many as possible, and why not for the others."""
         window, refusal = self._window(lease), None
         last = self._admission.crowded()
+        gone = [*rows, *together.leaving]
         if any(row.host_id is not None for row in rows):
             # What has just lost its host mostly has capacity elsewhere.
             try:
                 return self._admission.pick(
-                    demand, window, last=last, instead_of=rows, lag=lag,
-                    coming=coming), None
+                    demand, window, last=last, instead_of=gone, lag=lag,
+                    coming=together.coming), None
             except errors.Refused as exc:
                 refusal = exc.refusal
         hosts: list[int] = []
-        fits = self._admission.fits(demand, window, rows, coming)
+        fits = self._admission.fits(
+            demand, window, gone, together.coming)
         if fits == demand.count or fits and (
                 demand.affinity is not model.Affinity.SAME):
             hosts = self._admission.pick(dataclasses.replace(
-                demand, count=fits), window, last=last, instead_of=rows,
-                coming=coming)
+                demand, count=fits), window, last=last, instead_of=gone,
+                coming=together.coming)
         if all(row.host_id is None for row in rows[len(hosts):]):
             # There are none, or it has been said before.
             return hosts, None

@@ -16,7 +16,6 @@ Any number of processes may look for them at the same time.
 """
 
 import collections
-import itertools
 import typing as ty
 
 from oslo_log import log as logging
@@ -63,58 +62,64 @@ class Rebinding:
         ids: dict[str, other_hosts.Lost] = collections.defaultdict(dict)
         for row in sorted(found, key=age):
             ids[row.reservation_id][row.id] = row.host_id
-        done, wanted = True, iter(ids.items())
-        while some := dict(itertools.islice(wanted, _TOGETHER)):
-            bound = self._find_together(some)
-            for reservation_id, lost in some.items():
-                if reservation_id not in bound:
+        done, left = True, [*ids.items()]
+        while left:
+            some = left[:_TOGETHER]
+            bound = self._find_together(dict(some))
+            if not bound:
+                # The first is by itself, or all of them are.
+                bound = 1 if bound == 0 else len(some)
+                for reservation_id, lost in some[:bound]:
                     done &= self._find(reservation_id, lost)
+            left = left[bound:]
         return done
 
     def _find_together(self, some: ty.Mapping[str, other_hosts.Lost],
-                       ) -> ty.Collection[str]:
+                       ) -> int | None:
         """As :meth:`_find`, several of them in one transaction.
 
-        :returns: the reservations of which nothing is left to be done; all
-            others are tried one by one, and none is in the way of another one
+        :returns: of how many, from the first on, nothing is left to be done;
+            None: not in one transaction: none is in the way of another one
         """
         if len(some) == 1:
-            return ()
+            return 0
         try:
             return self._database.retried(self._bind_together, some)
         except Exception as exc:
             expected = isinstance(exc, errors.BooksUnavailable |
-                                  errors.BooksBusy | errors.NotFound)
+                                  errors.BooksBusy)
             LOG.warning('Reservations without capacity where they are booked '
                         'are bound one by one: %s', exc, exc_info=not expected)
-            return ()
+            return None
 
-    def _bind_together(self, some: ty.Mapping[str, other_hosts.Lost],
-                       ) -> ty.Collection[str]:
+    def _bind_together(self, some: ty.Mapping[str, other_hosts.Lost]) -> int:
         """
         :raises Outdated: when another process was faster: look again
         """
         cases = self._others.cases(some)
-        done: set[str] = set()
         moves: dict[str, bindings.Move] = {}
-        coming: list[other_hosts.Coming] = []
+        together = other_hosts.Together([], [])
+        done = 0
         for reservation_id, lost in some.items():
             case = cases.get(reservation_id)
+            if case and case.lease.id in moves:
+                # Its lease is another one when the first is bound.
+                break
             try:
                 move = case and self._others.plan(
-                    case, lost, coming, admissions.LAG if moves else 0)
+                    case, lost, together, admissions.LAG if moves else 0)
             except Exception as exc:
                 LOG.debug('Reservation %s is bound by itself: %s',
                           reservation_id, exc)
-                continue
+                break
             if case and move:
-                if case.lease.id in moves:
-                    # Its lease is another one when the first is bound.
-                    continue
                 moves[case.lease.id] = move
-                coming += self._others.coming(case, move)
-            done.add(reservation_id)
-        self._carry_out([*moves.values()])
+                self._others.add(together, case, move)
+            done += 1
+        try:
+            self._carry_out([*moves.values()])
+        except errors.NotFound as exc:
+            raise api.Outdated('leases of which one is gone') from exc
         return done
 
     def _find(self, reservation_id: str, lost: other_hosts.Lost) -> bool:

@@ -75,6 +75,26 @@ class TestRepeating(base.TestCase):
         self.assertGreaterEqual(looks[1] - looks[0], 30)
         self.assertIn('What is short could not be found out', log.output)
 
+    def test_after_a_failure_it_waits_whatever_the_news(self):
+        self.useFixture(fixtures.FakeLogger())
+        manual, looks = clock.ManualClock(0), []
+        stopping, news = threading.Event(), threading.Event()
+
+        def look():
+            looks.append(manual.now())
+            news.set()
+            if len(looks) == 1:
+                raise ValueError('so')
+            stopping.set()
+
+        thread = self.in_thread(lambda: loops.repeat(
+            manual, stopping, 3, 'What is short', look, news))
+        self.wait_for(lambda: manual.advance(1) and len(looks) == 2,
+                      'the second look')
+        thread.join(20)
+        self.assertFalse(thread.is_alive())
+        self.assertGreaterEqual(looks[1] - looks[0], 5)
+
     def test_it_looks_at_once_when_there_is_news(self):
         manual, looks = clock.ManualClock(0), []
         stopping, news = threading.Event(), threading.Event()

@@ -98,8 +98,11 @@ class TestBelieving(HealthTestCase):
                                   INTERVAL)}, self.outages())
 
     def test_what_is_certain_is_believed_at_once(self):
+        self.see()
+        self.assertFalse(self.health.news.is_set())
         self.see(one=SURE)
         self.assertEqual({'one': (0, INTERVAL)}, self.outages())
+        self.assertTrue(self.health.news.is_set())
         self.see(one=SURE)
 
     def test_it_is_back_when_it_has_been_so_for_a_while(self):

@@ -260,6 +260,65 @@ class TestElsewhere(WatchTestCase):
             host for lease in leases for host in self.hosts_of(lease)})
         self.assertLess(len(begun), 15)
 
+    def test_each_of_many_gets_what_others_have_left(self):
+        """Nobody is told that it lacks a host for which one falls free."""
+        self.with_host('small', VCPU=2)
+        self.with_host('gone', VCPU=1)
+        leases = []
+        for vcpus in (2, 1):
+            leases.append(self.lease(50, 100, resources={'VCPU': vcpus}))
+            self.clock.advance(1)
+        self.with_host('large', VCPU=2)
+        self.with_host('small', VCPU=1)
+        self.with_host('gone', VCPU=0)
+        self.watch.look()
+        self.assertEqual([['large'], ['small']],
+                         list(map(self.hosts_of, leases)))
+        self.assertNotIn('lease.degraded', dict(self.notified))
+
+    def test_the_oldest_lease_comes_first_with_all_that_it_has(self):
+        self.with_host('one', VCPU=3)
+        older = self.reserve(50, 100, self.places(), self.places())
+        self.clock.advance(1)
+        younger = self.reserve(50, 100)
+        self.with_host('two', VCPU=2)
+        self.with_host('one', VCPU=0)
+        self.watch.look()
+        self.assertEqual([['two', 'two'], [None]],
+                         list(map(self.hosts_of, (older, younger))))
+
+    def test_one_that_goes_while_many_are_bound_keeps_nobody(self):
+        leases, begun = self.when_it_is_gone(16), []
+        rebind = self.watch._binding.rebind
+
+        def rebind_late(*moves):
+            if not begun:
+                sa.event.listen(
+                    self.watch._database.engine, 'begin', begun.append)
+                self.leases.making.withdraw(leases[3]['id'])
+            return rebind(*moves)
+
+        self.watch._binding.rebind = rebind_late
+        self.watch.look()
+        del leases[3]
+        self.assertEqual([['two']] * 15, list(map(self.hosts_of, leases)))
+        self.assertLess(len(begun), 15)
+
+    def test_where_another_one_is_busy_is_not_looked_first(self):
+        leases = self.when_it_is_gone(1)
+        self.with_host('three', VCPU=1)
+        busy, = self.scalars(models.Host.id, models.Host.name == 'two')
+        rebind = self.watch._binding.rebind
+
+        def rebind_late(*moves):
+            if busy in moves[0].hosts.values():
+                raise api.LostRace(busy)
+            return rebind(*moves)
+
+        self.watch._binding.rebind = rebind_late
+        self.watch.look()
+        self.assertEqual(['three'], self.hosts_of(leases[0]))
+
     def test_who_finds_what_another_one_has_bound_leaves_it_there(self):
         """Also where another host would be better by now."""
         leases = self.when_it_is_gone(2)

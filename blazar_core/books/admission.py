@@ -22,6 +22,7 @@ import dataclasses
 import itertools
 import typing as ty
 
+import numpy as np
 from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -172,6 +173,18 @@ class Admission:
                                 window, found, instead_of, kept)
         self._explain(refusal, window)
         raise errors.Refused(refusal)
+
+    def candidates(self, demand: model.Demand) -> set[int]:
+        """The ids of the hosts of which a demand could have all, if nothing
+        were booked there.
+        """
+        with self._picking.asked_for([demand], 0) as (timeline, (demand,)):
+            allowed = self._picking.allowed(timeline, demand)
+            ids = timeline.ids if allowed is None else [
+                timeline.ids[place] for place in np.flatnonzero(allowed)]
+        hosts = self.index.hosts
+        return {one for one in ids if any(hosts[one].capacity.values()) and
+                not any(hosts[one].usage.values())}
 
     def fits(self, demand: model.Demand, window: model.Window,
              instead_of: ty.Sequence[ty.Any] = (),

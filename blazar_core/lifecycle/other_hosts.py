@@ -136,6 +136,17 @@ class OtherHosts:
             None if isinstance(demand, refusals.Refusal) else demand.among,
             {row.host_id for row in rows})
 
+    def whole(self, case: Case) -> tuple[
+            model.Demand, model.Window] | None:
+        """Which whole hosts a reservation needs, and when; None: it needs
+        none, or there are no such hosts at all.
+        """
+        demand = self._demands.of(
+            case.reservation, case.reserved, case.sealed)
+        if isinstance(demand, refusals.Refusal) or not demand.whole:
+            return None
+        return demand, self._window(case.lease)
+
     def add(self, together: Together, case: Case, move: bindings.Move,
             ) -> None:
         """Something more is decided with others."""

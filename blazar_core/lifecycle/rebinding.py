@@ -25,32 +25,35 @@ from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.leases import binding as bindings
 from blazar_core.lifecycle import other_hosts
+from blazar_core.lifecycle import rearranging
 from blazar_core.lifecycle import steps
 
-__all__ = ['Notify', 'Rebinding', 'age']
+__all__ = ['Rebinding', 'age']
 
 LOG = logging.getLogger(__name__)
 
 #: How many reservations are bound together.
 _TOGETHER = 16
 
-Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
-
 
 class Rebinding:
     """Binds bookings to other hosts.
 
     :param others: finds these hosts
+    :param rearranges: has some fall free
     :param notify: told of an event type and a lease
     """
 
     def __init__(self, database: api.Database,
                  admission: admissions.Admission, binding: bindings.Binding,
-                 others: other_hosts.OtherHosts, notify: Notify) -> None:
+                 others: other_hosts.OtherHosts,
+                 rearranges: rearranging.Rearranging,
+                 notify: rearranging.Notify) -> None:
         self._database = database
         self._admission = admission
         self._binding = binding
         self._others = others
+        self._rearranging = rearranges
         self._notify = notify
 
     def bind_all(self, found: ty.Iterable[ty.Any]) -> bool:
@@ -147,6 +150,11 @@ class Rebinding:
         """
         case = self._others.case(reservation_id)
         move = case and self._others.plan(case, lost)
+        if case and not move and None in lost.values():
+            # It has lacked hosts before.
+            whole = self._others.whole(case)
+            if whole and self._rearranging.free(*whole, case.reserved.hosts):
+                move = self._others.plan(case, lost)
         if move:
             self._carry_out([move])
 

@@ -37,6 +37,7 @@ from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import binding as bindings
 from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import rearranging
 from blazar_core.lifecycle import rebinding
 from blazar_core import resources
 
@@ -63,17 +64,21 @@ class Replacing:
     """Gives leases of whole hosts others beside those that have failed.
 
     :param wanted: says what reservations need
+    :param rearranges: has hosts fall free
     :param notify: told of an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, binding: bindings.Binding,
-                 wanted: demands.Demands, notify: rebinding.Notify) -> None:
+                 wanted: demands.Demands,
+                 rearranges: rearranging.Rearranging,
+                 notify: rearranging.Notify) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._binding = binding
         self._wanted = wanted
+        self._rearranging = rearranges
         self._notify = notify
 
     def look(self) -> None:
@@ -108,9 +113,15 @@ class Replacing:
             self._clock.now(), case.lease.end_date))
         if window.end <= window.start:
             return
-        hosts = self._admission.pick(dataclasses.replace(
+        more = dataclasses.replace(
             demand, count=case.missing, least=1,
-            avoid=demand.avoid | case.own), window)
+            avoid=demand.avoid | case.own)
+        try:
+            hosts = self._admission.pick(more, window)
+        except errors.Refused:
+            if not self._rearranging.free(demand, window, case.own):
+                raise
+            hosts = self._admission.pick(more, window)
         lease = self._binding.add(
             case.lease.id, case.lease.generation, reservation_id, hosts,
             window, demand.among)

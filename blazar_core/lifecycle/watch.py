@@ -44,6 +44,7 @@ from blazar_core.leases import within
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import other_hosts
+from blazar_core.lifecycle import rearranging
 from blazar_core.lifecycle import rebinding
 from blazar_core.lifecycle import replacing
 from blazar_core import resources
@@ -71,7 +72,7 @@ class Watch:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, binding: bindings.Binding,
                  opens: ty.Callable[[str], str], types: resources.Types,
-                 notify: rebinding.Notify, patience: int) -> None:
+                 notify: rearranging.Notify, patience: int) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
@@ -79,10 +80,12 @@ class Watch:
         wanted = demands.Demands(clock, opens, types)
         self._others = other_hosts.OtherHosts(
             database, clock, admission, wanted)
+        rearranges = rearranging.Rearranging(
+            database, admission, binding, wanted, notify)
         self._rebinding = rebinding.Rebinding(
-            database, admission, binding, self._others, notify)
+            database, admission, binding, self._others, rearranges, notify)
         self._replacing = replacing.Replacing(
-            database, clock, admission, binding, wanted, notify)
+            database, clock, admission, binding, wanted, rearranges, notify)
         self._notify = notify
         self._patience = patience
         #: By host, the generation at which nothing could be done for it, and

@@ -311,6 +311,46 @@ class TestFailing(WholeHostsTestCase):
         return views.get(self.database, lease['id'])['reservations'][0][
             'missing_resources']
 
+    def on(self, name, start, end):
+        """A lease of one host, of this one."""
+        wanted = self.machines_of()
+        return self.reserve(start, end, dataclasses.replace(
+            wanted, demand=dataclasses.replace(
+                wanted.demand, hosts=frozenset([self.uuids[name]]))))
+
+    def after_failure(self, start, runs_until, later):
+        """One host of three fails; one is in use for some time, and one is
+        booked for later. Who has lost the first, and who comes later.
+        """
+        self.uuids['three'] = self.host('three', VCPU=4)
+        lost = self.on('one', start, 7200)
+        self.on('three', 0, runs_until)
+        other = self.on('two', later, 6000)
+        self.engine.run_due()
+        self.fail('one')
+        return lost, other
+
+    def assert_exchanged(self, lost, other):
+        self.assertEqual(({'two'}, {'three'}, False), (
+            self.bookings_of(lost).keys() - {'one'},
+            self.bookings_of(other).keys(), self.missing(lost)))
+        self.assertEqual(['lease.update'], [
+            event for event, lease_id in self.notified
+            if lease_id == other['id']])
+
+    def test_who_comes_later_goes_where_all_of_its_time_is_free(self):
+        self.assert_exchanged(*self.after_failure(0, 3900, 4000))
+
+    def test_so_it_does_for_one_that_comes_soon(self):
+        self.assert_exchanged(*self.after_failure(60, 3900, 4000))
+
+    def test_where_it_can_go_nowhere_else_it_stays(self):
+        lost, other = self.after_failure(0, 3900, 3800)
+        self.assertEqual(({'one'}, {'two'}, True), (
+            self.bookings_of(lost).keys(), self.bookings_of(other).keys(),
+            self.missing(lost)))
+        self.assertNotIn(other['id'], dict(self.notified).values())
+
     def test_it_gets_another_one_beside_it(self):
         lease = self.reserve_machines(0, 7200)
         self.engine.run_due()

@@ -1,0 +1,342 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Hosts that fail for months under leases of whole hosts, and whether those
+have what they were promised: ``python -m tests.simulation.failures 1-10``.
+
+The real core on a database file, with nothing else going wrong: 500 hosts, of
+which each fails once in 30 days on average and is repaired after a day, and
+leases of one to eight of them for 70 % of all. Whenever a host fails or is
+there again, whenever a lease begins, and every few hours, what is seen is
+believed and one look heals what it can. After it each lease that has begun,
+or begins within the healing interval, is whole; or it lacks hosts, and then
+it is asked whether there are any, by a rule of its own (:func:`has_room`).
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import functools
+import heapq
+import itertools
+import logging
+import pathlib
+import random
+import sys
+import tempfile
+import typing as ty
+import uuid
+
+import sqlalchemy as sa
+
+from blazar_core.books import admission
+from blazar_core.books import inventory
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import migration
+from blazar_core.db import models
+from blazar_core.leases import leases
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_core.lifecycle import ends
+from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import health
+from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import watch
+from blazar_core import resources
+from tests import databases
+from tests.unit import base
+
+__all__ = ['Need', 'Result', 'Years', 'has_room', 'main']
+
+HOUR, DAY = 3600, 86_400
+#: Seconds between two failures of a host, and until it is repaired.
+FAILS_AFTER, REPAIRED_AFTER = 30 * DAY, DAY
+#: For how long what comes is healed, and how often it is looked after.
+INTERVAL, PASS = 6 * HOUR, 3 * HOUR
+#: The most hosts of a lease; days it lasts, and is asked for beforehand.
+MOST, LASTS, AHEAD = 8, 5, 7
+#: What is asked for, of what there is: some of it is refused.
+ASKED = 0.78
+
+
+class Need(ty.NamedTuple):
+    """So many whole hosts are needed for a time, or are away for one."""
+
+    count: int
+    start: int
+    end: int
+
+
+def has_room(hosts: int, needs: ty.Iterable[Need]) -> bool:
+    """Whether there are enough hosts for all of these, if each may have any.
+
+    Exact, though it only counts: whole hosts that are alike are colours of
+    intervals, and as many suffice as meet at one instant (each takes a colour
+    that is free when it begins). What is bound already has begun, or is away,
+    and all of that meets now: so it has different ones, from which one may go
+    on in the same way.
+    """
+    steps: dict[int, int] = collections.defaultdict(int)
+    for need in needs:
+        steps[need.start] += need.count
+        steps[need.end] -= need.count
+    return all(count <= hosts for count in itertools.accumulate(
+        steps[when] for when in sorted(steps)))
+
+
+class Result(ty.NamedTuple):
+    """What became of leases.
+
+    :ivar used: of all hosts and of all time, what was leased
+    :ivar begun: how many leases have begun
+    :ivar failures: how many hosts have failed
+    :ivar lacking: how many of the leases have ever lacked hosts, after a look
+    :ivar wrong: how many of these though there was one more for them
+    """
+
+    used: float
+    begun: int
+    failures: int
+    lacking: int
+    wrong: int
+
+
+class _Machines(base.WholeType):
+    """Whole hosts of which nothing has to be prepared."""
+
+    def so_many(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
+        return model.Demand(model.WHOLE, params['max'], least=params['max'])
+
+    def start(self, reserved: resources.Reserved) -> None:
+        pass
+
+    def changed(self, reserved: resources.Reserved) -> None:
+        pass
+
+    def end(self, reserved: resources.Reserved) -> None:
+        pass
+
+
+class Years:
+    """A cloud, for a while.
+
+    :param heals: whether anybody looks after what is promised
+    """
+
+    def __init__(self, seed: int, hosts: int, folder: pathlib.Path,
+                 heals: bool = True) -> None:
+        self._dice, self._hosts, self._heals = random.Random(
+            seed), hosts, heals
+        conf = databases.configuration(f'sqlite:///{folder}/{seed}.sqlite')
+        self._database = api.Database(conf)
+        migration.upgrade(self._database)
+        self._clock = clocks.ManualClock(base.NOW)
+        search = admission.Admission(self._database, self._clock)
+        kind = _Machines()
+        types = resources.Types({'machine': kind}, kind)
+        self._leases = leases.Leases(
+            self._database, self._clock, search, types)
+        life = lifecycle.Lifecycle(
+            self._database, self._clock, search, base.FakeCloud(), str,
+            self._told, 300, base.LOST_AFTER, types,
+            {ends.DELETE: ends.Delete()})
+        self._engine = engine.Engine(
+            conf, self._database, self._clock, life, 'listener')
+        self._health = health.Health(
+            self._database, self._clock, health.Patience(0, 0, INTERVAL),
+            self._told)
+        self._watch = watch.Watch(
+            self._database, self._clock, search, self._leases.binding, str,
+            types, self._told, 300)
+        self._uuids = [str(uuid.UUID(int=self._dice.getrandbits(128)))
+                       for _host in range(hosts)]
+        self._down: set[str] = set()
+        self._events: list[tuple[int, int, ty.Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._lacking: set[str] = set()
+        self._wrong: set[str] = set()
+        self._failures = 0
+        for host in self._uuids:
+            self._report(host)
+
+    def _told(self, _event_type: str, _lease: ty.Any) -> None:
+        pass
+
+    def _recheck(self) -> None:
+        """Look at the hosts that somebody has left, say."""
+        with self._database.reader() as session:
+            left = session.scalars(sa.select(models.Host.uuid).where(
+                models.Host.recheck_at <= self._clock.now())).all()
+        for host in left:
+            self._report(host)
+
+    def _report(self, host: str) -> None:
+        """Nothing runs on a host."""
+        with self._database.writer() as session:
+            inventory.report(
+                session, self._clock.now(), model.HostFacts(
+                    host, host, host, {'VCPU': 8}), {},
+                inventory.generations(session, [host]).get(host))
+
+    def _at(self, when: float, work: ty.Callable[[], None]) -> None:
+        heapq.heappush(self._events, (int(when), next(self._numbers), work))
+
+    def _after(self, mean: float, work: ty.Callable[[], None]) -> None:
+        self._at(self._clock.now() + self._dice.expovariate(1 / mean), work)
+
+    def run(self, days: float) -> Result:
+        """Let so many days pass."""
+        end = base.NOW + days * DAY
+        for host in self._uuids:
+            self._after(FAILS_AFTER, functools.partial(self._fail, host))
+        for when in range(base.NOW, int(end), PASS):
+            self._at(when, lambda: None)
+        self._ask()
+        while self._events and self._events[0][0] <= end:
+            when, _number, work = heapq.heappop(self._events)
+            self._clock.advance(max(0, when - self._clock.now()))
+            work()
+            self._health.see({host: health.Down('It is down.', certain=True)
+                              if host in self._down else None
+                              for host in self._uuids})
+            self._recheck()
+            while self._engine.run_due():
+                self._recheck()
+            if self._heals:
+                self._watch.look()
+            self._judge()
+        return self._result(int(end))
+
+    def _ask(self) -> None:
+        """Somebody wants a lease, and the next one will."""
+        dice, now = self._dice, self._clock.now()
+        mean = (1 + MOST) / 2 * LASTS * DAY
+        self._after(mean / (ASKED * self._hosts), self._ask)
+        start = now + int(dice.uniform(HOUR, AHEAD * DAY))
+        window = model.Window(start, start + int(
+            max(HOUR, dice.expovariate(1 / (LASTS * DAY)))))
+        params = {'max': dice.randint(1, MOST)}
+        try:
+            self._leases.making.create(making.NewLease(
+                'project', 'user', requests.LeaseRequest(
+                    name='lease', window=window, before_end=None, events=(),
+                    on_end='delete', starts_now=False),
+                (making.NewReservation(
+                    _Machines().so_many(params), resource_type='machine',
+                    params=params, spec={}),)), None)
+        except errors.Refused:
+            return
+        self._at(window.start, lambda: None)
+        self._at(window.end, lambda: None)
+
+    def _fail(self, host: str) -> None:
+        self._down.add(host)
+        self._failures += 1
+        self._after(REPAIRED_AFTER, functools.partial(self._repair, host))
+
+    def _repair(self, host: str) -> None:
+        self._down.discard(host)
+        self._after(FAILS_AFTER, functools.partial(self._fail, host))
+
+    def _judge(self) -> None:
+        """Which leases that have begun lack hosts, and are there any?"""
+        now = self._clock.now()
+        with self._database.reader() as session:
+            rows = session.execute(_PROMISED, {'now': now}).all()
+            away = {row.host_id: row.end_date for row in session.execute(
+                _AWAY, {'now': now})}
+        has = collections.Counter(
+            row.id for row in rows
+            if row.host_id is not None and row.host_id not in away)
+        # Who has got another host has more when the first is there again.
+        needs = {row.id: Need(
+            max(row.amount, has[row.id]), max(row.start_date, now),
+            row.end_date) for row in rows}
+        lacking = {row.id for row in rows
+                   if row.start_date <= now and has[row.id] < row.amount}
+        self._lacking |= lacking
+        for row in rows:
+            if row.host_id in away and row.start_date <= now:
+                # It stays its lease's, who gets another one.
+                away[row.host_id] = max(away[row.host_id], row.end_date)
+        taken = [Need(1, now, until) for until in away.values()] + [
+            # Who lacks some keeps those that he has.
+            need._replace(count=has[one]) if one in lacking else need
+            for one, need in needs.items()]
+        self._wrong |= {one for one in lacking if has_room(
+            self._hosts, [*taken, Need(
+                1, needs[one].start, needs[one].end)])}
+
+    def _result(self, end: int) -> Result:
+        with self._database.reader() as session:
+            rows = session.execute(sa.select(
+                models.Lease.start_date, models.Lease.end_date,
+                models.Reservation.amount).join(models.Reservation).where(
+                    models.Lease.start_date <= end)).all()
+        used = sum(row.amount * (min(row.end_date, end) - row.start_date)
+                   for row in rows)
+        return Result(
+            used / self._hosts / (end - base.NOW), len(rows), self._failures,
+            len(self._lacking), len(self._wrong))
+
+
+_PROMISED = sa.select(
+    models.Lease.id, models.Lease.start_date, models.Lease.end_date,
+    models.Reservation.amount, models.Booking.host_id,
+).join(models.Reservation, models.Reservation.lease_id == models.Lease.id,
+       ).join(models.Booking).where(
+    models.Lease.end_date > sa.bindparam('now'),
+    models.Lease.status.in_((*states.BEFORE, *states.BEGUN)))
+_AWAY = sa.select(models.Booking.host_id, models.Booking.end_date).where(
+    models.Booking.outage.is_not(None),
+    models.Booking.end_date > sa.bindparam('now'))
+
+
+def replay(seed: int, hosts: int, days: float, heals: bool) -> Result:
+    """Let one seed happen."""
+    logging.disable()
+    with tempfile.TemporaryDirectory() as folder:
+        return Years(seed, hosts, pathlib.Path(folder), heals).run(days)
+
+
+def main(arguments: ty.Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog='python -m tests.simulation.failures', description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('seeds', help='7, or 1-1000')
+    parser.add_argument('--hosts', type=int, default=500)
+    parser.add_argument('--days', type=float, default=90)
+    parser.add_argument('--jobs', type=int, default=2)
+    parser.add_argument('--without-healing', action='store_true',
+                        help='nobody looks after what is promised')
+    options = parser.parse_args(arguments)
+    first, _dash, last = options.seeds.partition('-')
+    wrong = 0
+    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+        seeds = range(int(first), int(last or first) + 1)
+        for seed, found in zip(seeds, pool.map(
+                replay, seeds, itertools.repeat(options.hosts),
+                itertools.repeat(options.days),
+                itertools.repeat(not options.without_healing)), strict=True):
+            print(f'seed {seed}: {found.used:.0%} used, {found.begun} leases, '
+                  f'{found.failures} failures, {found.lacking} leases lacked '
+                  f'hosts, {found.wrong} though there were some', flush=True)
+            wrong += found.wrong
+    return int(wrong > 0 and not options.without_healing)
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The rule by which failures are judged, and some of them."""
+
+import pathlib
+import random
+from unittest import mock
+
+import fixtures
+from oslotest import base
+
+from tests.simulation import failures
+
+
+#: Seeds in which others that come later have to go elsewhere.
+SCARCE = (3, 4)
+
+
+def fits(hosts, needs):
+    """Whether all of them have hosts, by trying all of these."""
+    servers = [need for need in needs for _one in range(need.count)]
+
+    def rest(number, taken):
+        if number == len(servers):
+            return True
+        need = servers[number]
+        return any(
+            all(need.end <= other.start or other.end <= need.start
+                for other in of_host) and rest(number + 1, [
+                    [*one, need] if one is of_host else one for one in taken])
+            for of_host in taken)
+
+    return rest(0, [[] for _host in range(hosts)])
+
+
+class TestRoom(base.BaseTestCase):
+
+    def test_it_is_what_trying_all_says(self):
+        dice, said = random.Random(1), []
+        for _time in range(300):
+            hosts = dice.randint(1, 3)
+            needs = []
+            for _need in range(dice.randint(1, 4)):
+                start = dice.choice([0, 0, 1, 2, 3])
+                needs.append(failures.Need(
+                    dice.randint(1, 2), start, start + dice.randint(1, 3)))
+            said.append(failures.has_room(hosts, needs))
+            self.assertEqual(fits(hosts, needs), said[-1], (hosts, needs))
+        self.assertEqual({True, False}, set(said))
+
+
+class TestFailures(base.BaseTestCase):
+
+    def years(self, seed, hosts, days, heals=True):
+        folder = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        return failures.Years(seed, hosts, folder, heals).run(days)
+
+    def test_leases_are_whole_wherever_there_are_hosts(self):
+        for seed in SCARCE:
+            self.assertEqual(0, self.years(seed, 20, 25).wrong)
+
+    def test_without_the_guard_they_are_not(self):
+        with mock.patch('blazar_core.lifecycle.rearranging.Rearranging.free',
+                        return_value=False):
+            self.assertLess(0, sum(
+                self.years(seed, 20, 25).wrong for seed in SCARCE))
+
+    def test_healing_is_what_leases_have_hosts_by(self):
+        healed, left = (self.years(1, 60, 8, heals)
+                        for heals in (True, False))
+        self.assertLess(0, left.lacking)
+        self.assertEqual((0, 0), (healed.lacking, healed.wrong))
+        self.assertEqual(left.lacking, left.wrong)

@@ -31,6 +31,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
+from blazar_core.books import news
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -86,6 +87,7 @@ class Rearranging:
                 'since': window.start, 'most': _READ + 1}).all()
             if len(rows) > _READ:
                 return False
+            overdue = news.overdue(session.connection(), window.start)
             alike = self._alike(session, demand, {
                 row.reservation_id for row in rows
                 if row.host_id in hosts and bindings.may_move(
@@ -97,8 +99,11 @@ class Rearranging:
                     row, row.later, False, row):
                 later.append(row)
             elif row.host_id in busy:
-                busy[row.host_id].append((row.start_date, max(
-                    row.end_date, window.start + ledger.OVERDUE)))
+                busy[row.host_id].append((row.start_date, row.end_date))
+        for row in overdue:
+            if row.host_id in busy:
+                busy[row.host_id].append(
+                    (row.end_date, window.start + ledger.OVERDUE))
         barred = {one for one in hosts
                   if self._admission.index.hosts[one].uuid in avoid}
         going = _deal(busy, later, window, barred)
@@ -207,9 +212,8 @@ _BOOKED = sa.select(
             models.Booking.reservation_id).outerjoin(
     models.Lease, models.Lease.id == models.Reservation.lease_id).where(
     models.Booking.host_id.is_not(None),
-    sa.or_(models.Booking.end_date > sa.bindparam('since'),
-           models.Booking.placed_at.is_not(None)),
-).limit(sa.bindparam('most'))
+    models.Booking.end_date > sa.bindparam('since'),
+).order_by(models.Booking.end_date).limit(sa.bindparam('most'))
 _RESERVATIONS = sa.select(models.Reservation).where(
     models.Reservation.id.in_(sa.bindparam('reservations', expanding=True)),
 ).options(orm.joinedload(models.Reservation.lease),

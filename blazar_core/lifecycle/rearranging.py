@@ -32,6 +32,7 @@ from sqlalchemy import orm
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
 from blazar_core.books import news
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -59,10 +60,12 @@ class Rearranging:
     :param notify: told of an event type and a lease
     """
 
-    def __init__(self, database: api.Database,
+    def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, binding: bindings.Binding,
                  wanted: demands.Demands, notify: Notify) -> None:
         self._database = database
+        self._clock = clock
+        self._rests_until = 0.0
         self._admission = admission
         self._binding = binding
         self._wanted = wanted
@@ -73,14 +76,25 @@ class Rearranging:
         """Have one more host fall free for all of a window.
 
         Reads what is booked from then on, at most :data:`_READ` of it. Costs
-        O(H) for the new one and for each that gets another host.
+        O(H) for the new one and for each that gets another host. Where it has
+        found nothing it rests for ten times as long as that took: many may
+        lack hosts for which there are none.
 
         :param demand: of whole hosts, as their type has said it
         :param avoid: the uuids of hosts that will not do
         :returns: whether one has, for who is the first to take it
         """
-        if not demand.whole:
+        began = self._clock.elapsed()
+        if not demand.whole or began < self._rests_until:
             return False
+        if self._free(demand, window, avoid):
+            return True
+        now = self._clock.elapsed()
+        self._rests_until = now + 10 * (now - began)
+        return False
+
+    def _free(self, demand: model.Demand, window: model.Window,
+              avoid: ty.Collection[str]) -> bool:
         hosts = self._admission.candidates(demand)
         with self._database.reader() as session:
             rows = session.execute(_BOOKED, {

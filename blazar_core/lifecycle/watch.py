@@ -81,7 +81,7 @@ class Watch:
         self._others = other_hosts.OtherHosts(
             database, clock, admission, wanted)
         rearranges = rearranging.Rearranging(
-            database, admission, binding, wanted, notify)
+            database, clock, admission, binding, wanted, notify)
         self._rebinding = rebinding.Rebinding(
             database, admission, binding, self._others, rearranges, notify)
         self._replacing = replacing.Replacing(

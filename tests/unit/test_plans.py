@@ -139,7 +139,7 @@ EVERYTHING = (
     ('lifecycle/orphans.py', 'Orphans._concerned', 'orphans', _KEPT),
     ('lifecycle/orphans.py', 'Orphans._trim', 'orphans', _KEPT),
     ('lifecycle/orphans.py', 'known', 'orphans', _KEPT),
-    ('lifecycle/rearranging.py', 'Rearranging.free', 'bookings',
+    ('lifecycle/rearranging.py', 'Rearranging._free', 'bookings',
      'All that is booked is dealt out anew; of more than some it is not.'),
     ('../blazar_nova/listener/mirror.py', 'Mirror._have_leases', 'leases',
      _FIRST),

@@ -351,6 +351,17 @@ class TestFailing(WholeHostsTestCase):
             self.missing(lost)))
         self.assertNotIn(other['id'], dict(self.notified).values())
 
+    def test_where_nothing_is_found_it_is_not_looked_all_the_time(self):
+        rearranging, looks = self.watch._rebinding._rearranging, []
+        rearranging._free = lambda *_what: looks.append(
+            self.clock.advance(2))
+        for wait, looked in ((0, 1), (0, 1), (19, 1), (1, 2), (0, 2)):
+            self.clock.advance(wait)
+            self.assertFalse(rearranging.free(
+                self.machines.so_many({'min': 1, 'max': 1}),
+                model.Window(NOW, NOW + 100), ()))
+            self.assertEqual(looked, len(looks))
+
     def test_it_gets_another_one_beside_it(self):
         lease = self.reserve_machines(0, 7200)
         self.engine.run_due()

@@ -227,6 +227,8 @@ _BOOKED = sa.select(
     models.Lease, models.Lease.id == models.Reservation.lease_id).where(
     models.Booking.host_id.is_not(None),
     models.Booking.end_date > sa.bindparam('since'),
+    # Servers within a lease of hosts go where that goes.
+    ledger.TAKES,
 ).order_by(models.Booking.end_date).limit(sa.bindparam('most'))
 _RESERVATIONS = sa.select(models.Reservation).where(
     models.Reservation.id.in_(sa.bindparam('reservations', expanding=True)),

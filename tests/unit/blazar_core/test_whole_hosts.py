@@ -344,6 +344,21 @@ class TestFailing(WholeHostsTestCase):
     def test_so_it_does_for_one_that_comes_soon(self):
         self.assert_exchanged(*self.after_failure(60, 3900, 4000))
 
+    def test_servers_within_a_lease_of_hosts_are_in_nobodys_way(self):
+        self.uuids['three'] = self.host('three', VCPU=4)
+        lost, running, other = (
+            self.on(*what) for what in (
+                ('one', 0, 7200), ('three', 0, 3900), ('two', 4000, 6000)))
+        self.engine.run_due()
+        three, = self.scalars(models.Host.id, models.Host.name == 'three')
+        with self.database.writer() as session:
+            session.add(models.Booking(
+                reservation_id=running['reservations'][0]['id'],
+                host_id=three, start_date=NOW + 4100,
+                end_date=NOW + 4200, resources={}))
+        self.fail('one')
+        self.assert_exchanged(lost, other)
+
     def test_where_it_can_go_nowhere_else_it_stays(self):
         lost, other = self.after_failure(0, 3900, 3800)
         self.assertEqual(({'one'}, {'two'}, True), (

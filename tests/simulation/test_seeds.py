@@ -35,7 +35,7 @@ DAILY = 5
 MISSED = {'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'copied': 1,
           'image': 1, 'generation': 1, 'servers': 1, 'room': 1, 'clean': 1,
           'between': 1, 'undo': 3, 'guests': 4, 'judged': 4, 'used': 4,
-          'orphans': 5, 'deadline': 7, 'again': 12, 'twice': 13, 'held': 38}
+          'orphans': 5, 'deadline': 7, 'again': 12, 'twice': 13, 'held': 138}
 
 
 #: What runs seeds on another day.

@@ -221,8 +221,8 @@ def _spelled_out(edits: ty.Iterable[Edit], hosts: ty.Iterable['Seen'],
 
 
 def hold(connection: sa.Connection, host_ids: ty.Collection[int],
-         many: int = guarding.MANY) -> bool:
-    """Where they are more than these, nobody else decides about hosts from
+         many: int) -> bool:
+    """Where hosts are more than so many, nobody else decides about them from
     now on until the transaction is over: some other would always be faster,
     until the retries are used up.
 

@@ -40,7 +40,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import views
-from blazar_core.lifecycle import rearranging
+from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import steps
 
 __all__ = ['Away', 'Down', 'Health', 'LATE', 'Patience', 'Sight', 'away',
@@ -100,7 +100,8 @@ class Health:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 patience: Patience, notify: rearranging.Notify) -> None:
+                 patience: Patience,
+                 notify: ty.Callable[[str, facts.Lease], None]) -> None:
         self.news = threading.Event()
         self._notify = notify
         self._database = database

@@ -40,17 +40,16 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding as bindings
 from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import facts
 from blazar_core import resources
 
-__all__ = ['Notify', 'Rearranging']
+__all__ = ['Rearranging']
 
 LOG = logging.getLogger(__name__)
 
 #: Of so many bookings at most it is looked how they could be dealt out, and
 #: so many get another host at most.
 _READ, _MOVED = 20_000, 64
-
-Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 
 
 class Rearranging:
@@ -62,7 +61,8 @@ class Rearranging:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, binding: bindings.Binding,
-                 wanted: demands.Demands, notify: Notify) -> None:
+                 wanted: demands.Demands,
+                 notify: ty.Callable[[str, facts.Lease], None]) -> None:
         self._database = database
         self._clock = clock
         self._rests_until = 0.0

@@ -24,6 +24,7 @@ from blazar_core.books import admission as admissions
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.leases import binding as bindings
+from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import rearranging
 from blazar_core.lifecycle import steps
@@ -48,7 +49,7 @@ class Rebinding:
                  admission: admissions.Admission, binding: bindings.Binding,
                  others: other_hosts.OtherHosts,
                  rearranges: rearranging.Rearranging,
-                 notify: rearranging.Notify) -> None:
+                 notify: ty.Callable[[str, facts.Lease], None]) -> None:
         self._database = database
         self._admission = admission
         self._binding = binding

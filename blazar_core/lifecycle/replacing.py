@@ -37,6 +37,7 @@ from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import binding as bindings
 from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import rearranging
 from blazar_core.lifecycle import rebinding
 from blazar_core import resources
@@ -72,7 +73,7 @@ class Replacing:
                  admission: admissions.Admission, binding: bindings.Binding,
                  wanted: demands.Demands,
                  rearranges: rearranging.Rearranging,
-                 notify: rearranging.Notify) -> None:
+                 notify: ty.Callable[[str, facts.Lease], None]) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission

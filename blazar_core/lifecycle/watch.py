@@ -42,6 +42,7 @@ from blazar_core.db import models
 from blazar_core.leases import binding as bindings
 from blazar_core.leases import within
 from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import rearranging
@@ -72,7 +73,8 @@ class Watch:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, binding: bindings.Binding,
                  opens: ty.Callable[[str], str], types: resources.Types,
-                 notify: rearranging.Notify, patience: int) -> None:
+                 notify: ty.Callable[[str, facts.Lease], None],
+                 patience: int) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission

@@ -26,8 +26,10 @@ import socket
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import fixtures
+from oslo_db import exception as db_exception
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
@@ -36,8 +38,10 @@ from blazar_core.books import enrolment
 from blazar_core.books import outages
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
+from blazar_core.leases import binding
 from blazar_core.leases import leases
 from blazar_core.leases import making
 from blazar_core.leases import requests
@@ -977,6 +981,55 @@ class TestHealing(FailedTestCase):
             if max(self.healed('seen')[0]) > 1:
                 return
         self.fail('Without the guard none was bound twice.')
+
+
+class TestBindingMany(RaceTestCase):
+    """Bookings on several hosts are bound to others: each to the next one."""
+
+    # SQLite locks no rows.
+    scenarios = databases.SERVERS
+
+    def is_locked(self, host_id):
+        try:
+            with self.books.connect().engine.begin() as connection:
+                connection.execute(sa.text(
+                    f'SELECT id FROM hosts WHERE id = {host_id} '
+                    'FOR UPDATE NOWAIT'))
+        except (db_exception.DBError, sa.exc.OperationalError):
+            return True
+        return False
+
+    def locked_meanwhile(self, count):
+        """Whether others may decide about a host as soon as leases are read.
+        """
+        for number in range(count):
+            self.host(f'{count}-{number}', VCPU=2)
+        lease = self.lease(50, 100, count=count, hosts=frozenset(
+            self.scalars(models.Host.uuid, models.Host.name.startswith(
+                f'{count}-'))), affinity=model.Affinity.DIFFERENT)
+        with self.database.reader() as session:
+            row = session.get_one(models.Lease, lease['id'])
+            on = {one.id: one.host_id for one in row.bookings}
+        hosts = [*on.values()]
+        seen, read = [], api.whole
+
+        def look(session, lease_ids):
+            seen.append(self.is_locked(hosts[0]))
+            return read(session, lease_ids)
+
+        with mock.patch('blazar_core.db.api.whole', look):
+            self.assertIsNotNone(self.leases.binding.rebind(binding.Move(
+                row.id, row.generation, dict(zip(
+                    on, [*hosts[1:], hosts[0]], strict=True)),
+                before=hosts)))
+        return seen
+
+    def test_about_many_hosts_nobody_else_decides(self):
+        self.assertEqual([True], self.locked_meanwhile(9))
+        self.assertFalse(self.is_locked(self.scalars(models.Host.id)[0]))
+
+    def test_about_a_few_others_may(self):
+        self.assertEqual([False], self.locked_meanwhile(8))
 
 
 class TestFailing(RaceTestCase):

@@ -156,8 +156,15 @@ class Rebinding:
             whole = self._others.whole(case)
             if whole and self._rearranging.free(*whole, case.reserved.hosts):
                 move = self._others.plan(case, lost)
-        if move:
-            self._carry_out([move])
+        if not move:
+            return
+        self._carry_out([move])
+        left: other_hosts.Lost = {
+            one: None for one, host_id in move.hosts.items()
+            if host_id is None}
+        if left and None in lost.values():
+            # One more may fall free for it.
+            self._bind(reservation_id, left)
 
     def _carry_out(self, moves: ty.Sequence[bindings.Move]) -> None:
         """

@@ -131,6 +131,9 @@ class Replacing:
             self._notify('lease.degraded' if any(
                 one['missing_resources'] for one in lease['reservations'])
                 else 'lease.healed', lease)
+            if len(hosts) < case.missing:
+                # One more may fall free for it.
+                self._replace(reservation_id)
 
 
 def _case(session: orm.Session, reservation_id: str) -> _Case | None:

@@ -311,21 +311,22 @@ class TestFailing(WholeHostsTestCase):
         return views.get(self.database, lease['id'])['reservations'][0][
             'missing_resources']
 
-    def on(self, name, start, end):
-        """A lease of one host, of this one."""
-        wanted = self.machines_of()
+    def on(self, names, start, end, count=1):
+        """A lease of so many hosts, of these."""
+        wanted = self.machines_of(count, count)
         return self.reserve(start, end, dataclasses.replace(
             wanted, demand=dataclasses.replace(
-                wanted.demand, hosts=frozenset([self.uuids[name]]))))
+                wanted.demand, hosts=frozenset(
+                    self.uuids[name] for name in names))))
 
     def after_failure(self, start, runs_until, later):
         """One host of three fails; one is in use for some time, and one is
         booked for later. Who has lost the first, and who comes later.
         """
         self.uuids['three'] = self.host('three', VCPU=4)
-        lost = self.on('one', start, 7200)
-        self.on('three', 0, runs_until)
-        other = self.on('two', later, 6000)
+        lost = self.on(['one'], start, 7200)
+        self.on(['three'], 0, runs_until)
+        other = self.on(['two'], later, 6000)
         self.engine.run_due()
         self.fail('one')
         return lost, other
@@ -344,11 +345,37 @@ class TestFailing(WholeHostsTestCase):
     def test_so_it_does_for_one_that_comes_soon(self):
         self.assert_exchanged(*self.after_failure(60, 3900, 4000))
 
+    def assert_each_is_exchanged(self, start):
+        """Two hosts of a lease fail; two are in use for some time, and each
+        of two more is booked for later.
+        """
+        names = [f'host{number}' for number in range(6)]
+        self.uuids |= {name: self.host(name, VCPU=4) for name in names}
+        self.on(['one', 'two'], 0, 9000, 2)
+        lost = self.on(names[:2], start, 7200, 2)
+        self.on(names[2:4], 0, 3900, 2)
+        for name in names[4:]:
+            self.on([name], 4000, 6000)
+        self.engine.run_due()
+        self.health.see({self.uuids[name]: health.Down('It is off.', True)
+                         for name in names[:2]})
+        self.watch.look()
+        self.assertEqual(
+            {*names[4:]}, self.bookings_of(lost).keys() - {*names[:2]})
+        self.assertIs(False, self.missing(lost))
+
+    def test_so_it_does_for_each_host_in_one_look(self):
+        self.assert_each_is_exchanged(0)
+
+    def test_so_it_does_for_each_host_of_one_that_comes_soon(self):
+        self.assert_each_is_exchanged(60)
+
     def test_servers_within_a_lease_of_hosts_are_in_nobodys_way(self):
         self.uuids['three'] = self.host('three', VCPU=4)
         lost, running, other = (
             self.on(*what) for what in (
-                ('one', 0, 7200), ('three', 0, 3900), ('two', 4000, 6000)))
+                (['one'], 0, 7200), (['three'], 0, 3900),
+                (['two'], 4000, 6000)))
         self.engine.run_due()
         three, = self.scalars(models.Host.id, models.Host.name == 'three')
         with self.database.writer() as session:

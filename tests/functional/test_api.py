@@ -195,7 +195,7 @@ class TestLeases(ApiTestCase):
                 path, method='DELETE').status_code)
         self.alice.api_get(path)
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
-        self.run_until(self.clock.now())
+        self.run_until(clocks.SystemClock().now())
         self.assertEqual(404, self.alice.api_request(path).status_code)
         # Others are nobody's but their users'.
         other = self.alice.post_server_groups(

@@ -20,6 +20,7 @@ import types
 
 import fixtures
 from nova.compute import manager
+from nova import context as nova_context
 from nova import exception
 from nova.scheduler import utils
 from testtools import matchers
@@ -124,6 +125,11 @@ class TestAlternates(AlternatesTestCase):
             self.wait_for(lambda: ended)
             self.wait_until_gone(server['id'])
         self.wait_for(lambda: not self.guests())
+        # Nova's conductor has claimed room for a server that is gone; each
+        # nova-compute gives such room back, once a minute.
+        for compute in self.computes.values():
+            compute.manager.update_available_resource(
+                nova_context.get_admin_context())
         self.wait_until_over(lease['id'])
 
     def test_one_that_was_on_its_way_before_the_host_was_enrolled(self):

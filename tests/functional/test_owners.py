@@ -15,6 +15,7 @@
 
 from unittest import mock
 
+from blazar_core.common import clock as clocks
 from blazar_core.lifecycle import orphans
 from blazar_nova.resources import physical_hosts
 from tests.functional import base
@@ -134,7 +135,7 @@ class TestHandingOver(HandingMixin, test_api.ApiTestCase):
         self.hand(lease, project_id='b0b', user_id='bob')
         # Nobody of the project before has a place there, whatever Nova says.
         self.try_boot(self.alice, lease, 409)
-        self.run_until(self.clock.now() + 1)
+        self.run_until(clocks.SystemClock().now())
         self.assertEqual(['b0b'], self.flavor_of(lease).projects)
         self.try_boot(self.alice, lease, 400)
         group = self.bob.api_get(
@@ -266,7 +267,7 @@ class TestHosts(HandingMixin, test_whole_hosts.HostsTestCase):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
         self.hand(lease, project_id='b0b', user_id='bob')
-        self.run_until(self.clock.now() + 1)
+        self.run_until(clocks.SystemClock().now())
         owner, = self.owners(reservation_id)
         self.assertEqual('b0b', owner)
 

@@ -21,6 +21,7 @@ import enum
 import typing as ty
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import model
 
 __all__ = ['Absent', 'Cloud', 'Deadline', 'Gate', 'Identity', 'Rest', 'Seen',
            'ServerState', 'Trace']
@@ -240,10 +241,20 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def targets(self, server_id: str) -> frozenset[str]:
-        """The uuids of the hosts to which a server may move by the cloud's
-        own rules, whatever is free there.
+    def needs(self, server_id: str) -> model.Demand:
+        """What a server needs of a host to move to, and which hosts
+        (``hosts``) are good for it by the cloud's own rules, whatever is free
+        there.
 
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        ...
+
+    def free(self, host: str) -> model.Resources:
+        """What a host has left as the cloud counts, which counts those, too,
+        that are within a lease of hosts.
+
+        :param host: its uuid
         :raises CloudUnavailable: when that cannot be said now
         """
         ...

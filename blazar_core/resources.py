@@ -114,9 +114,12 @@ class Kind(abc.ABC):
     def end(self, reserved: Reserved) -> None:
         """The time of a reservation is over: let nobody use it."""
 
-    def guests(self, reserved: Reserved) -> ty.Collection[str]:
+    def guests(self, reserved: Reserved, host: str | None = None,
+               ) -> ty.Collection[str]:
         """The servers that are where only those of a reservation may be, and
         have no bookings of their own: they come to their end before it does.
+
+        :param host: the uuid of one, where others do not matter
         """
         return ()
 

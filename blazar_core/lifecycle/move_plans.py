@@ -176,7 +176,8 @@ class MovePlans:
                               'the planner: %s', made)
                 return made if complete else None
             for server_id in unknown:
-                known[server_id] = self._cloud.targets(server_id)
+                known[server_id] = self._cloud.needs(
+                    server_id).hosts or frozenset()
         return None
 
     def _write(self, lease_id: str, plan: _Plan,

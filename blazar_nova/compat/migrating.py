@@ -18,6 +18,8 @@ not forced, or to any: its scheduler asks the filters about it, and claims it
 in the books.
 """
 
+import collections
+import dataclasses
 import time
 import typing as ty
 
@@ -36,6 +38,7 @@ import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_nova.compat import acting
 from blazar_nova.compat import again
 from blazar_nova.compat import bounded
@@ -56,6 +59,8 @@ _FRESH = 5
 _KEEP, _PREEMPTIBLE = 'blazar:keep', 'blazar:preemptible'
 #: Server groups with these bind their servers to where they are.
 _BINDING = ('affinity', 'anti-affinity')
+#: Of a server that goes to no host.
+_NOWHERE = model.Demand({}, hosts=frozenset())
 #: In what Nova evacuates a server.
 _EVACUABLE = (vm_states.ACTIVE, vm_states.STOPPED, vm_states.ERROR)
 #: In what Nova moves a server that goes on running.
@@ -87,23 +92,38 @@ class Migrating(acting.Acting):
                 found.pop(server_id, None)
         return found
 
-    def targets(self, server_id: str) -> frozenset[str]:
-        """To which hosts Nova would move a server, were there room: in its
-        cell, up, of its hypervisor, and by all prefilters.
+    def needs(self, server_id: str) -> model.Demand:
+        """What a server needs of a host to which Nova would move it, were
+        there room: in its cell, up, of its hypervisor, and by all prefilters.
 
         :raises CloudUnavailable: when placement or its cell does not answer
         """
         context = nova_context.get_admin_context()
         its = bounded.of_api(again.mapping, context, server_id)
         if its is None or its.cell_mapping is None:
-            return frozenset()
+            return _NOWHERE
         source = self._in_cell(_node_of, server_id, its.cell_mapping)
         if source is None:
-            return frozenset()
-        eligible, near = bounded.of_api(
-            _eligible, server_id, its.cell_mapping.id)
+            return _NOWHERE
+        wanted, near = bounded.of_api(
+            _wanted, server_id, its.cell_mapping.id)
         known, up = self._hosts()
-        return _reachable(server_id, source, eligible, near, known, up)
+        return dataclasses.replace(wanted, hosts=_reachable(
+            server_id, source, wanted.hosts or frozenset(), near, known, up))
+
+    def free(self, host: str) -> model.Resources:
+        """What placement lets be claimed yet of a host; see
+        :meth:`blazar_core.cloud.Cloud.free`.
+
+        :raises CloudUnavailable: when placement does not answer
+        """
+        facts = bounded.of_api(hosts.facts, host)
+        if facts is None:
+            return {}
+        left = collections.Counter(facts.capacity)
+        for amounts in facts.allocations.values():
+            left.subtract(amounts)
+        return left
 
     def _hosts(self) -> tuple[list[hosts.ComputeHost], set[str]]:
         """The hosts, and the nova-computes that are up: of a moment ago, as
@@ -312,10 +332,9 @@ def _node_of(server_id: str, cell: ty.Any) -> str | None:
             return None
 
 
-def _eligible(server_id: str, cell_id: int,
-              ) -> tuple[frozenset[str], set[str]]:
-    """The uuids of the hosts on which a server may be by all prefilters, and
-    the nova-computes of a cell.
+def _wanted(server_id: str, cell_id: int) -> tuple[model.Demand, set[str]]:
+    """What a server needs, with the uuids of the hosts on which it may be by
+    all prefilters; and the nova-computes of a cell.
     """
     context = nova_context.get_admin_context()
     near = {mapping.host for mapping in
@@ -324,9 +343,9 @@ def _eligible(server_id: str, cell_id: int,
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
         # As Nova does: that was about where it was built.
         spec.reset_forced_destinations()
-        return demand.demand_of(context, [spec]).hosts or frozenset(), near
+        return demand.demand_of(context, [spec]), near
     except (demand.NoSuchHost, exception.RequestSpecNotFound):
-        return frozenset(), near
+        return _NOWHERE, near
 
 
 def _reachable(server_id: str, source: str, eligible: frozenset[str],

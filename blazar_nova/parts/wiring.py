@@ -128,7 +128,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     known = identity.Identity(trusts)
     made = leases.Leases(books, clock, search, types)
     moves = relocating.Relocating(
-        books, clock, search, cloud, 60 * conf.blazar.healing_interval)
+        books, clock, search, cloud, 60 * conf.blazar.healing_interval, types)
     return Parts(
         conf, books, clock, secrets, trusts, search, types, words,
         notify, made, cloud, life,

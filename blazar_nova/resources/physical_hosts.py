@@ -117,9 +117,12 @@ class PhysicalHosts(resources.ResourceType):
     def changed(self, reserved: resources.Reserved) -> None:
         self.start(reserved)
 
-    def guests(self, reserved: resources.Reserved) -> ty.Collection[str]:
+    def guests(self, reserved: resources.Reserved, host: str | None = None,
+               ) -> ty.Collection[str]:
         return occupants.guests({
-            *_members(reserved), *pool.members_of(reserved.id)}, reserved.id)
+            one for one in (*_members(reserved),
+                            *pool.members_of(reserved.id))
+            if host in (None, one.uuid)}, reserved.id)
 
     def servers_of(self, reserved: resources.Reserved) -> ty.Collection[str]:
         if reserved.project_id in reserved.params.get('projects', ()):

@@ -76,6 +76,24 @@ class Failing:
         self.clock.advance(300)
         self.look_for_failures()
 
+    def relocate(self):
+        self.listener.parts.relocating.look(self.listener.monitors.certain)
+
+    def fall_silent(self, host):
+        """A nova-compute dies, and has not been heard of for long."""
+        self.computes[host].stop()
+        service = self.service(host)
+        service.last_seen_up = timeutils.utcnow() - datetime.timedelta(hours=1)
+        service.save()
+
+    def service(self, host):
+        return objects.Service.get_by_compute_host(
+            nova_context.get_admin_context(), host)
+
+    def evacuations(self):
+        return objects.MigrationList.get_by_filters(
+            nova_context.get_admin_context(), {'migration_type': 'evacuation'})
+
 
 class HealthTest(Failing, leased.LeasedTestCase):
     """Two hosts, one of which is forced down."""
@@ -107,24 +125,6 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.run_due()
         server = self.wait_for_status(soon, 'ACTIVE')
         self.assertEqual(other, server['OS-EXT-SRV-ATTR:host'])
-
-    def relocate(self):
-        self.listener.parts.relocating.look(self.listener.monitors.certain)
-
-    def fall_silent(self, host):
-        """A nova-compute dies, and has not been heard of for long."""
-        self.computes[host].stop()
-        service = self.service(host)
-        service.last_seen_up = timeutils.utcnow() - datetime.timedelta(hours=1)
-        service.save()
-
-    def service(self, host):
-        return objects.Service.get_by_compute_host(
-            nova_context.get_admin_context(), host)
-
-    def evacuations(self):
-        return objects.MigrationList.get_by_filters(
-            nova_context.get_admin_context(), {'migration_type': 'evacuation'})
 
     def test_what_runs_there_is_evacuated_when_it_is_certain(self):
         recorder = self.record()
@@ -319,6 +319,65 @@ class HealthTest(Failing, leased.LeasedTestCase):
 
 class WholeHostsTest(Failing, test_whole_hosts.HostsTestCase):
     """Two enrolled hosts, one of which fails under a lease."""
+
+    def hosts_of(self, lease):
+        return {name for name, in self.books(
+            'SELECT hosts.name FROM hosts '
+            'JOIN bookings ON bookings.host_id = hosts.id '
+            'JOIN reservations ON reservations.id = reservation_id '
+            f"WHERE reservations.lease_id = '{lease['id']}'")}
+
+    def test_who_comes_later_leaves_for_one_that_has_begun(self):
+        """That has its hosts in a zone of its own, others have not."""
+        self.enrol(*self.hosts)
+        wanted = {'reservations': [self.hosts_wanted()]}
+        lost = self.make_active(length=6 * HOUR, **wanted)
+        runs = self.make_active(length=3 * HOUR, **wanted)
+        # The first one comes to be where one ends before; the other one is to
+        # have the third host.
+        first, later = (self.make(
+            start_in=4 * HOUR, length=HOUR, **wanted) for _each in range(2))
+        self.delete(first['id'])
+        failing, busy, free = (
+            *self.hosts_of(lost), *self.hosts_of(runs), *self.hosts_of(later))
+        self.assertEqual({*self.hosts}, {failing, busy, free})
+        # What it gets it has from then on, which nothing is wrong with.
+        self.clock.advance(2)
+        self.force_down(failing)
+        self.look_for_failures()
+        self.assertEqual(({failing, free}, {busy}), (
+            self.hosts_of(lost), self.hosts_of(later)))
+        self.assertEqual(sorted((failing, free)), self.aggregates()[
+            self.get(lost)['reservations'][0]['id']])
+        self.assert_verified()
+
+    def test_who_is_within_leaves_for_the_other_host(self):
+        """By its hint alone, without a lease of its own."""
+        self.enrol('host1', 'host2')
+        _lease, reservation_id = self.lease_hosts(2, 2)
+        large, small = (self.within(name, reservation_id, flavor=flavor)
+                        for name, flavor in (('large', '4'), ('small', '1')))
+        self.wait_for_status(small['id'], 'ACTIVE')
+        large = self.wait_for_status(large['id'], 'ACTIVE')
+        failing, other = self.host_of(large), self.host_of(small)
+        self.assertNotEqual(failing, other)
+        self.force_down(failing)
+        self.look_for_failures()
+        self.relocate()
+        self.fall_silent(failing)
+        # Nova would put it into ERROR: it does not fit beside the other one.
+        self.relocate()
+        self.assertEqual(0, len(self.evacuations()))
+        self.admin.delete_server(small['id'])
+        self.wait_until_gone(small['id'])
+        self.clock.advance(30)
+        self.relocate()
+        self.wait_for(lambda: self.host_of(large) == other)
+        self.wait_for_status(large['id'], 'ACTIVE')
+        self.clock.advance(HOUR // 4)
+        self.relocate()
+        self.assertEqual(1, len(self.evacuations()))
+        self.assert_verified()
 
     def test_the_lease_gets_another_one(self):
         self.enrol('host1', 'host2')

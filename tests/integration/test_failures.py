@@ -177,6 +177,45 @@ class FailuresTest(test_crash.CrashTestCase):
         self.wait_until_back()
         self.verify_finds_nothing()
 
+    def test_who_is_within_a_lease_of_hosts_is_evacuated_within_it(self,
+                                                                   ) -> None:
+        for host in ('host1', 'host2'):
+            enrolled = self.admin('POST', '/os-hosts', {'name': host},
+                                  service='reservation')['host']['id']
+            self.addCleanup(self.admin, 'DELETE', f'/os-hosts/{enrolled}',
+                            service='reservation')
+        lease = self.demo('POST', '/leases', {
+            'name': 'hosts', 'start_date': 'now', 'end_date': base.date(
+                time.time() + LATER)[:16], 'reservations': [{
+                    'resource_type': 'physical:host', 'min': 2, 'max': 2,
+                    'hypervisor_properties': '',
+                    'resource_properties': ''}]},
+            service='reservation')['lease']
+        self.wait_for_lease(lease['id'], 'ACTIVE')
+        server_id = self.boot({
+            'reservation': lease['reservations'][0]['id']})['server']['id']
+        self.wait_for_server(server_id)
+        failing = self.assert_built_once(server_id)['host']
+        (other,) = {'host1', 'host2'} - {failing}
+        process = self.cloud.hosts()[failing]
+        self.addCleanup(self.cloud.restart, process)
+        self.addCleanup(self.force_down, failing, False)
+        self.cloud.kill(process)
+        self.force_down(failing)
+        self.wait_for(lambda: self.server(server_id)[
+            'OS-EXT-SRV-ATTR:host'] == other, 'it is on the other host')
+        self.wait_for_server(server_id)
+        self.cloud.restart(process)
+        self.force_down(failing, False)
+        self.wait_for(lambda: self.guests(server_id) == [other],
+                      'one guest is left')
+        self.assertEqual(1, len(self.evacuations(server_id)))
+        self.wait_until_back()
+        self.verify_finds_nothing()
+        self.admin('DELETE', f'/leases/{lease["id"]}', service='reservation')
+        self.wait_until_gone(server_id)
+        self.wait_for_lease(lease['id'], 'TERMINATED')
+
     def test_a_listener_dies_at_each_step_of_healing(self) -> None:
         self.listener.stop()
         for step in test_crash.steps_of('HEAL'):

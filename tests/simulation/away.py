@@ -88,7 +88,8 @@ class Operator:
                 demands.Demands(core.clock, str, core.world.types),
             ), relocating.Relocating(
                 core.database, core.clock, core.admission,
-                core.world.port, worlds.PATIENT.interval))
+                core.world.port, worlds.PATIENT.interval,
+                core.world.types))
         for moment in self._moments:
             if moment < self._baton.now:
                 continue

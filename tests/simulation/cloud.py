@@ -79,13 +79,17 @@ class Host:
             server.pooled or server.within is not None) and (
                 server.within is None or server.within in self.opened)
 
-    def fits(self, amounts: Amounts) -> bool:
-        used: collections.Counter[str] = collections.Counter()
+    def free(self) -> collections.Counter[str]:
+        """What placement lets be claimed yet."""
+        left = collections.Counter(self.capacity)
         for one in self.allocations.values():
-            used.update(one)
+            left.subtract(one)
+        return left
+
+    def fits(self, amounts: Amounts) -> bool:
+        left = self.free()
         return self.there and all(
-            used[rc] + amount <= self.capacity.get(rc, 0)
-            for rc, amount in amounts.items())
+            left[rc] >= amount for rc, amount in amounts.items())
 
 
 @dataclasses.dataclass(eq=False)

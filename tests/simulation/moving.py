@@ -17,6 +17,7 @@ import typing as ty
 
 from blazar_core import cloud as ports
 from blazar_core.common import errors
+from blazar_core.common import model
 from tests.simulation import cloud as clouds
 
 __all__ = ['Port']
@@ -47,12 +48,18 @@ class Port(clouds.Port):
                 if (server := self._cloud.servers.get(one)) is not None and
                 _is_free(server)}
 
-    def targets(self, server_id: str) -> frozenset[str]:
-        self.call('targets')
+    def needs(self, server_id: str) -> model.Demand:
+        self.call('needs')
         server = self._cloud.servers[server_id]
-        return frozenset(
+        return model.Demand(server.amounts, hosts=frozenset(
             host.uuid for host in self._cloud.hosts.values()
-            if host.there and host is not server.host and host.admits(server))
+            if host.there and host is not server.host and
+            host.admits(server)))
+
+    def free(self, host: str) -> model.Resources:
+        self.call('free')
+        return next((one.free() for one in self._cloud.hosts.values()
+                     if one.uuid == host), {})
 
     def move(self, server_id: str, host: str | None, lease_id: str,
              deadline: ports.Deadline) -> str:

@@ -94,14 +94,16 @@ class Hosts(base.WholeType):
         return [host for host in self._cloud.hosts.values()
                 if reservation_id in host.opened]
 
-    def guests(self, reserved: resources.Reserved) -> ty.Collection[str]:
+    def guests(self, reserved: resources.Reserved, only: str | None = None,
+               ) -> ty.Collection[str]:
         """As Nova's cells have them, and as placement has those that are on
         their way.
         """
         self._port.call('guests')
         hosts = [host for host in self._cloud.hosts.values()
-                 if host.uuid in reserved.hosts or
-                 reserved.id in host.opened]
+                 if only in (None, host.uuid) and (
+                     host.uuid in reserved.hosts or
+                     reserved.id in host.opened)]
         found = {server.id for server in self._cloud.servers.values()
                  if server.host in hosts and server.is_there}
         self._cloud.baton.point('guests in placement')

@@ -45,6 +45,7 @@ from blazar_core.leases import changing
 from blazar_core.leases import leases
 from blazar_core.leases import making
 from blazar_core.leases import repeats
+from blazar_core.lifecycle import destinations
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import facts
@@ -548,7 +549,7 @@ class World:
         """Have servers leave hosts that are away, where there are any."""
         leaving = relocating.Relocating(
             core.database, core.clock, core.admission, self.port,
-            PATIENT.interval)
+            PATIENT.interval, self.types)
         while True:
             seen = self._promises()
             with contextlib.suppress(errors.BooksUnavailable):
@@ -557,7 +558,7 @@ class World:
                     if self.cloud.hosts[uuid].forced_down})
             self.baton.let_pass(relocating.PAUSE)
             self.baton.wait(
-                lambda: self._promises() != seen, relocating.AGAIN if
+                lambda: self._promises() != seen, destinations.AGAIN if
                 self.look('SELECT 1 FROM outages LIMIT 1') else REST)
 
     def _retry(self, core: Core) -> None:

@@ -147,6 +147,8 @@ class FakeCloud:
         self.bound: set[str] = set()
         self.preemptible: set[str] = set()
         self.reach: dict[str, frozenset[str]] = {}
+        #: VCPUs that hosts have left, where these are few.
+        self.left: dict[str, int] = {}
         self.hosts: set[str] = set()
         self.moves: list[tuple[str, str | None]] = []
         self.evacuations: list[tuple[str, str | None]] = []
@@ -246,9 +248,14 @@ class FakeCloud:
                 if one in self.servers and one not in self.bound and
                 not self.servers[one].busy}
 
-    def targets(self, server_id: str) -> frozenset[str]:
-        self._break('targets')
-        return self.reach.get(server_id, frozenset(self.hosts))
+    def needs(self, server_id: str) -> model.Demand:
+        self._break('needs')
+        return model.Demand({'VCPU': 1}, hosts=self.reach.get(
+            server_id, frozenset(self.hosts)))
+
+    def free(self, host: str) -> model.Resources:
+        self._break('free')
+        return {'VCPU': self.left.get(host, 100)}
 
     def move(self, server_id: str, host: str | None, _lease_id: str,
              deadline: clouds.Deadline) -> str:
@@ -468,7 +475,8 @@ class LeaseTestCase(DatabaseTestCase):
     def new_relocating(self, interval: int = 3600) -> relocating.Relocating:
         """What takes servers off hosts that are away."""
         return relocating.Relocating(
-            self.database, self.clock, self.admission, self.cloud, interval)
+            self.database, self.clock, self.admission, self.cloud, interval,
+            self.types)
 
     def new_engine(self, name: str = 'first', **options: ty.Any,
                    ) -> engine.Engine:

@@ -276,8 +276,11 @@ class RunningCloud(FileCloud):
     def look(self, server_id: str) -> clouds.Seen:
         return clouds.Seen(clouds.ServerState.RUNNING, self._host)
 
-    def targets(self, server_id: str) -> frozenset[str]:
-        return self._others
+    def needs(self, server_id: str) -> model.Demand:
+        return model.Demand({'VCPU': 1}, hosts=self._others)
+
+    def free(self, _host: str) -> model.Resources:
+        return {'VCPU': 100}
 
 
 class FileType(base.FakeType):
@@ -481,7 +484,7 @@ class Racer:
         relocating.Relocating(
             self.database, self.clock, self.admission, RunningCloud(
                 self.task['path'], self.task['host'], self.task['others']),
-            0).look(lambda failed: [*failed])
+            0, self.types).look(lambda failed: [*failed])
         return []
 
     def heal(self) -> list[Answer]:

@@ -15,6 +15,7 @@ from unittest import mock
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.lifecycle import destinations
 from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import steps
@@ -81,13 +82,13 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(
             ([(server_id, None)], [], [{self.uuid_of('one'): True}]),
             (self.cloud.evacuations, self.cloud.moves, self.fenced))
-        self.assertEqual([relocating.AGAIN], self.due())
+        self.assertEqual([destinations.AGAIN], self.due())
         self.assertEqual([1], self.scalars(
             models.Booking.relocate_tries, models.Booking.outage.is_(None)))
         self.assertIs(True, self.get(lease)['reservations'][0][
             'missing_resources'])
         # It is on its way.
-        self.clock.advance(2 * relocating.AGAIN)
+        self.clock.advance(2 * destinations.AGAIN)
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
@@ -109,7 +110,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual((False, True), (
             reservation['missing_resources'],
             reservation['resources_changed']))
-        self.clock.advance(relocating.AGAIN)
+        self.clock.advance(destinations.AGAIN)
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
@@ -187,7 +188,7 @@ class TestEvacuating(RelocatingTestCase):
         self.fail()
         self.look()
         self.cloud.arrive(server_id)
-        self.clock.advance(relocating.AGAIN - 1)
+        self.clock.advance(destinations.AGAIN - 1)
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
         self.clock.advance(1)
@@ -195,7 +196,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(2, len(self.cloud.evacuations))
         # And then after twice as long, as it may be asked for in vain.
         self.cloud.arrive(server_id)
-        self.clock.advance(2 * relocating.AGAIN - 1)
+        self.clock.advance(2 * destinations.AGAIN - 1)
         self.look()
         self.assertEqual(2, len(self.cloud.evacuations))
         self.clock.advance(1)
@@ -207,7 +208,7 @@ class TestEvacuating(RelocatingTestCase):
         self.fail()
         self.look()
         self.assertNotIn(relocating.BUSY, self.log.output)
-        self.clock.advance(relocating.AGAIN)
+        self.clock.advance(destinations.AGAIN)
         self.look()
         self.assertIn(relocating.BUSY, self.log.output)
 
@@ -247,7 +248,7 @@ class TestEvacuating(RelocatingTestCase):
             self.look()
             (first, _to), = self.cloud.evacuations
             self.cloud.arrive(first)
-            self.clock.advance(relocating.AGAIN)
+            self.clock.advance(destinations.AGAIN)
             self.look()
         self.assertEqual(set(servers), {
             one for one, _to in self.cloud.evacuations})
@@ -294,7 +295,7 @@ class TestEvacuating(RelocatingTestCase):
             self.assertRaises(Killed, self.look)
         self.assertEqual([], self.cloud.evacuations)
         other = self.new_relocating(INTERVAL)
-        self.clock.advance(relocating.AGAIN - 1)
+        self.clock.advance(destinations.AGAIN - 1)
         other.look(self.certain)
         self.assertEqual([], self.cloud.evacuations)
         self.clock.advance(1)
@@ -323,7 +324,7 @@ class TestEvacuating(RelocatingTestCase):
             known = self.cloud.servers[server_id]
             self.at(server_id, **seen)
             self.look()
-            self.clock.advance(relocating.AGAIN)
+            self.clock.advance(destinations.AGAIN)
             self.cloud.servers[server_id] = known
         self.assertEqual([], self.cloud.evacuations)
 
@@ -425,7 +426,7 @@ class TestMaintenance(RelocatingTestCase):
         self.at(server_id, host=self.uuid_of('one'))
         self.runs(name='two', count=2)
         self.assertEqual([(lease['id'], other_hosts.NO_ROOM)], self.promised())
-        self.cloud.broken['targets'] = errors.CloudUnavailable('No.')
+        self.cloud.broken['needs'] = errors.CloudUnavailable('No.')
         self.assertEqual([
             (lease['id'], 'Whether it can is not known now: No.')],
             self.promised())
@@ -453,13 +454,13 @@ class TestMaintenance(RelocatingTestCase):
     def test_so_it_does_when_it_is_given_back_even_later(self):
         self.runs()
         self.take()
-        targets = self.cloud.targets
+        needs = self.cloud.needs
 
         def late(server_id):
             self.maintenance.give_back('one')
-            return targets(server_id)
+            return needs(server_id)
 
-        with mock.patch.object(self.cloud, 'targets', late):
+        with mock.patch.object(self.cloud, 'needs', late):
             self.look()
         self.assertEqual([], self.cloud.moves)
 

@@ -1,0 +1,192 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Servers within leases of hosts leave one that has failed."""
+
+import dataclasses
+from unittest import mock
+
+from blazar_core import cloud as clouds
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.lifecycle import destinations
+from blazar_core.lifecycle import health
+from tests.unit.blazar_core import test_whole_hosts
+
+State = clouds.ServerState
+
+
+class TestLodgers(test_whole_hosts.WholeHostsTestCase):
+    """A lease of two hosts, of which the one with two servers fails."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuids = {name: self.host(name, VCPU=2) for name in (
+            'one', 'two', 'three')}
+        for name in self.uuids:
+            self.enrol(name)
+        self.machines.among = model.Among.ENROLLED
+        self.cloud.hosts = set(self.uuids.values())
+        self.health = health.Health(
+            self.database, self.clock, health.Patience(0, 0, 3600),
+            lambda event, lease: self.notified.append((event, lease['id'])))
+        self.relocating = self.new_relocating()
+        self.says = True
+        self.lease_ = self.hosts_of(['one', 'two'])
+        self.new_engine().run_due()
+        self.has('one', 'first', 'second')
+
+    def hosts_of(self, names, start=0):
+        wanted = self.machines_of(len(names), len(names))
+        return self.reserve(start, 7200, dataclasses.replace(
+            wanted, demand=dataclasses.replace(
+                wanted.demand, hosts=frozenset(
+                    self.uuids[name] for name in names))))
+
+    def has(self, name, *server_ids):
+        """So many servers are within the lease, on a host."""
+        its = self.machines.full.setdefault(
+            self.lease_['reservations'][0]['id'], [])
+        for server_id in server_ids:
+            its.append(server_id)
+            self.cloud.servers[server_id] = clouds.Seen(
+                State.RUNNING, self.uuids[name])
+
+    def host_id(self, name):
+        return self.scalars(models.Host.id, models.Host.name == name)[0]
+
+    def fail(self, *names):
+        self.health.see({uuid: health.Down('It is off.', certain=True)
+                         if name in names else None
+                         for name, uuid in self.uuids.items()})
+
+    def look(self):
+        self.relocating.look(lambda failed: [*failed] if self.says else [])
+
+    def evacuated(self):
+        self.look()
+        asked = [server_id for server_id, _host in self.cloud.evacuations]
+        self.cloud.evacuations.clear()
+        return asked
+
+    def test_while_nothing_has_failed_they_stay(self):
+        self.assertEqual([], self.evacuated())
+        self.fail('three')
+        self.assertEqual([], self.evacuated())
+
+    def test_they_leave_for_the_other_hosts_of_the_lease(self):
+        self.has('two', 'third')
+        self.fail('one')
+        self.assertEqual(['first', 'second'], self.evacuated())
+        # They are asked for again after a while, if they are there yet.
+        self.assertEqual([], self.evacuated())
+        for server_id in ('first', 'second'):
+            self.cloud.arrive(server_id)
+        self.clock.advance(destinations.AGAIN - 1)
+        self.assertEqual([], self.evacuated())
+        self.clock.advance(1)
+        self.assertEqual(['first', 'second'], self.evacuated())
+        for server_id in ('first', 'second'):
+            self.cloud.arrive(server_id, self.uuids['two'])
+        self.clock.advance(2 * destinations.AGAIN)
+        self.assertEqual([], self.evacuated())
+
+    def test_nobody_leaves_while_nobody_is_certain(self):
+        self.says = False
+        self.fail('one')
+        self.assertEqual([], self.evacuated())
+        self.says = True
+        self.assertEqual(['first', 'second'], self.evacuated())
+
+    def test_those_with_leases_of_their_own_leave_by_those(self):
+        own, = self.scalars(models.Booking, models.Booking.host_id ==
+                            self.host_id('two'))
+        with self.database.writer() as session:
+            session.add(models.Booking(
+                reservation_id=own.reservation_id, server_id='first',
+                host_id=self.host_id('one'), start_date=own.start_date,
+                end_date=own.end_date, resources={'VCPU': 1}))
+        self.fail('one')
+        self.assertEqual(['second'], self.evacuated())
+
+    def test_none_leaves_for_a_host_that_is_not_of_the_lease(self):
+        self.cloud.reach = {'first': frozenset([self.uuids['three']])}
+        self.fail('one')
+        self.assertEqual(['second'], self.evacuated())
+
+    def test_as_many_leave_as_there_is_room_for(self):
+        """The other one may be asked for soon."""
+        self.cloud.left[self.uuids['two']] = 1
+        self.fail('one')
+        self.assertEqual(['first'], self.evacuated())
+        self.cloud.arrive('first', self.uuids['two'])
+        self.clock.advance(29)
+        self.assertEqual([], self.evacuated())
+        self.clock.advance(1)
+        self.assertEqual(['second'], self.evacuated())
+
+    def test_where_the_lease_has_no_other_host_they_stay(self):
+        self.fail('one', 'two')
+        asked = mock.Mock(return_value=())
+        self.relocating.look(asked)
+        asked.assert_not_called()
+        self.assertEqual([], self.cloud.evacuations)
+
+    def test_one_that_fails_keeps_no_other_one(self):
+        self.cloud.broken['first'] = 'It does not like that.'
+        self.fail('one')
+        self.assertEqual(['second'], self.evacuated())
+
+    def test_one_of_several_asks(self):
+        """While it finds out who is there another one looks."""
+        self.fail('one')
+        guests, others = self.machines.guests, self.new_relocating()
+
+        def found(*args):
+            self.machines.guests = guests
+            others.look(lambda failed: [*failed])
+            return guests(*args)
+
+        self.machines.guests = found
+        self.assertEqual(['first', 'second'], self.evacuated())
+
+    def test_when_the_host_is_there_again_nobody_leaves(self):
+        self.fail('one')
+        guests = self.machines.guests
+
+        def late(*args):
+            self.fail()
+            self.clock.advance(1)
+            self.fail()
+            return guests(*args)
+
+        self.machines.guests = late
+        self.assertEqual([], self.evacuated())
+
+    def test_for_those_that_are_many_there_is_not_all_the_time(self):
+        self.fail('one')
+        needs = self.cloud.needs
+
+        def slowly(server_id):
+            self.clock.advance(21)
+            return needs(server_id)
+
+        self.cloud.needs = slowly
+        self.assertEqual([], self.evacuated())
+        self.cloud.needs = needs
+        self.clock.advance(30)
+        self.assertEqual(['first', 'second'], self.evacuated())
+
+    def test_when_their_lease_is_over_they_end_with_it(self):
+        self.fail('one')
+        self.lifecycle.ending.delete(self.lease_['id'])
+        self.assertEqual([], self.evacuated())

@@ -40,7 +40,7 @@ class Demands:
         self._opens = opens
         self._types = types
         #: By reservation, what the cloud said of it, and when.
-        self._asked: dict[tuple[str, int], tuple[
+        self._asked: dict[tuple[str, int, bool], tuple[
             model.Demand | refusals.Refusal | errors.CloudUnavailable,
             int]] = {}
 
@@ -54,15 +54,19 @@ class Demands:
 
     def of(self, reservation: models.Reservation,
            reserved: resources.Reserved, sealed: str | None,
-           ) -> model.Demand | refusals.Refusal:
+           begun: bool = True) -> model.Demand | refusals.Refusal:
         """What a reservation needs, or why there is no host for it at all.
 
         :param sealed: for a boot: the call that builds its servers
+        :param begun: False: as if it had not begun, and had no hosts with
+            which others have to go together
         :raises CloudUnavailable: when the cloud did not answer a while ago
         """
         now = self._clock.now()
         # It has another key when it was changed meanwhile.
-        key = reservation.id, reservation.updated_at
+        key = reservation.id, reservation.updated_at, begun
+        if not begun:
+            reserved = dataclasses.replace(reserved, id='', hosts=())
         said, when = self._asked.get(key, (None, 0))
         if said is None or now - when >= AGAIN:
             said = self._ask(reservation, dataclasses.replace(

@@ -18,8 +18,9 @@ end, as each is booked at another time of it. Leases that have not begun do
 not mind which hosts they get, as long as these are what they asked for. So
 they are dealt out anew: in the order in which they begin, each booking gets a
 host that is free then, its own if that is. Where all hosts are alike and only
-what has begun is where it is, this finds a way whenever there is one: it is
-the colouring of intervals, in which no colour can be wrong.
+what has begun is where it is, this finds a way whenever there is one, within
+the limits below: it is the colouring of intervals, in which no colour can be
+wrong.
 """
 
 import typing as ty
@@ -32,6 +33,7 @@ from sqlalchemy import orm
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
 from blazar_core.books import news
+from blazar_core.books import outages
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -49,7 +51,12 @@ LOG = logging.getLogger(__name__)
 
 #: Of so many bookings at most it is looked how they could be dealt out, and
 #: so many get another host at most.
-_READ, _MOVED = 20_000, 64
+_READ, _MOVED = 20_000, 128
+#: For how many times as long as it took nobody looks again: where there was no
+#: way, and else.
+_VAIN, _WORTH = 10, 1
+#: Seconds after which nobody knows any more who has asked.
+_FORGOTTEN = 3600
 
 
 class Rearranging:
@@ -65,117 +72,176 @@ class Rearranging:
                  notify: ty.Callable[[str, facts.Lease], None]) -> None:
         self._database = database
         self._clock = clock
-        self._rests_until = 0.0
+        self._rests_until = self._rests_since = 0.0
+        #: By the ids of reservations: when they asked last, and when there
+        #: was no way for them last.
+        self._asked: dict[str, float] = {}
+        self._vain: dict[str, float] = {}
         self._admission = admission
         self._binding = binding
         self._wanted = wanted
         self._notify = notify
 
-    def free(self, demand: model.Demand, window: model.Window,
-             avoid: ty.Collection[str]) -> bool:
+    def is_next(self, reservation_id: str) -> bool:
+        """Whether a host may be looked for, for a reservation, now.
+
+        It rests after each, since many may lack hosts for which there are
+        none. Of those who have asked since the last one, he is next for whom
+        none was looked for since longest.
+        """
+        now = self._clock.elapsed()
+        self._asked[reservation_id] = now
+        if now < self._rests_until:
+            return False
+        mine = self._vain.get(reservation_id, 0.0)
+        return not any(
+            asked >= self._rests_since and self._vain.get(one, 0.0) < mine
+            for one, asked in self._asked.items() if one != reservation_id)
+
+    def free(self, reservation_id: str, demand: model.Demand,
+             window: model.Window, avoid: ty.Collection[str],
+             anywhere: model.Demand | None = None) -> bool:
         """Have one more host fall free for all of a window.
 
-        Reads what is booked from then on, at most :data:`_READ` of it. Costs
-        O(H) for the new one and for each that gets another host. Where it has
-        found nothing it rests for ten times as long as that took: many may
-        lack hosts for which there are none.
+        Reads what is booked from now on of the hosts that come into question,
+        at most :data:`_READ` of it. Costs O(B) for that, and O(H) for the new
+        one and for each that gets another host.
 
+        :param reservation_id: for which it is
         :param demand: of whole hosts, as their type has said it
         :param avoid: the uuids of hosts that will not do
+        :param anywhere: what it would need had it not begun; so do those that
+            may leave for it. None: the same
         :returns: whether one has, for who is the first to take it
         """
-        began = self._clock.elapsed()
-        if not demand.whole or began < self._rests_until:
+        if not demand.whole or not self.is_next(reservation_id):
             return False
-        if self._free(demand, window, avoid):
-            return True
+        began, pause = self._clock.elapsed(), _WORTH
+        try:
+            done = self._free(demand, anywhere or demand, window, avoid)
+            if not done:
+                pause = _VAIN
+        except (api.Outdated, errors.NotFound):
+            # Another process was faster: soon it may be another way.
+            done = False
         now = self._clock.elapsed()
-        self._rests_until = now + 10 * (now - began)
-        return False
+        if pause == _VAIN:
+            self._vain[reservation_id] = now
+        self._asked = {one: asked for one, asked in self._asked.items()
+                       if asked >= now - _FORGOTTEN}
+        self._vain = {one: when for one, when in self._vain.items()
+                      if one in self._asked}
+        self._rests_since = now
+        self._rests_until = now + pause * (now - began)
+        return done
 
-    def _free(self, demand: model.Demand, window: model.Window,
-              avoid: ty.Collection[str]) -> bool:
-        hosts = self._admission.candidates(demand)
+    def _free(self, demand: model.Demand, anywhere: model.Demand,
+              window: model.Window, avoid: ty.Collection[str]) -> bool:
+        """
+        :raises Outdated: when another process was faster
+        """
+        now = self._clock.now()
+        hosts = self._admission.candidates(anywhere)
         with self._database.reader() as session:
             rows = session.execute(_BOOKED, {
-                'since': window.start, 'most': _READ + 1}).all()
-            if len(rows) > _READ:
-                return False
-            overdue = news.overdue(session.connection(), window.start)
-            alike = self._alike(session, demand, {
-                row.reservation_id for row in rows
-                if row.host_id in hosts and bindings.may_move(
-                    row, row.later, False, row)})
+                'hosts': hosts, 'since': now, 'most': _READ + 1}).all()
+            overdue = news.overdue(session.connection(), now)
+        if len(rows) > _READ:
+            LOG.info('More than %s bookings are on the hosts that a lease may '
+                     'have that has lost one: they are not dealt out anew',
+                     _READ)
+            return False
+        later = [row for row in rows
+                 if bindings.may_move(row, row.later, False, row)]
+        alike = self._alike(anywhere, {row.reservation_id for row in later})
+        later = [row for row in later if row.reservation_id in alike]
+        stays = {row.id for row in rows} - {row.id for row in later}
         busy: dict[int, list[tuple[int, int]]] = {one: [] for one in hosts}
-        later = []
         for row in rows:
-            if row.reservation_id in alike and bindings.may_move(
-                    row, row.later, False, row):
-                later.append(row)
-            elif row.host_id in busy:
+            if row.id in stays:
                 busy[row.host_id].append((row.start_date, row.end_date))
         for row in overdue:
             if row.host_id in busy:
-                busy[row.host_id].append(
-                    (row.end_date, window.start + ledger.OVERDUE))
-        barred = {one for one in hosts
-                  if self._admission.index.hosts[one].uuid in avoid}
-        going = _deal(busy, later, window, barred)
+                busy[row.host_id].append((row.end_date, now + ledger.OVERDUE))
+        its = self._admission.candidates(demand)
+        going = _deal(busy, later, window, {
+            one for one in hosts if one not in its or
+            self._admission.index.hosts[one].uuid in avoid}, {
+            row.host_id for row in rows if row.outage == outages.FAILURE})
         # Where nobody has to go, a host is free already.
-        return bool(going) and self._carry_out(going or [], demand)
+        return self._carry_out(going, demand) if going else False
 
-    def _alike(self, session: orm.Session, demand: model.Demand,
+    def _alike(self, demand: model.Demand,
                reservation_ids: ty.Collection[str]) -> ty.Collection[str]:
         """The reservations that need the same hosts. The type is asked once
-        for all that differ in nothing but their lease.
+        for all that differ in nothing but their lease; where that cannot be
+        said now, they do not.
         """
-        said: dict[ty.Hashable, bool] = {}
-        alike = set()
-        for one in session.scalars(_RESERVATIONS, {
-                'reservations': reservation_ids}):
-            key = (one.resource_type, one.lease.project_id,
-                   jsonutils.dumps([one.params, one.spec], sort_keys=True))
-            if key not in said:
-                needs = self._wanted.of(
-                    one, resources.reserved(session, one), None)
-                said[key] = not isinstance(needs, refusals.Refusal) and (
-                    needs.kind() == demand.kind())
-            if said[key]:
-                alike.add(one.id)
+        kinds: dict[ty.Hashable, list[str]] = {}
+        with self._database.reader() as session:
+            for row in session.execute(_KINDS, {
+                    'reservations': reservation_ids}):
+                kinds.setdefault(
+                    (row.resource_type, row.project_id, jsonutils.dumps(
+                        [row.params, row.spec], sort_keys=True)),
+                    []).append(row.id)
+            firsts = {one.id: (one, resources.reserved(session, one))
+                      for one in session.scalars(_RESERVATIONS, {
+                          'reservations': [ids[0] for ids in kinds.values()]})}
+        alike: set[str] = set()
+        for ids in kinds.values():
+            if ids[0] in firsts and self._needs(*firsts[ids[0]]) == (
+                    demand.kind()):
+                alike.update(ids)
         return alike
+
+    def _needs(self, reservation: models.Reservation,
+               reserved: resources.Reserved) -> ty.Hashable:
+        """What a reservation needs; None: none, or it cannot be said now."""
+        try:
+            needs = self._wanted.of(reservation, reserved, None)
+        except errors.CloudUnavailable:
+            return None
+        return None if isinstance(needs, refusals.Refusal) else needs.kind()
 
     def _carry_out(self, going: ty.Sequence[tuple[ty.Any, int]],
                    demand: model.Demand) -> bool:
-        """Bind them there, if nothing has changed; says whether."""
+        """Bind them there, if nothing has changed; says whether.
+
+        :raises Outdated: when another process was faster
+        :raises NotFound: when one of them has gone
+        """
         by_lease: dict[tuple[str, int], list[tuple[ty.Any, int]]] = {}
         for row, host_id in going:
             by_lease.setdefault((row.lease_id, row.generation), []).append(
                 (row, host_id))
-        try:
-            with self._admission.deciding():
-                leases = self._binding.rebind(*(bindings.Move(
-                    lease_id, seen, {row.id: host_id for row, host_id in some},
-                    among=demand.among, before={
-                        row.host_id for row, _host_id in some})
-                    for (lease_id, seen), some in by_lease.items()))
-        except (api.Outdated, errors.NotFound):
-            return False
-        for lease in leases or ():
+        with self._admission.deciding():
+            leases = self._binding.rebind(*(bindings.Move(
+                lease_id, seen, {row.id: host_id for row, host_id in some},
+                among=demand.among, before={
+                    row.host_id for row, _host_id in some})
+                for (lease_id, seen), some in by_lease.items()))
+        if leases is None:
+            raise api.Outdated('leases that were to leave their hosts')
+        for lease in leases:
             LOG.info('Lease %s, which comes later, has left a host for one '
                      'that has lost its own', lease['id'])
             self._notify('lease.update', lease)
-        return leases is not None
+        return True
 
 
 def _deal(busy: ty.Mapping[int, list[tuple[int, int]]],
           later: ty.Iterable[ty.Any], window: model.Window,
-          barred: ty.Collection[int]) -> list[tuple[ty.Any, int]] | None:
+          barred: ty.Collection[int], failed: ty.Collection[int],
+          ) -> list[tuple[ty.Any, int]] | None:
     """Which bookings get which other hosts.
 
     :param busy: by host, what is booked there and stays; it grows
     :param later: the bookings that may go
     :param window: when one more host is needed, and none of those that are
         barred
+    :param failed: where nobody comes who has another way: who knows when it
+        is back
     :returns: None: there is no such way, or too many would go
     """
     own: dict[int, list[int]] = {one: [] for one in busy}
@@ -189,13 +255,15 @@ def _deal(busy: ty.Mapping[int, list[tuple[int, int]]],
 
     def put(start: int, end: int, but: ty.Collection[int] = ()) -> int | None:
         """On a host that nobody else wants for as long as possible."""
-        free = [(min((when for when in own[one] if when >= start),
+        free = [(one not in failed,
+                 min((when for when in own[one] if when >= start),
                      default=model.FOREVER), one)
                 for one in busy if one not in but and is_free(one, start, end)]
         if not free:
             return None
-        busy[max(free)[1]].append((start, end))
-        return max(free)[1]
+        host_id = max(free)[2]
+        busy[host_id].append((start, end))
+        return host_id
 
     for start, _id, row in sorted([(window.start, 0, None), *(
             (row.start_date, row.id, row) for row in later)],
@@ -217,7 +285,7 @@ def _deal(busy: ty.Mapping[int, list[tuple[int, int]]],
 _BOOKED = sa.select(
     models.Booking.id, models.Booking.host_id, models.Booking.server_id,
     models.Booking.start_date, models.Booking.end_date,
-    models.Booking.placed_at, models.Booking.sent_at,
+    models.Booking.placed_at, models.Booking.sent_at, models.Booking.outage,
     models.Booking.reservation_id,
     models.Reservation.params.is_not(None).label('later'),
     models.Lease.id.label('lease_id'), models.Lease.status,
@@ -225,12 +293,18 @@ _BOOKED = sa.select(
 ).outerjoin(models.Reservation, models.Reservation.id ==
             models.Booking.reservation_id).outerjoin(
     models.Lease, models.Lease.id == models.Reservation.lease_id).where(
-    models.Booking.host_id.is_not(None),
+    models.Booking.host_id.in_(sa.bindparam('hosts', expanding=True)),
     models.Booking.end_date > sa.bindparam('since'),
     # Servers within a lease of hosts go where that goes.
     ledger.TAKES,
-).order_by(models.Booking.end_date).limit(sa.bindparam('most'))
-_RESERVATIONS = sa.select(models.Reservation).where(
-    models.Reservation.id.in_(sa.bindparam('reservations', expanding=True)),
-).options(orm.joinedload(models.Reservation.lease),
-          orm.selectinload(models.Reservation.bookings))
+).limit(sa.bindparam('most'))
+_THESE = models.Reservation.id.in_(
+    sa.bindparam('reservations', expanding=True))
+_KINDS = sa.select(
+    models.Reservation.id, models.Reservation.resource_type,
+    models.Lease.project_id, models.Reservation.params,
+    models.Reservation.spec).join(
+    models.Lease, models.Lease.id == models.Reservation.lease_id).where(_THESE)
+_RESERVATIONS = sa.select(models.Reservation).where(_THESE).options(
+    orm.joinedload(models.Reservation.lease),
+    orm.selectinload(models.Reservation.bookings))

@@ -69,26 +69,34 @@ class Rebinding:
         done, left = True, [*ids.items()]
         while left:
             some = left[:_TOGETHER]
-            bound = self._find_together(dict(some))
+            helpless: list[str] = []
+            bound = self._find_together(dict(some), helpless)
             if not bound:
                 # The first is by itself, or all of them are.
                 bound = 1 if bound == 0 else len(some)
-                for reservation_id, lost in some[:bound]:
-                    done &= self._find(reservation_id, lost)
+                helpless = [one for one, _lost in some[:bound]]
+            else:
+                helpless = [one for one in helpless
+                            if self._rearranging.is_next(one)]
+            for one in helpless:
+                done &= self._find(one, ids[one])
             left = left[bound:]
         return done
 
     def _find_together(self, some: ty.Mapping[str, other_hosts.Lost],
-                       ) -> int | None:
+                       helpless: list[str]) -> int | None:
         """As :meth:`_find`, several of them in one transaction.
 
+        :param helpless: gets those that have lacked hosts before, and for
+            which there are none unless some fall free
         :returns: of how many, from the first on, nothing is left to be done;
             None: not in one transaction: none is in the way of another one
         """
         if len(some) == 1:
             return 0
         try:
-            return self._database.retried(self._bind_together, some)
+            return self._database.retried(
+                self._bind_together, some, helpless)
         except Exception as exc:
             expected = isinstance(exc, errors.BooksUnavailable |
                                   errors.BooksBusy)
@@ -96,10 +104,12 @@ class Rebinding:
                         'are bound one by one: %s', exc, exc_info=not expected)
             return None
 
-    def _bind_together(self, some: ty.Mapping[str, other_hosts.Lost]) -> int:
+    def _bind_together(self, some: ty.Mapping[str, other_hosts.Lost],
+                       helpless: list[str]) -> int:
         """
         :raises Outdated: when another process was faster: look again
         """
+        helpless.clear()
         cases = self._others.cases(some)
         moves: dict[str, bindings.Move] = {}
         together = other_hosts.Together([], [])
@@ -119,6 +129,8 @@ class Rebinding:
             if case and move:
                 moves[case.lease.id] = move
                 self._others.add(together, case, move)
+            elif case and None in lost.values():
+                helpless.append(reservation_id)
             done += 1
         try:
             self._carry_out([*moves.values()])
@@ -154,7 +166,8 @@ class Rebinding:
         if case and not move and None in lost.values():
             # It has lacked hosts before.
             whole = self._others.whole(case)
-            if whole and self._rearranging.free(*whole, case.reserved.hosts):
+            if whole and self._rearranging.free(
+                    reservation_id, *whole, case.reserved.hosts):
                 move = self._others.plan(case, lost)
         if not move:
             return

@@ -120,7 +120,11 @@ class Replacing:
         try:
             hosts = self._admission.pick(more, window)
         except errors.Refused:
-            if not self._rearranging.free(demand, window, case.own):
+            anywhere = self._wanted.of(
+                case.reservation, case.reserved, None, begun=False)
+            if isinstance(anywhere, refusals.Refusal) or (
+                    not self._rearranging.free(
+                        reservation_id, demand, window, case.own, anywhere)):
                 raise
             hosts = self._admission.pick(more, window)
         lease = self._binding.add(

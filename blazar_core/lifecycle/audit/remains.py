@@ -92,7 +92,13 @@ class Remains:
                 event.enter(states.Event.DONE, self._clock.now())
 
     def _unlike(self) -> ty.Iterator[Difference]:
-        """Bookings that take room are over the window of their lease."""
+        """Bookings that take room are over the window of their lease; those
+        of what a lease that has begun got later begin when it got that.
+        """
+        later = sa.and_(
+            models.Booking.server_id.is_(None),
+            models.Booking.start_date > models.Lease.start_date,
+            models.Lease.status.not_in(states.BEFORE))
         with self._database.reader() as session:
             found = session.execute(
                 sa.select(models.Booking.id, models.Booking.server_id,
@@ -109,7 +115,8 @@ class Remains:
                         states.Lease.IN_PROGRESS, states.Lease.TERMINATED)),
                     models.Booking.host_id.is_not(None),
                     sa.or_(
-                        models.Booking.start_date != models.Lease.start_date,
+                        sa.and_(models.Booking.start_date !=
+                                models.Lease.start_date, ~later),
                         models.Booking.end_date != (
                             models.Lease.end_date +
                             models.Lease.grace_period +

@@ -82,7 +82,8 @@ class Machines(base.WholeType):
     def start(self, reserved: resources.Reserved) -> None:
         self.doors[reserved.id] = reserved.hosts
 
-    def guests(self, reserved: resources.Reserved) -> ty.Collection[str]:
+    def guests(self, reserved: resources.Reserved, host: str | None = None,
+               ) -> ty.Collection[str]:
         return self.full.get(reserved.id, ())
 
     @property
@@ -386,6 +387,103 @@ class TestFailing(WholeHostsTestCase):
         self.fail('one')
         self.assert_exchanged(lost, other)
 
+    def test_who_comes_later_does_not_go_where_one_has_failed(self):
+        self.uuids |= {name: self.host(name, VCPU=4)
+                       for name in ('three', 'four')}
+        lost = self.on(['four'], 0, 7200)
+        self.on(['three'], 0, 3900)
+        other = self.on(['two'], 4000, 6000)
+        self.on(['one'], 0, 9000)
+        self.engine.run_due()
+        self.fail('four')
+        self.assertEqual(({'two', 'four'}, {'three'}), (
+            self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
+
+    def test_what_ends_before_one_comes_is_not_in_its_way(self):
+        self.uuids['three'] = self.host('three', VCPU=4)
+        lost = self.on(['one'], 2000, 7200)
+        self.on(['two'], 0, 500)
+        other = self.on(['two'], 4000, 6000)
+        self.on(['three'], 0, 3900)
+        self.engine.run_due()
+        for _look in range(2):
+            self.fail('one')
+        self.assertEqual(({'two'}, {'three'}), (
+            self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
+
+    def test_what_is_over_before_is_in_the_way_of_who_comes_earlier(self):
+        """One that may leave begins before the one that needs a host."""
+        self.uuids |= {name: self.host(name, VCPU=4)
+                       for name in ('three', 'four', 'five')}
+        lost = self.on(['one'], 1000, 7200)
+        self.on(['three'], 0, 3900)
+        self.on(['two'], 4000, 6000)
+        self.on(['four'], 200, 900)
+        early = self.on(['five'], 500, 4900)
+        self.on(['five'], 6100, 9000)
+        self.engine.run_due()
+        for _look in range(2):
+            self.fail('one')
+        self.assertIs(False, self.missing(lost))
+        self.assertEqual({'five'}, self.bookings_of(early).keys())
+
+    def test_each_reservation_of_one_that_comes_soon_gets_its(self):
+        names = [f'host{number}' for number in range(6)]
+        self.uuids |= {name: self.host(name, VCPU=4) for name in names}
+        self.on(['one', 'two'], 0, 9000, 2)
+        wanted = self.machines_of(1, 1)
+        lost = self.reserve(60, 7200, *(dataclasses.replace(
+            wanted, demand=dataclasses.replace(
+                wanted.demand, hosts=frozenset([self.uuids[name]])))
+            for name in names[:2]))
+        self.on(names[2:4], 0, 3900, 2)
+        for name in names[4:]:
+            self.on([name], 4000, 6000)
+        self.engine.run_due()
+        for _look in range(3):
+            self.health.see({
+                self.uuids[name]: health.Down('It is off.', True)
+                for name in names[:2]})
+            self.watch.look()
+        self.assertEqual({*names[4:]}, self.bookings_of(lost).keys())
+
+    def test_whose_type_says_nothing_now_keeps_nobody_from_it(self):
+        self.uuids |= {name: self.host(name, VCPU=4)
+                       for name in ('three', 'four')}
+        silent = self.on(['four'], 5000, 6000)
+        self.on(['four'], 0, 4000)
+        with self.database.writer() as session:
+            session.get(models.Reservation, silent['reservations'][0][
+                'id']).resource_type = 'gone'
+        lost = self.on(['one'], 0, 7200)
+        self.on(['three'], 0, 3900)
+        other = self.on(['two'], 4000, 6000)
+        self.engine.run_due()
+        self.fail('one')
+        self.assertEqual(({'one', 'two'}, {'three'}), (
+            self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
+
+    def test_who_cannot_be_helped_keeps_nobody_from_it(self):
+        """The older one asks first, each time, and in vain."""
+        rearranging, tried = self.watch._rebinding._rearranging, []
+        demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
+            model.Window(NOW, NOW + 100))
+
+        def free(*_what):
+            self.clock.advance(2)
+            return False
+
+        rearranging._free = free
+        # Looks are more often than it rests, or not so.
+        for wait in (0, 3, 20, 20, 3, 20, 60, 60):
+            self.clock.advance(wait)
+            for one in ('old', 'young', 'last'):
+                before = self.clock.elapsed()
+                rearranging.free(one, demand, window, ())
+                if self.clock.elapsed() > before:
+                    tried.append(one)
+        self.assertEqual(2 * ['old', 'young', 'last'], tried)
+
     def test_where_it_can_go_nowhere_else_it_stays(self):
         lost, other = self.after_failure(0, 3900, 3800)
         self.assertEqual(({'one'}, {'two'}, True), (
@@ -400,7 +498,7 @@ class TestFailing(WholeHostsTestCase):
         for wait, looked in ((0, 1), (0, 1), (19, 1), (1, 2), (0, 2)):
             self.clock.advance(wait)
             self.assertFalse(rearranging.free(
-                self.machines.so_many({'min': 1, 'max': 1}),
+                'one', self.machines.so_many({'min': 1, 'max': 1}),
                 model.Window(NOW, NOW + 100), ()))
             self.assertEqual(looked, len(looks))
 

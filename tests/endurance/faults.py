@@ -1,0 +1,116 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Faults, one after the other: what dies, freezes, restarts or is away."""
+
+import collections.abc
+import os
+import random
+import signal
+import time
+
+from tests.endurance import world as worlds
+from tests import stack
+
+__all__ = ['FAULTS', 'Faults']
+
+#: Seconds from the end of a fault until the next one.
+PAUSE = 150, 300
+#: Seconds after a fault in which Nova may be busy with it yet.
+AFTER = 90
+#: Seconds for which something is away; above and below those after which Nova
+#: believes that a nova-compute is down.
+AWAY = 5, 60
+COMPUTES = 'nova-compute-1', 'nova-compute-2'
+LISTENERS = 'blazar-listener-1', 'blazar-listener-2'
+OTHERS = 'nova-api-1', 'nova-api-2', 'nova-scheduler-1', 'nova-scheduler-2'
+
+Fault = collections.abc.Callable[['Faults'], str]
+
+
+class Faults:
+    """Makes them, and says when there was one.
+
+    :ivar made: those made so far: what, from when, until when
+    """
+
+    def __init__(self, world: worlds.World, seed: int) -> None:
+        self.made: list[tuple[str, float, float]] = []
+        self.cloud: stack.Stack = world.cloud
+        self.dice = random.Random(f'faults-{seed}')
+        self._world = world
+        self._since: float | None = None
+
+    def run(self) -> None:
+        """Make faults until the end."""
+        while not self._world.over.wait(self.dice.uniform(*PAUSE)):
+            self._since = begun = time.time()
+            what = self.dice.choice(FAULTS)(self)
+            self.made.append((what, begun, time.time()))
+            self._since = None
+
+    def was_one(self, since: float) -> bool:
+        """Whether there was one in a time until now, or just before it."""
+        return self._since is not None or any(
+            until + AFTER > since for _what, _begun, until in self.made)
+
+    def pause(self) -> None:
+        self._world.live(self.dice.uniform(*AWAY))
+
+
+def killed(faults: Faults, names: tuple[str, ...]) -> str:
+    """By signal 9; it is started again later."""
+    name = faults.dice.choice(names)
+    faults.cloud.kill(name)
+    faults.pause()
+    faults.cloud.restart(name)
+    return f'{name} killed'
+
+
+def frozen(faults: Faults, names: tuple[str, ...]) -> str:
+    name = faults.dice.choice(names)
+    pid = faults.cloud.pid(name)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        faults.pause()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    return f'{name} frozen'
+
+
+def restarted(faults: Faults, names: tuple[str, ...]) -> str:
+    """As an operator does it."""
+    name = faults.dice.choice(names)
+    faults.cloud.restart(name)
+    return f'{name} restarted'
+
+
+def cut(faults: Faults) -> str:
+    """The books are away."""
+    faults.cloud.cut('blazar')
+    try:
+        faults.pause()
+    finally:
+        faults.cloud.mend('blazar')
+    return 'the books away'
+
+
+FAULTS: tuple[Fault, ...] = (
+    lambda faults: killed(faults, LISTENERS),
+    lambda faults: killed(faults, COMPUTES),
+    lambda faults: killed(faults, OTHERS),
+    lambda faults: frozen(faults, LISTENERS),
+    lambda faults: frozen(faults, COMPUTES),
+    lambda faults: restarted(faults, (*LISTENERS, *COMPUTES, *OTHERS)),
+    lambda faults: restarted(faults, ('nova-conductor', 'rabbitmq')),
+    cut)

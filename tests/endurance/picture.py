@@ -1,0 +1,126 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a run cost: at its end as after its first half hour, and a picture.
+
+``python -m tests.endurance.picture FOLDER`` prints the first and writes
+``picture.svg``, for which it takes ``pip install matplotlib``: nothing else
+here needs that.
+"""
+
+import json
+import os
+import statistics
+import sys
+import typing as ty
+
+from matplotlib import pyplot
+
+__all__ = ['draw', 'table']
+
+Entry: ty.TypeAlias = dict[str, ty.Any]
+#: Seconds: what is compared at the end of each is this long before it.
+HALF_HOUR, LAST = 1800, 600
+#: Whose latencies are drawn.
+ASKED = ('boot leased', 'boot plain', 'lease capacity', 'list leases')
+
+
+def read(folder: str) -> list[Entry]:
+    """The lines of a run, ``at`` in seconds since it began."""
+    with open(os.path.join(folder, 'log.jsonl')) as file:
+        entries = [json.loads(line) for line in file]
+    begin = entries[0]['at']
+    return [{**one, 'at': one['at'] - begin} for one in entries]
+
+
+def _series(entries: list[Entry]) -> dict[str, list[tuple[float, float]]]:
+    """What is drawn and compared: name -> instants and values."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for one in entries:
+        sample = one.get('sample', {})
+        values = {f'{name}: {what}': value
+                  for name, its in sample.get('processes', {}).items()
+                  for what, value in its.items()}
+        values |= {f'{what}: {quantile} ms': 1000 * its[quantile]
+                   for what, its in sample.get('latencies', {}).items()
+                   for quantile in ('median', 'p95')}
+        values |= {f'{name}: rows': number
+                   for name, number in sample.get('rows', {}).items()}
+        if 'connections' in sample:
+            values['the books: connections'] = sample['connections']
+        for name, value in values.items():
+            found.setdefault(name, []).append((one['at'], value))
+    return found
+
+
+def table(entries: list[Entry]) -> list[tuple[str, float, float]]:
+    """Each figure after the first half hour and at the end: the medians of
+    ten minutes.
+    """
+    end = max(one['at'] for one in entries if 'story' in one)
+
+    def until(instant: float, values: list[tuple[float, float]],
+              ) -> float | None:
+        near = [value for at, value in values
+                if instant - LAST < at <= instant]
+        return statistics.median(near) if near else None
+
+    rows = ((name, until(HALF_HOUR, values), until(end, values))
+            for name, values in sorted(_series(entries).items()))
+    return [(name, first, last) for name, first, last in rows
+            if first is not None and last is not None]
+
+
+def draw(entries: list[Entry], path: str) -> None:
+    """Memory, files, latencies and rows over time, with the faults."""
+    series = _series(entries)
+    figure, panels = pyplot.subplots(2, 2, figsize=(12, 8), sharex=True)
+    for panel, title, names in zip(panels.flat, (
+            'Memory of each process, MiB', 'Open files; connections',
+            'Median of a minute, ms', 'Rows'), (
+            [name for name in series if name.endswith(': MiB')],
+            [name for name in series
+             if name.endswith((': files', ': connections'))],
+            [f'{what}: median ms' for what in ASKED],
+            sorted((name for name in series if name.endswith(': rows')),
+                   key=lambda name: -series[name][-1][1])[:8]), strict=True):
+        panel.set_title(title)
+        for name in names:
+            at, values = zip(*series.get(name, [(0, 0)]), strict=True)
+            panel.plot([one / 60 for one in at], values,
+                       label=name.rsplit(':', 1)[0], linewidth=1)
+        for _what, since, until in entries[-1].get('faults', ()):
+            panel.axvspan((since - _begin(entries)) / 60,
+                          (until - _begin(entries)) / 60, color='0.9')
+        panel.set_ylim(bottom=0)
+        panel.legend(fontsize=6)
+    for panel in panels[1]:
+        panel.set_xlabel('minutes; grey: a fault')
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _begin(entries: list[Entry]) -> float:
+    """When a run began, in seconds since the epoch."""
+    return float(entries[-1]['ended'] - entries[-1]['at'])
+
+
+def main() -> None:
+    folder, = sys.argv[1:]
+    entries = read(folder)
+    for name, first, last in table(entries):
+        print(f'{name:45} {first:10.1f} {last:10.1f}')
+    draw(entries, os.path.join(folder, 'picture.svg'))
+
+
+if __name__ == '__main__':
+    main()

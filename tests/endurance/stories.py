@@ -1,0 +1,217 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What users do: each a function that returns when it is over."""
+
+import collections.abc
+import json
+import random
+import time
+import typing as ty
+
+from tests.endurance import world as worlds
+from tests.integration import base
+
+__all__ = ['STORIES', 'Broken', 'Story']
+
+#: Seconds within which a server is there, or gone, after it should be.
+SOON = 60
+MINUTE = 60
+#: Seconds for which servers and leases last.
+SHORT, LONG = 60, 300
+#: One in so many leases is prolonged, and one ended early.
+SOME = 4
+
+Story: ty.TypeAlias = collections.abc.Callable[['Telling'], None]
+
+
+class Broken(Exception):
+    """A promise was not kept."""
+
+
+class Telling:
+    """One story of a user, with dice of its own.
+
+    :ivar delays: what waited for how many seconds, after it was due
+    """
+
+    def __init__(self, world: worlds.World, seed: str) -> None:
+        self.world = world
+        self.dice = random.Random(seed)
+        self.user = self.dice.choice(world.users)
+        self.delays: dict[str, float] = {}
+
+    def lasts(self) -> int:
+        return self.dice.randint(SHORT, LONG)
+
+    def sometimes(self) -> bool:
+        return self.dice.randrange(SOME) == 0
+
+    def boot(self, what: str, hints: base.Json | None = None,
+             flavor: str | None = None) -> str:
+        """Returns the id of the server."""
+        body: base.Json = {'server': {
+            'name': what, 'imageRef': self.world.image, 'networks': 'none',
+            'flavorRef': flavor or self.world.flavors[
+                self.dice.choice(('m1.nano', 'm1.tiny', 'm1.small'))]}}
+        if hints:
+            body['os:scheduler_hints'] = hints
+        return str(self.world.ask(
+            f'boot {what}', self.user, 'POST', '/servers', body)[
+            'server']['id'])
+
+    def runs(self, server_id: str, due: float) -> None:
+        """Wait until a server is there.
+
+        :param due: since when it should be
+        """
+        states = worlds.GONE, 'building', 'reserved'
+        if not self.world.wait(lambda: self.world.state(server_id)
+                               not in states, due + SOON - time.time()):
+            raise Broken(f'{server_id} does not run, '
+                         f'{self.world.state(server_id)}')
+        if self.world.state(server_id) != 'active':
+            raise Broken(f'{server_id} is {self.world.state(server_id)}')
+        self.delays['runs'] = time.time() - due
+
+    def goes(self, server_id: str, due: float) -> None:
+        """Wait until a server is gone."""
+        if not self.world.wait(lambda: self.world.state(server_id)
+                               == worlds.GONE, due + SOON - time.time()):
+            raise Broken(f'{server_id} does not go, '
+                         f'{self.world.state(server_id)}')
+        self.delays['goes'] = time.time() - due
+
+    def delete(self, server_id: str) -> None:
+        self.world.ask('delete', self.user, 'DELETE', f'/servers/{server_id}')
+
+    def lease(self, what: str, start: float | None, lasts: int,
+              reservation: base.Json, **more: ty.Any) -> base.Json:
+        """POST /leases; returns the lease."""
+        begin = start or time.time()
+        return ty.cast(base.Json, self.world.ask(
+            f'lease {what}', self.user, 'POST', '/leases', {
+                'name': what, 'start_date': 'now' if start is None
+                else base.date(start)[:16],
+                'end_date': base.date(begin + lasts + MINUTE)[:16],
+                'reservations': [reservation], **more},
+            service='reservation')['lease'])
+
+    def begins(self, lease: base.Json) -> None:
+        due = base.seconds(lease['start_date'])
+        if not self.world.wait(
+                lambda: self.world.leases.get(lease['id']) not in (
+                    'PENDING', 'STARTING'), due + SOON - time.time()):
+            raise Broken(f'lease {lease["id"]} does not begin')
+        if self.world.leases.get(lease['id']) != 'ACTIVE':
+            raise Broken(f'lease {lease["id"]} is '
+                         f'{self.world.leases.get(lease["id"])}')
+        self.delays['begins'] = time.time() - due
+
+    def ends(self, lease_id: str, due: float) -> None:
+        if not self.world.wait(lambda: self.world.leases.get(
+                lease_id, 'TERMINATED') == 'TERMINATED',
+                due + 2 * SOON - time.time()):
+            raise Broken(f'lease {lease_id} does not end')
+        self.delays['ends'] = time.time() - due
+
+
+def plain(one: Telling) -> None:
+    """A server without a lease."""
+    server_id = one.boot('plain')
+    one.runs(server_id, time.time())
+    one.world.live(one.lasts())
+    one.delete(server_id)
+    one.goes(server_id, time.time())
+
+
+def leased(one: Telling) -> None:
+    """A boot with a lease, now or soon; some are prolonged, some deleted."""
+    lasts = one.lasts()
+    start = time.time() + one.dice.choice((0, 0, 30, 90, 200))
+    params: base.Json = {'duration': f'{lasts}s'}
+    if start > time.time():
+        params['start'] = base.date(start)
+    elif one.sometimes():
+        params['lease_type'] = one.dice.choice(('best_effort', 'retry'))
+    else:
+        params['start'] = 'now'
+    server_id = one.boot('leased', {
+        'reserved': 'True', 'lease_params': json.dumps(params)})
+    one.runs(server_id, start)
+    end = start + lasts
+    if one.sometimes():
+        end = (end // MINUTE + 2) * MINUTE
+        one.world.ask('prolong', one.user, 'PUT',
+                      f'/leases/{one.world.lease_of[server_id]}',
+                      {'end_date': base.date(end)[:16]},
+                      service='reservation')
+    if one.sometimes():
+        one.world.live(lasts / 2)
+        one.delete(server_id)
+        end = time.time()
+    one.world.live(end - time.time())
+    one.goes(server_id, end)
+
+
+def capacity(one: Telling) -> None:
+    """A lease of room for two servers, and two servers in it."""
+    kind: base.Json = {'resource_type': 'virtual:instance', 'vcpus': 1,
+                       'memory_mb': 256, 'disk_gb': 1}
+    if one.sometimes():
+        kind = {'resource_type': 'flavor:instance',
+                'flavor_id': one.world.flavors['m1.tiny']}
+    start = time.time() // MINUTE * MINUTE + MINUTE * one.dice.randint(1, 3)
+    lease = one.lease('capacity', None if one.sometimes() else start,
+                      one.lasts(), {**kind, 'amount': 2})
+    one.begins(lease)
+    end = base.seconds(lease['end_date'])
+    flavor = lease['reservations'][0]['id']
+    begun = time.time()
+    servers = [one.boot('within', flavor=flavor) for _each in range(2)]
+    for server_id in servers:
+        one.runs(server_id, begun)
+    if one.sometimes():
+        one.world.ask('delete lease', one.user, 'DELETE',
+                      f'/leases/{lease["id"]}', service='reservation')
+        end = time.time()
+    one.world.live(end - time.time())
+    for server_id in servers:
+        one.goes(server_id, end)
+    one.ends(lease['id'], end)
+
+
+def whole(one: Telling) -> None:
+    """A lease of one or two hosts, and a server on them."""
+    lease = one.lease('hosts', None, one.lasts(), {
+        'resource_type': 'physical:host', 'min': 1, 'max': 2,
+        'hypervisor_properties': '', 'resource_properties': ''})
+    one.begins(lease)
+    end = base.seconds(lease['end_date'])
+    server_id = one.boot('on hosts', {
+        'reservation': lease['reservations'][0]['id']})
+    one.runs(server_id, time.time())
+    one.world.live(end - time.time())
+    one.goes(server_id, end)
+    one.ends(lease['id'], end)
+
+
+def lists(one: Telling) -> None:
+    """Somebody looks at all that is theirs."""
+    one.world.ask('list leases', one.user, 'GET', '/leases',
+                  service='reservation')
+    one.world.ask('list servers', one.user, 'GET', '/servers/detail')
+
+
+#: How often each is told.
+STORIES: dict[Story, int] = {
+    plain: 8, leased: 8, capacity: 3, whole: 1, lists: 6}

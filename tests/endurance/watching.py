@@ -1,0 +1,109 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What all of it costs, once a minute."""
+
+import collections.abc
+import os
+import typing as ty
+
+import sqlalchemy as sa
+
+from tests.endurance import world as worlds
+
+__all__ = ['sample']
+
+#: Whose figures are of interest: those of what we are in, and one to compare
+#: with that has next to nothing of ours.
+OURS = ('blazar-listener', 'nova-api', 'nova-scheduler', 'nova-conductor')
+MIB = 1 << 20
+
+
+def _tree(pid: int) -> collections.abc.Iterator[int]:
+    """A process and all that it has started."""
+    yield pid
+    for thread in os.listdir(f'/proc/{pid}/task'):
+        with open(f'/proc/{pid}/task/{thread}/children') as file:
+            for child in file.read().split():
+                yield from _tree(int(child))
+
+
+def _memory(pid: int) -> int:
+    """Bytes that a process has for itself, by far the most of them."""
+    with open(f'/proc/{pid}/status') as file:
+        for line in file:
+            if line.startswith('RssAnon:'):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _process(pid: int) -> dict[str, float]:
+    """Memory in MiB, open files, and threads, with those of its children."""
+    found = {'MiB': 0.0, 'files': 0, 'threads': 0}
+    for one in _tree(pid):
+        try:
+            found['MiB'] += _memory(one) / MIB
+            found['files'] += len(os.listdir(f'/proc/{one}/fd'))
+            found['threads'] += len(os.listdir(f'/proc/{one}/task'))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def _connections(world: worlds.World) -> int:
+    """Those to the books, of all that is there."""
+    query = ("SELECT count(*) FROM pg_stat_activity WHERE datname = 'blazar'"
+             if world.engines['blazar'].dialect.name == 'postgresql' else
+             "SELECT count(*) FROM information_schema.processlist "
+             "WHERE user = 'blazar'")
+    return int(world.rows(query)[0][0])
+
+
+def _rows(world: worlds.World) -> dict[str, int]:
+    """How many rows each table of the books has."""
+    engine = world.engines['blazar']
+    with engine.connect() as connection:
+        return {name: connection.execute(sa.select(
+            sa.func.count()).select_from(sa.table(name))).scalar_one()
+            for name in sorted(sa.inspect(engine).get_table_names())}
+
+
+def _quantile(values: list[float], part: float) -> float:
+    return sorted(values)[min(int(len(values) * part), len(values) - 1)]
+
+
+def sample(world: worlds.World) -> dict[str, ty.Any]:
+    """One look; what is away right now is left out.
+
+    :returns: ``processes``: by name; ``rows``: by table; ``latencies``: by
+        what was asked, its number, median and 95th percentile in seconds
+    """
+    found: dict[str, ty.Any] = {'processes': {}, 'latencies': {
+        what: {'number': len(taken), 'median': _quantile(taken, 0.5),
+               'p95': _quantile(taken, 0.95)}
+        for what, taken in world.latencies.take().items()}}
+    for name in world.cloud.names():
+        pid = world.cloud.pid(name)
+        if pid is not None and name.startswith(OURS):
+            try:
+                found['processes'][name] = _process(pid)
+            except FileNotFoundError:
+                # It has just ended.
+                continue
+    try:
+        found['rows'] = _rows(world)
+        found['connections'] = _connections(world)
+    except sa.exc.SQLAlchemyError:
+        # The books are away.
+        pass
+    found['servers'] = len(world.servers)
+    return found

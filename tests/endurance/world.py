@@ -1,0 +1,179 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What all of it looks at and asks: the stack, its users, and the time."""
+
+import collections.abc
+import dataclasses
+import json
+import threading
+import time
+import typing as ty
+
+import requests
+import sqlalchemy as sa
+
+from tests.integration import base
+from tests import stack
+
+__all__ = ['GONE', 'Latencies', 'Refused', 'World', 'note']
+
+#: Of a server that is not there, or not any more.
+GONE = 'gone'
+#: Seconds between two looks at all servers and leases.
+LOOK = 1
+#: That many of whatever a project may have.
+PLENTY = 100_000
+QUOTAS = {name: PLENTY for name in ('instances', 'cores', 'ram')}
+_SERVERS = ('SELECT uuid, vm_state FROM instances WHERE deleted = 0 '
+            'AND vm_state IS NOT NULL')
+_LEASES = 'SELECT id, status FROM leases'
+_LEASED = ('SELECT server_id, lease_id FROM bookings JOIN reservations '
+           'ON reservations.id = reservation_id WHERE server_id IS NOT NULL')
+
+
+class Refused(Exception):
+    """What was asked for is refused, and said to be."""
+
+
+@dataclasses.dataclass
+class Latencies:
+    """Seconds that requests took, by what they were, since the last look."""
+
+    _taken: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+    def add(self, what: str, seconds: float) -> None:
+        with self._lock:
+            self._taken.setdefault(what, []).append(seconds)
+
+    def take(self) -> dict[str, list[float]]:
+        with self._lock:
+            taken, self._taken = self._taken, {}
+        return taken
+
+
+class World:
+    """The stack as its users have it, until :meth:`stop`.
+
+    What servers and leases there are is read once a second, from the
+    databases, for all who wait for something: hundreds of them would be a load
+    of their own upon the APIs.
+
+    :ivar over: no user begins anything new after this is set
+    :ivar servers: id -> ``vm_state`` of Nova, of those in a cell
+    :ivar leases: id -> status
+    :ivar lease_of: the id of a server -> that of its lease
+    """
+
+    def __init__(self, cloud: stack.Stack) -> None:
+        self.cloud = cloud
+        self.latencies = Latencies()
+        self.over = threading.Event()
+        self.servers: dict[str, str] = {}
+        self.leases: dict[str, str] = {}
+        self.lease_of: dict[str, str] = {}
+        self.admin = base.Client(cloud, 'admin')
+        self.users = [base.Client(cloud, name) for name in ('demo', 'other')]
+        for user in self.users:
+            self.admin('PUT', f'/os-quota-sets/{user.project_id}',
+                       {'quota_set': QUOTAS})
+        self.flavors = {one['name']: one['id'] for one in self.admin(
+            'GET', '/flavors')['flavors']}
+        self.image = self.admin(
+            'GET', '/images', service='glance')['images'][0]['id']
+        self.engines = {name: sa.create_engine(cloud.database_url(name),
+                                               poolclass=sa.pool.NullPool)
+                        for name in ('blazar', 'nova')}
+        self._seen = threading.Condition()
+        self._looks = 0
+        self._stopped = threading.Event()
+        self._looking = threading.Thread(target=self._look_on, daemon=True)
+        self._looking.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._looking.join()
+        for engine in self.engines.values():
+            engine.dispose()
+
+    def ask(self, what: str, user: base.Client, method: str, path: str,
+            body: ty.Any = None, **options: str) -> ty.Any:
+        """Ask, and note how long that took; returns what the answer holds.
+
+        A service that restarts is asked again, as clients do it, for a
+        minute.
+
+        :param what: the kind of request
+        :raises Refused: when the answer is a 4xx
+        """
+        deadline = time.monotonic() + 60
+        while True:
+            begun = time.monotonic()
+            try:
+                answer = user.request(method, path, body, **options)
+            except requests.RequestException as exc:
+                said = str(exc)
+            else:
+                self.latencies.add(what, time.monotonic() - begun)
+                if answer.ok:
+                    return answer.json() if answer.content else None
+                said = f'{answer.status_code} {answer.text[:300]}'
+                if answer.status_code < 500:
+                    raise Refused(f'{what}: {said}')
+            # Whether a boot was done is not known; so that is not repeated.
+            if method == 'POST' or time.monotonic() > deadline:
+                raise requests.RequestException(f'{what}: {said}')
+            self._stopped.wait(LOOK)
+
+    def state(self, server_id: str) -> str:
+        """``vm_state`` of a server, or :data:`GONE`."""
+        return self.servers.get(server_id, GONE)
+
+    def wait(self, condition: collections.abc.Callable[[], bool],
+             seconds: float) -> bool:
+        """Whether something comes to be true within so many seconds."""
+        with self._seen:
+            # What was asked for before may not have been seen yet.
+            least = self._looks + 2
+            return self._seen.wait_for(
+                lambda: self._looks >= least and condition(), seconds)
+
+    def live(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+        self._stopped.wait(max(seconds, 0))
+
+    def rows(self, query: str, database: str = 'blazar',
+             ) -> list[tuple[ty.Any, ...]]:
+        with self.engines[database].connect() as connection:
+            return [tuple(row) for row in connection.execute(sa.text(query))]
+
+    def _look_on(self) -> None:
+        while not self._stopped.wait(LOOK):
+            try:
+                servers = dict(self.rows(_SERVERS, 'nova'))
+                leases = dict(self.rows(_LEASES))
+                lease_of = dict(self.rows(_LEASED))
+            except sa.exc.SQLAlchemyError:
+                # A fault of ours: nobody sees anything until it is over.
+                continue
+            with self._seen:
+                self.servers, self.leases = servers, leases
+                self.lease_of = lease_of
+                self._looks += 1
+                self._seen.notify_all()
+
+
+def note(file: ty.TextIO, **what: ty.Any) -> None:
+    """Write a line of what happened."""
+    file.write(json.dumps({'at': time.time(), **what}) + '\n')
+    file.flush()

@@ -26,6 +26,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
 from blazar_core.books import judge
+from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
@@ -51,20 +52,22 @@ class Room:
     who is within a lease of hosts.
 
     :param hosts: their uuids
+    :param coming: what those need who were just asked to go there
     """
 
     def __init__(self, cloud: clouds.Cloud, hosts: ty.Collection[str],
-                 ) -> None:
+                 coming: ty.Iterable[tuple[str, model.Resources]]) -> None:
         self._cloud = cloud
         self._hosts = sorted(hosts)
+        self._coming = [*coming]
         self._left: dict[str, collections.Counter[str]] = {}
 
-    def take(self, needs: model.Demand) -> bool:
+    def take(self, needs: model.Demand) -> str | None:
         """Take what a server needs, of the first host that has it.
 
         Each host is asked for when it is needed.
 
-        :returns: whether one has
+        :returns: the uuid of the host; None: none has
         :raises CloudUnavailable: when that cannot be said now
         """
         for host in self._hosts:
@@ -72,12 +75,15 @@ class Room:
                 continue
             if host not in self._left:
                 self._left[host] = collections.Counter(self._cloud.free(host))
+                for target, taken in self._coming:
+                    if target == host:
+                        self._left[host].subtract(taken)
             left = self._left[host]
             if all(left[name] >= amount
                    for name, amount in needs.resources.items()):
                 left.subtract(needs.resources)
-                return True
-        return False
+                return host
+        return None
 
 
 class Destinations:
@@ -90,13 +96,31 @@ class Destinations:
         self._clock = clock
         self._admission = admission
         self._cloud = cloud
+        #: Those for whom the cloud was just asked, who go to a host of a
+        #: lease of hosts: when that was, to which one, as far as can be said,
+        #: and what they need.
+        self._asked: list[tuple[float, str, model.Resources]] = []
 
-    def fits(self, ids: ty.Sequence[int], server_id: str, source: str) -> int:
+    def room(self, hosts: ty.Collection[str]) -> Room:
+        """What some hosts of a lease have left for those within it."""
+        late = self._clock.elapsed() - _SETTLE
+        self._asked = [one for one in self._asked if one[0] > late]
+        return Room(self._cloud, hosts, [one[1:] for one in self._asked])
+
+    def goes(self, host: str, needs: model.Demand) -> None:
+        """Somebody is about to be asked to go to a host of such a lease: the
+        cloud counts him there a moment later.
+        """
+        self._asked.append((self._clock.elapsed(), host, needs.resources))
+
+    def fits(self, ids: ty.Sequence[int], server_id: str, source: str,
+             goes: bool = False) -> int:
         """For how many of some bookings of a reservation there is capacity in
         the books, on hosts to which the cloud would take their servers.
 
         :param server_id: of one of them; it goes where all of them may
         :param source: the uuid of the host of all of them
+        :param goes: whether they are about to be asked
         """
         needs = self._cloud.needs(server_id)
         targets = needs.hosts or frozenset()
@@ -134,8 +158,12 @@ class Destinations:
             return 0
         fits = self._admission.fits(demand, window)
         if outer is not None:
-            room = Room(self._cloud, targets - demand.avoid)
-            fits = min(fits, sum(room.take(needs) for _each in range(count)))
+            room = self.room(targets - demand.avoid)
+            found = [host for _each in range(count)
+                     if (host := room.take(needs)) is not None]
+            fits = min(fits, len(found))
+            for host in found if goes else ():
+                self.goes(host, needs)
         return fits if not affinity or fits == count else 0
 
     def _on_the_way(self, session: orm.Session, ids: ty.Collection[int],
@@ -162,5 +190,6 @@ _ON_THE_WAY = sa.select(
     _BOOKING.relocate_tries, models.Host.uuid,
 ).join(models.Host, models.Host.id == _BOOKING.host_id).where(
     _BOOKING.host_id.in_(sa.select(_HOST)), _BOOKING.relocate_tries > 0,
-    _BOOKING.server_id.is_not(None),
+    # Of those within leases of hosts the books count nothing.
+    ledger.TAKES, _BOOKING.server_id.is_not(None),
     _BOOKING.moving_to.is_(None), _BOOKING.relocate_at > sa.bindparam('now'))

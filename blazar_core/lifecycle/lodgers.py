@@ -22,7 +22,6 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.books import outages
-from blazar_core import cloud as clouds
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -37,7 +36,7 @@ class Lodging(ty.NamedTuple):
     """The servers that a host which has failed has of a lease of hosts.
 
     :ivar server_ids: those that have no bookings
-    :ivar hosts: the uuids of the lease's other hosts
+    :ivar hosts: the uuids of the other hosts of their reservation
     """
 
     server_ids: list[str]
@@ -47,10 +46,9 @@ class Lodging(ty.NamedTuple):
 class Lodgers:
     """Finds them."""
 
-    def __init__(self, database: api.Database, cloud: clouds.Cloud,
-                 types: resources.Types) -> None:
+    def __init__(self, database: api.Database, types: resources.Types,
+                 ) -> None:
         self._database = database
-        self._cloud = cloud
         self._types = types
 
     @property
@@ -60,8 +58,7 @@ class Lodgers:
                 if kind.has_hosts]
 
     def on(self, booking_id: int, source: str) -> Lodging | None:
-        """Those on a host; costs what the type asks for that, and a look at
-        each of them.
+        """Those on a host, as far as is known without a look at each.
 
         :param booking_id: of the host, for their lease
         :param source: the uuid of the host
@@ -81,8 +78,7 @@ class Lodgers:
             there -= set(session.scalars(sa.select(
                 models.Booking.server_id).where(
                     models.Booking.server_id.in_(there))))
-        return Lodging([one for one in sorted(there) if self._cloud.look(
-            one).host == source], hosts)
+        return Lodging(sorted(there), hosts)
 
 
 _BOOKING, _LEASE = models.Booking.__table__.c, models.Lease.__table__.c
@@ -102,13 +98,17 @@ def lodgings(*columns: ty.Any) -> sa.Select[ty.Any]:
         models.Reservation.id == _BOOKING.reservation_id).join(
         models.Lease, _LEASE.id == models.Reservation.lease_id).where(
             notes.Outage.kind == outages.FAILURE,
-            _BOOKING.server_id.is_(None), _BOOKING.stranded_at.is_not(None),
+            notes.Outage.began_at.is_not(None),
+            _BOOKING.server_id.is_(None),
+            _BOOKING.start_date <= sa.bindparam('now'),
             _BOOKING.end_date > sa.bindparam('now'),
             models.Reservation.resource_type.in_(
                 sa.bindparam('types', expanding=True)),
             _LEASE.status == states.Lease.ACTIVE,
             _LEASE.deleted_at.is_(None),
+            # One that it got instead, too.
             sa.exists().where(
                 _SOUND.c.reservation_id == _BOOKING.reservation_id,
-                _SOUND.c.host_id != _BOOKING.host_id,
-                _SOUND.c.stranded_at.is_(None), _SOUND.c.outage.is_(None)))
+                _SOUND.c.host_id.is_not(None),
+                _SOUND.c.start_date <= sa.bindparam('now'),
+                ~outages.has_failed(_SOUND.c.host_id)))

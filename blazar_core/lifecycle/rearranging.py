@@ -55,8 +55,9 @@ _READ, _MOVED = 20_000, 128
 #: For how many times as long as it took nobody looks again: where there was no
 #: way, and else.
 _VAIN, _WORTH = 10, 1
-#: Seconds after which nobody knows any more who has asked.
-_FORGOTTEN = 3600
+#: Seconds after which nobody waits any more for one who has asked, and after
+#: which it is not known any more for whom there was no way.
+_GONE, _FORGOTTEN = 60, 3600
 
 
 class Rearranging:
@@ -95,7 +96,8 @@ class Rearranging:
             return False
         mine = self._vain.get(reservation_id, 0.0)
         return not any(
-            asked >= self._rests_since and self._vain.get(one, 0.0) < mine
+            self._vain.get(one, 0.0) < mine and
+            asked >= max(self._rests_since, now - _GONE)
             for one, asked in self._asked.items() if one != reservation_id)
 
     def free(self, reservation_id: str, demand: model.Demand,
@@ -116,14 +118,21 @@ class Rearranging:
         """
         if not demand.whole or not self.is_next(reservation_id):
             return False
-        began, pause = self._clock.elapsed(), _WORTH
+        began, pause = self._clock.elapsed(), _VAIN
         try:
             done = self._free(demand, anywhere or demand, window, avoid)
-            if not done:
-                pause = _VAIN
+            if done:
+                pause = _WORTH
+            return done
         except (api.Outdated, errors.NotFound):
             # Another process was faster: soon it may be another way.
-            done = False
+            pause = _WORTH
+            return False
+        finally:
+            self._rest(reservation_id, began, pause)
+
+    def _rest(self, reservation_id: str, began: float, pause: int) -> None:
+        """Nobody looks for a while, since somebody has."""
         now = self._clock.elapsed()
         if pause == _VAIN:
             self._vain[reservation_id] = now
@@ -133,7 +142,6 @@ class Rearranging:
                       if one in self._asked}
         self._rests_since = now
         self._rests_until = now + pause * (now - began)
-        return done
 
     def _free(self, demand: model.Demand, anywhere: model.Demand,
               window: model.Window, avoid: ty.Collection[str]) -> bool:

@@ -129,7 +129,7 @@ class Rebinding:
             if case and move:
                 moves[case.lease.id] = move
                 self._others.add(together, case, move)
-            elif case and None in lost.values():
+            elif case and None in lost.values() and self._others.whole(case):
                 helpless.append(reservation_id)
             done += 1
         try:

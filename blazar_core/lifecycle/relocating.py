@@ -105,7 +105,7 @@ class Relocating:
                  interval: int, types: resources.Types) -> None:
         self._destinations = destinations.Destinations(
             database, clock, admission, cloud)
-        self._lodgers = lodgers.Lodgers(database, cloud, types)
+        self._lodgers = lodgers.Lodgers(database, types)
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -144,6 +144,7 @@ class Relocating:
     def _due(self, evacuates: bool) -> list[_Stay]:
         """Whom somebody may ask for now: first those for whom nobody has,
         and of them those whose host has failed; then who waits for longest.
+        Last those that have no bookings, who take longer.
         """
         now = self._clock.now()
         # What is later than this a clock has said that was wrong.
@@ -160,8 +161,9 @@ class Relocating:
                       row.relocate_at or 0, row.relocate_tries or 0, row.uuid,
                       row.name, row.kind == outages.FAILURE, row.taken)
                 for row in sorted(rows, key=lambda row: (
-                    row.relocate_at or 0, row.kind != outages.FAILURE,
-                    row.created_at, row.lease_id, row.id))]
+                    row.server_id is None, row.relocate_at or 0,
+                    row.kind != outages.FAILURE, row.created_at,
+                    row.lease_id, row.id))]
 
     def _sure(self, stays: ty.Iterable[_Stay], certain: Certain,
               ) -> ty.Collection[str]:
@@ -196,7 +198,8 @@ class Relocating:
         deadline = clouds.Deadline(self._clock, _SEND)
         steps.reached(steps.Step.RELOCATE_TAKEN, stay.lease_id)
         if stay.server_id is None:
-            self._ask_lodgers(stay, tries, deadline)
+            self._ask_lodgers(stay, tries, clouds.Deadline(
+                self._clock, _WORK))
             return
         why = self._why_stays(stay, stay.server_id)
         if why is None or why == BUSY and not stay.tries:
@@ -229,24 +232,49 @@ class Relocating:
         if lodging is None or not self._write(stay, due, tries):
             return
         stay = stay._replace(due=due)
-        room = destinations.Room(self._cloud, lodging.hosts)
-        stays: dict[str, str] = {}
-        for server_id in lodging.server_ids:
-            why = LATER if deadline.passed() else self._why_bound(
-                server_id, stay.source, stay.failed)
-            if why == '':
-                why = self._cloud.evacuate(
-                    server_id, stay.lease_id, deadline,
-                ) if room.take(self._cloud.needs(server_id)) else (
-                    other_hosts.NO_ROOM)
-                steps.reached(steps.Step.RELOCATE_ASKED, stay.lease_id)
+        room = self._destinations.room(lodging.hosts)
+        # Those at the end have their turn, too.
+        first = due % max(len(lodging.server_ids), 1)
+        asked, stays = 0, {}
+        for server_id in (*lodging.server_ids[first:],
+                          *lodging.server_ids[:first]):
+            try:
+                why = LATER if deadline.passed() else self._ask_lodger(
+                    stay, server_id, room, deadline)
+            except Exception as exc:
+                # It keeps no other one from leaving.
+                why = str(exc)
             if why:
                 stays[server_id] = why
+            asked += why == ''
         if stays:
             LOG.warning('Lease %s: servers stay on host %s, which is away: %s',
                         stay.lease_id, stay.name, '; '.join(
                             f'{one}: {why}' for one, why in stays.items()))
-            self._write(stay, self._clock.now() + _SOON, stay.tries)
+        if {LATER, other_hosts.NO_ROOM} & {*stays.values()}:
+            self._write(stay, self._clock.now() + (
+                destinations.AGAIN if asked else _SOON), stay.tries)
+
+    def _ask_lodger(self, stay: _Stay, server_id: str,
+                    room: destinations.Room, deadline: clouds.Deadline,
+                    ) -> str | None:
+        """
+        :returns: why it stays; empty: the cloud has taken it up; None: it is
+            not there any more
+        """
+        why = self._why_bound(server_id, stay.source, stay.failed)
+        if why != '':
+            return why
+        needs = self._cloud.needs(server_id)
+        host = room.take(needs)
+        if host is None:
+            return other_hosts.NO_ROOM
+        self._destinations.goes(host, needs)
+        LOG.info('Lease %s: server %s is to leave host %s, which is away',
+                 stay.lease_id, server_id, stay.name)
+        why = self._cloud.evacuate(server_id, stay.lease_id, deadline)
+        steps.reached(steps.Step.RELOCATE_ASKED, stay.lease_id)
+        return why
 
     def _write(self, stay: _Stay, due: int, tries: int) -> bool:
         """Write down from when on a server may be asked for again, if nobody
@@ -294,7 +322,7 @@ class Relocating:
         if why != '':
             return why
         fits = self._destinations.fits(
-            [stay.booking_id], server_id, stay.source)
+            [stay.booking_id], server_id, stay.source, goes=True)
         return '' if fits else other_hosts.NO_ROOM
 
     def _why_bound(self, server_id: str, source: str, failed: bool,

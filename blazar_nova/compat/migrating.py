@@ -107,9 +107,11 @@ class Migrating(acting.Acting):
             return _NOWHERE
         wanted, near = bounded.of_api(
             _wanted, server_id, its.cell_mapping.id)
+        taken = self._in_cell(_taken_by_others, server_id, its.cell_mapping)
         known, up = self._hosts()
         return dataclasses.replace(wanted, hosts=_reachable(
-            server_id, source, wanted.hosts or frozenset(), near, known, up))
+            server_id, source, wanted.hosts or frozenset(), near, known,
+            up - taken))
 
     def free(self, host: str) -> model.Resources:
         """What placement lets be claimed yet of a host; see
@@ -330,6 +332,21 @@ def _node_of(server_id: str, cell: ty.Any) -> str | None:
                 in_cell, server_id, expected_attrs=[]).node)
         except exception.InstanceNotFound:
             return None
+
+
+def _taken_by_others(server_id: str, cell: ty.Any) -> set[str]:
+    """The nova-computes that have another one of a group whose servers are
+    apart.
+    """
+    context = nova_context.get_admin_context()
+    if not _grouped(context, [server_id], ('anti-affinity',)):
+        return set()
+    others = objects.InstanceGroup.get_by_instance_uuid(
+        context, server_id).members
+    with nova_context.target_cell(context, cell) as in_cell:
+        return {one.host for one in objects.InstanceList.get_by_filters(
+            in_cell, {'uuid': others, 'deleted': False}, expected_attrs=[])
+            if one.host and one.uuid != server_id}
 
 
 def _wanted(server_id: str, cell_id: int) -> tuple[model.Demand, set[str]]:

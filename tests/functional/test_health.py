@@ -351,6 +351,44 @@ class WholeHostsTest(Failing, test_whole_hosts.HostsTestCase):
             self.get(lost)['reservations'][0]['id']])
         self.assert_verified()
 
+    def test_who_is_apart_from_another_one_stays(self):
+        """Nova would put it into ERROR."""
+        self.enrol('host1', 'host2')
+        _lease, reservation_id = self.lease_hosts(2, 2)
+        group = self.alice.api_post('/os-server-groups', {'server_group': {
+            'name': 'apart', 'policy': 'anti-affinity',
+        }}).body['server_group']['id']
+        servers = [self.wait_for_status(self.boot(name, hints={
+            'reservation': reservation_id, 'group': group})['id'], 'ACTIVE')
+            for name in ('one', 'two')]
+        failing = self.host_of(servers[0])
+        self.assertNotEqual(failing, self.host_of(servers[1]))
+        self.force_down(failing)
+        self.fall_silent(failing)
+        self.look_for_failures()
+        for _look in range(3):
+            self.relocate()
+            self.clock.advance(300)
+        self.assertEqual(0, len(self.evacuations()))
+        self.wait_for_status(servers[0]['id'], 'ACTIVE')
+
+    def test_who_is_within_leaves_for_one_that_came_instead(self):
+        self.enrol('host1', 'host2')
+        lease, reservation_id = self.lease_hosts(2, 2)
+        self.enrol('plain')
+        server = self.within('in', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        failing = self.host_of(server)
+        self.force_down(failing)
+        self.look_for_failures()
+        self.assertIn('plain', self.hosts_of(lease))
+        self.assertIs(False, self.get(lease)['reservations'][0][
+            'missing_resources'])
+        self.fall_silent(failing)
+        self.relocate()
+        self.wait_for(lambda: self.host_of(server) != failing)
+        self.wait_for_status(server['id'], 'ACTIVE')
+
     def test_who_is_within_leaves_for_the_other_host(self):
         """By its hint alone, without a lease of its own."""
         self.enrol('host1', 'host2')

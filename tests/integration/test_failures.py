@@ -18,6 +18,7 @@ do not wait for long.
 import os
 import signal
 import time
+import typing as ty
 
 from blazar_core.lifecycle import relocating
 from tests.integration import base
@@ -42,17 +43,20 @@ SOON = 50
 LATER = 7200
 
 
-class FailuresTest(test_crash.CrashTestCase):
-    """Two hosts, each with a nova-compute of its own, of which one fails."""
+class FailuresTestCase(test_crash.CrashTestCase):
+    """Some hosts in a zone, of which the first two have a nova-compute each of
+    their own.
+    """
 
     OPTIONS = IMPATIENT
+    HOSTS: ty.ClassVar[tuple[str, ...]] = ('host1', 'host2')
 
     def setUp(self) -> None:
         super().setUp()
         zone = self.admin('POST', '/os-aggregates', {'aggregate': {
             'name': 'pair', 'availability_zone': 'pair'}})['aggregate']['id']
         self.addCleanup(self.admin, 'DELETE', f'/os-aggregates/{zone}')
-        for host in ('host1', 'host2'):
+        for host in self.HOSTS:
             self.act(zone, add_host={'host': host})
             self.addCleanup(self.act, zone, remove_host={'host': host})
         self.addCleanup(self.remove_what_is_new)
@@ -107,6 +111,59 @@ class FailuresTest(test_crash.CrashTestCase):
         self.wait_for_server(server_id)
         self.assertEqual(host, self.assert_built_once(server_id)['host'])
 
+    def runs(self, **boot: str) -> tuple[str, str]:
+        """A server that runs; its id, and its host."""
+        server_id = self.boot(self.lease_hints(), client=self.admin,
+                              availability_zone='pair', **boot)['server']['id']
+        self.wait_for_server(server_id)
+        return server_id, self.assert_built_once(server_id)['host']
+
+    def evacuations(self, server_id: str) -> list[base.Json]:
+        return list(self.admin(
+            'GET', '/os-migrations?migration_type=evacuation&instance_uuid='
+            f'{server_id}')['migrations'])
+
+    def enrol(self, *hosts: str) -> None:
+        """Have them serve leases only, until the test is over."""
+        for host in hosts:
+            enrolled = self.admin('POST', '/os-hosts', {'name': host},
+                                  service='reservation')['host']['id']
+            self.addCleanup(self.admin, 'DELETE', f'/os-hosts/{enrolled}',
+                            service='reservation')
+
+    def lease_of_the_admin(self, body: base.Json) -> base.Json:
+        lease = ty.cast(base.Json, self.admin(
+            'POST', '/leases', body, service='reservation')['lease'])
+        self.addCleanup(self.end, lease)
+        return lease
+
+    def lease_hosts(self, number: int, start: str = 'now') -> base.Json:
+        """A lease of so many whole hosts."""
+        return self.lease_of_the_admin({
+            'name': 'hosts', 'start_date': start, 'end_date': base.date(
+                time.time() + LATER)[:16], 'reservations': [{
+                    'resource_type': 'physical:host', 'min': number,
+                    'max': number, 'hypervisor_properties': '',
+                    'resource_properties': ''}]})
+
+    def hosts_of(self, lease: base.Json) -> set[str]:
+        return {host for host, in self.sql(
+            'SELECT hosts.name FROM bookings '
+            'JOIN hosts ON hosts.id = host_id '
+            'JOIN reservations ON reservations.id = reservation_id '
+            'WHERE lease_id = :lease', lease=lease['id'])}
+
+    def end(self, *leases: base.Json) -> None:
+        for lease in leases:
+            self.admin.request('DELETE', f'/leases/{lease["id"]}',
+                               service='reservation')
+        for lease in leases:
+            self.wait_for_lease(lease['id'], 'TERMINATED')
+
+
+class FailuresTest(FailuresTestCase):
+    """One of two fails."""
+
     def test_one_that_is_killed(self) -> None:
         soon = self.reserve(SOON)
         failing = str(self.booked_hosts()[soon])
@@ -130,18 +187,6 @@ class FailuresTest(test_crash.CrashTestCase):
         self.wait_until_back()
         self.assertEqual(failing, self.booked_hosts()[later])
         self.verify_finds_nothing()
-
-    def runs(self, **boot: str) -> tuple[str, str]:
-        """A server that runs; its id, and its host."""
-        server_id = self.boot(self.lease_hints(), client=self.admin,
-                              availability_zone='pair', **boot)['server']['id']
-        self.wait_for_server(server_id)
-        return server_id, self.assert_built_once(server_id)['host']
-
-    def evacuations(self, server_id: str) -> list[base.Json]:
-        return list(self.admin(
-            'GET', '/os-migrations?migration_type=evacuation&instance_uuid='
-            f'{server_id}')['migrations'])
 
     def test_what_runs_there_is_evacuated_once_by_one_of_two(self) -> None:
         self.new_listener()
@@ -179,21 +224,12 @@ class FailuresTest(test_crash.CrashTestCase):
 
     def test_who_is_within_a_lease_of_hosts_is_evacuated_within_it(self,
                                                                    ) -> None:
-        for host in ('host1', 'host2'):
-            enrolled = self.admin('POST', '/os-hosts', {'name': host},
-                                  service='reservation')['host']['id']
-            self.addCleanup(self.admin, 'DELETE', f'/os-hosts/{enrolled}',
-                            service='reservation')
-        lease = self.demo('POST', '/leases', {
-            'name': 'hosts', 'start_date': 'now', 'end_date': base.date(
-                time.time() + LATER)[:16], 'reservations': [{
-                    'resource_type': 'physical:host', 'min': 2, 'max': 2,
-                    'hypervisor_properties': '',
-                    'resource_properties': ''}]},
-            service='reservation')['lease']
+        self.enrol('host1', 'host2')
+        lease = self.lease_hosts(2)
         self.wait_for_lease(lease['id'], 'ACTIVE')
         server_id = self.boot({
-            'reservation': lease['reservations'][0]['id']})['server']['id']
+            'reservation': lease['reservations'][0]['id']},
+            client=self.admin)['server']['id']
         self.wait_for_server(server_id)
         failing = self.assert_built_once(server_id)['host']
         (other,) = {'host1', 'host2'} - {failing}
@@ -212,9 +248,8 @@ class FailuresTest(test_crash.CrashTestCase):
         self.assertEqual(1, len(self.evacuations(server_id)))
         self.wait_until_back()
         self.verify_finds_nothing()
-        self.admin('DELETE', f'/leases/{lease["id"]}', service='reservation')
+        self.end(lease)
         self.wait_until_gone(server_id)
-        self.wait_for_lease(lease['id'], 'TERMINATED')
 
     def test_a_listener_dies_at_each_step_of_healing(self) -> None:
         self.listener.stop()
@@ -318,3 +353,79 @@ class FailuresTest(test_crash.CrashTestCase):
         self.assertEqual(failing, self.booked_hosts()[later])
         self.assertIs(False, self.lease_of(later)['degraded'])
         self.verify_finds_nothing()
+
+
+class ThreeOfTenTest(FailuresTestCase):
+    """Under leases of each kind, that have begun and that come soon."""
+
+    HOSTS = tuple(f'host{number}' for number in range(1, 11))
+
+    def places(self, start: float) -> base.Json:
+        """A lease of a place for a server, with what it has booked."""
+        return self.lease_of_the_admin({
+            'name': 'places', 'start_date': base.date(start)[:16],
+            'end_date': base.date(start + LATER)[:16], 'reservations': [{
+                'resource_type': 'virtual:instance', 'vcpus': 4,
+                'memory_mb': 64, 'disk_gb': 1, 'amount': 1}]})
+
+    def lacks(self, lease: base.Json) -> bool:
+        return any(one['missing_resources'] for one in
+                   self.lease(lease['id'])['reservations'])
+
+    def test_all_are_whole_after_it(self) -> None:
+        # All of two are leased, and others may be had.
+        self.enrol('host2', 'host3')
+        hosts = self.lease_hosts(2)
+        self.enrol('host4')
+        soon = time.time() + SOON
+        whole = self.lease_hosts(1, base.date(soon + 60)[:16])
+        self.enrol('host5', 'host6')
+        places = self.places(soon + 60)
+        self.wait_for_lease(hosts['id'], 'ACTIVE')
+        hint = {'reservation': hosts['reservations'][0]['id']}
+        (on_places,), (on_whole,) = (
+            self.hosts_of(places), self.hosts_of(whole))
+        guest, leased = (self.boot(
+            hints, client=self.admin, host=host)['server']['id']
+            for hints, host in ((hint, 'host2'),
+                                (self.lease_hints(), 'host1')))
+        held = self.reserve(SOON)
+        for server_id, host in ((guest, 'host2'), (leased, 'host1')):
+            self.wait_for_server(server_id)
+            self.assertEqual(host, self.assert_built_once(server_id)['host'])
+
+        killed = [self.cloud.hosts()[host] for host in ('host1', 'host2')]
+        for process in killed:
+            self.addCleanup(self.cloud.restart, process)
+            self.cloud.kill(process)
+        # Three, as long as the place is on the first one.
+        failing = {'host1', 'host2', on_whole, on_places}
+        for host in failing:
+            self.addCleanup(self.force_down, host, False)
+            self.force_down(host)
+        for server_id in (guest, leased):
+            self.wait_for(lambda: self.server(server_id)[
+                'OS-EXT-SRV-ATTR:host'] not in failing,
+                f'{server_id} has left')
+            self.wait_for_server(server_id)
+            self.assertEqual(1, len(self.evacuations(server_id)))
+        self.assertIn(self.server(guest)['OS-EXT-SRV-ATTR:host'],
+                      self.hosts_of(hosts))
+        self.wait_for(lambda: not self.lacks(hosts),
+                      'the lease of hosts is whole')
+        self.wait_for_lease(whole['id'], 'ACTIVE', SOON + 180)
+        self.wait_for_lease(places['id'], 'ACTIVE')
+        for lease in (hosts, whole, places, self.lease_of(leased)):
+            self.assertFalse(self.lacks(lease))
+        self.assertTrue(self.hosts_of(whole).isdisjoint(failing))
+        for process in killed:
+            self.cloud.restart(process)
+        for host in failing:
+            self.force_down(host, False)
+        self.wait_until_back()
+        for server_id in (guest, leased, held):
+            self.wait_for_server(server_id)
+            self.wait_for(lambda: len(self.guests(server_id)) == 1,
+                          'it has one guest')
+        self.verify_finds_nothing()
+        self.end(hosts, whole, places)

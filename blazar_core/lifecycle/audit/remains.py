@@ -93,12 +93,15 @@ class Remains:
 
     def _unlike(self) -> ty.Iterator[Difference]:
         """Bookings that take room are over the window of their lease; those
-        of what a lease that has begun got later begin when it got that.
+        of hosts that a lease got when it had begun are since then.
         """
         later = sa.and_(
             models.Booking.server_id.is_(None),
             models.Booking.start_date > models.Lease.start_date,
-            models.Lease.status.not_in(states.BEFORE))
+            models.Booking.start_date <= self._clock.now(),
+            sa.exists().where(
+                models.Host.id == models.Booking.host_id,
+                models.Host.held_by == models.Booking.reservation_id))
         with self._database.reader() as session:
             found = session.execute(
                 sa.select(models.Booking.id, models.Booking.server_id,

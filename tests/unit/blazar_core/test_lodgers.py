@@ -76,7 +76,7 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
         self.look()
         asked = [server_id for server_id, _host in self.cloud.evacuations]
         self.cloud.evacuations.clear()
-        return asked
+        return sorted(asked)
 
     def test_while_nothing_has_failed_they_stay(self):
         self.assertEqual([], self.evacuated())
@@ -124,15 +124,85 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
         self.assertEqual(['second'], self.evacuated())
 
     def test_as_many_leave_as_there_is_room_for(self):
-        """The other one may be asked for soon."""
-        self.cloud.left[self.uuids['two']] = 1
+        """The other one may be asked for when there is more."""
+        self.cloud.left[self.uuids['two']] = 0
         self.fail('one')
-        self.assertEqual(['first'], self.evacuated())
-        self.cloud.arrive('first', self.uuids['two'])
+        self.assertEqual([], self.evacuated())
         self.clock.advance(29)
+        self.cloud.left[self.uuids['two']] = 1
         self.assertEqual([], self.evacuated())
         self.clock.advance(1)
+        first, = self.evacuated()
+        self.cloud.arrive(first, self.uuids['two'])
+        self.clock.advance(destinations.AGAIN - 1)
+        self.assertEqual([], self.evacuated())
+        self.clock.advance(1)
+        self.assertEqual([*{'first', 'second'} - {first}], self.evacuated())
+
+    def test_no_two_are_asked_to_go_where_one_can(self):
+        """From two hosts, before the cloud counts the first."""
+        self.lease_ = self.hosts_of(['three'])
+        self.new_engine().run_due()
+        with self.database.writer() as session:
+            session.get(models.Booking, 3).reservation_id = session.get(
+                models.Booking, 1).reservation_id
+        its, = self.machines.full
+        self.machines.full[its] = ['first']
+        self.has('three', 'third')
+        self.machines.full[its].append('third')
+        self.cloud.left[self.uuids['two']] = 1
+        self.fail('one', 'three')
+        self.assertEqual(1, len(self.evacuated()))
+
+    def test_one_that_cannot_leave_is_not_asked_for_all_the_time(self):
+        """Beside one that would be, and does not."""
+        self.cloud.servers['first'] = dataclasses.replace(
+            self.cloud.servers['first'], busy=True)
+        self.fail('one')
+        asked = 0
+        for _second in range(600):
+            asked += len(self.evacuated())
+            if self.cloud.servers['second'].busy:
+                self.cloud.arrive('second')
+            self.clock.advance(1)
+        self.assertEqual(3, asked)
+
+    def test_those_at_the_end_have_their_turn(self):
+        """There is not the time for all, again and again."""
+        self.fail('one')
+        needs, seen = self.cloud.needs, set()
+
+        def slowly(server_id):
+            seen.add(server_id)
+            self.clock.advance(11)
+            return dataclasses.replace(needs(server_id), hosts=frozenset())
+
+        self.cloud.needs = slowly
+        for _look in range(8):
+            self.assertEqual([], self.evacuated())
+            self.clock.advance(30)
+        self.assertEqual({'first', 'second'}, seen)
+
+    def test_one_of_which_nothing_is_known_keeps_no_other_one(self):
+        self.fail('one')
+        look = self.cloud.look
+
+        def looked(server_id):
+            if server_id == 'first':
+                raise ValueError('It is odd.')
+            return look(server_id)
+
+        self.cloud.look = looked
         self.assertEqual(['second'], self.evacuated())
+
+    def test_they_leave_for_one_that_it_got_instead(self):
+        """Then it lacks nothing any more."""
+        self.fail('one', 'two')
+        self.watching().look()
+        for server_id in ('first', 'second'):
+            self.assertEqual(self.uuids['one'], self.cloud.look(
+                server_id).host)
+        self.assertEqual(['first', 'second'], self.evacuated())
 
     def test_where_the_lease_has_no_other_host_they_stay(self):
         self.fail('one', 'two')

@@ -31,6 +31,7 @@ from blazar_core.common import model
 from blazar_core.common import properties
 from blazar_core.common import refusals
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import binding
 from blazar_core.leases import changing
@@ -483,6 +484,91 @@ class TestFailing(WholeHostsTestCase):
                 if self.clock.elapsed() > before:
                     tried.append(one)
         self.assertEqual(2 * ['old', 'young', 'last'], tried)
+
+    def test_who_asked_and_has_gone_keeps_nobody_from_it(self):
+        rearranging = self.watch._rebinding._rearranging
+        demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
+            model.Window(NOW, NOW + 100))
+        rearranging._free = lambda *_what: self.clock.advance(2) and False
+        rearranging.free('one', demand, window, ())
+        self.assertFalse(rearranging.is_next('gone'))
+        self.clock.advance(20)
+        self.assertFalse(rearranging.is_next('one'))
+        self.clock.advance(41)
+        self.assertTrue(rearranging.is_next('one'))
+
+    def test_where_it_fails_others_have_their_turn(self):
+        rearranging = self.watch._rebinding._rearranging
+        demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
+            model.Window(NOW, NOW + 100))
+
+        def free(*_what):
+            self.clock.advance(2)
+            raise ValueError('It is odd.')
+
+        rearranging._free = free
+        self.assertRaises(ValueError, rearranging.free,
+                          'one', demand, window, ())
+        self.assertFalse(rearranging.is_next('other'))
+        self.clock.advance(20)
+        self.assertFalse(rearranging.is_next('one'))
+        self.assertTrue(rearranging.is_next('other'))
+
+    def test_where_another_process_was_faster_it_is_looked_again_soon(self):
+        rearranging = self.watch._rebinding._rearranging
+
+        def free(*_what):
+            self.clock.advance(2)
+            raise api.Outdated('leases')
+
+        rearranging._free = free
+        self.assertFalse(rearranging.free(
+            'one', self.machines.so_many({'min': 1, 'max': 1}),
+            model.Window(NOW, NOW + 100), ()))
+        self.clock.advance(2)
+        self.assertTrue(rearranging.is_next('one'))
+
+    def test_who_needs_no_whole_hosts_does_not_wait_for_one(self):
+        """It would keep others from it."""
+        asked, self.uuids['three'] = [], self.host('three', VCPU=2)
+        rearranging = self.watch._rebinding._rearranging
+        rearranging.is_next = lambda one: bool(asked.append(one))
+        its = dataclasses.replace(self.places(), demand=dataclasses.replace(
+            self.places().demand, hosts=frozenset([self.uuids['three']])))
+        self.reserve(60, 7200, its)
+        self.reserve(8000, 9000, its, its)
+        self.on(['one', 'two'], 0, 9000, 2)
+        lost = self.on(['one', 'two'], 9100, 9200, 2)
+        self.engine.run_due()
+        with self.database.writer() as session:
+            for row in session.query(models.Booking).filter(
+                    models.Booking.start_date > NOW):
+                row.host_id = None
+        for _look in range(2):
+            self.watch.look()
+        self.assertEqual({lost['reservations'][0]['id']}, {*asked})
+
+    def test_it_is_no_difference_that_one_came_later(self):
+        lease = self.reserve_machines(0, 7200)
+        self.engine.run_due()
+        self.clock.advance(5)
+        self.fail('one')
+        self.assertEqual({'one', 'two'}, self.held().keys())
+        found = audit.Audit(self.database, self.clock, self.lifecycle,
+                            self.vault.open, 60)
+        self.assertEqual([], [*found.differences()])
+        for start, end in ((6, 7200), (5, 7100)):
+            with self.database.writer() as session:
+                for row in session.query(models.Booking).filter(
+                        models.Booking.start_date == NOW + 5):
+                    row.start_date, row.end_date = NOW + start, NOW + end
+            one, = found.differences()
+            self.assertIn(lease['id'], one.text)
+            with self.database.writer() as session:
+                for row in session.query(models.Booking).filter(
+                        models.Booking.start_date >= NOW + 5,
+                        models.Booking.outage.is_(None)):
+                    row.start_date, row.end_date = NOW + 5, NOW + 7200
 
     def test_where_it_can_go_nowhere_else_it_stays(self):
         lost, other = self.after_failure(0, 3900, 3800)

@@ -15,6 +15,7 @@
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import json
 import os
 import random
@@ -106,6 +107,11 @@ class Run:
             said = str(exc)
         except Exception:
             how, said = 'failed', traceback.format_exc()
+        for server_id in one.servers:
+            # What it has not come to delete itself.
+            with contextlib.suppress(worlds.Refused,
+                                     requests.RequestException):
+                one.delete(server_id)
         with self._writing:
             self.outcomes[f'{story.__name__} {how}'] += 1
         self._note(story=story.__name__, how=how, said=said,

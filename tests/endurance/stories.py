@@ -42,6 +42,7 @@ class Telling:
     """One story of a user, with dice of its own.
 
     :ivar delays: what waited for how many seconds, after it was due
+    :ivar servers: the ids of those that are not known to be gone
     """
 
     def __init__(self, world: worlds.World, seed: str) -> None:
@@ -49,6 +50,7 @@ class Telling:
         self.dice = random.Random(seed)
         self.user = self.dice.choice(world.users)
         self.delays: dict[str, float] = {}
+        self.servers: set[str] = set()
 
     def lasts(self) -> int:
         return self.dice.randint(SHORT, LONG)
@@ -65,9 +67,11 @@ class Telling:
                 self.dice.choice(('m1.nano', 'm1.tiny', 'm1.small'))]}}
         if hints:
             body['os:scheduler_hints'] = hints
-        return str(self.world.ask(
+        server_id = str(self.world.ask(
             f'boot {what}', self.user, 'POST', '/servers', body)[
             'server']['id'])
+        self.servers.add(server_id)
+        return server_id
 
     def runs(self, server_id: str, due: float) -> None:
         """Wait until a server is there.
@@ -89,6 +93,7 @@ class Telling:
                                == worlds.GONE, due + SOON - time.time()):
             raise Broken(f'{server_id} does not go, '
                          f'{self.world.state(server_id)}')
+        self.servers.discard(server_id)
         self.delays['goes'] = time.time() - due
 
     def delete(self, server_id: str) -> None:

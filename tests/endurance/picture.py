@@ -13,8 +13,7 @@
 """What a run cost: at its end as after its first half hour, and a picture.
 
 ``python -m tests.endurance.picture FOLDER`` prints the first and writes
-``picture.svg``, for which it takes ``pip install matplotlib``: nothing else
-here needs that.
+``picture.svg``; it needs the extra ``simulation``.
 """
 
 import json

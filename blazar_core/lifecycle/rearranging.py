@@ -87,8 +87,8 @@ class Rearranging:
         """Whether a host may be looked for, for a reservation, now.
 
         It rests after each, since many may lack hosts for which there are
-        none. Of those who have asked since the last one, he is next for whom
-        none was looked for since longest.
+        none. Of those who have asked this since the last one, he is next for
+        whom none was looked for since longest. That one asks is remembered.
         """
         now = self._clock.elapsed()
         self._asked[reservation_id] = now
@@ -116,7 +116,7 @@ class Rearranging:
             may leave for it. None: the same
         :returns: whether one has, for who is the first to take it
         """
-        if not demand.whole or not self.is_next(reservation_id):
+        if not self.is_next(reservation_id):
             return False
         began, pause = self._clock.elapsed(), _VAIN
         try:
@@ -245,7 +245,7 @@ def _deal(busy: ty.Mapping[int, list[tuple[int, int]]],
     """Which bookings get which other hosts.
 
     :param busy: by host, what is booked there and stays; it grows
-    :param later: the bookings that may go
+    :param later: the bookings there that may go
     :param window: when one more host is needed, and none of those that are
         barred
     :param failed: where nobody comes who has another way: who knows when it
@@ -254,7 +254,7 @@ def _deal(busy: ty.Mapping[int, list[tuple[int, int]]],
     """
     own: dict[int, list[int]] = {one: [] for one in busy}
     for row in later:
-        own.setdefault(row.host_id, []).append(row.start_date)
+        own[row.host_id].append(row.start_date)
     going: list[tuple[ty.Any, int]] = []
 
     def is_free(host_id: int, start: int, end: int) -> bool:
@@ -279,8 +279,7 @@ def _deal(busy: ty.Mapping[int, list[tuple[int, int]]],
         if row is None:
             if put(start, window.end, barred) is None:
                 return None
-        elif row.host_id in busy and is_free(
-                row.host_id, start, row.end_date):
+        elif is_free(row.host_id, start, row.end_date):
             busy[row.host_id].append((start, row.end_date))
         else:
             host_id = put(start, row.end_date)

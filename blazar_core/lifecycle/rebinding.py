@@ -69,8 +69,7 @@ class Rebinding:
         done, left = True, [*ids.items()]
         while left:
             some = left[:_TOGETHER]
-            helpless: list[str] = []
-            bound = self._find_together(dict(some), helpless)
+            bound, helpless = self._find_together(dict(some))
             if not bound:
                 # The first is by itself, or all of them are.
                 bound = 1 if bound == 0 else len(some)
@@ -84,36 +83,34 @@ class Rebinding:
         return done
 
     def _find_together(self, some: ty.Mapping[str, other_hosts.Lost],
-                       helpless: list[str]) -> int | None:
+                       ) -> tuple[int | None, list[str]]:
         """As :meth:`_find`, several of them in one transaction.
 
-        :param helpless: gets those that have lacked hosts before, and for
-            which there are none unless some fall free
-        :returns: of how many, from the first on, nothing is left to be done;
-            None: not in one transaction: none is in the way of another one
+        :returns: of how many, from the first on, nothing is left to be done
+            (None: not in one transaction: none is in the way of another one),
+            but for those, of which the ids follow, that have lacked hosts
+            before, and for which there are none unless some fall free
         """
         if len(some) == 1:
-            return 0
+            return 0, []
         try:
-            return self._database.retried(
-                self._bind_together, some, helpless)
+            return self._database.retried(self._bind_together, some)
         except Exception as exc:
             expected = isinstance(exc, errors.BooksUnavailable |
                                   errors.BooksBusy)
             LOG.warning('Reservations without capacity where they are booked '
                         'are bound one by one: %s', exc, exc_info=not expected)
-            return None
+            return None, []
 
     def _bind_together(self, some: ty.Mapping[str, other_hosts.Lost],
-                       helpless: list[str]) -> int:
+                       ) -> tuple[int, list[str]]:
         """
         :raises Outdated: when another process was faster: look again
         """
-        helpless.clear()
         cases = self._others.cases(some)
         moves: dict[str, bindings.Move] = {}
         together = other_hosts.Together([], [])
-        done = 0
+        done, helpless = 0, []
         for reservation_id, lost in some.items():
             case = cases.get(reservation_id)
             if case and case.lease.id in moves:
@@ -136,7 +133,7 @@ class Rebinding:
             self._carry_out([*moves.values()])
         except errors.NotFound as exc:
             raise api.Outdated('leases of which one is gone') from exc
-        return done
+        return done, helpless
 
     def _find(self, reservation_id: str, lost: other_hosts.Lost) -> bool:
         """As :meth:`_bind`; false when nothing is known of it."""

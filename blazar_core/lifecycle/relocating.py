@@ -57,6 +57,8 @@ PAUSE, _WORK = 3, 10
 _SOON = 30
 #: Seconds after which nobody asks any more who was about to.
 _SEND = 20
+#: Of so many servers at most that stay a line in the log says why.
+_SHOWN = 5
 
 #: Why a server stays that the cloud does not move as it runs, or that moves.
 BOUND = ('It does not run, or what it has of its host or who owns it keeps it '
@@ -243,14 +245,17 @@ class Relocating:
                     stay, server_id, room, deadline)
             except Exception as exc:
                 # It keeps no other one from leaving.
-                why = str(exc)
+                if not isinstance(exc, errors.CloudUnavailable):
+                    LOG.exception('Server %s', server_id)
+                why = str(exc) or type(exc).__name__
             if why:
                 stays[server_id] = why
             asked += why == ''
         if stays:
-            LOG.warning('Lease %s: servers stay on host %s, which is away: %s',
-                        stay.lease_id, stay.name, '; '.join(
-                            f'{one}: {why}' for one, why in stays.items()))
+            LOG.warning('Lease %s: %s servers stay on host %s, which is away: '
+                        '%s', stay.lease_id, len(stays), stay.name, '; '.join(
+                            f'{one}: {why}' for one, why in
+                            [*stays.items()][:_SHOWN]))
         if {LATER, other_hosts.NO_ROOM} & {*stays.values()}:
             self._write(stay, self._clock.now() + (
                 destinations.AGAIN if asked else _SOON), stay.tries)

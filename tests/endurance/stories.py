@@ -21,7 +21,7 @@ import typing as ty
 from tests.endurance import world as worlds
 from tests.integration import base
 
-__all__ = ['STORIES', 'Broken', 'Story']
+__all__ = ['STORIES', 'Broken', 'Story', 'Telling']
 
 #: Seconds within which a server is there, or gone, after it should be.
 SOON = 60

@@ -123,6 +123,16 @@ class FailuresTestCase(test_crash.CrashTestCase):
             'GET', '/os-migrations?migration_type=evacuation&instance_uuid='
             f'{server_id}')['migrations'])
 
+    def comes_back(self, host: str, server_id: str, other: str) -> None:
+        """A host that was killed, of which a server has left for another
+        one: it is there alone, and was asked for once.
+        """
+        self.cloud.restart(self.cloud.hosts()[host])
+        self.force_down(host, False)
+        self.wait_for(lambda: self.guests(server_id) == [other],
+                      'one guest is left')
+        self.assertEqual(1, len(self.evacuations(server_id)))
+
     def enrol(self, *hosts: str) -> None:
         """Have them serve leases only, until the test is over."""
         for host in hosts:
@@ -211,11 +221,7 @@ class FailuresTest(FailuresTestCase):
             reservation['resources_changed']))
         # Its guest is there yet, as on a disk that was not seen to.
         self.assertEqual({failing, other}, set(self.guests(server_id)))
-        self.cloud.restart(process)
-        self.force_down(failing, False)
-        self.wait_for(lambda: self.guests(server_id) == [other],
-                      'one guest is left')
-        self.assertEqual(1, len(self.evacuations(server_id)))
+        self.comes_back(failing, server_id, other)
         self.assertEqual([other, failing], sorted(
             (one['host'] for one in self.spawns(server_id)),
             key=lambda host: host != other))
@@ -241,11 +247,7 @@ class FailuresTest(FailuresTestCase):
         self.wait_for(lambda: self.server(server_id)[
             'OS-EXT-SRV-ATTR:host'] == other, 'it is on the other host')
         self.wait_for_server(server_id)
-        self.cloud.restart(process)
-        self.force_down(failing, False)
-        self.wait_for(lambda: self.guests(server_id) == [other],
-                      'one guest is left')
-        self.assertEqual(1, len(self.evacuations(server_id)))
+        self.comes_back(failing, server_id, other)
         self.wait_until_back()
         self.verify_finds_nothing()
         self.end(lease)
@@ -287,11 +289,7 @@ class FailuresTest(FailuresTestCase):
         self.new_listener()
         other = self.wait_until_moved(server_id, failing)
         self.wait_for_server(server_id)
-        self.cloud.restart(process)
-        self.force_down(failing, False)
-        self.wait_for(lambda: self.guests(server_id) == [other],
-                      'one guest is left')
-        self.assertEqual(1, len(self.evacuations(server_id)))
+        self.comes_back(failing, server_id, other)
         self.assertEqual(2, len(self.spawns(server_id)))
         self.wait_until_back()
         self.verify_finds_nothing()

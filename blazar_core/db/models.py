@@ -430,6 +430,8 @@ class Credential(Base):
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.String(36), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(sa.Text)
+    #: In whose place it came while they may have been in use.
+    replaced: orm.Mapped[list[str] | None] = orm.mapped_column(sa.JSON)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 

@@ -20,7 +20,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Credentials', 'reseal']
+__all__ = ['Credentials', 'all_of', 'reseal']
 
 
 class Credentials:
@@ -30,16 +30,22 @@ class Credentials:
         self._database = database
         self._clock = clock
 
-    def entrust(self, lease_id: str, sealed: str) -> str | None:
+    def entrust(self, lease_id: str, sealed: str, in_use: bool = False,
+                ) -> str | None:
         """Keep what lets us act for the owner of a lease.
 
         :param sealed: it, sealed
-        :returns: what was kept before, sealed, if there was something
+        :param in_use: what this takes the place of may be: both are revoked
+            together
+        :returns: what this takes the place of, sealed: to revoke now. None:
+            there is none
         :raises NotFound: when the lease was withdrawn
         """
-        return self._database.retried(self._entrust, lease_id, sealed)
+        return self._database.retried(
+            self._entrust, lease_id, sealed, in_use)
 
-    def _entrust(self, lease_id: str, sealed: str) -> str | None:
+    def _entrust(self, lease_id: str, sealed: str, in_use: bool,
+                 ) -> str | None:
         with self._database.writer() as session:
             api.locked(session, lease_id)
             row = session.get(models.Credential, lease_id)
@@ -49,7 +55,14 @@ class Credentials:
                     created_at=self._clock.now()))
                 return None
             before, row.sealed = row.sealed, sealed
-            return before
+            if in_use:
+                row.replaced = [before, *(row.replaced or [])]
+            return None if in_use else before
+
+
+def all_of(row: models.Credential) -> list[str]:
+    """It and those that it replaced, which are revoked together; sealed."""
+    return [row.sealed, *(row.replaced or [])]
 
 
 def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
@@ -61,6 +74,8 @@ def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
             if row is not None:
                 assert isinstance(row, models.HeldBuild | models.Credential)
                 row.sealed = again(row.sealed)
+                if isinstance(row, models.Credential) and row.replaced:
+                    row.replaced = [again(one) for one in row.replaced]
 
     count = 0
     tables: tuple[type[models.HeldBuild | models.Credential], ...] = (

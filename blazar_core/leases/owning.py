@@ -25,6 +25,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
+from blazar_core.leases import credentials
 from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import views
@@ -87,15 +88,15 @@ class Owning:
 
     def hand_over(self, lease_id: str, seen: int, owner: Owner,
                   granted: limits.Granted | None, keep_trust: bool,
-                  back: bool = False) -> tuple[dict[str, ty.Any], str | None]:
+                  back: bool = False) -> tuple[dict[str, ty.Any], list[str]]:
         """Give a lease to another project or user.
 
         :param seen: its generation when this was decided
         :param granted: what the limits said of it; None: nothing limits it
         :param keep_trust: what lets us act for the owner before stays
         :param back: to whom it has belonged; what came meanwhile is his
-        :returns: the lease as it is then, and what let us act for the owner
-            before, sealed, if there was something: it is not kept any more
+        :returns: the lease as it is then, and all that let us act for the
+            owner before, sealed: it is not kept any more
         :raises NotFound: when there is none of that id
         :raises Conflict: when that cannot be done with it as it is, or
             somebody else has changed it at this moment; says what to do
@@ -106,7 +107,7 @@ class Owning:
 
     def _hand_over(self, lease_id: str, seen: int, owner: Owner,
                    granted: limits.Granted | None, keep_trust: bool,
-                   back: bool) -> tuple[dict[str, ty.Any], str | None]:
+                   back: bool) -> tuple[dict[str, ty.Any], list[str]]:
         now = self._clock.now()
         with self._database.connection() as connection:
             before = connection.scalar(sa.select(
@@ -141,7 +142,8 @@ class Owning:
                 events.handed_over(session, lease, self._types, now)
             session.flush()
             session.expire(lease)
-            return views.describe(lease), trust.sealed if trust else None
+            return views.describe(lease), (
+                credentials.all_of(trust) if trust else [])
 
 
 def _changed(lease_id: str) -> errors.Conflict:

@@ -24,6 +24,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import credentials
 from blazar_core.lifecycle import cleaning
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import steps
@@ -221,7 +222,8 @@ class Closing:
         if row is None:
             return
         try:
-            self._cloud.revoke(self._opens(row.sealed))
+            for sealed in credentials.all_of(row):
+                self._cloud.revoke(self._opens(sealed))
         except Exception:
             LOG.exception('Lease %s is over, but the credential of its owner '
                           'could not be revoked yet', lease_id)
@@ -252,5 +254,7 @@ class Closing:
         """
         given = self._cloud.credentials()
         with self._database.reader() as session:
-            kept = list(session.scalars(sa.select(models.Credential.sealed)))
+            kept = [one for row in session.scalars(
+                sa.select(models.Credential))
+                for one in credentials.all_of(row)]
         return given - set(map(self._opens, kept)) if given else given

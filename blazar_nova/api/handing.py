@@ -116,14 +116,14 @@ class Handing:
                 trusts.take_back(self._parts, trust)
 
     def _after(self, lease: dict[str, ty.Any], before: owning.Owner,
-               sealed: str | None, trust: str | None) -> None:
+               sealed: ty.Iterable[str], trust: str | None) -> None:
         """A lease was handed over. What fails now does not change that."""
         LOG.info('Lease %s was handed over by project %s, user %s, to project '
                  '%s, user %s', lease['id'], before.project_id,
                  before.user_id, lease['project_id'], lease['user_id'])
-        if sealed is not None:
+        for one in sealed:
             try:
-                trusts.take_back(self._parts, self._parts.vault.open(sealed))
+                trusts.take_back(self._parts, self._parts.vault.open(one))
             except errors.VaultError as exc:
                 LOG.warning('Lease %s: the trust of its owner before is not '
                             'revoked: %s', lease['id'], exc)

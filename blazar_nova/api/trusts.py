@@ -133,22 +133,23 @@ def for_end(parts: wiring.Parts, context: ty.Any, new: making.NewLease,
 
 
 def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
-    """Write down the trust of a lease, and take back the one before.
+    """Write down the trust of a lease, and take back the one before: at the
+    end of the lease, when that may be in use.
 
     What fails is logged: the lease is what it is.
     """
+    # Its token may be under way with the build, and would die with it.
+    in_use = lease['status'] != states.Lease.ACTIVE and (
+        lease['start_date'] <= parts.clock.now() + _SOON)
     try:
         before = parts.leases.credentials.entrust(
-            lease['id'], parts.vault.seal(trust))
+            lease['id'], parts.vault.seal(trust), in_use)
     except Exception:
         LOG.exception('Lease %s: its trust could not be written down',
                       lease['id'])
         take_back(parts, trust)
         return
-    if before is not None and (
-            lease['status'] == states.Lease.ACTIVE or
-            lease['start_date'] > parts.clock.now() + _SOON):
-        # Else its token may be under way with the build, and dies with it.
+    if before is not None:
         take_back(parts, parts.vault.open(before))
 
 

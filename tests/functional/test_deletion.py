@@ -233,6 +233,21 @@ class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
         self.run_due()
         self.wait_for_status(self.alice.get_servers()[0]['id'], 'ACTIVE')
 
+    def test_what_may_be_in_use_is_revoked_with_the_lease(self):
+        """Its token may be under way with the build."""
+        server_id = self.hold('vm1', start_in=300)['id']
+        for later in (9000, 9600):
+            self.change(self.lease('vm1'), end_date=self.at(later))
+        parts = self.listener.parts
+        with mock.patch.object(parts.cloud, 'credentials',
+                               return_value={'trust-0', 'trust-2', 'no'}):
+            self.assertEqual({'no'}, parts.lifecycle.closing.strays())
+        self.assertEqual([], self.revoked)
+        self.alice.delete_server(server_id)
+        self.run_due()
+        self.assertEqual({*self.trusts}, {*self.revoked})
+        self.assertEqual(3, len(self.revoked))
+
     def test_of_a_boot_that_waits_to_be_tried_again(self):
         self.hold('vm1')
         with mock.patch('blazar_nova.scheduler.filters.BlazarFilter.'

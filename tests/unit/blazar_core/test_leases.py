@@ -1630,12 +1630,16 @@ class TestReseal(base.LeaseTestCase):
         self.host('one', VCPU=1)
         old, new = vault.new_key(), vault.new_key()
         self.vault = vault.Vault([old])
-        self.lease(50, 100, credential='trust')
+        lease = self.lease(50, 100, credential='trust')
+        self.leases.credentials.entrust(
+            lease['id'], self.vault.seal('another'), in_use=True)
         self.assertEqual(
             2, credentials.reseal(
                 self.database, vault.Vault([new, old]).reseal))
-        sealed, = self.scalars(models.Credential.sealed)
-        self.assertEqual('trust', vault.Vault([new]).open(sealed))
+        kept, = self.scalars(models.Credential)
+        self.assertEqual(
+            ['another', 'trust'],
+            list(map(vault.Vault([new]).open, credentials.all_of(kept))))
 
     def test_with_nothing_held_nothing_is_resealed(self):
         self.assertEqual(0, credentials.reseal(self.database, self.fail))

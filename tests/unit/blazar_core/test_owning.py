@@ -51,10 +51,13 @@ class TestOwning(base.LeaseTestCase):
 
     def test_it_belongs_to_somebody_else_with_all_that_it_has(self):
         lease_id = self.made(credential=self.vault.seal('trust'))
+        self.leases.credentials.entrust(
+            lease_id, self.vault.seal('another'), in_use=True)
         lease, sealed = self.hand(lease_id)
         self.assertEqual(('new', 'other'),
                          (lease['project_id'], lease['user_id']))
-        self.assertEqual('trust', self.vault.open(sealed))
+        self.assertEqual(['another', 'trust'],
+                         list(map(self.vault.open, sealed)))
         self.assertEqual([], self.scalars(models.Credential.lease_id))
 
     def test_one_that_was_changed_meanwhile_is_decided_about_again(self):

@@ -1,0 +1,27 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Trusts of owners that were replaced while they may have been in use.
+
+Revision ID: 0027
+Revises: 0026
+"""
+
+from alembic import op
+import sqlalchemy as sa
+
+revision = '0027'
+down_revision = '0026'
+
+
+def upgrade() -> None:
+    op.add_column('credentials', sa.Column('replaced', sa.JSON))

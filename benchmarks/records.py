@@ -67,6 +67,15 @@ def percentile(values: ty.Iterable[float], percent: int) -> float:
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
+def memory() -> tuple[float, float]:
+    """What this process has in memory now, and had at most, in MiB."""
+    with open('/proc/self/status') as file:
+        said = dict(line.split(':', 1) for line in file)
+    now, most = (int(said[name].split()[0]) / 1024
+                 for name in ('VmRSS', 'VmHWM'))
+    return now, most
+
+
 class Table:
     """Prints one line for each name, with all its metrics."""
 

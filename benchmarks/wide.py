@@ -18,13 +18,11 @@ Before each question somebody else's boot has changed the usage of a host.
 filter.plain and filter.leased: what our filter asks for a server without a
 lease and for one with, about the thousand hosts that placement gives Nova at
 most. pick: a host for a server of a lease; pick.properties: for one that goes
-only to a fifth of the hosts. load: all of it, in a process of its own.
-"""
+only X"""
 
 import json
 import logging
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -81,15 +79,12 @@ def load(url: str) -> dict[str, float]:
         session.connection()
     searching = admission.Admission(
         database, clocks.ManualClock(worlds.NOW))
-    before, begin = _resident(), time.perf_counter()
+    before, begin = records.memory()[0], time.perf_counter()
     with searching.index.fresh() as timeline:
-        return {'seconds': time.perf_counter() - begin,
-                'MiB': (_resident() - before) / 1024,
+        seconds, (now, most) = time.perf_counter() - begin, records.memory()
+        return {'seconds': seconds, 'MiB': now - before,
+                'most_MiB': most - before,
                 'index_MiB': timeline.nbytes / 2 ** 20}
-
-
-def _resident() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def ask(database: api.Database) -> ty.Iterator[records.Record]:

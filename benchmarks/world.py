@@ -60,7 +60,8 @@ class World:
         index = timeline.Timeline()
         for host in range(1, self.hosts + 1):
             index.set_host(host, self.capacity, {})
-        index.load(self.host, self.start, self.end, self.amounts)
+        index.load([timeline.Block(
+            self.host, self.start, self.end, self.amounts)])
         return index
 
     def booking(self, number: int,

@@ -37,6 +37,7 @@ What is found here is a hint: each decision is made in the database.
 """
 
 import contextlib
+import ctypes
 import functools
 import threading
 import typing as ty
@@ -53,6 +54,7 @@ from blazar_core.books import remembered
 from blazar_core.books import snapshot
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
+from blazar_core.common import loops
 from blazar_core.common import model
 from blazar_core.common import properties
 from blazar_core.db import api
@@ -99,6 +101,8 @@ class Index:
         self._database = database
         self._clock = clock
         self._turn, self._lock = threading.Lock(), threading.Lock()
+        #: Held from the first :meth:`follow` on.
+        self._followed = threading.Lock()
         self._timeline: timelines.Timeline | None = None
         self._known = news.Known({}, None, 0)
         self.ids_by_uuid: dict[str, int] = {}
@@ -122,6 +126,22 @@ class Index:
     def hosts(self) -> dict[int, model.Host]:
         """The hosts that are known, by id. Not a copy."""
         return self._known.hosts
+
+    def follow(self) -> None:
+        """Read everything before somebody asks, and go on following.
+
+        A thread does that, as long as the process lives. Without it the first
+        question reads everything, and so does one that comes when nobody has
+        asked for so long that changes were trimmed. Costs nothing when it has
+        been said before. Not before a process forks: the thread would stay
+        behind.
+        """
+        if self._followed.acquire(blocking=False):
+            threading.Thread(
+                target=loops.repeat, name='following', daemon=True, args=(
+                    self._clock, threading.Event(), news.COMPARE,
+                    'What has changed in the books',
+                    lambda: _look(self))).start()
 
     @contextlib.contextmanager
     def fresh(self, lag: float = 0, connection: sa.Connection | None = None,
@@ -196,17 +216,8 @@ class Index:
         assert self._timeline is not None
         if self._apart is None or (
                 len(self._apart.serving) < len(self._timeline)):
-            hosts = [self.hosts[one] for one in self._timeline.ids]
-            self._apart = Apart(
-                frozenset(host.uuid for host in hosts if host.enrolled),
-                frozenset(host.uuid for host in hosts
-                          if host.enrolled and not host.reservable),
-                np.array([host.enrolled for host in hosts], bool),
-                np.array([host.reservable for host in hosts], bool), {})
-            for host in hosts:
-                if host.held_by is not None:
-                    self._apart.held.setdefault(
-                        host.held_by, []).append(host.uuid)
+            self._apart = _apart_of(
+                [self.hosts[one] for one in self._timeline.ids])
         return self._apart
 
     def alike(self) -> Alike:
@@ -250,16 +261,14 @@ class Index:
 
     # -- reading everything --------------------------------------------------
 
-    def _reader(self, given: sa.Connection | None,
-                ) -> contextlib.AbstractContextManager[sa.Connection]:
-        return (self._database.connection() if given is None
-                else contextlib.nullcontext(given))
-
     def _load(self, now: int, given: sa.Connection | None) -> None:
-        with self._reader(given) as connection:
+        with _reader(self._database, given) as connection:
             top = connection.execute(news.NEWEST).one_or_none()
-            hosts = {row.id: snapshot.host_of(row)
-                     for row in connection.execute(inventory.HOSTS)}
+            alike = snapshot.Alike()
+            hosts = {row.id: snapshot.host_of(row, alike)
+                     for row in connection.execute(
+                         inventory.HOSTS,
+                         execution_options={'yield_per': 1000})}
             timeline = timelines.Timeline(shared=ledger.SHARED)
             for host in hosts.values():
                 timeline.set_host(host.id, host.capacity, host.usage)
@@ -273,12 +282,13 @@ class Index:
         self._timeline = timeline
         self._forgotten = now
         self._since = now - KEEP
+        _give_back()
 
     # -- following -----------------------------------------------------------
 
     def _refresh(self, now: int, given: sa.Connection | None) -> None:
         try:
-            with self._reader(given) as connection:
+            with _reader(self._database, given) as connection:
                 found = self._known.read(connection, now)
         except news.Torn as exc:
             LOG.warning('The books are read anew: %s', exc)
@@ -291,6 +301,7 @@ class Index:
             # What is over would pile up as long as the process lives.
             timeline.forget(now - KEEP)
             self._forgotten, self._since = now, now - KEEP
+            _give_back()
         # A load that does not come this far leaves none: the next reads all.
         self._timeline = timeline
 
@@ -337,3 +348,36 @@ class Index:
 def _place_of(host: model.Host) -> tuple[bool, bool, str | None]:
     """For whom a host is."""
     return host.enrolled, host.reservable, host.held_by
+
+
+def _look(index: Index) -> None:
+    with index.fresh():
+        pass
+
+
+def _apart_of(hosts: ty.Sequence[model.Host]) -> Apart:
+    held: dict[str, list[str]] = {}
+    for host in hosts:
+        if host.held_by is not None:
+            held.setdefault(host.held_by, []).append(host.uuid)
+    return Apart(
+        frozenset(host.uuid for host in hosts if host.enrolled),
+        frozenset(host.uuid for host in hosts
+                  if host.enrolled and not host.reservable),
+        np.array([host.enrolled for host in hosts], bool),
+        np.array([host.reservable for host in hosts], bool), held)
+
+
+def _reader(database: api.Database, given: sa.Connection | None,
+            ) -> contextlib.AbstractContextManager[sa.Connection]:
+    return (database.connection() if given is None
+            else contextlib.nullcontext(given))
+
+
+def _give_back() -> None:
+    """Let the system have the memory that was used on the way: the C library
+    keeps it else, as much again as all hosts and bookings take.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        # Only glibc has it, and keeps so much.
+        ctypes.CDLL(None).malloc_trim(0)

@@ -10,9 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The books as they are read: all bookings at once for the first reader, and
-hosts.
-"""
+"""The books as they are read: all of them for the first reader, and hosts."""
 
 import typing as ty
 
@@ -27,19 +25,41 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['CURRENT', 'host_of', 'load_bookings']
+__all__ = ['CURRENT', 'Alike', 'host_of', 'load_bookings']
 
 LOG = logging.getLogger(__name__)
 
 #: The bookings that take room.
 CURRENT = models.Booking.__table__.c.host_id.is_not(None)
+#: About so many bookings are read at once: all those of some hosts. A database
+#: sends no more in one text than some megabytes.
+BLOCK = 50_000
 
 
-def host_of(row: ty.Any) -> model.Host:
-    """A host from what was read of it."""
+class Alike:
+    """What is read is kept once where it is the same: of a hundred thousand
+    hosts most have what others have.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, ty.Mapping[str, ty.Any]] = {}
+
+    def of(self, read: ty.Mapping[str, ty.Any]) -> ty.Mapping[str, ty.Any]:
+        """The first that was the same."""
+        return self._known.setdefault(repr(read), read)
+
+
+def host_of(row: ty.Any, alike: Alike | None = None) -> model.Host:
+    """A host from what was read of it.
+
+    :param alike: for one of many
+    """
+    of = (lambda read: read) if alike is None else alike.of
     return model.Host(
-        row.id, row.uuid, row.name, row.service_host, row.capacity, row.usage,
-        row.generation, {**row.properties, **(row.extra or {})},
+        row.id, row.uuid, row.name,
+        row.name if row.service_host == row.name else row.service_host,
+        of(row.capacity), of(row.usage), row.generation,
+        of({**row.properties, **(row.extra or {})}),
         enrolled=row.enrolment is not None,
         reservable=bool(row.reservable) and (
             row.enrolment == states.Enrolment.ENROLLED),
@@ -48,63 +68,91 @@ def host_of(row: ty.Any) -> model.Host:
 
 def load_bookings(connection: sa.Connection, timeline: timelines.Timeline,
                   since: int) -> None:
-    """Every booking that was not over at an instant.
+    """Every booking that was not over at an instant."""
+    timeline.load(_blocks(connection, since))
+
+
+def _blocks(connection: sa.Connection, since: int,
+            ) -> ty.Iterator[timelines.Block]:
+    """All of them, in blocks.
 
     A million rows take the driver many seconds, so the database packs them:
-    for each host and amount of resources, one text of numbers.
+    for each amount of resources, one text of numbers.
     """
-    total = connection.scalar(
-        sa.select(sa.func.count(models.Booking.id)).where(
-            CURRENT, models.Booking.end_date > since)) or 0
+    wanted = sa.and_(CURRENT, models.Booking.end_date > since)
+    host = models.Booking.host_id
+    counts = [(row.host_id, row.bookings) for row in connection.execute(
+        sa.select(host, sa.func.count().label('bookings')).where(
+            wanted).group_by(host).order_by(host))]
+    total = sum(count for _host, count in counts)
     done = shown = 0
-    packs = []
-    for row in _packed(connection, since):
-        numbers = np.fromstring(row.packed, dtype=np.int64, sep=' ')
-        if len(numbers) != 2 * row.bookings:
-            raise RuntimeError(
-                f'The database cut short the bookings of host {row.host_id}')
-        packs.append((row.host_id, jsonutils.loads(row.resources), numbers))
-        done += row.bookings
+    for first, last in _ranges(counts):
+        packs = connection.execute(_packed(connection).where(
+            wanted, host.between(first, last))).all()
+        numbers = [np.fromstring(pack.packed, dtype=np.int64, sep=' ')
+                   for pack in packs]
+        for pack, some in zip(packs, numbers):
+            if len(some) != 3 * pack.bookings:
+                raise RuntimeError(
+                    f'The database cut short the bookings of hosts {first} '
+                    f'to {last}')
+        done += sum(pack.bookings for pack in packs)
         if done - shown >= 100_000:
             shown = done
             LOG.info('Read %s of %s bookings', done, total)
-    _add_packs(timeline, packs)
+        yield _block(
+            [jsonutils.loads(pack.resources) for pack in packs], numbers)
 
 
-def _add_packs(timeline: timelines.Timeline, packs: ty.Sequence[
-        tuple[int, model.Resources, npt.NDArray[np.int64]]]) -> None:
-    if not packs:
-        return
-    counts = [len(numbers) // 2 for _host, _resources, numbers in packs]
-    dates = np.concatenate([numbers for _h, _r, numbers in packs])
-    classes = {rc for _host, resources, _numbers in packs for rc in resources}
-    timeline.load(
-        np.repeat([host_id for host_id, _r, _n in packs], counts),
-        dates[0::2], dates[1::2],
-        {rc: np.repeat([resources.get(rc, 0) for _h, resources, _n in packs],
-                       counts) for rc in classes})
+def _ranges(counts: ty.Iterable[tuple[int, int]],
+            ) -> ty.Iterator[tuple[int, int]]:
+    """The first and the last host of each block, given how many bookings each
+    host has.
+    """
+    first, bookings, last = None, 0, 0
+    for host_id, count in counts:
+        if first is not None and bookings + count > BLOCK:
+            yield first, last
+            first = None
+        if first is None:
+            first, bookings = host_id, 0
+        bookings, last = bookings + count, host_id
+    if first is not None:
+        yield first, last
 
 
-def _packed(connection: sa.Connection, since: int) -> ty.Iterator[ty.Any]:
-    """For each host and amount: how many bookings, and their dates in one
+def _block(resources: ty.Sequence[model.Resources],
+           numbers: ty.Sequence[npt.NDArray[np.int64]]) -> timelines.Block:
+    """Of some amounts of resources, the hosts and times of their bookings."""
+    counts = [len(some) // 3 for some in numbers]
+    booked = np.concatenate([np.zeros(0, np.int64), *numbers])
+    return timelines.Block(
+        booked[0::3], booked[1::3], booked[2::3],
+        {rc: np.repeat([one.get(rc, 0) for one in resources], counts)
+         for rc in {rc for one in resources for rc in one}})
+
+
+def _packed(connection: sa.Connection) -> sa.Select[ty.Any]:
+    """For each amount: how many bookings, and their hosts and times in one
     text, as each database knows to make it.
     """
     dialect = connection.dialect.name
-    start, end = models.Booking.start_date, models.Booking.end_date
     text = sa.Text() if dialect != 'mysql' else sa.CHAR()
-    pair = sa.cast(start, text).concat(' ').concat(sa.cast(end, text))
     if dialect == 'mysql':
         connection.execute(sa.text(
             f'SET SESSION group_concat_max_len = {2**30}'))
         packed = sa.func.group_concat(sa.text(
-            "CONCAT(start_date, ' ', end_date) SEPARATOR ' '"))
-    elif dialect == 'postgresql':
-        packed = sa.func.string_agg(pair, ' ')
+            "CONCAT(host_id, ' ', start_date, ' ', end_date) SEPARATOR ' '"))
     else:
-        packed = sa.func.group_concat(pair, ' ')
+        host, start, end = (sa.cast(column, text) for column in (
+            models.Booking.host_id, models.Booking.start_date,
+            models.Booking.end_date))
+        join = (sa.func.string_agg if dialect == 'postgresql'
+                else sa.func.group_concat)
+        packed = join(host.concat(' ').concat(start).concat(' ').concat(end),
+                      ' ')
     amounts = sa.cast(models.Booking.resources, text)
-    query = sa.select(
-        models.Booking.host_id, sa.func.max(amounts).label('resources'),
+    return sa.select(
+        sa.func.max(amounts).label('resources'),
         sa.func.count().label('bookings'), packed.label('packed'),
-    ).where(CURRENT, end > since).group_by(models.Booking.host_id, amounts)
-    yield from connection.execute(query, execution_options={'yield_per': 1000})
+    ).group_by(amounts)

@@ -67,11 +67,14 @@ class LeaseMiddleware:
     def __init__(self, app: ty.Any, parts: wiring.Parts) -> None:
         self._app = app
         self._parts = parts
+        self._follow = parts.admission.index.follow
         self._guards = guards.Guards(parts)
         self._defaults = lease_params.defaults(parts.conf)
         self._defaulting = defaulting.Defaulting(parts)
 
     def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
+        # WSGI servers have forked by now.
+        self._follow()
         answer = self._handler(environ)
         server = _SERVER.fullmatch(environ['PATH_INFO'])
         if server is not None and not environ['nova.context'].is_admin:

@@ -82,9 +82,12 @@ class Application:
     def __init__(self, parts: wiring.Parts) -> None:
         self._controllers: dict[type, object] = {
             of: of(parts) for of in {route.controller for route in ROUTES}}
+        self._follow = parts.admission.index.follow
 
     @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def __call__(self, request: webob.Request) -> webob.Response:
+        # WSGI servers have forked by now.
+        self._follow()
         try:
             response = self._respond(request)
         except Exception as exc:

@@ -13,11 +13,14 @@
 """What Nova's scheduler loads, and what it hands to what it loads."""
 
 import collections
+import functools
+import types
 import typing as ty
 
 from nova import objects
 from nova.scheduler import filters
 from nova.scheduler import host_manager
+from nova.scheduler import manager
 from nova.scheduler import utils as scheduler_utils
 from nova.scheduler import weights
 from nova.virt import hardware
@@ -29,20 +32,42 @@ from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
 
 __all__ = ['HostFilter', 'HostWeigher', 'is_rebuild', 'may_be_leased',
-           'problems', 'servers_of', 'takes']
+           'on_start', 'problems', 'servers_of', 'takes']
 
 HostFilter: ty.Any = filters.BaseHostFilter
 HostWeigher: ty.Any = weights.BaseHostWeigher
 
+#: What Nova itself does; None is what :func:`problems` complains of.
+_novas_start: ty.Any = getattr(
+    manager.SchedulerManager, 'post_start_hook', None)
+
 
 def problems() -> list[str]:
-    """The scheduler hands over what it has asked placement for.
+    """The scheduler hands over what it has asked placement for, and says when
+    it has started.
 
     :returns: as the functions of :mod:`blazar_nova.compat.checks`
     """
-    return checks.attribute(
-        'nova.scheduler.host_manager.HostState', 'allocation_candidates',
-        host_manager.HostState('host', 'node', 'cell'))
+    return [
+        *checks.attribute(
+            'nova.scheduler.host_manager.HostState', 'allocation_candidates',
+            host_manager.HostState('host', 'node', 'cell')),
+        *checks.signature(
+            'nova.scheduler.manager.SchedulerManager', 'post_start_hook',
+            types.SimpleNamespace(post_start_hook=_novas_start), ['self'])]
+
+
+def on_start(work: ty.Callable[[], None]) -> None:
+    """Do something in each process that schedules, when it begins to: the one
+    that loads the filters may only start those. Safe to call again: the last
+    one counts.
+    """
+    @functools.wraps(_novas_start)
+    def post_start_hook(self: ty.Any) -> None:
+        _novas_start(self)
+        work()
+
+    manager.SchedulerManager.post_start_hook = post_start_hook
 
 
 def is_rebuild(spec: ty.Any) -> bool:

@@ -74,6 +74,7 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         self._alone = service.CONF.blazar.without_books == 'allow'
         claims.install(core_claims.Claims(
             books, clock, index, self._alone))
+        plugins.on_start(index.follow)
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
                    spec_obj: ty.Any) -> list[ty.Any]:

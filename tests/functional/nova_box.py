@@ -51,6 +51,7 @@ from nova.virt import fake as fake_virt
 # test that is under way.
 import numpy  # noqa: F401
 
+from blazar_core.books import follower
 from blazar_nova.parts import wiring
 
 from tests.functional import databases
@@ -285,6 +286,12 @@ class NovaBox(nova_test.TestCase):
         # Builds that were under way when the test before ended may have made
         # pools since: Nova's harness begins no test with any.
         thread_pool_factory.reset_all_executors()
+        #: The books in memory that a process would follow from now on; here
+        #: nobody would end the thread.
+        self.followed: list[follower.Index] = []
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.follower.Index.follow',
+            lambda index: self.followed.append(index)))
         self.folder = self._make_folder()
         self.conf_file = self._write_conf()
         parse = nova_config.parse_args
@@ -314,6 +321,9 @@ class NovaBox(nova_test.TestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.manager.SchedulerManager._cleanup_allocations',
             scheduler_manager.SchedulerManager._cleanup_allocations))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.manager.SchedulerManager.post_start_hook',
+            scheduler_manager.SchedulerManager.post_start_hook))
         self.conductor = self.start_service('conductor')
         self.scheduler = self.start_service('scheduler')
         for host, capacity in self.hosts.items():

@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from blazar_core.common import clock as clocks
 from blazar_core.db import models
 from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.parts import wiring
 from blazar_nova.scheduler import filters
 
 from tests.functional import base
@@ -304,6 +305,14 @@ class LeasedPlacementTest(PlacementTestCase):
                 'resources': {'VCPU': 4, 'MEMORY_MB': 8192}}}}]
         self.assertIn(there, [host.nodename for host in
                               self.ours().filter_all(hosts, spec)])
+
+    def test_books_are_read_before_somebody_waits_for_them(self):
+        """By a scheduler that has started, and an API that is asked whatever.
+        """
+        self.assertEqual([self.ours()._judge._index], self.followed)
+        self.alice.get_servers()
+        (api,) = set(self.followed[1:])
+        self.assertIs(wiring.shared().admission.index, api)
 
     def ours(self) -> ty.Any:
         """The filter of the scheduler."""

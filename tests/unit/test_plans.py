@@ -110,9 +110,8 @@ _KEPT = 'It is by what is kept of leases that go on.'
 EVERYTHING = (
     ('books/follower.py', 'Index._load', 'changes', _FIRST),
     ('books/news.py', '_trim_some', 'changes', _FIRST),
-    ('books/snapshot.py', '_packed', 'bookings',
+    ('books/snapshot.py', '_blocks', 'bookings',
      'Who has nothing of the books in memory reads all that is booked.'),
-    ('books/snapshot.py', 'load_bookings', 'bookings', 'So it counts them.'),
     ('books/enrolment.py', 'allocations', 'bookings',
      'An operator asks for all that is booked on enrolled hosts.'),
     ('leases/credentials.py', 'reseal', 'credentials held_builds',

@@ -29,8 +29,9 @@ added and taken away in any order.
   by :mod:`~blazar_core.books.timeline.offers`.
 """
 
+from blazar_core.books.timeline.calendar import Block
 from blazar_core.books.timeline.questions import Beside
 from blazar_core.books.timeline.questions import Timeline
 from blazar_core.books.timeline.questions import Utilization
 
-__all__ = ['Beside', 'Timeline', 'Utilization']
+__all__ = ['Beside', 'Block', 'Timeline', 'Utilization']

@@ -31,10 +31,25 @@ from blazar_core.books.timeline.steps import Levels
 from blazar_core.books.timeline.steps import NEVER
 from blazar_core.books.timeline.steps import PAST
 
-__all__ = ['Layout', 'Which']
+__all__ = ['Layout', 'Piece', 'Which']
 
 #: Numbers of rows, or all of them.
 Which: ty.TypeAlias = Ints | slice
+
+
+class Piece(ty.NamedTuple):
+    """Some rows, that stand nowhere yet.
+
+    :ivar counts: how many steps each has
+    :ivar times: when they begin, one row after the other
+    :ivar levels: for each column, theirs; columns at the end may be missing,
+        of which nothing is booked
+    """
+
+    rows: Ints
+    counts: Ints
+    times: Ints
+    levels: list[Levels]
 
 
 class Layout:
@@ -60,16 +75,16 @@ class Layout:
         self.time: Ints
         self.size: npt.NDArray[np.uint8]
         self.levels: list[Levels] = []
-        self.lowest: list[int] = []
+        self.lowest: list[int]
         # How far from 0 the levels of each column can be.
-        self._reach: list[int] = []
+        self._reach: list[int]
         self._start: Ints
         self._length: Ints
         self._width: Ints
         self._used: int
         self._in_place: Ints | None
         self._marks: marks.Marks
-        self._lay_out(np.zeros(0, np.int64), np.zeros(0, np.int64), [])
+        self._lay_out([])
 
     @property
     def start(self) -> Ints:
@@ -156,34 +171,60 @@ class Layout:
         self._in_place = None
 
     def _make_space(self, width: int) -> None:
-        places, _offsets = steps.spans(
-            self.start, self.start + self.length - 1)
-        self._lay_out(
-            self.length.copy(), self.time[places],
-            [level[places] for level in self.levels], width + 1)
+        self._lay_out([self._piece(np.arange(self.count))], width + 1)
 
-    def _lay_out(self, counts: Ints, times: Ints, levels: list[Levels],
-                 more: int = 1) -> None:
-        """Put rows of ``counts`` steps, one after the other, into place.
+    def _piece(self, rows: Ints) -> Piece:
+        """Some rows as they are. A copy."""
+        counts = self.length[rows]
+        places, _offsets = steps.spans(
+            self.start[rows], self.start[rows] + counts - 1)
+        return Piece(rows, counts, self.time[places],
+                     [level[places] for level in self.levels])
+
+    def _lay_out(self, pieces: list[Piece], more: int = 1) -> None:
+        """Put all rows, one after the other, into place.
 
         A row without any steps yet is none: see :meth:`add_row`.
+
+        :param pieces: every row is in one of them; they are used up
         """
+        counts = np.zeros(self.count, np.int64)
+        for piece in pieces:
+            counts[piece.rows] = piece.counts
         width = counts + counts // self._slack + 4
         start = np.cumsum(width) - width
         self._used = int(width.sum())
         size = self._used + self._used // 16 + self._spare + more
-        places, _offsets = steps.spans(start, start + counts - 1)
         self.time = np.full(size, NEVER, np.int64)
-        self.time[places] = times
         self.size = np.zeros(size, np.uint8)
-        self.size[places] = np.minimum(
-            np.log2(self.time[places + 1] - times) * 8, 255)
-        self.levels = [steps.placed(level, places, size) for level in levels]
-        self.lowest = [int(level.min(initial=0)) for level in levels]
-        self._reach = [steps.reach(level) for level in levels]
+        self.levels = [
+            steps.blank(size, [piece.levels[column] for piece in pieces
+                               if column < len(piece.levels)])
+            for column in range(len(self.levels))]
+        self.lowest, self._reach = ([0] * len(self.levels) for _one in (0, 1))
+        while pieces:
+            self._put(pieces.pop(), start)
         self._start, self._length, self._width = start, counts, width
         self._in_place = None
-        self._marks = marks.Marks(counts, times)
+        self._marks = marks.Marks(counts, self.time[self.time != NEVER])
+
+    def _put(self, piece: Piece, start: Ints) -> None:
+        """Put some rows to where they begin."""
+        first = start[piece.rows]
+        places, _offsets = steps.spans(first, first + piece.counts - 1)
+        self.time[places] = piece.times
+        self.size[places] = np.minimum(
+            np.log2(self.time[places + 1] - piece.times) * 8, 255)
+        for column, level in enumerate(self.levels):
+            if column < len(piece.levels):
+                given = piece.levels[column]
+                level[places] = given
+                self.lowest[column] = min(
+                    self.lowest[column], int(given.min(initial=0)))
+                self._reach[column] = max(
+                    self._reach[column], steps.reach(given))
+            else:
+                level[places] = 0
 
     def at(self, which: Which, instant: int) -> Ints:
         """The places of the steps that hold at an instant, for some rows."""

@@ -25,6 +25,8 @@ __all__ = ['Marks']
 
 #: How many instants there is an index for, at most.
 MOST = 256
+#: About so many steps are looked at at once.
+PIECE = 2 ** 17
 
 
 class Marks:
@@ -43,14 +45,19 @@ class Marks:
         chosen = np.unique(some[np.linspace(
             0, len(some) - 1, number, dtype=np.int64)] if number else some[:0])
         marks = np.concatenate([[PAST], chosen[chosen > PAST]])
-        # Each step counts from the first mark that is not before it.
-        cell = np.searchsorted(marks, times) * len(counts)
-        cell += np.repeat(np.arange(len(counts)), counts)
-        until = np.bincount(cell, minlength=(len(marks) + 1) * len(counts))
-        until = until.reshape(len(marks) + 1, len(counts))[:-1]
-        # Of each mark and row, less one: the last step until there.
-        self._until: npt.NDArray[np.int32] = until.cumsum(
-            axis=0, dtype=np.int32) - np.int32(1)
+        #: Of each mark and row, less one: the last step until there.
+        self._until: npt.NDArray[np.int32] = np.empty(
+            (len(marks), len(counts)), np.int32)
+        ends = np.cumsum(counts)
+        first = done = 0
+        while first < len(counts):
+            # Some rows at a time: this takes more memory than what it makes.
+            behind = max(first + 1, int(np.searchsorted(
+                ends, done + PIECE, 'right')))
+            until = int(ends[behind - 1])
+            self._until[:, first:behind] = _until(
+                marks, counts[first:behind], times[done:until])
+            first, done = behind, until
         self._marks: list[int] = marks.tolist()
 
     @property
@@ -87,3 +94,12 @@ class Marks:
         mark = bisect.bisect_right(self._marks, instant) + (
             len(self._marks) // part)
         return self._marks[mark] if mark < len(self._marks) else NEVER
+
+
+def _until(marks: Ints, counts: Ints, times: Ints) -> Ints:
+    """How many steps some rows have until each mark, less one."""
+    # Each step counts from the first mark that is not before it.
+    cell = np.searchsorted(marks, times) * len(counts)
+    cell += np.repeat(np.arange(len(counts)), counts)
+    until = np.bincount(cell, minlength=(len(marks) + 1) * len(counts))
+    return until.reshape(len(marks) + 1, len(counts))[:-1].cumsum(axis=0) - 1

@@ -36,7 +36,20 @@ from blazar_core.books.timeline.steps import Levels
 from blazar_core.books.timeline.steps import NEVER
 from blazar_core.books.timeline.steps import PAST
 
-__all__ = ['Rows']
+__all__ = ['Block', 'Rows']
+
+
+class Block(ty.NamedTuple):
+    """Bookings: of each its row, from when until when, and its amounts.
+
+    :ivar amounts: one array for each column
+    """
+
+    row: Ints
+    begin: Ints
+    end: Ints
+    amounts: list[Ints]
+
 
 #: Steps are collected only where there are so many times more, because that
 #: costs so many times more than to look at it all.
@@ -176,36 +189,53 @@ class Rows(layout.Layout):
             known.since[row], known.until[row] = instant, until
         return [one[:self.count] for one in known.levels]
 
-    def load(self, row: Ints, begin: Ints, end: Ints, amounts: list[Ints],
-             ) -> None:
-        """Add many bookings at once; one array of amounts for each column.
+    def load(self, blocks: ty.Iterable[Block]) -> None:
+        """Add many bookings at once.
 
-        Costs a sort of all steps, old and new.
+        No row may be in two blocks: so each is sorted by itself, with what
+        its rows have already, and only what comes of that is kept until all
+        is laid out anew.
+
+        :raises ValueError: when a row is in two blocks; nothing was added then
         """
-        if not amounts:
-            return
-        alive = end > self.horizon
-        row, begin, end = row[alive], begin[alive], end[alive]
-        amounts = [amount[alive] for amount in amounts]
+        pieces = [self._joined(block) for block in blocks if block.amounts]
+        rows = np.concatenate([np.zeros(0, np.int64), *(
+            piece.rows for piece in pieces)])
+        others = np.ones(self.count, bool)
+        others[rows] = False
+        if len(rows) + int(others.sum()) != self.count:
+            raise ValueError('No row may be in two blocks')
+        self._highest = _Highest(0, 0)
+        self._lay_out([*pieces, self._piece(np.flatnonzero(others))])
+
+    def _joined(self, block: Block) -> layout.Piece:
+        """The steps of the rows of a block, with its bookings."""
+        alive = block.end > self.horizon
+        begin, end = block.begin[alive], block.end[alive]
+        amounts = [amount[alive] for amount in block.amounts]
+        rows, row = np.unique(block.row[alive], return_inverse=True)
         from_past, ends = begin <= self.horizon, end < NEVER
-        old, _offsets = steps.spans(self.start, self.start + self.length - 1)
-        old_row = np.repeat(np.arange(self.count), self.length)
-        inner = np.ones(len(old), bool)
-        inner[np.cumsum(self.length) - self.length] = False
-        rows = np.concatenate([old_row[inner], row[~from_past], row[ends]])
-        times = np.concatenate([
-            self.time[old[inner]], begin[~from_past], end[ends]])
+        before = self._piece(rows)
+        inner = np.ones(len(before.times), bool)
+        inner[np.cumsum(before.counts) - before.counts] = False
         bases, changes = [], []
-        for level, amount in zip(self.levels, amounts):
-            base = level[self.start].astype(np.int64)
+        for was, amount in zip(before.levels, amounts):
+            was = was.astype(np.int64)
+            base = was[~inner]
             np.add.at(base, row[from_past], amount[from_past])
-            was = level[old].astype(np.int64)
             bases.append(base)
             changes.append(np.concatenate([
                 np.diff(was, prepend=0)[inner], amount[~from_past],
                 -amount[ends]]))
-        self._highest = _Highest(0, 0)
-        self._lay_out(*steps.stepped(rows, times, bases, changes))
+        counts, times, levels = steps.stepped(
+            np.concatenate([
+                np.repeat(np.arange(len(rows)), before.counts)[inner],
+                row[~from_past], row[ends]]),
+            np.concatenate([
+                before.times[inner], begin[~from_past], end[ends]]),
+            bases, changes)
+        return layout.Piece(rows, counts, times, [
+            steps.narrowed(level) for level in levels])
 
     def forget(self, before: int) -> None:
         """Drop the steps before an instant, which becomes the horizon.
@@ -220,8 +250,9 @@ class Rows(layout.Layout):
         times = self.time[places]
         times[offsets] = PAST
         self.horizon, self._highest = before, _Highest(0, 0)
-        self._lay_out(last - first + 1, times,
-                      [level[places] for level in self.levels])
+        self._lay_out([layout.Piece(
+            np.arange(self.count), last - first + 1, times,
+            [level[places] for level in self.levels])])
 
 
 class _Highest:

@@ -19,8 +19,8 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ['Ints', 'Levels', 'NARROW', 'NEVER', 'PAST', 'empty', 'placed',
-           'reach', 'size_of', 'spans', 'stepped']
+__all__ = ['Ints', 'Levels', 'NARROW', 'NEVER', 'PAST', 'blank', 'empty',
+           'narrowed', 'reach', 'size_of', 'spans', 'stepped']
 
 Ints: ty.TypeAlias = npt.NDArray[np.int64]
 Levels: ty.TypeAlias = npt.NDArray[ty.Any]
@@ -66,13 +66,17 @@ def spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
     return places, offsets
 
 
-def placed(level: Levels, places: Ints, size: int) -> Levels:
-    """An array of a column, in the smallest type that holds it."""
-    narrow = level.dtype == np.int32 or reach(level) < NARROW
+def narrowed(level: Levels) -> Levels:
+    """Levels in the smallest type that holds them."""
+    return level.astype(np.int32) if reach(level) < NARROW else level
+
+
+def blank(size: int, levels: ty.Iterable[Levels]) -> Levels:
+    """So many empty places, of the smallest type that holds some levels."""
+    narrow = all(level.dtype == np.int32 or reach(level) < NARROW
+                 for level in levels)
     dtype = np.dtype(np.int32 if narrow else np.int64)
-    placed = np.full(size, empty(dtype), dtype)
-    placed[places] = level
-    return placed
+    return np.full(size, empty(dtype), dtype)
 
 
 def stepped(row: Ints, time: Ints, bases: list[Ints], changes: list[Ints],

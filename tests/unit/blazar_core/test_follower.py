@@ -16,15 +16,19 @@
 import contextlib
 import itertools
 import random
+import threading
 import typing as ty
 from unittest import mock
 
+import fixtures
+import numpy as np
 import sqlalchemy as sa
 
 from blazar_core.books import follower
 from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import news
+from blazar_core.books import snapshot
 from blazar_core.common import model
 from blazar_core.db import models
 
@@ -464,6 +468,68 @@ class ReadAgainTest(IndexTestCase):
             self.assert_true_to_the_database(self.index)
             self.load.assert_called_once()
             self.load.reset_mock()
+
+
+class BlocksTest(IndexTestCase):
+    """The bookings of some hosts are read at once."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.snapshot.BLOCK', 3))
+
+    def test_no_block_is_larger_than_it_must_be(self):
+        for counts, ranges in (
+                ([], []),
+                ([(1, 1)], [(1, 1)]),
+                ([(1, 1), (2, 2), (5, 1)], [(1, 2), (5, 5)]),
+                ([(1, 9), (2, 1), (3, 9)], [(1, 1), (2, 2), (3, 3)])):
+            self.assertEqual(ranges, list(snapshot._ranges(counts)))
+
+    def test_all_that_there_is_is_in_one_of_them(self):
+        self.picture(self.index)
+        dice = random.Random(8)
+        for _number in range(5):
+            self.amend(*(self.new(
+                host_id, start, start + 7, dice.choice(RESOURCES))
+                for host_id in self.host_ids
+                for start in (dice.randrange(40),)))
+        with mock.patch.object(snapshot, '_block',
+                               side_effect=snapshot._block) as blocks:
+            self.assert_true_to_the_database(self.index)
+        self.assertEqual(len(self.host_ids), blocks.call_count)
+
+    def test_a_text_that_is_cut_short_is_no_answer(self):
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        whole = np.fromstring
+        with (mock.patch.object(
+                snapshot.np, 'fromstring', lambda *some, **how: whole(
+                    *some, **how)[:-1]),
+              self.assertRaisesRegex(RuntimeError, 'cut short'),
+              self.index.fresh()):
+            pass
+
+
+class FollowTest(IndexTestCase):
+
+    def test_a_thread_knows_before_somebody_asks(self):
+        def threads() -> int:
+            return sum(thread.name == 'following'
+                       for thread in threading.enumerate())
+
+        def knows() -> bool:
+            return self.index._timeline is not None and (
+                self.index.hosts[self.host_ids[0]].generation == generation)
+
+        before = threads()
+        for _decision in range(2):
+            self.amend(self.new(self.host_ids[0], 20, 30))
+            (generation,) = self.scalars(
+                models.Host.generation, models.Host.id == self.host_ids[0])
+            self.index.follow()
+            self.clock.advance(news.COMPARE)
+            self.wait_for(knows, 'the thread to know it')
+        self.assertEqual(before + 1, threads())
 
 
 class OutOfOrderTest(IndexTestCase):

@@ -13,12 +13,16 @@
 """Growth: what ten times as many hosts, or bookings, cost.
 
 Whole hosts, a year at 70 % load; h: hosts, b: bookings. Where there are more
-bookings they are shorter, and so is what is asked for.
+bookings they are shorter, and so is what is asked for. load: what it costs a
+process of its own to read them all from SQLite (see coldload).
 """
 
 import typing as ty
 
+from benchmarks import coldload
+from benchmarks import filled
 from benchmarks import records
+from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.common import model
 
@@ -32,6 +36,9 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
         index = world.timeline()
         name = f'growth.h{hosts}.b{bookings}'
         yield records.Record(name, 'MiB', index.nbytes / 2 ** 20)
+        with servers.place('sqlite') as place:
+            filled.fill(place.url, world, hosts)
+            yield from coldload.measured(f'{name}.load', place.url)
         for what, count, days in (('n1', 1, 7), ('n10', 10, 7),
                                   ('n1.long', 1, 60), ('tenth', hosts // 10,
                                                        7)):

@@ -20,17 +20,14 @@ lease and for one with, about the thousand hosts that placement gives Nova at
 most. pick: a host for a server of a lease; pick.properties: for one that goes
 only X"""
 
-import json
-import logging
 import random
-import subprocess
-import sys
 import time
 import typing as ty
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
+from benchmarks import coldload
 from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
@@ -63,28 +60,8 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
                 consumers={}, properties=sa.case(
                     (models.Host.id % 5 == 0, '{"gpu": "a100"}'),
                     else_='{}')))
-        done = subprocess.run(
-            [sys.executable, '-W', 'ignore', '-m', 'benchmarks.wide',
-             place.url], stdout=subprocess.PIPE, text=True, check=True)
-        for metric, value in json.loads(done.stdout).items():
-            yield records.Record('wide.load', metric, value)
+        yield from coldload.measured('wide.load', place.url)
         yield from ask(database)
-
-
-def load(url: str) -> dict[str, float]:
-    """Read everything, in a process that has done nothing else."""
-    logging.disable()
-    database = filled.connect(url)
-    with database.reader() as session:
-        session.connection()
-    searching = admission.Admission(
-        database, clocks.ManualClock(worlds.NOW))
-    before, begin = records.memory()[0], time.perf_counter()
-    with searching.index.fresh() as timeline:
-        seconds, (now, most) = time.perf_counter() - begin, records.memory()
-        return {'seconds': seconds, 'MiB': now - before,
-                'most_MiB': most - before,
-                'index_MiB': timeline.nbytes / 2 ** 20}
 
 
 def ask(database: api.Database) -> ty.Iterator[records.Record]:
@@ -124,7 +101,3 @@ def ask(database: api.Database) -> ty.Iterator[records.Record]:
         for percent in (50, 95):
             yield records.Record(f'wide.{name}', f'p{percent}_ms',
                                  records.percentile(took, percent))
-
-
-if __name__ == '__main__':
-    print(json.dumps(load(*sys.argv[1:])))

@@ -35,6 +35,7 @@ from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
+from blazar_core.db import notes
 
 __all__ = ['Kind', 'Reserved', 'ResourceType', 'Types', 'Values', 'Wanted',
            'reserved', 'unknown']
@@ -55,6 +56,8 @@ class Reserved:
     :ivar hosts: the uuid of the host of each booking that has one
     :ivar services: by uuid of these, what runs the host
     :ivar call: for a boot: the call that builds its servers, while it is kept
+    :ivar kept: for a boot: its servers, if they are kept from one occurrence
+        to the next
     """
 
     id: str
@@ -66,6 +69,7 @@ class Reserved:
     hosts: tuple[str, ...] = ()
     call: str | None = None
     services: ty.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    kept: tuple[str, ...] = ()
 
 
 class Wanted(ty.NamedTuple):
@@ -355,9 +359,13 @@ def reserved(session: orm.Session, reservation: models.Reservation,
     lease = reservation.lease
     hosts = {row.id: row for row in session.execute(_HOSTS, {
         'hosts': list({one.host_id for one in reservation.bookings})})}
+    recurs = None if lease.recurrence_id is None or (
+        not reservation.booted) else session.get(
+            notes.Recurrence, lease.recurrence_id)
     return Reserved(
         reservation.id, lease.id, lease.project_id, lease.user_id,
         reservation.params or {}, reservation.spec or {}, tuple(
             hosts[one.host_id].uuid for one in reservation.bookings
             if one.host_id in hosts), call,
-        {host.uuid: host.service_host for host in hosts.values()})
+        {host.uuid: host.service_host for host in hosts.values()},
+        () if recurs is None else tuple(recurs.servers))

@@ -88,7 +88,11 @@ class Binding:
                     *one.before, *one.hosts.values())
                 if host_id is not None}, _MANY)
             leases = {one.id: one for one in api.whole(session, ids)}
-            held = {*session.scalars(_HELD, {'leases': [*leases]})}
+            held = {*session.scalars(_HELD, {'leases': [*leases]})} | {
+                one.id for one in leases.values()
+                if any(resources.reserved(session, reservation).kept
+                       for reservation in one.reservations
+                       if one.recurrence_id is not None)}
             now, going = self._clock.now(), []
             for move in moves:
                 if move.lease_id not in leases:
@@ -200,7 +204,8 @@ def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
 
     :param row: the booking
     :param later: whether its servers come when it is there
-    :param held: whether the build of its servers is kept
+    :param held: whether the build of its servers is kept, or they are, from
+        the occurrence before
     :param lease: its status, and when its deletion was asked for
     """
     if row.placed_at is not None or row.sent_at is not None or (

@@ -227,11 +227,12 @@ class OtherHosts:
             held = {lease_id: sealed for lease_id, sealed in session.execute(
                 _HELD, {'leases': {one.lease_id for one in found}}).tuples()}
             for one in found:
+                reserved = resources.reserved(session, one)
                 rows = [row for row in one.bookings if bindings.may_move(
-                    row, not one.booted, one.lease_id in held, one.lease)]
+                    row, not one.booted,
+                    one.lease_id in held or bool(reserved.kept), one.lease)]
                 cases[one.id] = Case(
-                    one, resources.reserved(session, one), one.lease,
-                    held.get(one.lease_id), rows,
+                    one, reserved, one.lease, held.get(one.lease_id), rows,
                     [row for row in one.bookings if row not in rows])
         return cases
 

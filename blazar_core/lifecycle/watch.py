@@ -39,6 +39,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import binding as bindings
 from blazar_core.leases import within
 from blazar_core.lifecycle import demands
@@ -198,7 +199,7 @@ class Watch:
             if row.status == states.Lease.IN_PROGRESS:
                 # It has none of it yet, and keeps others off.
                 continue
-            if bindings.may_move(row, row.later, row.held, row):
+            if _may_move(row):
                 loose.append(row)
             elif row.end_date > now or row.end_date + self._patience <= now:
                 line.apply(host.id, ledger.occupied(
@@ -238,8 +239,12 @@ class Watch:
                 _BOOKING.id.in_(ids))).all() if ids else []
             unbound = connection.execute(_UNBOUND, {'now': now}).all()
         return [*astray, *(
-            row for row in unbound
-            if bindings.may_move(row, row.later, row.held, row))]
+            row for row in unbound if _may_move(row))]
+
+
+def _may_move(row: ty.Any) -> bool:
+    return bindings.may_move(
+        row, row.later, row.held or bool(row.kept), row)
 
 
 _RESERVATIONS, _LEASES, _HELD_BUILDS = (
@@ -256,9 +261,12 @@ _ROWS = sa.select(
     _LEASE.id.label('lease_id'), _LEASE.status, _LEASE.deleted_at,
     _LEASE.created_at, _RESERVATION.params.is_not(None).label('later'),
     _HELD.lease_id.is_not(None).label('held'),
+    notes.Recurrence.servers.label('kept'),
 ).join(_RESERVATIONS, _RESERVATION.id == _BOOKING.reservation_id).join(
     _LEASES, _LEASE.id == _RESERVATION.lease_id).outerjoin(
-    _HELD_BUILDS, _HELD.lease_id == _LEASE.id).order_by(_BOOKING.id)
+    _HELD_BUILDS, _HELD.lease_id == _LEASE.id).outerjoin(
+    notes.Recurrence, notes.Recurrence.id == _LEASE.recurrence_id,
+).order_by(_BOOKING.id)
 _ON_HOST = _ROWS.where(
     _BOOKING.host_id == sa.bindparam('host'),
     sa.or_(_BOOKING.end_date > sa.bindparam('now'),

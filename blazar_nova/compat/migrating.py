@@ -357,11 +357,9 @@ def _wanted(server_id: str, cell_id: int) -> tuple[model.Demand, set[str]]:
     near = {mapping.host for mapping in
             objects.HostMappingList.get_by_cell_id(context, cell_id)}
     try:
-        spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
-        # As Nova does: that was about where it was built.
-        spec.reset_forced_destinations()
+        context, spec = demand.placed_anew(server_id)
         return demand.demand_of(context, [spec]), near
-    except (demand.NoSuchHost, exception.RequestSpecNotFound):
+    except demand.NoSuchHost:
         return _NOWHERE, near
 
 

@@ -41,10 +41,14 @@ class Boots(resources.Kind):
         """By the same rules as when the lease was made: what has changed of
         hosts, aggregates, image types and server groups since then counts.
         """
-        assert reserved.call is not None
-        call = calls.load(reserved.call)
-        call.reread_group()
         with demands.refused(0, f'Lease {reserved.lease_id}'):
+            if reserved.call is None:
+                # One server is kept, and all that it had is in its request.
+                context, spec = demands.placed_anew(reserved.kept[0])
+                return _demand_of(context, context, [spec], reserved.kept,
+                                  self._known)
+            call = calls.load(reserved.call)
+            call.reread_group()
             return demand_of(call.context.elevated(), call, self._known)
 
 
@@ -58,9 +62,16 @@ def demand_of(context: ty.Any, call: calls.BuildCall, known: servers.Servers,
     :raises NoSuchHost: when Nova's own rules leave no host
     :raises CloudUnavailable: when placement does not answer
     """
-    within = hosted.reservation_of(call.request_spec[0].flavor)
+    return _demand_of(context, call.context, call.request_spec,
+                      call.server_ids, known)
+
+
+def _demand_of(context: ty.Any, owner: ty.Any, specs: ty.Sequence[ty.Any],
+               server_ids: ty.Collection[str], known: servers.Servers,
+               ) -> model.Demand:
+    within = hosted.reservation_of(specs[0].flavor)
     if within is not None:
-        return model.Demand({}, len(call.request_spec), among=None,
+        return model.Demand({}, len(specs), among=None,
                             hosts=known.hosts_within(within))
-    return groups.in_group(
-        demands.demand_of(context, call.request_spec), call, known)
+    return groups.in_group(demands.demand_of(context, specs), owner, specs[0],
+                           server_ids, known)

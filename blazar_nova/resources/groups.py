@@ -14,23 +14,26 @@
 
 import collections
 import dataclasses
+import typing as ty
 
 from blazar_core.common import model
 from blazar_core.leases import servers
-from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
 
 __all__ = ['in_group']
 
 
-def in_group(demand: model.Demand, call: calls.BuildCall,
-             known: servers.Servers) -> model.Demand:
-    """A demand with what the server group of the boot adds to it."""
-    group = demands.group_of(call.context, call.request_spec[0])
+def in_group(demand: model.Demand, context: ty.Any, spec: ty.Any,
+             new: ty.Collection[str], known: servers.Servers) -> model.Demand:
+    """A demand with what the server group of a request adds to it.
+
+    :param new: the servers that come
+    """
+    group = demands.group_of(context, spec)
     if group is None or group.policy is None:
         return demand
     affinity = model.Affinity(group.policy)
-    members = _members(group, set(call.server_ids), known)
+    members = _members(group, set(new), known)
     taken = frozenset(members)
     if affinity is model.Affinity.SAME:
         hosts = demand.hosts

@@ -31,6 +31,7 @@ from blazar_nova.listener import monitors
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from tests.functional import leased
+from tests.functional import test_recurring
 from tests.functional import test_whole_hosts
 
 HOUR = 3600
@@ -93,6 +94,47 @@ class Failing:
     def evacuations(self):
         return objects.MigrationList.get_by_filters(
             nova_context.get_admin_context(), {'migration_type': 'evacuation'})
+
+
+class KeptTest(Failing, test_recurring.RecurringTestCase):
+    """A server that is kept from one occurrence of its lease to the next."""
+
+    def booked(self):
+        """Where the occurrences to come are booked."""
+        return [name for name, in self.books(
+            'SELECT hosts.name FROM bookings JOIN hosts ON '
+            'hosts.id = bookings.host_id WHERE server_id IS NULL '
+            'AND outage IS NULL')]
+
+    def runs_since(self, lease, number, server_id):
+        self.run_until(self.start_of(lease, number))
+
+        def runs():
+            self.clock.advance(5)
+            self.run_due()
+            return self.alice.get_server(server_id)['status'] == 'ACTIVE'
+
+        self.wait_for(runs, what='the server runs')
+        self.fill_books()
+
+    def test_the_next_one_is_promised_elsewhere(self):
+        lease = self.boot_each(count=2, how={'between': 'shelve'})
+        server, = self.alice.get_servers()
+        self.runs_since(lease, 0, server['id'])
+        self.end_of(0, lease)
+        self.fill_books()
+        here, = self.booked()
+        other, = self.hosts.keys() - {here}
+        self.run_until(self.start_of(lease, 1) - HOUR // 2)
+        self.force_down(here)
+        self.look_for_failures()
+        self.assertEqual([other], self.booked())
+        self.assertIs(True, self.get(lease)['reservations'][0][
+            'resources_changed'])
+        self.runs_since(lease, 1, server['id'])
+        self.assertEqual(other, self.admin.get_server(server['id'])[
+            'OS-EXT-SRV-ATTR:host'])
+        self.assert_verified()
 
 
 class HealthTest(Failing, leased.LeasedTestCase):

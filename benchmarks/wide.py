@@ -18,7 +18,10 @@ Before each question somebody else's boot has changed the usage of a host.
 filter.plain and filter.leased: what our filter asks for a server without a
 lease and for one with, about the thousand hosts that placement gives Nova at
 most. pick: a host for a server of a lease; pick.properties: for one that goes
-only X"""
+only to a fifth of the hosts. load: all of it, in a process of its own, which
+has grown by MiB then, and by most_MiB on the way. Each host has a name and a
+usage of its own.
+"""
 
 import random
 import time
@@ -56,10 +59,12 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
         filled.fill(place.url, world, LEASES // size)
         database = filled.connect(place.url)
         with database.begin() as connection:
+            number = sa.cast(models.Host.id, sa.Text)
             connection.execute(sa.update(models.Host).values(
-                consumers={}, properties=sa.case(
-                    (models.Host.id % 5 == 0, '{"gpu": "a100"}'),
-                    else_='{}')))
+                consumers={}, usage=sa.literal('{"VCPU": 0, "MEMORY_MB": ') +
+                number + '}', properties=sa.literal('{"name": "') + number +
+                '", "rack": "one", "gpu": ' + sa.case(
+                    (models.Host.id % 5 == 0, '"a100"}'), else_='""}')))
         yield from coldload.measured('wide.load', place.url)
         yield from ask(database)
 

@@ -66,6 +66,10 @@ LOG = logging.getLogger(__name__)
 #: Seconds for which changes are kept in the database. A process that has not
 #: looked for longer may have to read everything again.
 KEEP = 3600
+#: Seconds after which a process that nobody asks reads what has changed. Each
+#: time the generations of all hosts are compared: half a second of a processor
+#: with 100,000.
+_PAUSE = 120
 #: Of how many expressions it is remembered which hosts match, and of how many
 #: sets of hosts which these are.
 _EXPRESSIONS = 100
@@ -99,7 +103,7 @@ class Index:
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
-        self._clock = clock
+        self.clock = clock
         self._turn, self._lock = threading.Lock(), threading.Lock()
         #: Held from the first :meth:`follow` on.
         self._followed = threading.Lock()
@@ -136,12 +140,8 @@ class Index:
         been said before. Not before a process forks: the thread would stay
         behind.
         """
-        if self._followed.acquire(blocking=False):
-            threading.Thread(
-                target=loops.repeat, name='following', daemon=True, args=(
-                    self._clock, threading.Event(), news.COMPARE,
-                    'What has changed in the books',
-                    lambda: _look(self))).start()
+        if self._followed.acquire(blocking=False) and not _started(self):
+            self._followed.release()
 
     @contextlib.contextmanager
     def fresh(self, lag: float = 0, connection: sa.Connection | None = None,
@@ -168,8 +168,8 @@ class Index:
         try:
             # The thread that had the turn before may have got no answer.
             self._database.presence.check()
-            now = self._clock.now()
-            asked = self._clock.elapsed()
+            now = self.clock.now()
+            asked = self.clock.elapsed()
             if self._timeline is None or now < self._since:
                 # Of before that it knows too little, for a clock that was
                 # ahead and is set right.
@@ -348,6 +348,19 @@ class Index:
 def _place_of(host: model.Host) -> tuple[bool, bool, str | None]:
     """For whom a host is."""
     return host.enrolled, host.reservable, host.held_by
+
+
+def _started(index: Index) -> bool:
+    """Whether a thread follows an index now. Nobody's request fails for it."""
+    try:
+        threading.Thread(target=loops.repeat, name='following', daemon=True,
+                         args=(index.clock, threading.Event(), _PAUSE,
+                               'What has changed in the books',
+                               lambda: _look(index))).start()
+    except RuntimeError as exc:
+        LOG.warning('The books are read when somebody asks: %s', exc)
+        return False
+    return True
 
 
 def _look(index: Index) -> None:

@@ -12,6 +12,7 @@
 
 """The books as they are read: all of them for the first reader, and hosts."""
 
+import sys
 import typing as ty
 
 import numpy as np
@@ -38,15 +39,24 @@ BLOCK = 50_000
 
 class Alike:
     """What is read is kept once where it is the same: of a hundred thousand
-    hosts most have what others have.
+    hosts most have what others have, or nearly so.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, ty.Mapping[str, ty.Any]] = {}
 
     def of(self, read: ty.Mapping[str, ty.Any]) -> ty.Mapping[str, ty.Any]:
-        """The first that was the same."""
-        return self._known.setdefault(repr(read), read)
+        """The first that was the same; or this, of which each name and text
+        is the first that was.
+        """
+        key = repr(read)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = {
+                sys.intern(name): sys.intern(value)
+                if type(value) is str else value
+                for name, value in read.items()}
+        return known
 
 
 def host_of(row: ty.Any, alike: Alike | None = None) -> model.Host:
@@ -85,9 +95,12 @@ def _blocks(connection: sa.Connection, since: int,
         sa.select(host, sa.func.count().label('bookings')).where(
             wanted).group_by(host).order_by(host))]
     total = sum(count for _host, count in counts)
+    if connection.dialect.name == 'mysql':
+        connection.execute(sa.text(
+            f'SET SESSION group_concat_max_len = {2**30}'))
     done = shown = 0
     for first, last in _ranges(counts):
-        packs = connection.execute(_packed(connection).where(
+        packs = connection.execute(_packed(connection.dialect.name).where(
             wanted, host.between(first, last))).all()
         numbers = [np.fromstring(pack.packed, dtype=np.int64, sep=' ')
                    for pack in packs]
@@ -132,15 +145,12 @@ def _block(resources: ty.Sequence[model.Resources],
          for rc in {rc for one in resources for rc in one}})
 
 
-def _packed(connection: sa.Connection) -> sa.Select[ty.Any]:
+def _packed(dialect: str) -> sa.Select[ty.Any]:
     """For each amount: how many bookings, and their hosts and times in one
     text, as each database knows to make it.
     """
-    dialect = connection.dialect.name
     text = sa.Text() if dialect != 'mysql' else sa.CHAR()
     if dialect == 'mysql':
-        connection.execute(sa.text(
-            f'SET SESSION group_concat_max_len = {2**30}'))
         packed = sa.func.group_concat(sa.text(
             "CONCAT(host_id, ' ', start_date, ' ', end_date) SEPARATOR ' '"))
     else:

@@ -221,12 +221,15 @@ class Closing:
             row = session.get(models.Credential, lease_id)
         if row is None:
             return
-        try:
-            for sealed in credentials.all_of(row):
+        done = True
+        for sealed in credentials.all_of(row):
+            try:
                 self._cloud.revoke(self._opens(sealed))
-        except Exception:
-            LOG.exception('Lease %s is over, but the credential of its owner '
-                          'could not be revoked yet', lease_id)
+            except Exception:
+                done = False
+                LOG.exception('Lease %s is over, but the credential of its '
+                              'owner could not be revoked yet', lease_id)
+        if not done:
             return
         steps.reached(steps.Step.END_REVOKED, lease_id)
         self._database.retried(self._forget_credential, lease_id)

@@ -30,6 +30,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.db import models
 from blazar_core.leases import repeats
 from blazar_nova.compat import flavors
+from blazar_nova.parts import wiring
 from tests.functional import leased
 from tests.functional import nova_box
 
@@ -100,6 +101,11 @@ class ApiTestCase(leased.LeasedTestCase):
 
 
 class TestLeases(ApiTestCase):
+
+    def test_the_books_are_followed_from_the_first_request_on(self):
+        del self.followed[:]
+        self.ask('GET', '/leases', code=200)
+        self.assertEqual([wiring.shared().admission.index], self.followed)
 
     def test_a_lease_is_used_by_its_flavor_within_its_time_and_amount(self):
         lease = self.make_active(reservations=[self.reservation(amount=2)])

@@ -324,7 +324,7 @@ class LeasedPlacementTest(PlacementTestCase):
         """What the scheduler reads now gets no older, for it."""
         index = self.ours()._judge._index
         self.useFixture(fixtures.MockPatchObject(
-            index, '_clock', clocks.ManualClock(index._clock.now())))
+            index, 'clock', clocks.ManualClock(index.clock.now())))
         with index.fresh():
             pass
 

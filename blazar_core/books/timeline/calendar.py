@@ -195,7 +195,7 @@ class Calendar:
 
         :raises ValueError: when the arrays of a block differ in length, a
             booking does not end after it starts, or a host is in two blocks;
-            nothing was added then
+            no booking was added then
         """
         self._rows.load(map(self._placed, blocks))
 

@@ -196,7 +196,7 @@ class Rows(layout.Layout):
         its rows have already, and only what comes of that is kept until all
         is laid out anew.
 
-        :raises ValueError: when a row is in two blocks; nothing was added then
+        :raises ValueError: when a row is in two blocks; no booking was added
         """
         pieces = [self._joined(block) for block in blocks if block.amounts]
         rows = np.concatenate([np.zeros(0, np.int64), *(

@@ -52,7 +52,8 @@ class Sealed:
                 if row.id is None or row.status == states.Lease.TERMINATED:
                     if table is models.Credential:
                         yield self._unrevoked(row)
-                elif self._open(row.sealed) is None:
+                elif None in map(self._open, [
+                        row.sealed, *(row.replaced or [])]):
                     yield Difference(
                         ('sealed', table.__tablename__, row.lease_id),
                         f'{named(row.id, row.name)}: {what} does not open '
@@ -75,8 +76,11 @@ class Sealed:
     def _rows(self, table: type[models.HeldBuild | models.Credential],
               ) -> ty.Iterator[ty.Any]:
         """What somebody may still need to open, with its lease."""
-        query = sa.select(table.lease_id, table.sealed, models.Lease.id,
-                          models.Lease.name, models.Lease.status).outerjoin(
+        replaced = (models.Credential.replaced if table is models.Credential
+                    else sa.null().label('replaced'))
+        query = sa.select(table.lease_id, table.sealed, replaced,
+                          models.Lease.id, models.Lease.name,
+                          models.Lease.status).outerjoin(
             models.Lease, models.Lease.id == table.lease_id).order_by(
                 table.lease_id).limit(_BATCH)
         if table is models.HeldBuild:

@@ -403,6 +403,13 @@ class TestSealed(AuditTestCase):
             [build.text, trust.text])
         self.assertEqual({}, self.audit.credentials())
 
+    def test_what_was_replaced_and_no_key_opens(self):
+        lease = self.lease(50, 100, credential='trust')
+        self.change(models.Credential, replaced=['x'])
+        trust, = self.audit.differences()
+        self.assertIn(f'{lease["id"]} (lease): the trust of its owner does '
+                      f'not open', trust.text)
+
     def test_what_is_not_needed_any_more(self):
         lease = self.lease(50, 100)
         self.change(models.HeldBuild, sealed='x')

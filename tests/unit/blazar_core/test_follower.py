@@ -15,6 +15,7 @@
 
 import contextlib
 import itertools
+import json
 import random
 import threading
 import typing as ty
@@ -527,9 +528,31 @@ class FollowTest(IndexTestCase):
             (generation,) = self.scalars(
                 models.Host.generation, models.Host.id == self.host_ids[0])
             self.index.follow()
-            self.clock.advance(news.COMPARE)
+            self.clock.advance(follower._PAUSE)
             self.wait_for(knows, 'the thread to know it')
         self.assertEqual(before + 1, threads())
+
+    def test_without_another_thread_they_are_read_when_asked_for(self):
+        with mock.patch.object(threading.Thread, 'start', side_effect=[
+                RuntimeError("can't start new thread"), None]) as start:
+            for _request in range(3):
+                self.index.follow()
+        self.assertEqual(2, start.call_count)
+
+
+class AlikeTest(base.TestCase):
+
+    def test_what_hosts_have_in_common_is_kept_once(self):
+        alike = snapshot.Alike()
+        first, second, other = (
+            alike.of(json.loads(f'{{"rack one": "a b", "own": {number}}}'))
+            for number in (1, 1, 2))
+        self.assertEqual(({'rack one': 'a b', 'own': 1},
+                          {'rack one': 'a b', 'own': 2}), (first, other))
+        self.assertIs(first, second)
+        for one, another in zip(first, other, strict=True):
+            self.assertIs(one, another)
+        self.assertIs(first['rack one'], other['rack one'])
 
 
 class OutOfOrderTest(IndexTestCase):

@@ -12,6 +12,7 @@
 
 import logging
 import threading
+from unittest import mock
 
 import fixtures
 from oslo_db import exception as db_exception
@@ -1045,6 +1046,25 @@ class TestCredentials(LifecycleTestCase):
         self.cloud.broken.clear()
         self.lifecycle.closing.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
+
+    def test_one_that_cannot_be_given_back_keeps_no_other_from_it(self):
+        lease = self.held()
+        self.leases.credentials.entrust(
+            lease['id'], self.vault.seal('another'), in_use=True)
+        revoke = self.cloud.revoke
+
+        def some(credential: str) -> None:
+            if credential == 'another':
+                raise RuntimeError('keystone does not know it')
+            revoke(credential)
+
+        with mock.patch.object(self.cloud, 'revoke', some):
+            self.lifecycle.ending.end(lease['id'])
+        self.assertEqual((['trust'], [lease['id']]),
+                         (self.cloud.revoked, self.kept()))
+        self.lifecycle.closing.revoke_over()
+        self.assertEqual((['trust', 'another', 'trust'], []),
+                         (self.cloud.revoked, self.kept()))
 
     def test_that_of_a_lease_that_was_withdrawn_is_given_back(self):
         self.leases.making.withdraw(self.held()['id'])

@@ -160,7 +160,7 @@ class Rebinding:
         """
         case = self._others.case(reservation_id)
         move = case and self._others.plan(case, lost)
-        if case and not move and None in lost.values():
+        if case and case.rows and not move and None in lost.values():
             # It has lacked hosts before.
             whole = self._others.whole(case)
             if whole and self._rearranging.free(

@@ -191,8 +191,8 @@ class Owners:
         _lease, given = self._core.leases.owning.hand_over(
             lease['id'], looked.generation, owning.Owner(project, 'user'),
             None, False)
-        if given is not None:
-            self._port.revoke(given)
+        for one in given:
+            self._port.revoke(one)
         self._baton.tell(f'lease {lease["id"][:8]} is of {project} now')
 
 

@@ -201,20 +201,24 @@ def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
         among=model.Among.ALL if pool else model.Among.COMMON)
 
 
-def placed_anew(server_id: str) -> tuple[ty.Any, ty.Any]:
+def placed_anew(server_ids: ty.Iterable[str]) -> tuple[ty.Any, ty.Any]:
     """What Nova would ask of hosts for a server that is there already.
 
+    :param server_ids: any of these, which are alike
     :returns: a context, and the RequestSpec
-    :raises NoSuchHost: when the server is gone
+    :raises NoSuchHost: when all are gone
     """
     context = nova_context.get_admin_context()
-    try:
-        spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
-    except exception.RequestSpecNotFound as exc:
-        raise NoSuchHost from exc
-    # As Nova does: that was about where it was built.
-    spec.reset_forced_destinations()
-    return context, spec
+    for server_id in server_ids:
+        try:
+            spec = objects.RequestSpec.get_by_instance_uuid(
+                context, server_id)
+        except exception.RequestSpecNotFound:
+            continue
+        # As Nova does: that was about where it was built.
+        spec.reset_forced_destinations()
+        return context, spec
+    raise NoSuchHost
 
 
 class _Nodes:

@@ -43,8 +43,8 @@ class Boots(resources.Kind):
         """
         with demands.refused(0, f'Lease {reserved.lease_id}'):
             if reserved.call is None:
-                # One server is kept, and all that it had is in its request.
-                context, spec = demands.placed_anew(reserved.kept[0])
+                # They are alike, and what they need is in their requests.
+                context, spec = demands.placed_anew(reserved.kept)
                 return _demand_of(context, context, [spec], reserved.kept,
                                   self._known)
             call = calls.load(reserved.call)

@@ -59,5 +59,6 @@ def _members(group: demands.Group, new: set[str], known: servers.Servers,
     places = set(booked.items()) | {
         (server_id, uuid) for server_id, service_host in
         group.running.items() for uuid, runs in services.items()
-        if runs == service_host}
+        # One that is kept may run yet.
+        if runs == service_host and server_id not in new}
     return collections.Counter(uuid for _server_id, uuid in places)

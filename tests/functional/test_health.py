@@ -13,6 +13,7 @@
 """A host fails, and what is promised there is healed."""
 
 import datetime
+import json
 from unittest import mock
 
 import fixtures
@@ -20,8 +21,10 @@ from nova import context as nova_context
 from nova import objects
 from oslo_utils import timeutils
 import requests
+import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
+from blazar_core.db import models
 from blazar_core.lifecycle import health
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
@@ -135,6 +138,54 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
         self.assertEqual(other, self.admin.get_server(server['id'])[
             'OS-EXT-SRV-ATTR:host'])
         self.assert_verified()
+
+    def test_one_that_runs_yet_is_not_in_its_own_way(self):
+        """Its group keeps others apart, and the next occurrence is booked
+        elsewhere.
+        """
+        group = self.alice.post_server_groups(
+            {'name': 'group', 'policy': 'anti-affinity'})
+        self.boot('vm', hints={'group': group['id'], **self.lease_hints(
+            'vm', HOUR, length=2700, recurrence={
+                'rule': 'FREQ=HOURLY;COUNT=2', 'between': 'shelve'})})
+        lease = self.only('vm')
+        server, = self.alice.get_servers()
+        self.runs_since(lease, 0, server['id'])
+        here = self.admin.get_server(server['id'])[
+            'OS-EXT-SRV-ATTR:host']
+        other, = self.hosts.keys() - {here}
+        with self.listener.parts.database.writer() as session:
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.server_id.is_(None)).values(
+                    host_id=sa.select(models.Host.id).where(
+                        models.Host.name == other).scalar_subquery()))
+        self.run_until(self.start_of(lease, 0) + 2500)
+        self.force_down(other)
+        self.look_for_failures()
+        self.assertEqual([here], self.booked())
+        self.assertEqual('ACTIVE', self.statuses(lease)[0])
+
+    def test_one_of_several_that_is_gone_is_not_asked(self):
+        lease = self.boot_each(count=2, how={'between': 'shelve'},
+                               min_count=2)
+        first, second = (one['id'] for one in self.alice.get_servers())
+        for one in (first, second):
+            self.runs_since(lease, 0, one)
+        self.end_of(0, lease)
+        self.fill_books()
+        kept, = self.books('SELECT servers FROM recurrences')
+        gone, *_left = json.loads(kept[0])
+        self.alice.delete_server(gone)
+        self.wait_until_gone(gone)
+        # As it is when Nova has archived it.
+        objects.RequestSpec.get_by_instance_uuid(
+            nova_context.get_admin_context(), gone).destroy()
+        self.run_until(self.start_of(lease, 1) - HOUR // 2)
+        here = self.booked()[0]
+        self.force_down(here)
+        self.look_for_failures()
+        self.assertNotIn(here, self.booked())
+        self.assertEqual(2, len(self.booked()))
 
 
 class HealthTest(Failing, leased.LeasedTestCase):

@@ -38,7 +38,7 @@ from blazar_core.db import models
 from blazar_core.db import notes
 
 __all__ = ['Kind', 'Reserved', 'ResourceType', 'Types', 'Values', 'Wanted',
-           'reserved', 'unknown']
+           'kept_for', 'reserved', 'unknown']
 
 _EVENT = re.compile(r'[A-Za-z0-9_.-]+')
 #: What the column of an event's type holds.
@@ -359,13 +359,19 @@ def reserved(session: orm.Session, reservation: models.Reservation,
     lease = reservation.lease
     hosts = {row.id: row for row in session.execute(_HOSTS, {
         'hosts': list({one.host_id for one in reservation.bookings})})}
-    recurs = None if lease.recurrence_id is None or (
-        not reservation.booted) else session.get(
-            notes.Recurrence, lease.recurrence_id)
     return Reserved(
         reservation.id, lease.id, lease.project_id, lease.user_id,
         reservation.params or {}, reservation.spec or {}, tuple(
             hosts[one.host_id].uuid for one in reservation.bookings
             if one.host_id in hosts), call,
         {host.uuid: host.service_host for host in hosts.values()},
-        () if recurs is None else tuple(recurs.servers))
+        kept_for(session, reservation))
+
+
+def kept_for(session: orm.Session, reservation: models.Reservation,
+             ) -> tuple[str, ...]:
+    """The servers of a boot that are kept from one occurrence to the next."""
+    recurs = reservation.lease.recurrence_id
+    found = session.get(notes.Recurrence, recurs) if (
+        recurs is not None and reservation.booted) else None
+    return () if found is None else tuple(found.servers)

@@ -90,9 +90,8 @@ class Binding:
             leases = {one.id: one for one in api.whole(session, ids)}
             held = {*session.scalars(_HELD, {'leases': [*leases]})} | {
                 one.id for one in leases.values()
-                if any(resources.reserved(session, reservation).kept
-                       for reservation in one.reservations
-                       if one.recurrence_id is not None)}
+                if any(resources.kept_for(session, reservation)
+                       for reservation in one.reservations)}
             now, going = self._clock.now(), []
             for move in moves:
                 if move.lease_id not in leases:

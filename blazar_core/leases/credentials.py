@@ -60,8 +60,12 @@ class Credentials:
             return None if in_use else before
 
 
-def all_of(row: models.Credential) -> list[str]:
-    """It and those that it replaced, which are revoked together; sealed."""
+def all_of(row: ty.Any) -> list[str]:
+    """A credential and those that it replaced, sealed: they are revoked
+    together.
+
+    :param row: a :class:`models.Credential`, or what was read of one
+    """
     return [row.sealed, *(row.replaced or [])]
 
 

@@ -201,11 +201,11 @@ def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
         among=model.Among.ALL if pool else model.Among.COMMON)
 
 
-def placed_anew(server_ids: ty.Iterable[str]) -> tuple[ty.Any, ty.Any]:
-    """What Nova would ask of hosts for a server that is there already.
+def spec_of(server_ids: ty.Iterable[str]) -> tuple[ty.Any, ty.Any]:
+    """The RequestSpec by which Nova would place a server anew that is there.
 
     :param server_ids: any of these, which are alike
-    :returns: a context, and the RequestSpec
+    :returns: it, and the context in which it was read
     :raises NoSuchHost: when all are gone
     """
     context = nova_context.get_admin_context()
@@ -217,7 +217,7 @@ def placed_anew(server_ids: ty.Iterable[str]) -> tuple[ty.Any, ty.Any]:
             continue
         # As Nova does: that was about where it was built.
         spec.reset_forced_destinations()
-        return context, spec
+        return spec, context
     raise NoSuchHost
 
 

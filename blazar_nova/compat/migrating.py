@@ -357,7 +357,7 @@ def _wanted(server_id: str, cell_id: int) -> tuple[model.Demand, set[str]]:
     near = {mapping.host for mapping in
             objects.HostMappingList.get_by_cell_id(context, cell_id)}
     try:
-        context, spec = demand.placed_anew([server_id])
+        spec, context = demand.spec_of([server_id])
         return demand.demand_of(context, [spec]), near
     except demand.NoSuchHost:
         return _NOWHERE, near

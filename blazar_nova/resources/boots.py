@@ -44,7 +44,7 @@ class Boots(resources.Kind):
         with demands.refused(0, f'Lease {reserved.lease_id}'):
             if reserved.call is None:
                 # They are alike, and what they need is in their requests.
-                context, spec = demands.placed_anew(reserved.kept)
+                spec, context = demands.spec_of(reserved.kept)
                 return _demand_of(context, context, [spec], reserved.kept,
                                   self._known)
             call = calls.load(reserved.call)

@@ -109,17 +109,6 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
             'hosts.id = bookings.host_id WHERE server_id IS NULL '
             'AND outage IS NULL')]
 
-    def runs_since(self, lease, number, server_id):
-        self.run_until(self.start_of(lease, number))
-
-        def runs():
-            self.clock.advance(5)
-            self.run_due()
-            return self.alice.get_server(server_id)['status'] == 'ACTIVE'
-
-        self.wait_for(runs, what='the server runs')
-        self.fill_books()
-
     def test_the_next_one_is_promised_elsewhere(self):
         lease = self.boot_each(count=2, how={'between': 'shelve'})
         server, = self.alice.get_servers()

@@ -56,6 +56,18 @@ class RecurringTestCase(test_api.ApiTestCase):
     def start_of(self, lease, number):
         return seconds(lease['occurrences'][number]['start_date'])
 
+    def runs_since(self, lease, number, server_id):
+        """Have an occurrence begin, and wait until a server runs."""
+        self.run_until(self.start_of(lease, number))
+
+        def runs():
+            self.clock.advance(5)
+            self.run_due()
+            return self.alice.get_server(server_id)['status'] == 'ACTIVE'
+
+        self.wait_for(runs, what='the server runs')
+        self.fill_books()
+
     def end_of(self, number, lease):
         self.run_until(seconds(lease['occurrences'][number]['end_date']) + 1)
 
@@ -256,16 +268,7 @@ class TestKept(RecurringTestCase):
         self.assertEqual(('vm', 'RESERVED'),
                          (server['name'], server['status']))
         for number in range(3):
-            self.run_until(self.start_of(lease, number))
-
-            def runs():
-                self.clock.advance(5)
-                self.run_due()
-                return self.alice.get_server(
-                    server['id'])['status'] == 'ACTIVE'
-
-            self.wait_for(runs, what='the server runs')
-            self.fill_books()
+            self.runs_since(lease, number, server['id'])
             self.assertEqual('ACTIVE', self.statuses(lease)[number])
             self.assertEqual([server['id']], self.get(
                 lease)['reservations'][0]['servers'])

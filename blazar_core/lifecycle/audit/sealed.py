@@ -21,6 +21,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import credentials
 from blazar_core.lifecycle.audit.differences import Difference
 from blazar_core.lifecycle.audit.differences import named
 from blazar_core.lifecycle import lifecycle
@@ -52,8 +53,7 @@ class Sealed:
                 if row.id is None or row.status == states.Lease.TERMINATED:
                     if table is models.Credential:
                         yield self._unrevoked(row)
-                elif None in map(self._open, [
-                        row.sealed, *(row.replaced or [])]):
+                elif None in map(self._open, credentials.all_of(row)):
                     yield Difference(
                         ('sealed', table.__tablename__, row.lease_id),
                         f'{named(row.id, row.name)}: {what} does not open '

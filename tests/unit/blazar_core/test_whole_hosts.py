@@ -14,6 +14,7 @@
 
 import dataclasses
 import typing as ty
+from unittest import mock
 
 import fixtures
 from oslo_utils import uuidutils
@@ -469,6 +470,18 @@ class TestFailing(WholeHostsTestCase):
         self.fail('one')
         self.assertEqual(({'one', 'two'}, {'three'}), (
             self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
+
+    def test_nobody_makes_way_for_what_is_deleted_at_this_moment(self):
+        lease = self.on(['one'], 60, 7200)
+        with self.database.writer() as session:
+            row = session.scalars(sa.select(models.Booking)).one()
+            row.host_id, deleted = None, session.get(models.Lease, lease['id'])
+            deleted.deleted_at = NOW
+            lost = row.reservation_id, {row.id: None}
+        rebinding = self.watch._rebinding
+        with mock.patch.object(rebinding._rearranging, 'free') as free:
+            self.assertTrue(rebinding._find(*lost))
+        free.assert_not_called()
 
     def test_who_cannot_be_helped_keeps_nobody_from_it(self):
         """The older one asks first, each time, and in vain."""

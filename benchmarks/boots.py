@@ -157,7 +157,8 @@ def lateness(name: str, cloud: 'Cloud', sizes: Sizes,
                    'all leases are ACTIVE', sizes.notice + 3 * PATIENCE)
     late = {
         'sent': [row[0] for row in cloud.ask('blazar', sa.select(
-            models.Booking.sent_at))],
+            models.Booking.sent_at).where(
+                models.Booking.sent_at.is_not(None)))],
         'guest': [os.stat(path).st_mtime for path in cloud.guests()],
         'active': [row[0] for row in cloud.ask('blazar', active)]}
     for what, when in late.items():

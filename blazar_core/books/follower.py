@@ -47,7 +47,6 @@ import numpy.typing as npt
 from oslo_log import log as logging
 import sqlalchemy as sa
 
-from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import news
 from blazar_core.books import remembered
@@ -108,7 +107,7 @@ class Index:
         #: Held from the first :meth:`follow` on.
         self._followed = threading.Lock()
         self._timeline: timelines.Timeline | None = None
-        self._known = news.Known({}, None, 0)
+        self._known = news.Known({}, None, 0, snapshot.Alike())
         self.ids_by_uuid: dict[str, int] = {}
         self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
         self._apart: Apart | None = None
@@ -131,14 +130,25 @@ class Index:
         """The hosts that are known, by id. Not a copy."""
         return self._known.hosts
 
-    def follow(self) -> None:
-        """Read everything before somebody asks, and go on following.
+    def prepare(self) -> None:
+        """Read everything while nobody waits: before a process serves.
 
-        A thread does that, as long as the process lives. Without it the first
-        question reads everything, and so does one that comes when nobody has
-        asked for so long that changes were trimmed. Costs nothing when it has
-        been said before. Not before a process forks: the thread would stay
-        behind.
+        It may fork after this. The arrays are shared then until they change,
+        and no connection is. What cannot be read now is read later.
+        """
+        try:
+            _look(self)
+            self._database.engine.dispose()
+        except Exception as exc:
+            LOG.warning('The books are read when somebody asks: %s', exc)
+
+    def follow(self) -> None:
+        """Go on following while nobody asks.
+
+        A thread does that, as long as the process lives. Without it a question
+        that comes when nobody has asked for so long that changes were trimmed
+        reads everything. Costs nothing when it has been said before. Not
+        before a process forks: the thread would stay behind.
         """
         if self._followed.acquire(blocking=False) and not _started(self):
             self._followed.release()
@@ -264,17 +274,9 @@ class Index:
     def _load(self, now: int, given: sa.Connection | None) -> None:
         with _reader(self._database, given) as connection:
             top = connection.execute(news.NEWEST).one_or_none()
-            alike = snapshot.Alike()
-            hosts = {row.id: snapshot.host_of(row, alike)
-                     for row in connection.execute(
-                         inventory.HOSTS,
-                         execution_options={'yield_per': 1000})}
-            timeline = timelines.Timeline(shared=ledger.SHARED)
-            for host in hosts.values():
-                timeline.set_host(host.id, host.capacity, host.usage)
-            snapshot.load_bookings(connection, timeline, now - KEEP)
+            hosts, timeline, alike = snapshot.read_all(connection, now - KEEP)
             overdue = news.overdue(connection, now)
-        self._known, self._overdue = news.Known(hosts, top, now), []
+        self._known, self._overdue = news.Known(hosts, top, now, alike), []
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
         self._uuids, self._apart = np.empty(0, object), None
         self.judged = self._masks = None
@@ -358,7 +360,7 @@ def _started(index: Index) -> bool:
                                'What has changed in the books',
                                lambda: _look(index))).start()
     except RuntimeError as exc:
-        LOG.warning('The books are read when somebody asks: %s', exc)
+        LOG.warning('The books are followed when somebody asks: %s', exc)
         return False
     return True
 

@@ -93,13 +93,15 @@ class Known:
         was none
     :ivar at: the time at which something was read last
     :ivar compared: the time at which all generations were
+    :param alike: by which the hosts were read
     """
 
     def __init__(self, hosts: dict[int, model.Host], top: ty.Any, at: int,
-                 ) -> None:
+                 alike: snapshot.Alike) -> None:
         self.hosts = hosts
         self.top = top
         self.at = self.compared = at
+        self._alike = alike
         #: Ids that were left out, and since when they are looked for.
         self._missing: dict[int, int] = {}
 
@@ -170,12 +172,26 @@ class Known:
                 if host_id not in self.hosts or any(
                     row.start_date is None and row.resources is None
                     for row in way)]
-        hosts = {row.id: snapshot.host_of(row) for row in connection.execute(
-            inventory.HOSTS.where(_HOST.id.in_(anew)))} if anew else {}
+        hosts = {row.id: snapshot.host_of(row, self._alike)
+                 for row in connection.execute(inventory.HOSTS.where(
+                     _HOST.id.in_(anew)))} if anew else {}
         if len(hosts) < len(anew):
             raise Torn('hosts have changed that are not there')
-        return [_step(self.hosts.get(host_id), hosts.get(host_id), way)
+        return [self._step(self.hosts.get(host_id), hosts.get(host_id), way)
                 for host_id, way in changes.items()]
+
+    def _step(self, known: model.Host | None, anew: model.Host | None,
+              way: ty.Sequence[ty.Any]) -> Step:
+        """What a way of changes makes of a host that is known, or that had to
+        be read again. Its generation is the one to which the way leads.
+        """
+        host = anew or known
+        assert host is not None
+        usages = [row.resources for row in way if row.start_date is None]
+        usage = (self._alike.of(usages[-1]) if usages and anew is None
+                 else host.usage)
+        return Step(host.at(way[-1].generation, usage), [
+            row for row in way if row.start_date is not None])
 
     def _way(self, connection: sa.Connection, host_id: int, goal: int,
              rows: list[ty.Any]) -> list[ty.Any]:
@@ -211,19 +227,6 @@ def _is_whole(rows: ty.Sequence[ty.Any], generations: int) -> bool:
     counts = collections.Counter(row.generation for row in rows)
     return len(counts) == generations and all(
         row.parts in (None, counts[row.generation]) for row in rows)
-
-
-def _step(known: model.Host | None, anew: model.Host | None,
-          way: ty.Sequence[ty.Any]) -> Step:
-    """What a way of changes makes of a host that is known, or that had to be
-    read again. Its generation is the one to which the way leads.
-    """
-    host = anew or known
-    assert host is not None
-    usages = [row.resources for row in way if row.start_date is None]
-    usage = usages[-1] if usages and anew is None else host.usage
-    return Step(host.at(way[-1].generation, usage), [
-        row for row in way if row.start_date is not None])
 
 
 def overdue(connection: sa.Connection, now: int) -> list[ty.Any]:

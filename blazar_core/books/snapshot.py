@@ -12,7 +12,7 @@
 
 """The books as they are read: all of them for the first reader, and hosts."""
 
-import sys
+import collections.abc
 import typing as ty
 
 import numpy as np
@@ -21,12 +21,14 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
 
+from blazar_core.books import inventory
+from blazar_core.books import ledger
 from blazar_core.books import timeline as timelines
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['CURRENT', 'Alike', 'host_of', 'load_bookings']
+__all__ = ['CURRENT', 'Alike', 'host_of', 'read_all']
 
 LOG = logging.getLogger(__name__)
 
@@ -35,51 +37,102 @@ CURRENT = models.Booking.__table__.c.host_id.is_not(None)
 #: About so many bookings are read at once: all those of some hosts. A database
 #: sends no more in one text than some megabytes.
 BLOCK = 50_000
+#: So much that is alike is remembered, of each kind.
+_REMEMBERED = 2000
+
+K = ty.TypeVar('K')
+V = ty.TypeVar('V')
 
 
 class Alike:
-    """What is read is kept once where it is the same: of a hundred thousand
-    hosts most have what others have, or nearly so.
+    """What is read is kept once where it is the same, and small where it is
+    not: of a hundred thousand hosts most have what others have, or nearly so.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, ty.Mapping[str, ty.Any]] = {}
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        self._texts: dict[str, str] = {}
 
     def of(self, read: ty.Mapping[str, ty.Any]) -> ty.Mapping[str, ty.Any]:
-        """The first that was the same; or this, of which each name and text
-        is the first that was.
-        """
+        """The same; the first that was, mostly."""
+        names = tuple(read)
+        shape = _first(self._shapes, names, _Shape(names))
         key = repr(read)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = {
-                sys.intern(name): sys.intern(value)
-                if type(value) is str else value
-                for name, value in read.items()}
-        return known
+        if key in shape.known:
+            return shape.known[key]
+        return _first(shape.known, key, _Record(shape.places, tuple(
+            _first(self._texts, value, value) if type(value) is str else value
+            for value in read.values())))
 
 
-def host_of(row: ty.Any, alike: Alike | None = None) -> model.Host:
-    """A host from what was read of it.
+class _Shape:
+    """Names that many have, and some of those that do, by their text."""
 
-    :param alike: for one of many
+    def __init__(self, names: ty.Sequence[str]) -> None:
+        self.places = {name: place for place, name in enumerate(names)}
+        self.known: dict[str, _Record] = {}
+
+
+class _Record(collections.abc.Mapping[str, ty.Any]):
+    """Some values, whose names others have too. Takes half of what a
+    dictionary does.
     """
-    of = (lambda read: read) if alike is None else alike.of
+
+    __slots__ = '_places', '_values'
+
+    def __init__(self, places: dict[str, int], values: tuple[ty.Any, ...],
+                 ) -> None:
+        self._places, self._values = places, values
+
+    def __getitem__(self, name: str) -> ty.Any:
+        return self._values[self._places[name]]
+
+    def get(self, name: str, default: ty.Any = None) -> ty.Any:
+        # Mapping's own raises and catches where there is none.
+        place = self._places.get(name)
+        return default if place is None else self._values[place]
+
+    def __iter__(self) -> ty.Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _first(known: dict[K, V], key: K, value: V) -> V:
+    """The value that a key got first. Not many are remembered: where most
+    differ that would take more than it saves.
+    """
+    return (known.setdefault(key, value) if len(known) < _REMEMBERED
+            else known.get(key, value))
+
+
+def host_of(row: ty.Any, alike: Alike) -> model.Host:
+    """A host from what was read of it."""
     return model.Host(
         row.id, row.uuid, row.name,
         row.name if row.service_host == row.name else row.service_host,
-        of(row.capacity), of(row.usage), row.generation,
-        of({**row.properties, **(row.extra or {})}),
+        alike.of(row.capacity), alike.of(row.usage), row.generation,
+        alike.of({**row.properties, **(row.extra or {})}),
         enrolled=row.enrolment is not None,
         reservable=bool(row.reservable) and (
             row.enrolment == states.Enrolment.ENROLLED),
         held_by=row.held_by)
 
 
-def load_bookings(connection: sa.Connection, timeline: timelines.Timeline,
-                  since: int) -> None:
-    """Every booking that was not over at an instant."""
+def read_all(connection: sa.Connection, since: int,
+             ) -> tuple[dict[int, model.Host], timelines.Timeline, Alike]:
+    """All hosts, by id, and every booking that was not over at an instant."""
+    alike, timeline = Alike(), timelines.Timeline(shared=ledger.SHARED)
+    hosts = {row.id: host_of(row, alike) for row in connection.execute(
+        inventory.HOSTS, execution_options={'yield_per': 1000})}
+    for host in hosts.values():
+        timeline.set_host(host.id, host.capacity, host.usage)
     timeline.load(_blocks(connection, since))
+    return hosts, timeline, alike
 
 
 def _blocks(connection: sa.Connection, since: int,

@@ -159,6 +159,7 @@ def shared() -> Parts:
     """
     parts = assemble(service.CONF)
     compare_settings('nova-api', parts.conf, parts.database, parts.clock)
+    parts.admission.index.prepare()
     return parts
 
 

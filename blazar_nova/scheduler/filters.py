@@ -70,6 +70,7 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         wiring.compare_settings(
             'nova-scheduler', service.CONF, books, clock)
         index = follower.Index(books, clock)
+        index.prepare()
         self._judge = judge.Judge(books, clock, index)
         self._alone = service.CONF.blazar.without_books == 'allow'
         claims.install(core_claims.Claims(

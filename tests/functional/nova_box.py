@@ -326,6 +326,9 @@ class NovaBox(nova_test.TestCase):
             scheduler_manager.SchedulerManager.post_start_hook))
         self.conductor = self.start_service('conductor')
         self.scheduler = self.start_service('scheduler')
+        # It waits, when it stops, for builds that are under way, and these for
+        # the scheduler: half an hour, were that gone.
+        self.addCleanup(self.conductor.stop)
         for host, capacity in self.hosts.items():
             self.start_compute(host, capacity)
         # After the computes, as deployments do it: API workers may look at

@@ -26,6 +26,7 @@ import requests
 import sqlalchemy as sa
 from sqlalchemy.orm import exc as orm_exc
 
+from blazar_core.books import follower
 from blazar_core.common import clock as clocks
 from blazar_core.db import models
 from blazar_core.leases import repeats
@@ -101,6 +102,12 @@ class ApiTestCase(leased.LeasedTestCase):
 
 
 class TestLeases(ApiTestCase):
+
+    def test_no_request_waits_until_all_books_are_read(self):
+        with mock.patch.object(follower.Index, '_load') as load:
+            self.make_active()
+            self.boot_active('plain')
+        load.assert_not_called()
 
     def test_the_books_are_followed_from_the_first_request_on(self):
         del self.followed[:]

@@ -140,8 +140,9 @@ class Layout:
 
     def add_column(self) -> int:
         """A new resource class, nothing of it booked; returns its number."""
-        self.levels.append(np.where(
-            self.time == NEVER, steps.empty(np.int32), 0).astype(np.int32))
+        level = steps.blank(len(self.time), [])
+        level[self.time != NEVER] = 0
+        self.levels.append(level)
         self.lowest.append(0)
         self._reach.append(0)
         return len(self.levels) - 1

@@ -88,8 +88,7 @@ class Rows(layout.Layout):
 
     def _raise(self, column: int, where: slice, amount: int) -> None:
         level = self.levels[column]
-        if level.dtype == np.int32 and (
-                self._reach[column] + abs(amount) >= steps.NARROW):
+        if self._reach[column] + abs(amount) >= steps.room(level.dtype):
             self._prepare(column, abs(amount))
         self._reach[column] += abs(amount)
         level = self.levels[column][where]
@@ -101,15 +100,15 @@ class Rows(layout.Layout):
     def _prepare(self, column: int, amount: int) -> None:
         """Have a column hold levels that are further from 0 by an amount.
 
-        Costs O(S), once in so many changes as add up to half of what a narrow
-        column holds.
+        Costs O(S), once in so many changes as add up to most of what its type
+        holds.
         """
         used = self.time != NEVER
         self._reach[column] = steps.reach(self.levels[column][used])
-        if 2 * (self._reach[column] + amount) >= steps.NARROW:
-            wide = self.levels[column].astype(np.int64)
-            wide[~used] = steps.empty(wide.dtype)
-            self.levels[column] = wide
+        level = self.levels[column].astype(
+            steps.type_for(self._reach[column] + amount))
+        level[~used] = steps.empty(level.dtype)
+        self.levels[column] = level
 
     def _cut(self, row: int, instant: int) -> int:
         """Have a step begin at an instant; returns its number in the row."""

@@ -23,7 +23,6 @@ import dataclasses
 import typing as ty
 
 import numpy as np
-import numpy.typing as npt
 
 from blazar_core.books.timeline import offers
 from blazar_core.books.timeline.offers import Offers
@@ -318,15 +317,14 @@ class Scan:
         return room
 
 
-def _fitted(limit: Ints, width: Ints, dtype: npt.DTypeLike,
+def _fitted(limit: Ints, width: Ints, dtype: np.dtype[ty.Any],
             ) -> Levels | int:
     """Limits of rows as limits of their steps, comparable with levels."""
-    if len(limit) and np.dtype(dtype) == np.int32:
-        limit = np.clip(limit, -steps.NARROW, steps.NARROW)
-        if limit.min() == limit.max():
-            return int(limit[0])
-        return np.repeat(limit.astype(np.int32), width)
-    return np.repeat(limit, width)
+    most = steps.room(dtype)
+    limit = np.clip(limit, -most, most)
+    if len(limit) and limit.min() == limit.max():
+        return int(limit[0])
+    return np.repeat(limit.astype(dtype), width)
 
 
 def _parts(widths: Ints, size: int) -> ty.Iterator[slice]:

@@ -19,8 +19,8 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ['Ints', 'Levels', 'NARROW', 'NEVER', 'PAST', 'blank', 'empty',
-           'narrowed', 'reach', 'size_of', 'spans', 'stepped']
+__all__ = ['Ints', 'Levels', 'NEVER', 'PAST', 'blank', 'empty', 'narrowed',
+           'reach', 'room', 'size_of', 'spans', 'stepped', 'type_for']
 
 Ints: ty.TypeAlias = npt.NDArray[np.int64]
 Levels: ty.TypeAlias = npt.NDArray[ty.Any]
@@ -29,8 +29,11 @@ Levels: ty.TypeAlias = npt.NDArray[ty.Any]
 #: between them, and twice that, is still 64 bits.
 PAST, NEVER = -2 ** 61, 2 ** 61
 
-#: Columns of 32 bits hold levels up to this; beyond, a column gets 64 bits.
-NARROW = 2 ** 30
+#: What levels may be kept in.
+_TYPES = tuple(map(np.dtype, (np.int16, np.int32, np.int64)))
+#: They are given a type that has room for so many times theirs: so it is
+#: seldom looked whether they have grown.
+_AHEAD = 8
 
 
 @functools.cache
@@ -66,16 +69,28 @@ def spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
     return places, offsets
 
 
+@functools.cache
+def room(dtype: np.dtype[ty.Any]) -> int:
+    """How far from 0 the levels of a type may be: so far that the difference
+    of two is of that type, too.
+    """
+    return 1 << 8 * dtype.itemsize - 2
+
+
+def type_for(far: int) -> np.dtype[ty.Any]:
+    """What levels are kept in that are not further from 0 than this."""
+    return next((one for one in _TYPES if _AHEAD * far < room(one)),
+                _TYPES[-1])
+
+
 def narrowed(level: Levels) -> Levels:
-    """Levels in the smallest type that holds them."""
-    return level.astype(np.int32) if reach(level) < NARROW else level
+    """Levels in the smallest type that they are kept in."""
+    return level.astype(type_for(reach(level)))
 
 
 def blank(size: int, levels: ty.Iterable[Levels]) -> Levels:
-    """So many empty places, of the smallest type that holds some levels."""
-    narrow = all(level.dtype == np.int32 or reach(level) < NARROW
-                 for level in levels)
-    dtype = np.dtype(np.int32 if narrow else np.int64)
+    """So many empty places, of the smallest type that some are kept in."""
+    dtype = type_for(max(map(reach, levels), default=0))
     return np.full(size, empty(dtype), dtype)
 
 

@@ -30,7 +30,9 @@ from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import news
 from blazar_core.books import snapshot
+from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import models
 
 from tests import databases
@@ -511,6 +513,27 @@ class BlocksTest(IndexTestCase):
             pass
 
 
+class PrepareTest(IndexTestCase):
+
+    def test_it_leaves_everything_read_and_no_connection(self):
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        expected = self.picture(follower.Index(self.database, self.clock))
+        pool = self.database.engine.pool
+        self.index.prepare()
+        self.assertIsNot(pool, self.database.engine.pool)
+        with mock.patch.object(follower.Index, '_load') as load:
+            self.assertEqual(expected, self.picture(self.index))
+        load.assert_not_called()
+
+    def test_what_cannot_be_read_yet_is_read_later(self):
+        with mock.patch.object(
+                api.Database, 'connection',
+                side_effect=errors.BooksUnavailable) as connection:
+            self.index.prepare()
+        connection.assert_called_once()
+        self.assert_true_to_the_database(self.index)
+
+
 class FollowTest(IndexTestCase):
 
     def test_a_thread_knows_before_somebody_asks(self):
@@ -553,6 +576,24 @@ class AlikeTest(base.TestCase):
         for one, another in zip(first, other, strict=True):
             self.assertIs(one, another)
         self.assertIs(first['rack one'], other['rack one'])
+
+    def test_what_differs_is_remembered_no_longer_than_it_is_worth(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.snapshot._REMEMBERED', 2))
+        alike = snapshot.Alike()
+        some = [alike.of({'own': number}) for number in (1, 2, 3, 3)]
+        self.assertEqual([{'own': 1}, {'own': 2}, {'own': 3}, {'own': 3}],
+                         some)
+        self.assertIs(some[0], alike.of({'own': 1}))
+        self.assertIsNot(some[2], some[3])
+
+    def test_it_is_read_as_a_mapping(self):
+        one = snapshot.Alike().of({'rack': 'a', 'own': None})
+        self.assertEqual(
+            ('a', None, 'else', ['rack', 'own'], "{'rack': 'a', 'own': None}"),
+            (one.get('rack'), one.get('own', 'else'), one.get('no', 'else'),
+             [*one], repr(one)))
+        self.assertRaises(KeyError, one.__getitem__, 'no')
 
 
 class OutOfOrderTest(IndexTestCase):

@@ -387,8 +387,9 @@ class TestTheGuard(worlds.BooksTestCase):
 
     def hosts(self):
         with self.database.reader() as session:
-            return [snapshot.host_of(row) for row in session.scalars(
-                sa.select(models.Host).order_by(models.Host.id))]
+            return [snapshot.host_of(row, snapshot.Alike())
+                    for row in session.scalars(
+                        sa.select(models.Host).order_by(models.Host.id))]
 
     def take(self, hosts):
         with self.database.writer() as session:

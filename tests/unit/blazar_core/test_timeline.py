@@ -619,8 +619,9 @@ class SmallTest(YearsTest):
         super().setUp()
         for where, name, value in (
                 (search, 'FIRST', 1), (offers, 'FEW', 0),
-                (search, 'DOUBT', -10), (steps, 'NARROW', 5),
-                (rows, 'DENSE', 10 ** 6)):
+                (search, 'DOUBT', -10), (rows, 'DENSE', 10 ** 6),
+                (steps, 'room', lambda dtype: {
+                    2: 16, 4: 64, 8: 2 ** 62}[dtype.itemsize])):
             self.useFixture(fixtures.MonkeyPatch(
                 f'{where.__name__}.{name}', value))
 

@@ -25,9 +25,17 @@ retries_pct: transactions run again for every 100 admissions. wall_us: time
 for each admission, all processes together (1,000 us are 1,000/s). client_ms
 and server_ms: CPU time for each admission; cpu_bound_per_s is what two cores
 would do in that time if they did nothing else.
+
+Under .parts is what one of them is made of, where one process admits alone:
+microseconds of each part, and of those the ones in which this process was
+busy (cpu); the others it waited for the database. follow reads what others
+have decided, search finds hosts, read reads these with their bookings, take
+moves their generations, note writes down the changes, book the bookings; rest
+is all else, of a lease its other rows.
 """
 
 import collections
+import contextlib
 import functools
 import itertools
 import json
@@ -47,6 +55,8 @@ import sqlalchemy as sa
 from benchmarks import records
 from benchmarks import servers
 from blazar_core.books import admission
+from blazar_core.books import follower
+from blazar_core.books import guarding
 from blazar_core.books import inventory
 from blazar_core.books import ledger
 from blazar_core.books import picking
@@ -60,11 +70,21 @@ from blazar_core.leases import requests
 from tests import databases
 from tests.unit.blazar_core import racer
 
+P = ty.ParamSpec('P')
+R = ty.TypeVar('R')
+
 PROCESSES, HOSTS, SECONDS = 4, 1000, 15
 DAY = 86_400
 CAPACITY = {'VCPU': 64, 'MEMORY_MB': 262_144, 'DISK_GB': 4000}
 SIZES = [{'VCPU': n, 'MEMORY_MB': 4096 * n, 'DISK_GB': 20 * n}
          for n in (1, 2, 4, 8)]
+#: Of how many it is measured what they are made of, and who does the parts.
+ALONE = 500
+PARTS: dict[str, tuple[ty.Any, str]] = {
+    'follow': (follower.Index, '_refresh'),
+    'search': (picking.Picking, 'together'), 'read': (ledger, '_read'),
+    'take': (guarding, '_take'), 'note': (guarding, 'advance'),
+    'book': (ledger, 'add')}
 STRATEGIES: dict[str, strategies.Strategy] = {
     'pack': strategies.pack, 'spread': strategies.spread}
 
@@ -74,8 +94,11 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
             servers.KINDS, STRATEGIES, ('admission', 'lease')):
         try:
             with servers.place(kind) as place:
-                yield from measure(f'{what}.{kind}.{strategy}', place,
-                                   (what, strategy), 1 if quick else SECONDS)
+                name = f'{what}.{kind}.{strategy}'
+                yield from measure(name, place, (what, strategy),
+                                   1 if quick else SECONDS)
+                yield from parts(f'{name}.parts', place, (what, strategy),
+                                 10 if quick else ALONE)
         except unittest.SkipTest as skip:
             print(f'{kind}: {skip}')
 
@@ -123,6 +146,60 @@ def measure(name: str, place: servers.Place, work: ty.Sequence[str],
                          2 * len(took) / (client + server))
 
 
+def parts(name: str, place: servers.Place, work: ty.Sequence[str],
+          number: int) -> ty.Iterator[records.Record]:
+    """Admit in this process, alone."""
+    worker, meter = Worker(place.url, *work, 0), Meter()
+    with contextlib.ExitStack() as stack:
+        for part, (where, named) in {**PARTS, 'commit': (
+                worker.database.engine.dialect, 'do_commit')}.items():
+            stack.enter_context(mock.patch.object(
+                where, named, meter.watching(part, getattr(where, named))))
+        meter.switch('rest')
+        for _one in range(number):
+            worker.admit(worker.window())
+        meter.switch('')
+    worker.database.engine.dispose()
+    for part in meter.wall.keys() - {''}:
+        for metric, spent in (('us', meter.wall), ('cpu_us', meter.cpu)):
+            yield records.Record(
+                name, f'{part}_{metric}', spent[part] * 1e6 / number)
+
+
+class Meter:
+    """Seconds of parts, each without those of the parts within it.
+
+    :ivar wall: that passed, by part
+    :ivar cpu: for which this thread had a processor
+    """
+
+    def __init__(self) -> None:
+        self.wall: collections.Counter[str] = collections.Counter()
+        self.cpu: collections.Counter[str] = collections.Counter()
+        self._part, self._since = '', (0.0, 0.0)
+
+    def switch(self, part: str) -> str:
+        """Another part begins; returns the one that was."""
+        now, was = (time.perf_counter(), time.thread_time()), self._part
+        self.wall[was] += now[0] - self._since[0]
+        self.cpu[was] += now[1] - self._since[1]
+        self._part, self._since = part, now
+        return was
+
+    def watching(self, part: str, call: ty.Callable[P, R],
+                 ) -> ty.Callable[P, R]:
+        """The same function, as a part."""
+        @functools.wraps(call)
+        def watched(*args: P.args, **kwargs: P.kwargs) -> R:
+            was = self.switch(part)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.switch(was)
+
+        return watched
+
+
 class Worker:
     """One of the processes."""
 
@@ -130,11 +207,12 @@ class Worker:
         self.dice = random.Random(seed)
         clock = clocks.SystemClock()
         self.now = clock.now()
-        database = api.Database(databases.configuration(url))
-        search = admission.Admission(database, clock, STRATEGIES[strategy])
+        self.database = api.Database(databases.configuration(url))
+        search = admission.Admission(
+            self.database, clock, STRATEGIES[strategy])
         self.search = search
         self.leases = leases.Leases(
-            database, clock, search, racer.FileType.types(os.devnull))
+            self.database, clock, search, racer.FileType.types(os.devnull))
         self.reservation = self.lease(self.window())['reservations'][0]['id']
         self.admit = {'lease': self.lease, 'admission': self.book}[what]
         self.disturbed: collections.Counter[str] = collections.Counter()

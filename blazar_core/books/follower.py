@@ -138,9 +138,10 @@ class Index:
         """
         try:
             _look(self)
-            self._database.engine.dispose()
         except Exception as exc:
             LOG.warning('The books are read when somebody asks: %s', exc)
+        finally:
+            self._database.engine.dispose()
 
     def follow(self) -> None:
         """Go on following while nobody asks.

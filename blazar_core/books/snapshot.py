@@ -55,9 +55,10 @@ class Alike:
 
     def of(self, read: ty.Mapping[str, ty.Any]) -> ty.Mapping[str, ty.Any]:
         """The same; the first that was, mostly."""
-        names = tuple(read)
-        shape = _first(self._shapes, names, _Shape(names))
-        key = repr(read)
+        names, key = tuple(read), repr(read)
+        shape = self._shapes.get(names)
+        if shape is None:
+            shape = _first(self._shapes, names, _Shape(names))
         if key in shape.known:
             return shape.known[key]
         return _first(shape.known, key, _Record(shape.places, tuple(
@@ -74,8 +75,8 @@ class _Shape:
 
 
 class _Record(collections.abc.Mapping[str, ty.Any]):
-    """Some values, whose names others have too. Takes half of what a
-    dictionary does.
+    """Some values, whose names others have too. Takes little more than half of
+    what a dictionary does.
     """
 
     __slots__ = '_places', '_values'
@@ -92,6 +93,10 @@ class _Record(collections.abc.Mapping[str, ty.Any]):
         place = self._places.get(name)
         return default if place is None else self._values[place]
 
+    def __eq__(self, other: object) -> bool:
+        # Mapping's own makes two dictionaries, and mostly it is the same one.
+        return self is other or super().__eq__(other)
+
     def __iter__(self) -> ty.Iterator[str]:
         return iter(self._places)
 
@@ -103,11 +108,12 @@ class _Record(collections.abc.Mapping[str, ty.Any]):
 
 
 def _first(known: dict[K, V], key: K, value: V) -> V:
-    """The value that a key got first. Not many are remembered: where most
-    differ that would take more than it saves.
+    """The value that a key got first. What is known is forgotten when it is
+    much: where most differ that would take more than it saves.
     """
-    return (known.setdefault(key, value) if len(known) < _REMEMBERED
-            else known.get(key, value))
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    return known.setdefault(key, value)
 
 
 def host_of(row: ty.Any, alike: Alike) -> model.Host:

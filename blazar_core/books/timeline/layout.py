@@ -76,7 +76,7 @@ class Layout:
         self.size: npt.NDArray[np.uint8]
         self.levels: list[Levels] = []
         self.lowest: list[int]
-        # How far from 0 the levels of each column can be.
+        # How far from 0 the levels of each column were since it was looked at.
         self._reach: list[int]
         self._start: Ints
         self._length: Ints

@@ -90,18 +90,21 @@ class Rows(layout.Layout):
         level = self.levels[column]
         if self._reach[column] + abs(amount) >= steps.room(level.dtype):
             self._prepare(column, abs(amount))
-        self._reach[column] += abs(amount)
         level = self.levels[column][where]
         level += amount
         if amount < 0:
-            self.lowest[column] = min(
-                self.lowest[column], int(np.minimum.reduce(level)))
+            lowest = int(np.minimum.reduce(level))
+            self.lowest[column] = min(self.lowest[column], lowest)
+            far = -lowest
+        else:
+            far = int(np.maximum.reduce(level))
+        self._reach[column] = max(self._reach[column], far)
 
     def _prepare(self, column: int, amount: int) -> None:
         """Have a column hold levels that are further from 0 by an amount.
 
-        Costs O(S), once in so many changes as add up to most of what its type
-        holds.
+        Costs O(S), when levels have come to be twice as far from 0 as those
+        for which the type was chosen, or more.
         """
         used = self.time != NEVER
         self._reach[column] = steps.reach(self.levels[column][used])

@@ -31,9 +31,9 @@ PAST, NEVER = -2 ** 61, 2 ** 61
 
 #: What levels may be kept in.
 _TYPES = tuple(map(np.dtype, (np.int16, np.int32, np.int64)))
-#: They are given a type that has room for so many times theirs: so it is
-#: seldom looked whether they have grown.
-_AHEAD = 8
+#: They are given a type that has room for so many times theirs: so they seldom
+#: grow out of it.
+_AHEAD = 2
 
 
 @functools.cache

@@ -526,11 +526,13 @@ class PrepareTest(IndexTestCase):
         load.assert_not_called()
 
     def test_what_cannot_be_read_yet_is_read_later(self):
+        pool = self.database.engine.pool
         with mock.patch.object(
                 api.Database, 'connection',
                 side_effect=errors.BooksUnavailable) as connection:
             self.index.prepare()
         connection.assert_called_once()
+        self.assertIsNot(pool, self.database.engine.pool)
         self.assert_true_to_the_database(self.index)
 
 
@@ -581,11 +583,11 @@ class AlikeTest(base.TestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.books.snapshot._REMEMBERED', 2))
         alike = snapshot.Alike()
-        some = [alike.of({'own': number}) for number in (1, 2, 3, 3)]
-        self.assertEqual([{'own': 1}, {'own': 2}, {'own': 3}, {'own': 3}],
-                         some)
-        self.assertIs(some[0], alike.of({'own': 1}))
-        self.assertIsNot(some[2], some[3])
+        some = [alike.of({'own': number}) for number in (1, 2, 1, 3, 3, 1)]
+        self.assertEqual([1, 2, 1, 3, 3, 1], [one['own'] for one in some])
+        self.assertIs(some[0], some[2])
+        self.assertIs(some[3], some[4])
+        self.assertIsNot(some[0], some[5])
 
     def test_it_is_read_as_a_mapping(self):
         one = snapshot.Alike().of({'rack': 'a', 'own': None})

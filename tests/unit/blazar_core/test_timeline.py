@@ -15,6 +15,7 @@
 import collections
 import dataclasses
 import random
+from unittest import mock
 
 import fixtures
 import hypothesis
@@ -772,6 +773,16 @@ class ContractTest(base.BaseTestCase):
         self.assertRaises(KeyError, self.timeline.index, 8)
         self.assertRaises(KeyError, self.timeline.peak, 8, self.window)
         self.assertEqual(2, self.timeline.steps)
+
+    def test_what_comes_and_goes_is_not_what_levels_grow_to(self):
+        self.timeline.set_host(1, {'DISK_GB': 4000}, {})
+        with mock.patch.object(rows.Rows, '_prepare', autospec=True,
+                               side_effect=rows.Rows._prepare) as prepare:
+            for number in range(1000):
+                for sign in (1, -1):
+                    self.timeline.apply(1, model.Window(number, number + 9),
+                                        {'DISK_GB': 2000}, sign)
+        self.assertEqual(0, prepare.call_count)
 
     def test_amounts_beyond_32_bits_are_exact(self):
         large = 10 ** 14

@@ -133,13 +133,13 @@ class Index:
     def prepare(self) -> None:
         """Read everything while nobody waits: before a process serves.
 
-        It may fork after this. The arrays are shared then until they change,
-        and no connection is. What cannot be read now is read later.
+        It may fork when this is done: children begin with what was read, and
+        have none of its connections. What fails now is read later.
         """
         try:
             _look(self)
         except Exception as exc:
-            LOG.warning('The books are read when somebody asks: %s', exc)
+            LOG.warning('The books are read later: %s', exc.__cause__ or exc)
         finally:
             self._database.engine.dispose()
 

@@ -132,12 +132,15 @@ def host_of(row: ty.Any, alike: Alike) -> model.Host:
 def read_all(connection: sa.Connection, since: int,
              ) -> tuple[dict[int, model.Host], timelines.Timeline, Alike]:
     """All hosts, by id, and every booking that was not over at an instant."""
+    LOG.info('Reading the books')
     alike, timeline = Alike(), timelines.Timeline(shared=ledger.SHARED)
     hosts = {row.id: host_of(row, alike) for row in connection.execute(
         inventory.HOSTS, execution_options={'yield_per': 1000})}
     for host in hosts.values():
         timeline.set_host(host.id, host.capacity, host.usage)
+    LOG.info('Read %s hosts', len(hosts))
     timeline.load(_blocks(connection, since))
+    LOG.info('The books are read')
     return hosts, timeline, alike
 
 

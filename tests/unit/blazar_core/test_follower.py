@@ -32,7 +32,6 @@ from blazar_core.books import news
 from blazar_core.books import snapshot
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.db import api
 from blazar_core.db import models
 
 from tests import databases
@@ -527,11 +526,10 @@ class PrepareTest(IndexTestCase):
 
     def test_what_cannot_be_read_yet_is_read_later(self):
         pool = self.database.engine.pool
-        with mock.patch.object(
-                api.Database, 'connection',
-                side_effect=errors.BooksUnavailable) as connection:
+        with mock.patch.object(news, 'overdue',
+                               side_effect=errors.BooksUnavailable) as last:
             self.index.prepare()
-        connection.assert_called_once()
+        last.assert_called_once()
         self.assertIsNot(pool, self.database.engine.pool)
         self.assert_true_to_the_database(self.index)
 

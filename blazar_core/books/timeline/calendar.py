@@ -173,7 +173,7 @@ class Calendar:
         """Add a booking (``sign`` 1) or take one away (-1).
 
         Changes may be applied in any order, a removal even before what it
-        removes. Costs some 10 us, and now and then (about once in 10,000
+        removes. Costs some 20 us, and now and then (about once in 10,000
         times) a new layout of everything. A host that is not known yet is
         added, without capacity.
 

@@ -183,6 +183,18 @@ class FollowingTest(IndexTestCase):
                              picture[1][host_id][1].get('VCPU', 0))
             self.assert_true_to_the_database(self.index)
 
+    def test_what_hosts_come_to_have_in_common_is_kept_once(self):
+        self.picture(self.index)
+        with self.database.begin() as connection:
+            for name in ('h1', 'h2'):
+                self.assertTrue(inventory.record(
+                    connection, NOW, name, name, f'on {name}', PLAIN))
+        self.picture(self.index)
+        one, two = (self.index.hosts[host_id].usage
+                    for host_id in self.host_ids[:2])
+        self.assertEqual(3, one['VCPU'])
+        self.assertIs(one, two)
+
     def test_a_host_that_is_new_is_there_with_its_bookings(self):
         self.picture(self.index)
         self.host('h4', VCPU=8)

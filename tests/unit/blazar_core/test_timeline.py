@@ -784,6 +784,26 @@ class ContractTest(base.BaseTestCase):
                                         {'DISK_GB': 2000}, sign)
         self.assertEqual(0, prepare.call_count)
 
+    def test_small_amounts_that_are_many_are_exact(self):
+        for host, until in ((1, 100), (2, 200)):
+            self.timeline.set_host(host, {'CUSTOM_GB': 100_000}, {})
+            for _number in range(95):
+                self.timeline.apply(
+                    host, model.Window(0, until), {'CUSTOM_GB': 1000}, 1)
+            self.assertEqual(95_000, self.timeline.peak(
+                host, model.Window(0, until))['CUSTOM_GB'])
+        # One may be taken for the other behind its end: there all would fit.
+        self.assertEqual(100, self.timeline.earliest(
+            model.Demand({'CUSTOM_GB': 10_000}), 50, 0))
+
+    def test_so_are_those_that_go_before_they_come(self):
+        for sign, number in ((-1, 40), (1, 80)):
+            for _number in range(number):
+                self.timeline.apply(
+                    1, model.Window(0, 9), {'DISK_GB': 1000}, sign)
+        self.assertEqual(40_000, self.timeline.peak(
+            1, model.Window(0, 9))['DISK_GB'])
+
     def test_amounts_beyond_32_bits_are_exact(self):
         large = 10 ** 14
         self.timeline.set_host(1, {'CUSTOM_BYTES': 3 * large + 1}, {})

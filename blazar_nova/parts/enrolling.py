@@ -109,7 +109,8 @@ class Enrolling:
                 raise errors.Conflict(
                     f'Host {name} cannot be enrolled: {len(there)} servers '
                     f'run on it. Migrate or delete them first: '
-                    f'{shown(there)}.')
+                    f'{shown(there)}. Nova may free the room of one that is '
+                    f'deleted only a minute later.')
             steps.reached(steps.Step.ENROL_LOOKED, name)
             self._write(enrolment.finish, attempt)
         except errors.Conflict:

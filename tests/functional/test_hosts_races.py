@@ -213,6 +213,35 @@ class TestUnderWay(AlternatesTestCase):
             [host for host in others if host not in refused],
             [one['service_name'] for one in self.enrolling.listed()])
 
+    def test_one_that_goes_between_two_hosts_keeps_the_next_one(self):
+        """Nova's conductor claims room for a server that is gone."""
+        server, _others = self.stop('gone')
+        real, claimed = claims._novas, []
+
+        def claim(*args, **kwargs):
+            self.alice.delete_server(server['id'])
+            self.wait_until_gone(server['id'])
+            claimed.append(real(*args, **kwargs))
+            return claimed[-1]
+
+        with fixtures.MonkeyPatch(
+                'nova.conductor.manager.scheduler_utils.claim_resources',
+                claim):
+            self.go_on.set()
+            self.wait_for(lambda: claimed)
+        self.assertEqual([True], claimed)
+        provider, = nova_hosts.allocations(server['id'])
+        host, = (name for name, compute in self.computes.items()
+                 if compute.manager.rt.compute_nodes[name].uuid == provider)
+        exc = self.assertRaises(errors.Conflict, self.enrol, host)
+        self.assertThat(str(exc), matchers.Contains(
+            f'{server["id"]}. Nova may free the room of one that is deleted '
+            f'only a minute later.'))
+        self.computes[host].manager.update_available_resource(
+            nova_context.get_admin_context())
+        self.enrol(host)
+        self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(host))
+
     def test_a_request_does_not_wait_for_ever(self):
         server, (host, _other) = self.stop('slow')
         with fixtures.MonkeyPatch('blazar_nova.parts.enrolling.PATIENCE', 0):

@@ -54,7 +54,7 @@ class IndexTestCase(base.LeaseTestCase):
         super().setUp()
         for name in ('h1', 'h2', 'h3'):
             self.host(name, VCPU=64, MEMORY_MB=65536, GPU=64)
-        self.host_ids = self.scalars(models.Host.id)
+        self.host_ids = sorted(self.scalars(models.Host.id))
         lease = self.lease(0, 10)
         self.reservation_id = lease['reservations'][0]['id']
         self.index = follower.Index(self.database, self.clock)

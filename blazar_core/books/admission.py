@@ -32,6 +32,7 @@ from blazar_core.books import freeing
 from blazar_core.books import picking
 from blazar_core.books import starts
 from blazar_core.books import strategies
+from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -232,7 +233,21 @@ class Admission:
         return refusals.Refusal(
             reason, picking.count_of(kept) + sum(
                 demand.count for demand in demands),
-            short.fits, next_start, after)
+            short.fits, next_start, after,
+            detail=self._too_much(demands)
+            if reason is refusals.Reason.TOO_BIG else '')
+
+    def _too_much(self, demands: ty.Iterable[model.Demand]) -> str:
+        """What no host gives one server, whatever is booked there."""
+        with self._picking.asked_for(
+                [*demands], starts.PATIENCE) as (timeline, named):
+            found = [timeline.too_much(
+                demand, self._picking.places(timeline, demand))
+                for demand in named]
+        said = [_said(one) for some in found for one in some or ()]
+        if not said and any(some is not None for some in found):
+            said = [_TOGETHER]
+        return ' '.join(dict.fromkeys(said))
 
     def _explain(self, refusal: refusals.Refusal, window: model.Window,
                  ) -> None:
@@ -246,6 +261,23 @@ class Admission:
                  'leases %s', refusal.wanted, clocks.minute(window.start),
                  clocks.minute(window.end), refusal.fits_now,
                  ', '.join(leases) or 'none, but servers without an end')
+
+
+#: Each amount can be had, but not in one server.
+_TOGETHER = ('No host can give one server all that it needs: one resource '
+             'provider has to serve all of a class, and all of a numbered '
+             'request group, with the traits of the group.')
+
+
+def _said(one: timelines.TooMuch) -> str:
+    """What is said of an amount that no host gives one server."""
+    asked = f'One server needs {one.amount} {one.rc}, but'
+    if one.amount > one.most:
+        return f'{asked} no host gives one server more than {one.most}.'
+    if one.amount < one.least:
+        return f'{asked} no host gives one server less than {one.least}.'
+    return (f'{asked} hosts give one server only multiples of '
+            f'{" or ".join(map(str, one.steps))}.')
 
 
 def _alike(demands: ty.Sequence[model.Demand]) -> list[list[int]]:

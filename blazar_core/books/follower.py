@@ -315,9 +315,9 @@ class Index:
         self._known.top = found.top
         for host, changes in found.steps:
             known = self.hosts.get(host.id)
-            if known is None or (known.capacity, known.usage) != (
-                    host.capacity, host.usage):
-                timeline.set_host(host.id, host.capacity, host.usage)
+            if known is None or _sizes_of(known) != _sizes_of(host):
+                timeline.set_host(host.id, host.capacity, host.usage,
+                                  host.uuid, host.providers)
             for row in changes:
                 timeline.apply(
                     host.id, model.Window(row.start_date, row.end_date),
@@ -346,6 +346,11 @@ class Index:
                 for host_id, window, resources in entries:
                     timeline.apply(host_id, window, resources, sign)
             self._overdue = overdue
+
+
+def _sizes_of(host: model.Host) -> tuple[ty.Any, ...]:
+    """What a timeline knows of a host."""
+    return host.capacity, host.usage, host.providers
 
 
 def _place_of(host: model.Host) -> tuple[bool, bool, str | None]:

@@ -173,6 +173,13 @@ class Picking:
             among = among & self._index.mask(demand.hosts)
         return among & ~self._index.mask(demand.avoid)
 
+    def places(self, timeline: timelines.Timeline, demand: model.Demand,
+               ) -> npt.NDArray[np.intp]:
+        """The positions of the hosts that a demand may use at all."""
+        allowed = self.allowed(timeline, demand)
+        return np.arange(len(timeline)) if allowed is None else (
+            np.flatnonzero(allowed))
+
     def _first(self, timeline: timelines.Timeline, demand: model.Demand,
                window: model.Window, last: ty.Collection[int],
                beside: timelines.Beside) -> npt.NDArray[np.intp] | None:

@@ -138,4 +138,5 @@ class Remembered:
                 if guest.host_id == host_id:
                     usage.update(guest.amounts)
             if timeline is not None:
-                timeline.set_host(host_id, host.capacity, dict(usage))
+                timeline.set_host(host_id, host.capacity, dict(usage),
+                                  host.uuid, host.providers)

@@ -52,6 +52,8 @@ class Alike:
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, ...], _Shape] = {}
         self._texts: dict[str, str] = {}
+        self._providers: dict[str, model.Providers] = {}
+        self._units: dict[tuple[ty.Any, ...], tuple[ty.Any, ...]] = {}
 
     def of(self, read: ty.Mapping[str, ty.Any]) -> ty.Mapping[str, ty.Any]:
         """The same; the first that was, mostly."""
@@ -64,6 +66,26 @@ class Alike:
         return _first(shape.known, key, _Record(shape.places, tuple(
             _first(self._texts, value, value) if type(value) is str else value
             for value in read.values())))
+
+    def providers(self, read: ty.Mapping[str, ty.Mapping[
+            str, ty.Sequence[int]]] | None) -> model.Providers | None:
+        """The providers of a host, the root first; mostly the same object
+        as for other hosts.
+        """
+        if read is None:
+            return None
+        key = repr(read)
+        if key in self._providers:
+            return self._providers[key]
+        units = {one: tuple(sorted(
+            (rc, model.Units(*numbers)) for rc, numbers in some.items()))
+            for one, some in read.items()}
+        # Children that are alike come in the same order on all hosts.
+        ids = tuple(sorted(units, key=lambda one: (
+            bool(one), units[one], one)))
+        shape = tuple(units[one] for one in ids)
+        found = model.Providers(ids, _first(self._units, shape, shape))
+        return found if len(ids) > 1 else _first(self._providers, key, found)
 
 
 class _Shape:
@@ -126,7 +148,7 @@ def host_of(row: ty.Any, alike: Alike) -> model.Host:
         enrolled=row.enrolment is not None,
         reservable=bool(row.reservable) and (
             row.enrolment == states.Enrolment.ENROLLED),
-        held_by=row.held_by)
+        held_by=row.held_by, providers=alike.providers(row.units))
 
 
 def read_all(connection: sa.Connection, since: int,
@@ -137,7 +159,8 @@ def read_all(connection: sa.Connection, since: int,
     hosts = {row.id: host_of(row, alike) for row in connection.execute(
         inventory.HOSTS, execution_options={'yield_per': 1000})}
     for host in hosts.values():
-        timeline.set_host(host.id, host.capacity, host.usage)
+        timeline.set_host(host.id, host.capacity, host.usage, host.uuid,
+                          host.providers)
     LOG.info('Read %s hosts', len(hosts))
     timeline.load(_blocks(connection, since))
     LOG.info('The books are read')

@@ -38,10 +38,13 @@ __all__ = [
     'COMPUTE',
     'Demand',
     'FOREVER',
+    'Group',
     'HOST',
     'Host',
     'HostFacts',
+    'Providers',
     'Resources',
+    'Units',
     'WHOLE',
     'Window',
     'total',
@@ -101,6 +104,55 @@ class Among(enum.Enum):
     ALL = 'all'
 
 
+class Units(ty.NamedTuple):
+    """What one provider of a host has of a resource class.
+
+    One server gets at least ``least`` and at most ``most`` of it, which is
+    never more than ``capacity``, and only multiples of ``step``.
+    """
+
+    capacity: int
+    least: int
+    most: int
+    step: int
+
+    def allow(self, amount: int) -> bool:
+        """Whether one server can have so much, if nothing else is taken."""
+        return self.least <= amount <= self.most and not amount % self.step
+
+
+class Providers(ty.NamedTuple):
+    """The providers of a host, where its capacity alone does not say what one
+    server can get.
+
+    Many hosts share ``units``, and those without nested providers all of it.
+
+    :ivar ids: the uuids of the providers; empty for the host's own
+    :ivar units: for each of them, by class. A class that none of them has is
+        the host's own and has no units beside its capacity
+    """
+
+    ids: tuple[str, ...]
+    units: tuple[tuple[tuple[str, Units], ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """A request group, as placement calls it: what a server needs of the
+    providers of its host.
+
+    One provider gives all that is needed of a class, and of all classes if
+    ``single``. For each trait that is required, ``required`` has the
+    providers that have it: each of these traits has to be found among the
+    providers that are used. Those in ``forbidden`` are not used.
+    """
+
+    resources: tuple[tuple[str, int], ...]
+    single: bool = False
+    required: tuple[frozenset[str], ...] = ()
+    forbidden: frozenset[str] = frozenset()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demand:
     """``count`` servers that need ``resources`` each, or so many whole hosts
@@ -114,7 +166,10 @@ class Demand:
     servers of their group stand on a host already, by host id, for the soft
     affinities. ``among`` says which hosts they are taken from (None: any of
     ``hosts``, whomever they serve). What they had is free again
-    ``cleaning_time`` seconds after nobody is there any more.
+    ``cleaning_time`` seconds after nobody is there any more. ``groups`` are
+    the request groups that make up ``resources``, and if ``isolated`` the
+    single ones among them use different providers; without groups the
+    capacity of a host decides alone.
     """
 
     resources: Resources
@@ -128,12 +183,14 @@ class Demand:
     least: int | None = None
     among: Among | None = Among.COMMON
     cleaning_time: int = 0
+    groups: tuple[Group, ...] = ()
+    isolated: bool = False
 
     def kind(self) -> ty.Hashable:
         """The same for demands that differ in nothing but their count."""
         return (frozenset(self.resources.items()), self.affinity,
                 self.per_host, self.hosts, self.avoid, self.properties,
-                self.among,
+                self.among, self.groups, self.isolated,
                 frozenset(self.members.items()))
 
     @property
@@ -164,6 +221,7 @@ class Host:
     ``enrolled`` says that it serves leases only, ``reservable`` whether whole
     ones may be made of it, and ``held_by`` which reservation has all of it.
     ``generation`` changes with everything that is decided about the host.
+    ``providers`` is None where its capacity says all.
     """
 
     id: int
@@ -178,6 +236,7 @@ class Host:
     enrolled: bool = False
     reservable: bool = False
     held_by: str | None = None
+    providers: Providers | None = None
 
     def at(self, generation: int, usage: Resources) -> 'Host':
         """The same host, at another generation."""
@@ -189,6 +248,8 @@ class HostFacts:
     """What is said of a host, but for what runs there.
 
     :ivar pool: of which it is one
+    :ivar units: by provider (empty: its own) and class, the numbers of
+        :class:`Units`; None where its capacity says all
     """
 
     uuid: str
@@ -198,6 +259,7 @@ class HostFacts:
     properties: ty.Mapping[str, ty.Any] = dataclasses.field(
         default_factory=dict)
     pool: str = COMPUTE
+    units: ty.Mapping[str, ty.Mapping[str, ty.Sequence[int]]] | None = None
 
 
 def total(demands: ty.Iterable[Demand]) -> dict[str, int]:

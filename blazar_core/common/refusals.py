@@ -38,7 +38,8 @@ class Refusal:
     when none was found in the time that there is for a request: then
     ``next_start_after`` is the instant before which there is none. A lease
     that was to end later can last until ``latest_end``; None: it cannot last
-    longer than it does, or something else was asked for.
+    longer than it does, or something else was asked for. ``detail`` is a
+    sentence of its own that says what exactly is too big.
     """
 
     reason: Reason
@@ -48,6 +49,7 @@ class Refusal:
     next_start_after: int | None = None
     occurrence: int | None = None
     latest_end: int | None = None
+    detail: str = ''
 
     def sentence(self, start: str = 'start', end: str = 'end') -> str:
         """What the user reads.
@@ -57,10 +59,13 @@ class Refusal:
         """
         if self.occurrence is not None:
             return (f'Occurrence of {clock.minute(self.occurrence)} UTC: '
-                    f'{_WHY[self.reason]} fits_now: {self.fits_now} of '
+                    f'{self._why()} fits_now: {self.fits_now} of '
                     f'{self.wanted}. Write another rule, or "fits": "some" '
                     f'to have those for which there is capacity.')
-        return ' '.join([_WHY[self.reason], self._when(start, end)])
+        return ' '.join([self._why(), self._when(start, end)])
+
+    def _why(self) -> str:
+        return f'{_WHY[self.reason]} {self.detail}'.rstrip()
 
     def _when(self, start: str, end: str) -> str:
         latest = '' if self.latest_end is None else (

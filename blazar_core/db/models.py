@@ -251,16 +251,15 @@ class Host(Base):
     what all ``consumers`` take; servers with a booking are none of them.
     ``recheck_at`` is when the cloud is asked again what runs there; None: with
     the next comparison in full. ``pool`` is what it is one of: the cloud's
-    compute nodes, or others.
+    compute nodes, or others. ``units``: see :class:`model.HostFacts`.
 
     ``enrolment`` is how far it serves leases only (None: it does not),
     ``begun`` the generation since which, ``reservable`` whether whole hosts
     may be reserved of it then, and ``extra`` what its operator says of it
     beside ``properties``. ``held_by`` is the reservation that has all of it
     now: what runs there runs within that, and is no usage. ``emptied_at`` is
-    since when nobody of a lease that is over is there, ``cleaning_until``
-    until when it is cleaned, ``cleaned_at`` when it was ready for the next
-    one, ``overdue_at`` since when nobody knows when that gives it back.
+    since when no ended lease is there, ``cleaning_until`` until when it is
+    cleaned, ``cleaned_at`` when it was ready, ``overdue_at`` since when late.
     """
 
     __tablename__ = 'hosts'
@@ -273,6 +272,8 @@ class Host(Base):
     pool: orm.Mapped[str] = orm.mapped_column(
         sa.String(66), default=model.COMPUTE, server_default=model.COMPUTE)
     capacity: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    units: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
+        sa.JSON(none_as_null=True))
     usage: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     consumers: orm.Mapped[dict[str, Consumer] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True), deferred=True)

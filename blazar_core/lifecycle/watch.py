@@ -95,6 +95,10 @@ class Watch:
         #: that at which this was told.
         self._left: dict[int, int] = {}
         self._told: dict[int, int] = {}
+        #: What is known of the providers of hosts, and the hosts that have
+        #: others since, and bookings that these may not serve.
+        self._providers: dict[int, model.Providers | None] = {}
+        self._regrouped: set[int] = set()
         self._news = -1
         self._since = 0
         #: The last lease for which hosts were looked for, if not for all.
@@ -110,10 +114,13 @@ class Watch:
         now = self._clock.now()
         with self._admission.index.fresh() as timeline:
             known = self._admission.index.hosts
-            short = [known[host_id] for host_id in timeline.overfull(now)
-                     if host_id in known]
             # Room comes only by a decision about a host.
             news = sum(host.generation for host in known.values())
+            if news != self._news:
+                self._note_providers(known)
+            short = [known[host_id] for host_id in sorted(
+                self._regrouped.union(timeline.overfull(now)))
+                if host_id in known]
         again = now - self._since >= AGAIN
         tried_all = self._news == news and not again
         self._news = news
@@ -132,6 +139,16 @@ class Watch:
         if again:
             self._relieve()
             maintenance.forget(self._database, self._clock)
+
+    def _note_providers(self, known: ty.Mapping[int, model.Host]) -> None:
+        """Find the hosts whose providers may give one server less."""
+        if self._providers:
+            self._regrouped.update(
+                host.id for host in known.values()
+                if self._providers.get(host.id, host.providers) !=
+                host.providers)
+        self._providers = {
+            host.id: host.providers for host in known.values()}
 
     def _try_again(self, rows: ty.Iterable[ty.Any]) -> None:
         """Look for hosts of bookings that have none, as long as that may
@@ -193,7 +210,8 @@ class Watch:
                 'host': host.id,
                 'reservations': [*{row.reservation_id for row in rows}]}))
         line = timelines.Timeline(shared=ledger.SHARED)
-        line.set_host(host.id, host.capacity, host.usage)
+        line.set_host(host.id, host.capacity, host.usage, host.uuid,
+                      host.providers)
         loose = []
         for row in rows:
             if row.status == states.Lease.IN_PROGRESS:
@@ -213,7 +231,13 @@ class Watch:
         going = []
         for row in loose:
             window = model.Window(max(row.start_date, now), row.end_date)
-            if line.fits(model.Demand(row.resources), window)[0]:
+            # Bookings have no groups, and those of whole hosts need none.
+            # What is looked for elsewhere has, and stays if it can.
+            demand = model.Demand(row.resources, groups=(
+                model.Group(tuple(sorted(row.resources.items()))),
+            ) if host.id in self._regrouped and (
+                dict(row.resources) != dict(host.capacity)) else ())
+            if line.fits(demand, window)[0]:
                 line.apply(host.id, window, row.resources, 1)
             elif coming[row.reservation_id]:
                 coming[row.reservation_id] -= 1
@@ -221,6 +245,7 @@ class Watch:
                 going.append(row)
         if not going:
             self._left[host.id] = host.generation
+            self._regrouped.discard(host.id)
         if over and self._told.get(host.id) != host.generation:
             self._told[host.id] = host.generation
             LOG.warning(

@@ -122,9 +122,16 @@ class Placement:
             self._has_pool = bool(traits.known([traits.POOL]))
         return self._has_pool
 
+    def with_trait(self, trait: str) -> dict[str, str]:
+        """The providers that have a trait, each with the root of its tree.
+
+        :raises CloudUnavailable: when placement does not answer
+        """
+        return dict(self.providers([('required', trait)]))
+
     def trees_with(self, trait: str) -> set[str]:
         """The roots of the trees with a provider that has a trait."""
-        return {root for _one, root in self.providers([('required', trait)])}
+        return {*self.with_trait(trait).values()}
 
 
 def settings_of(conf: ty.Any) -> dict[str, bool]:
@@ -193,12 +200,15 @@ def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
     """
     placement = placement or Placement()
     spec = specs[0].obj_clone()
-    eligible = _eligible(context, spec, placement)
+    eligible, request = _eligible(context, spec, placement)
     if pool and placement.has_pool():
-        eligible |= _eligible(context, hosted.in_pool(specs[0]), placement)
+        eligible |= _eligible(
+            context, hosted.in_pool(specs[0]), placement)[0]
     return model.Demand(
         resources=resources_of(spec), count=len(specs), hosts=eligible,
-        among=model.Among.ALL if pool else model.Among.COMMON)
+        among=model.Among.ALL if pool else model.Among.COMMON,
+        groups=_groups(request, placement),
+        isolated=request.group_policy == 'isolate')
 
 
 def spec_of(server_ids: ty.Iterable[str]) -> tuple[ty.Any, ty.Any]:
@@ -237,28 +247,61 @@ class _Nodes:
 
 
 def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
-              ) -> frozenset[str]:
+              ) -> tuple[frozenset[str], ty.Any]:
     """The root providers that a request may use, whatever they have free.
 
-    Traits of the flavor may belong to any provider of a host's tree.
+    Traits may belong to any provider of a host's tree; whether that is one
+    that is used is for the request groups of the demand to say.
 
     :param spec: a copy: as with the scheduler, marks are left there
+    :returns: them, and the ResourceRequest
     """
     try:
         request_filter.process_reqspec(context, spec)
-        group = scheduler_utils.resources_from_request_spec(
-            context, spec, _Nodes()).get_request_group(None)
+        request = scheduler_utils.resources_from_request_spec(
+            context, spec, _Nodes())
     except (exception.RequestFilterFailed, exception.NoValidHost) as exc:
         raise NoSuchHost(str(exc)) from exc
-    limits = [pair for pair in group.to_queryparams()
+    limits = [pair for pair in request.get_request_group(None).to_queryparams()
               if pair[0] in ('member_of', 'in_tree')]
     required = sorted(spec.root_required) + [
         f'!{trait}' for trait in sorted(spec.root_forbidden)]
     if required:
         limits.append(('required', ','.join(required)))
     roots = {one for one, root in placement.providers(limits) if one == root}
-    for trait in group.required_traits:
+    for trait in request.all_required_traits:
         roots &= placement.trees_with(trait)
-    for trait in group.forbidden_traits:
-        roots -= placement.trees_with(trait)
-    return frozenset(roots)
+    for trait in request.get_request_group(None).forbidden_traits:
+        # The root is used by every server.
+        roots -= placement.with_trait(trait).keys()
+    return frozenset(roots), request
+
+
+def _groups_of(request: ty.Any) -> list[ty.Any]:
+    """The request groups of a ResourceRequest that ask for resources."""
+    return [group for _suffix, group in sorted(
+        request._rg_by_id.items(), key=lambda one: one[0] or '')
+        if any(group.resources.values())]
+
+
+def _groups(request: ty.Any, placement: Placement,
+            ) -> tuple[model.Group, ...]:
+    """What the request groups of one server need of the providers of a host.
+    """
+    groups = []
+    for group in _groups_of(request):
+        required = []
+        for trait in sorted(group.required_traits):
+            having = placement.with_trait(trait)
+            # The root is used by every server: a trait that only roots have
+            # is found there.
+            if group.use_same_provider or any(
+                    one != root for one, root in having.items()):
+                required.append(frozenset(having))
+        groups.append(model.Group(
+            tuple(sorted(group.resources.items())),
+            bool(group.use_same_provider), tuple(required),
+            frozenset(one for trait in group.forbidden_traits
+                      for one, root in placement.with_trait(trait).items()
+                      if group.use_same_provider or one != root)))
+    return tuple(groups)

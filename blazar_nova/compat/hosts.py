@@ -15,6 +15,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import typing as ty
 
 from keystoneauth1 import exceptions as keystone_exceptions
@@ -41,6 +42,9 @@ LOG = logging.getLogger(__name__)
 
 _PLACEMENT = '1.39'
 
+#: What is read of an inventory.
+_INVENTORY = ('total', 'reserved', 'allocation_ratio', 'min_unit', 'max_unit',
+              'step_size')
 #: What of a compute node its users may ask for, by Nova's names.
 _PROPERTIES = ('hypervisor_hostname', 'hypervisor_type',
                'hypervisor_version', 'vcpus', 'memory_mb', 'local_gb')
@@ -64,12 +68,13 @@ class Provider(ty.NamedTuple):
     """What was seen of a provider.
 
     :ivar generation: that it had before
-    :ivar capacity: what placement lets be claimed
+    :ivar units: what placement lets be claimed of each class, and how much of
+        it one server may claim
     :ivar taken: whether any consumer had anything of it
     """
 
     generation: int
-    capacity: model.Resources
+    units: ty.Mapping[str, model.Units]
     taken: bool
 
 
@@ -78,11 +83,14 @@ class Facts:
     """What a host has in all, and what each consumer takes of it.
 
     Over its tree of providers.
+
+    :ivar units: see :class:`blazar_core.common.model.HostFacts`
     """
 
     capacity: model.Resources
     allocations: ty.Mapping[str, model.Resources]
     providers: ty.Mapping[str, Provider]
+    units: ty.Mapping[str, ty.Mapping[str, ty.Sequence[int]]] | None = None
 
 
 def all_hosts() -> tuple[list[ComputeHost], bool]:
@@ -158,10 +166,29 @@ def facts(uuid: str, tree: Tree | None = None, known: Facts | None = None,
     before = known.providers if known is not None else {}
     for one, generation in (tree or _tree(uuid)).items():
         providers[one] = _look_at(one, generation, before.get(one), amounts)
-        capacity.update(providers[one].capacity)
+        capacity.update({rc: units.capacity for rc, units in
+                         providers[one].units.items()})
     if not capacity:
         return None
-    return Facts(dict(capacity), amounts, providers)
+    return Facts(dict(capacity), amounts, providers, _units(uuid, providers))
+
+
+def _units(uuid: str, providers: ty.Mapping[str, Provider],
+           ) -> dict[str, dict[str, list[int]]] | None:
+    """What a host's capacity does not say of its providers.
+
+    :param uuid: that of its root provider
+    """
+    having = collections.Counter(
+        rc for provider in providers.values() for rc in provider.units)
+    found = {one: {
+        rc: list(units) for rc, units in sorted(provider.units.items())
+        if one != uuid or having[rc] > 1 or (
+            units.least, units.step) != (1, 1) or units.most < units.capacity}
+        for one, provider in sorted(providers.items()) if provider.units}
+    if not found.keys() - {uuid} and not found.get(uuid):
+        return None
+    return {'': found.pop(uuid, {}), **found}
 
 
 def _look_at(uuid: str, generation: int, before: Provider | None,
@@ -181,7 +208,7 @@ def _look_at(uuid: str, generation: int, before: Provider | None,
     # It may have moved since the tree was asked for.
     now = answer.get('resource_provider_generation', generation)
     return Provider(
-        now, before.capacity if before is not None and is_same and (
+        now, before.units if before is not None and is_same and (
             now == generation) else _inventory(uuid),
         bool(answer.get('allocations')))
 
@@ -292,11 +319,18 @@ def services_up() -> set[str]:
             if state.up and not state.disabled}
 
 
-def _inventory(provider: str) -> dict[str, int]:
+def _inventory(provider: str) -> dict[str, model.Units]:
     answer = ask_placement(f'/resource_providers/{provider}/inventories') or {}
-    return {rc: int((inventory['total'] - inventory['reserved']) *
-                    inventory['allocation_ratio'])
+    return {rc: _units_of(*(inventory[name] for name in _INVENTORY))
             for rc, inventory in answer.get('inventories', {}).items()}
+
+
+@functools.lru_cache(1000)
+def _units_of(total: int, reserved: int, ratio: float, least: int, most: int,
+              step: int) -> model.Units:
+    """The units of an inventory; alike hosts share them."""
+    capacity = int((total - reserved) * ratio)
+    return model.Units(capacity, least, min(most, capacity), step)
 
 
 def _add_allocations(provider: str, taken: dict[str, dict[str, int]],

@@ -175,7 +175,8 @@ class Hosts:
         with self._parts.database.writer() as session:
             if inventory.report(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
-                    host.properties), facts.allocations, seen):
+                    host.properties, units=facts.units),
+                    facts.allocations, seen):
                 LOG.debug('Host %s: %s', host.name, facts)
 
     def _before(self, uuid: str) -> tuple[int, int | None]:
@@ -196,14 +197,15 @@ class Hosts:
         """
         with self._parts.database.reader() as session:
             hosts = session.execute(
-                sa.select(models.Host.uuid, models.Host.capacity)
+                sa.select(models.Host.uuid, models.Host.capacity,
+                          models.Host.units)
                 .where(models.Host.service_host == service_host,
                        models.Host.pool == model.COMPUTE)).all()
         since = self._parts.clock.now() - _LASTS
         seen = [facts if at >= since else None for at, facts in (
             self._facts.get(host.uuid, (0, None)) for host in hosts)]
-        if not hosts or [host.capacity for host in hosts] != [
-                facts and facts.capacity for facts in seen]:
+        if not hosts or [(host.capacity, host.units) for host in hosts] != [
+                facts and (facts.capacity, facts.units) for facts in seen]:
             self.compare_service_host(service_host)
             return
         for host, facts in zip(hosts, seen):

@@ -26,12 +26,15 @@ added and taken away in any order.
   the arrays of :mod:`~blazar_core.books.timeline.layout`;
   :mod:`~blazar_core.books.timeline.marks` finds an instant in them;
 * :mod:`~blazar_core.books.timeline.search` finds room and the earliest start,
-  by :mod:`~blazar_core.books.timeline.offers`.
+  by :mod:`~blazar_core.books.timeline.offers`;
+  :mod:`~blazar_core.books.timeline.units` says how much of a host one server
+  can get at all.
 """
 
 from blazar_core.books.timeline.calendar import Block
 from blazar_core.books.timeline.questions import Beside
 from blazar_core.books.timeline.questions import Timeline
 from blazar_core.books.timeline.questions import Utilization
+from blazar_core.books.timeline.units import TooMuch
 
-__all__ = ['Beside', 'Block', 'Timeline', 'Utilization']
+__all__ = ['Beside', 'Block', 'Timeline', 'TooMuch', 'Utilization']

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from blazar_core.books.timeline import rows
 from blazar_core.books.timeline import search
+from blazar_core.books.timeline import units
 from blazar_core.books.timeline.steps import Ints
 from blazar_core.books.timeline.steps import NEVER
 from blazar_core.common import model
@@ -61,6 +62,7 @@ class Calendar:
 
     :param shared: classes that a host may offer through a shared provider: a
         host that reports none of its own is not judged by them
+    :ivar units: how much one server can get of each host
     """
 
     def __init__(self, shared: ty.Collection[str] = ('DISK_GB',), *,
@@ -73,6 +75,7 @@ class Calendar:
         self._ids: list[int] = []
         self._classes: dict[str, _Class] = {}
         self._columns: dict[str, int] = {}
+        self.units = units.UnitsOfHosts()
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -122,14 +125,30 @@ class Calendar:
         return {rc: one.capacity[:len(self)]
                 for rc, one in self._classes.items()}
 
+    def too_much(self, demand: model.Demand, hosts: Ints,
+                 ) -> list[units.TooMuch] | None:
+        """Why none of some hosts can ever take a server of a demand.
+
+        :param hosts: their places
+        :returns: as :meth:`units.UnitsOfHosts.too_much`
+        """
+        return self.units.too_much(demand, hosts, {
+            rc: np.where(capacity > 0, capacity, self._missing(rc))
+            for rc, capacity in self.capacity.items()})
+
     def set_host(self, host_id: int, capacity: model.Resources,
-                 usage: model.Resources) -> None:
+                 usage: model.Resources, uuid: str = '',
+                 providers: model.Providers | None = None) -> None:
         """Say what a host has, and what of it is used without an end.
 
         A host that is not known yet is added (with nothing booked); one that
         is gone is given no capacity. Costs O(classes).
+
+        :param uuid: needed where demands name providers
+        :param providers: None: its capacity says what a server can get
         """
         place = self._place(host_id)
+        self.units.set(place, uuid, providers)
         for rc in (*capacity, *usage):
             self._class(rc)
         for rc, one in self._classes.items():

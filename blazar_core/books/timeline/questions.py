@@ -135,9 +135,8 @@ class Timeline(calendar.Calendar):
         :param peaks: what :meth:`peaks` says of the window, if that is known
         """
         rooms = np.zeros(len(self), np.int64)
-        scan = self._scan(
-            demand.resources, demand.most_per_host(), self._which(hosts),
-            beside)
+        scan = self._scan(demand, demand.resources, demand.most_per_host(),
+                          self._which(hosts), beside)
         if scan is None:
             return rooms
         if peaks is None and calendar.end_of(window) == NEVER:
@@ -171,7 +170,9 @@ class Timeline(calendar.Calendar):
             resources = {rc: amount * wanted
                          for rc, amount in resources.items()}
             most = wanted = 1
-        scan = self._scan(resources, most, self._which(hosts))
+        scan = self._scan(demand, resources, most, self._which(hosts),
+                          least=demand.count if (
+                              demand.affinity is model.Affinity.SAME) else 1)
         if scan is None:
             return None
         return scan.earliest(duration, not_before, wanted)
@@ -297,22 +298,27 @@ class Timeline(calendar.Calendar):
             hosts = self.mask(hosts)
         return np.flatnonzero(hosts)
 
-    def _scan(self, resources: model.Resources, most: int, which: Ints,
-              beside: Beside | None = None) -> search.Scan | None:
-        """A question about hosts; None when some class is nowhere."""
+    def _scan(self, demand: model.Demand, resources: model.Resources,
+              most: int, which: Ints, beside: Beside | None = None,
+              least: int = 1) -> search.Scan | None:
+        """A question about hosts; None when some class is nowhere.
+
+        :param least: so many servers of the demand a host has to take
+        """
         if model.HOST in resources:
             return self._scan_whole(which, beside)
+        limits = self.units.limits(demand, len(self))
         needs = []
         for rc, amount in resources.items():
             if amount and rc in self._classes:
-                needs.append(search.Need(
-                    self._columns[rc], amount, self._free(rc, beside)))
+                free = limits.less(self._free(rc, beside), rc)
+                needs.append(search.Need(self._columns[rc], amount, free))
             elif amount and rc not in self._shared:
                 return None
-        return search.Scan(self._rows, needs, most, which, self._piece)
+        return search.Scan(self._rows, needs, most, limits.able(which, least),
+                           self._piece, limits.most)
 
     def _free(self, rc: str, beside: Beside | None) -> Ints:
-        """What is free of a class on each host, if nothing is booked."""
         free = self._classes[rc].free[:len(self)]
         return free if beside is None or rc not in beside.amounts else (
             free - beside.amounts[rc])

@@ -74,6 +74,7 @@ class Scan:
     :ivar most: how many of them may stand in one row
     :ivar which: the rows that may be used
     :ivar piece: how many steps are worked at together
+    :ivar limits: how many of them the units of each row allow; None: any
     """
 
     rows: rows_.Rows
@@ -81,13 +82,14 @@ class Scan:
     most: int
     which: Ints
     piece: int = PIECE
+    limits: Ints | None = None
 
     def bare(self) -> Ints:
         """The most room there may ever be in each row: with nothing booked.
 
         (Or less than nothing, when a removal came before its booking.)
         """
-        room = np.full(len(self.which), self.most)
+        room = _most(self, self.which)
         self._lower(room, self.which, [
             np.array([self.rows.lowest[need.column]]) for need in self.needs])
         return room
@@ -96,7 +98,7 @@ class Scan:
         """The room in each row, given the highest level of all rows in each
         column.
         """
-        room = np.full(len(self.which), self.most)
+        room = _most(self, self.which)
         self._lower(room, self.which, (
             peaks[need.column][self.which] for need in self.needs))
         return room
@@ -107,14 +109,14 @@ class Scan:
         Rows that have none where it begins or ends are not looked at again.
         """
         which = self.which if which is None else which
-        room = np.full(len(which), self.most)
+        room = _most(self, which)
         first = self.rows.at(which, begin)
-        self._lower(room, which, (self._level(need, first)
+        self._lower(room, which, (self.rows.levels[need.column][first]
                                   for need in self.needs))
         rest = np.flatnonzero((room > 0) & (self.rows.time[first + 1] < end))
         first, which, some = first[rest], which[rest], room[rest]
         last = self.rows.at(which, end - 1)
-        self._lower(some, which, (self._level(need, last)
+        self._lower(some, which, (self.rows.levels[need.column][last]
                                   for need in self.needs))
         room[rest] = some
         more = np.flatnonzero((some > 0) & (last > first + 1))
@@ -122,9 +124,6 @@ class Scan:
         room[rest] = self._between(some[more], first[more] + 1,
                                    last[more] - 1, which[more])
         return room
-
-    def _level(self, need: Need, place: Ints) -> Levels:
-        return self.rows.levels[need.column][place]
 
     def _between(self, room: Ints, first: Ints, last: Ints, which: Ints,
                  ) -> Ints:
@@ -306,7 +305,7 @@ class Scan:
 
     def _rooms(self, piece: _Piece) -> Ints:
         """The room at each step, none at the empty places."""
-        room = np.full(len(piece.begin), self.most)
+        room = np.repeat(_most(self, piece.row), piece.width)
         for need, level in zip(self.needs, piece.levels):
             free = np.repeat(need.free[piece.row], piece.width)
             free -= level
@@ -315,6 +314,13 @@ class Scan:
             room[level == steps.empty(level.dtype)] = 0
         np.maximum(room, 0, out=room)
         return room
+
+
+def _most(scan: Scan, which: Ints) -> Ints:
+    """How many may stand in rows that are empty."""
+    most = np.full(len(which), scan.most)
+    return most if scan.limits is None else np.minimum(
+        scan.limits[which], most)
 
 
 def _fitted(limit: Ints, width: Ints, dtype: np.dtype[ty.Any],

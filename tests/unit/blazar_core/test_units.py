@@ -1,0 +1,323 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""How much of a host one server can get, whatever is booked there."""
+
+import itertools
+
+import fixtures
+
+from blazar_core.books import admission
+from blazar_core.books import inventory
+from blazar_core.books import timeline
+from blazar_core.books.timeline import units
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from tests.unit import base
+from tests.unit.blazar_core import worlds
+
+NOW = worlds.NOW
+
+
+def group(single=False, required=(), forbidden=(), **resources):
+    return model.Group(
+        tuple(sorted(resources.items())), single,
+        tuple(map(frozenset, required)), frozenset(forbidden))
+
+
+def demand(*groups, count=1, **more):
+    """A demand of servers of some request groups."""
+    resources = {}
+    for one in groups:
+        for rc, amount in one.resources:
+            resources[rc] = resources.get(rc, 0) + amount
+    return model.Demand(resources, count, groups=groups, **more)
+
+
+def of(**providers):
+    """The providers of a host: of each, the units by class; _ is its own."""
+    return model.Providers(
+        tuple('' if one == '_' else one for one in providers),
+        tuple(tuple(sorted((rc, model.Units(*numbers))
+                           for rc, numbers in some.items()))
+              for some in providers.values()))
+
+
+#: Two graphics cards with one unit each.
+CARDS = of(_={}, a={'VGPU': (1, 1, 1, 1)}, b={'VGPU': (1, 1, 1, 1)})
+
+
+class UnitsTest(base.TestCase):
+    """One host, and how many servers fit there."""
+
+    def fits(self, wanted, providers, booked=(), usage=None, **capacity):
+        line = timeline.Timeline()
+        line.set_host(1, capacity, usage or {}, 'root', providers)
+        for one in booked:
+            line.apply(1, model.Window(0, 100), one, 1)
+        found = int(line.fits(wanted, model.Window(10, 20))[0])
+        start = line.earliest(wanted, 10, 10)
+        # Both ways of asking say the same of what fits at once.
+        if wanted.affinity is model.Affinity.NONE:
+            self.assertEqual(found >= wanted.count, start == 10)
+        return found
+
+    def test_what_is_larger_than_the_largest_unit_fits_nowhere(self):
+        cpus = of(_={'VCPU': (16, 1, 4, 1)})
+        for amount, fits in ((1, 9), (4, 4), (5, 0), (8, 0), (16, 0)):
+            self.assertEqual(fits, self.fits(
+                demand(group(VCPU=amount), count=9), cpus, VCPU=16), amount)
+
+    def test_nor_what_is_smaller_than_the_smallest_or_between_steps(self):
+        steps = of(_={'DISK_GB': (100, 20, 60, 10)})
+        for amount, fits in ((10, 0), (20, 5), (25, 0), (60, 1), (70, 0)):
+            self.assertEqual(fits, self.fits(
+                demand(group(DISK_GB=amount), count=9), steps, DISK_GB=100))
+
+    def test_what_asks_for_no_groups_is_judged_by_capacity(self):
+        cpus = of(_={'VCPU': (16, 1, 4, 1)})
+        self.assertEqual(2, self.fits(
+            model.Demand({'VCPU': 8}, 9), cpus, VCPU=16))
+
+    def test_a_class_comes_from_one_provider(self):
+        for amount, fits in ((1, 2), (2, 0)):
+            self.assertEqual(fits, self.fits(
+                demand(group(VCPU=1, VGPU=amount), count=9), CARDS,
+                VCPU=16, VGPU=2))
+
+    def test_groups_come_from_one_each(self):
+        two = [group(VCPU=1), group(True, VGPU=1), group(True, VGPU=1)]
+        self.assertEqual(1, self.fits(
+            demand(*two, count=9), CARDS, VCPU=16, VGPU=2))
+        self.assertEqual(0, self.fits(
+            demand(*two, group(True, VGPU=1), count=9), CARDS, VCPU=16,
+            VGPU=2))
+
+    def test_a_single_group_comes_from_one_provider_altogether(self):
+        split = of(_={}, a={'VGPU': (1, 1, 1, 1)}, b={'FPGA': (1, 1, 1, 1)})
+        for single, fits in ((False, 1), (True, 0)):
+            self.assertEqual(fits, self.fits(
+                demand(group(single, VGPU=1, FPGA=1)), split, VGPU=1, FPGA=1))
+
+    def test_isolated_groups_come_from_different_ones(self):
+        large = of(_={}, a={'VGPU': (4, 1, 4, 1)}, b={'FPGA': (4, 1, 4, 1)})
+        two = group(True, VGPU=1), group(True, VGPU=1)
+        for isolated, fits in ((False, 2), (True, 0)):
+            self.assertEqual(fits, self.fits(
+                demand(*two, count=9, isolated=isolated), large, VGPU=4,
+                FPGA=4))
+
+    def test_traits_are_those_of_the_provider_that_is_used(self):
+        mixed = of(_={}, a={'VGPU': (1, 1, 1, 1)}, b={'VGPU': (4, 1, 4, 1)})
+        for single in (False, True):
+            for required, amount, fits in (
+                    ('a', 1, 1), ('a', 2, 0), ('b', 2, 2), ('root', 1, 0)):
+                if required == 'root' and not single:
+                    continue
+                self.assertEqual(fits, self.fits(
+                    demand(group(single, [required], VGPU=amount), count=9),
+                    mixed, VGPU=5), (single, required, amount))
+
+    def test_all_of_a_group_that_is_not_single_have_the_traits_together(self):
+        mixed = of(_={'VCPU': (16, 1, 4, 1)}, a={'VGPU': (1, 1, 1, 1)},
+                   b={'VGPU': (2, 1, 2, 1)})
+        for required, fits in ((('root', 'a'), 1), (('a', 'b'), 0)):
+            self.assertEqual(fits, self.fits(
+                demand(group(False, [[one] for one in required],
+                             VCPU=1, VGPU=1)), mixed, VCPU=16, VGPU=3))
+
+    def test_forbidden_providers_are_not_used(self):
+        for single in (False, True):
+            for forbidden, fits in (((), 2), ('a', 1), ('ab', 0)):
+                self.assertEqual(fits, self.fits(
+                    demand(group(single, forbidden=forbidden, VGPU=1),
+                           count=9), CARDS, VGPU=2))
+
+    def test_traits_count_on_hosts_without_units(self):
+        for required, fits in ((['root'], 1), (['other'], 0)):
+            self.assertEqual(fits, self.fits(
+                demand(group(True, [required], VCPU=1)), None, VCPU=4))
+
+    def test_a_class_that_the_root_alone_has_is_no_childs(self):
+        for single, fits in ((False, 1), (True, 0)):
+            self.assertEqual(fits, self.fits(
+                demand(group(single, MEMORY_MB=1, VGPU=1)), CARDS, VGPU=2,
+                MEMORY_MB=4))
+
+    def test_shared_storage_is_judged_by_nova(self):
+        self.assertEqual(1, self.fits(
+            demand(group(VCPU=4, DISK_GB=9)), of(_={'VCPU': (16, 1, 4, 1)}),
+            VCPU=16))
+
+    def test_what_is_left_over_on_several_providers_is_not_added_up(self):
+        three = of(_={}, a={'VGPU': (3, 1, 3, 1)}, b={'VGPU': (3, 1, 3, 1)})
+        wanted = demand(group(VGPU=2), count=9)
+        for booked, fits in ((0, 2), (1, 1), (2, 0)):
+            self.assertEqual(fits, self.fits(
+                wanted, three, [{'VGPU': 2}] * booked, VGPU=6))
+        # Wherever three of them are, one provider has two left.
+        self.assertEqual(1, self.fits(
+            wanted, three, usage={'VGPU': 3}, VGPU=6))
+
+    def test_one_server_fits_on_an_empty_host_however_it_is_laid_out(self):
+        uneven = of(_={}, a={'VGPU': (2, 1, 2, 1)}, b={'VGPU': (1, 1, 1, 1)})
+        self.assertEqual(1, self.fits(
+            demand(group(True, VGPU=2), group(True, VGPU=1), count=9),
+            uneven, VGPU=3))
+
+    def test_servers_that_stay_together_need_one_host_that_takes_all(self):
+        line = timeline.Timeline()
+        line.set_host(1, {'VGPU': 2}, {}, 'root', CARDS)
+        for count, start in ((1, 0), (2, 0), (3, None)):
+            self.assertEqual(start, line.earliest(demand(
+                group(VGPU=1), count=count, affinity=model.Affinity.SAME),
+                10, 0))
+
+    def test_many_devices_are_judged_at_once(self):
+        many = of(_={}, **{f'd{number}': {'PCI': (1, 1, 1, 1)}
+                           for number in range(15)})
+        groups = [group(True, PCI=1)] * 15
+        for isolated in (False, True):
+            self.assertEqual(1, self.fits(
+                demand(*groups, isolated=isolated), many, PCI=15))
+            self.assertEqual(0, self.fits(
+                demand(*groups, group(True, PCI=1), isolated=isolated),
+                many, PCI=16))
+
+    def test_what_can_never_fit_is_never_said_to(self):
+        """Every way of giving two cards out, against all that is said."""
+        for sizes in itertools.product(range(1, 4), repeat=2):
+            cards = of(_={}, **{
+                name: {'VGPU': (size, 1, size, 1)}
+                for name, size in zip('ab', sizes)})
+            for amount in range(1, 4):
+                found = self.fits(demand(group(VGPU=amount), count=9), cards,
+                                  VGPU=sum(sizes))
+                self.assertEqual(
+                    sum(size // amount for size in sizes), found,
+                    (sizes, amount))
+
+    def test_units_that_change_count_from_then_on(self):
+        line = timeline.Timeline()
+        wanted = demand(group(VCPU=8))
+        for most, fits in ((16, 1), (4, 0), (8, 1)):
+            line.set_host(1, {'VCPU': 16}, {}, 'root',
+                          of(_={'VCPU': (16, 1, most, 1)}))
+            self.assertEqual([fits], line.fits(
+                wanted, model.Window(0, 10)).tolist())
+
+    def test_hosts_with_the_same_units_are_judged_once(self):
+        judged = []
+
+        def count(*args):
+            judged.append(1)
+            return found(*args)
+
+        found = units.limits_of
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.books.timeline.units.limits_of', count))
+        line = timeline.Timeline()
+        for number in range(50):
+            line.set_host(number, {'VCPU': 16}, {}, f'uuid{number}',
+                          of(_={'VCPU': (16, 1, 4, 1)}))
+        for _each in range(3):
+            line.fits(demand(group(VCPU=4)), model.Window(0, 10))
+        self.assertLessEqual(len(judged), 2)
+
+
+class AdmissionTest(worlds.BooksTestCase):
+    """What is not to be had is refused, and the reason says what it is."""
+
+    def setUp(self):
+        super().setUp()
+        self.admission = admission.Admission(self.database, self.clock)
+        self.report('cpu', {'VCPU': 16, 'MEMORY_MB': 64}, {
+            '': {'VCPU': [16, 1, 4, 1]}})
+
+    def report(self, name, capacity, limited=None):
+        with self.database.writer() as session:
+            inventory.report(session, NOW, model.HostFacts(
+                name, name, name, capacity, {}, units=limited), {},
+                inventory.generations(session, [name]).get(name))
+
+    def pick(self, wanted):
+        return self.admission.pick(wanted, model.Window(NOW, NOW + 10))
+
+    def refusal(self, wanted):
+        return self.assertRaises(
+            errors.Refused, self.pick, wanted).refusal
+
+    def test_a_server_that_no_host_can_take_is_refused(self):
+        self.assertEqual(4, len(self.pick(demand(group(VCPU=4), count=4))))
+        refusal = self.refusal(demand(group(VCPU=8)))
+        self.assertEqual(
+            (refusals.Reason.TOO_BIG, 0, None),
+            (refusal.reason, refusal.fits_now, refusal.next_start))
+        self.assertIn('One server needs 8 VCPU, but no host gives one server '
+                      'more than 4.', refusal.sentence())
+
+    def test_the_reason_names_the_largest_of_all_hosts_that_may_be_used(self):
+        self.report('large', {'VCPU': 8}, {'': {'VCPU': [8, 1, 6, 1]}})
+        self.assertIn('more than 6', self.refusal(
+            demand(group(VCPU=7))).sentence())
+        self.assertIn('more than 4', self.refusal(demand(
+            group(VCPU=7), hosts=frozenset(['cpu']))).sentence())
+        self.report('step', {'FPGA': 8}, {'': {'FPGA': [8, 4, 8, 2]}})
+        self.assertIn('less than 4', self.refusal(
+            demand(group(FPGA=2))).sentence())
+        self.assertIn('only multiples of 2', self.refusal(
+            demand(group(FPGA=5))).sentence())
+
+    def test_a_reason_that_no_amount_gives_names_the_groups(self):
+        self.report('cards', {'VGPU': 2}, {
+            '': {}, 'a': {'VGPU': [1, 1, 1, 1]},
+            'b': {'VGPU': [1, 1, 1, 1]}})
+        said = self.refusal(demand(
+            group(True, [['cards']], VGPU=1))).sentence()
+        self.assertIn('numbered request group', said)
+
+    def test_what_is_merely_taken_is_not_said_to_be_too_big(self):
+        wanted = demand(group(VCPU=4), count=5)
+        self.assertEqual('', self.refusal(wanted).detail)
+
+    def test_availability_is_zero(self):
+        for amount, fits in ((4, 4), (5, 0)):
+            found, _more = self.admission.starts.availability(
+                demand(group(VCPU=amount), count=9),
+                model.Window(NOW, NOW + 100), 10, 10)
+            self.assertEqual([(NOW, fits)], found)
+
+    def test_another_host_that_can_is_taken(self):
+        self.report('large', {'VCPU': 8})
+        self.assertEqual(
+            [self.host_id('large')], self.pick(demand(group(VCPU=8))))
+
+    def test_units_that_change_are_followed(self):
+        self.refusal(demand(group(VCPU=8)))
+        self.report('cpu', {'VCPU': 16, 'MEMORY_MB': 64}, {
+            '': {'VCPU': [16, 1, 8, 1]}})
+        self.pick(demand(group(VCPU=8)))
+        self.report('cpu', {'VCPU': 16, 'MEMORY_MB': 64})
+        self.pick(demand(group(VCPU=16)))
+
+    def test_processes_that_read_all_know_them_too(self):
+        fresh = admission.Admission(self.database, self.clock)
+        self.admission = fresh
+        self.refusal(demand(group(VCPU=8)))
+
+    def test_hosts_that_are_alike_share_what_is_known(self):
+        for name in ('one', 'two'):
+            self.report(name, {'VCPU': 16}, {'': {'VCPU': [16, 1, 4, 1]}})
+        with self.admission.index.fresh():
+            hosts = self.admission.index.hosts
+        self.assertEqual(1, len({
+            id(host.providers) for host in hosts.values()}))

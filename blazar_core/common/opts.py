@@ -185,6 +185,11 @@ OPTS: list[cfg.Opt] = [
              'metadata. Servers with a lease move only if their flavor says '
              '``blazar:preemptible=true``. 0: nothing is moved, and such a '
              'lease waits for room that falls free.'),
+    cfg.IntOpt('best_effort_move_interval', default=600, min=0, help=(
+        'Seconds between two such migrations of a server.')),
+    cfg.IntOpt('best_effort_moves_per_hour', min=0, help=(
+        'How many servers are so migrated within an hour, at most, for all '
+        'leases of a project. Not set: twice ``best_effort_moves``.')),
     cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,
         help='Minutes for which a leased whole host belongs to no lease when '

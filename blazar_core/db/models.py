@@ -357,11 +357,12 @@ class Booking(Base):
 class Move(Stateful, Base):
     """A server that moves, or has moved, so that there is room for a lease.
 
-    ``source`` and ``target`` are ids of hosts, ``resources`` what it takes.
-    It is asked for at ``asked_at``, and for one lease at most once.
+    ``source`` and ``target`` are ids of hosts, ``resources`` what it takes. It
+    is asked for at ``asked_at``, and for a lease of ``project_id`` but once.
     """
 
     __tablename__ = 'moves'
+    __table_args__ = (sa.Index('moves_project_idx', 'project_id', 'asked_at'),)
     machine = states.MOVE
 
     # No foreign key: the lease may be withdrawn first.
@@ -375,18 +376,17 @@ class Move(Stateful, Base):
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     asked_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    project_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
 
 
 class Change(Base):
     """One booking that came (sign 1) or went (sign -1) on a host.
 
     Written in the transaction that moved the host's generation to
-    ``generation``; none is left out, and one has ``parts`` rows (None: written
-    by a release that did not count them).
+    ``generation``, which has ``parts`` rows (None: of a release before).
     A row without dates says that the host itself is another than it was: with
     resources, that these are its usage now, and that nothing else is new.
-    Rows are kept for a while, for the processes that hold the books in
-    memory (:mod:`blazar_core.books.follower`).
+    Rows are kept for a while, for :mod:`blazar_core.books.follower`.
     """
 
     __tablename__ = 'changes'

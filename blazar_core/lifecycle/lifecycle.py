@@ -40,6 +40,7 @@ from blazar_core.lifecycle import move_plans
 from blazar_core.lifecycle import moving
 from blazar_core.lifecycle import noshows
 from blazar_core.lifecycle import observing
+from blazar_core.lifecycle import pacing
 from blazar_core.lifecycle import resuming
 from blazar_core.lifecycle import retrying
 from blazar_core.lifecycle import seeking
@@ -66,6 +67,7 @@ class Lifecycle:
         what time, and with what notice
     :param granting: what the limits say of leases that are prolonged
     :param moves: how many servers are moved to make room for one lease
+    :param pace: how often servers are moved for several leases
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -76,7 +78,7 @@ class Lifecycle:
                  policies: ends.Policies, end_limit: int = 0,
                  no_shows: tuple[int, int] = (0, 0),
                  granting: extending.Granting = lambda _lease, _change: None,
-                 moves: int = 0) -> None:
+                 moves: int = 0, pace: pacing.Pace = pacing.Pace()) -> None:
         self.closing = closing.Closing(
             database, clock, cloud, opens, notify, types)
         self.leaving = leaving.Leaving(
@@ -108,7 +110,7 @@ class Lifecycle:
         self.making_room = making_room.MakingRoom(
             database, clock, notify, self.seeking, move_plans.MovePlans(
                 database, clock, admission, cloud, notify, self.seeking,
-                moves), moving.Moving(database, clock, cloud, notify))
+                moves, pace), moving.Moving(database, clock, cloud, notify))
         self.telling = telling.Telling(
             database, clock, notify, self.closing, copying.Copying(
                 database, cloud, self.closing, types), types)

@@ -23,6 +23,7 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
 from blazar_core.books import freeing
@@ -36,10 +37,12 @@ from blazar_core.common import refusals
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import limits
 from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import moving
+from blazar_core.lifecycle import pacing
 from blazar_core.lifecycle import seeking
 from blazar_core.lifecycle import steps
 
@@ -68,12 +71,14 @@ class MovePlans:
 
     :param notify: told of an event type and a lease
     :param most: so many servers are moved for one lease at most
+    :param pace: how often servers are moved for several leases
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, cloud: clouds.Cloud,
                  notify: ty.Callable[[str, facts.Lease], None],
-                 seeking: seeking.Seeking, most: int) -> None:
+                 seeking: seeking.Seeking, most: int,
+                 pace: pacing.Pace = pacing.Pace()) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
@@ -81,6 +86,7 @@ class MovePlans:
         self._notify = notify
         self._seeking = seeking
         self._most = most
+        self._pace = pace
 
     def make(self, lease_id: str, why: str) -> bool:
         """Plan who moves where, beside what has moved and what cannot; says
@@ -110,10 +116,13 @@ class MovePlans:
             return wanted.sentence()
         now = self._clock.now()
         with self._database.reader() as session:
-            own = [row for one in api.found(session, lease_id).reservations
+            lease = api.found(session, lease_id)
+            own = [row for one in lease.reservations
                    for row in seeking.wanting(one)]
             asked = moving.asked(session, lease_id)
             others = moving.of_others(session, lease_id)
+            resting = pacing.resting(session, self._pace.interval, now)
+            left = self._left(session, lease, now)
         if not own:
             return ''
         window = model.Window(now, max(row.end_date for row in own))
@@ -125,22 +134,40 @@ class MovePlans:
             scene = self._admission.freeing.scene(
                 [demand.fewest() for demand in alike.values()], window,
                 [row for row in own if row.host_id is not None],
-                {move.server_id for move in (*asked, *others)},
+                {*resting, *(move.server_id for move in (*asked, *others))},
                 [(move.target, move.resources) for move in others])
-            made = self._best(scene, self._movable(scene), self._most - len(
-                asked) - len(plan.moves), known)
+            most = self._most - len(asked)
+            made = self._best(scene, self._movable(scene), min(
+                most, left.count) - len(plan.moves), known)
             if made is None:
-                return (f'No servers could be moved so that there is, or more '
-                        f'than {self._most} would have to be.')
+                return ' '.join([
+                    f'No servers could be moved so that there is, or more '
+                    f'than {self._most} would have to be.',
+                    *pacing.said(
+                        self._per_hour, self._pace.interval, left, most,
+                        resting, {host_id for wish in scene.wishes
+                                  for host_id in wish.hosts})])
             plan.picked.update(zip(alike, made.picked, strict=True))
             plan.moves.extend(made.moves)
             plan.generations.update(scene.generations)
-        described = self._write(lease_id, plan, wanted, others)
+        described = self._write(
+            lease_id, lease.project_id, plan, wanted, others)
         if described:
             LOG.info('Lease %s: room is made for it by %s moves', lease_id,
                      len(plan.moves))
             self._notify('lease.update', described)
         return ''
+
+    def _left(self, session: orm.Session, lease: models.Lease, now: int,
+              ) -> pacing.Left:
+        """How many more servers may be moved for the project of a lease."""
+        return pacing.left(
+            session, lease.project_id, self._per_hour, lease.id, now)
+
+    @property
+    def _per_hour(self) -> int:
+        return (2 * self._most if self._pace.per_hour is None
+                else self._pace.per_hour)
 
     def _movable(self, scene: freeing.Scene) -> list[planning.Movable]:
         """The servers that may be moved at all."""
@@ -180,7 +207,7 @@ class MovePlans:
                     server_id).hosts or frozenset()
         return None
 
-    def _write(self, lease_id: str, plan: _Plan,
+    def _write(self, lease_id: str, project_id: str, plan: _Plan,
                wanted: ty.Mapping[str, model.Demand],
                others: ty.Iterable[models.Move]) -> facts.Lease | None:
         """Write a plan down, if it still goes by what is so.
@@ -192,7 +219,8 @@ class MovePlans:
 
         :param others: the moves for other leases that it goes by
         :raises LostRace: when somebody decided about a host of it meanwhile
-        :raises Outdated: when the lease is for others than was thought
+        :raises Outdated: when the lease is for others than was thought, or
+            other leases have used up the pace
         """
         now = self._clock.now()
         hosts = {host_id for some in plan.picked.values()
@@ -200,9 +228,11 @@ class MovePlans:
             host_id for move in plan.moves
             for host_id in (move.source, move.target)}
         with self._database.writer() as session:
+            limits.lock(session.connection(), project_id)
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.IN_PROGRESS:
                 return None
+            self._check_pace(session, lease, plan, now)
             known = {(move.server_id, move.target) for move in others}
             for move in moving.of_others(session, lease_id):
                 if (move.server_id, move.target) not in known:
@@ -228,7 +258,8 @@ class MovePlans:
                 source=move.source, target=move.target, asked_at=None,
                 resources={rc: amount for rc, amount in move.takes.items()
                            if rc != model.HOST},
-                status=states.Move.PLANNED, updated_at=now)
+                status=states.Move.PLANNED, updated_at=now,
+                project_id=lease.project_id)
                 for move in plan.moves)
             session.flush()
             lease.status_reason = moving.progress(session.scalars(
@@ -238,6 +269,16 @@ class MovePlans:
             session.flush()
             session.expire(lease)
             return views.describe(lease)
+
+    def _check_pace(self, session: orm.Session, lease: models.Lease,
+                    plan: _Plan, now: int) -> None:
+        """
+        :raises Outdated: when a plan moves more than may be moved by now
+        """
+        resting = pacing.resting(session, self._pace.interval, now)
+        if len(plan.moves) > self._left(session, lease, now).count or any(
+                move.server_id in resting for move in plan.moves):
+            raise api.Outdated('other leases have had servers moved')
 
     def _explain(self, lease_id: str, why: str) -> None:
         """Say why nobody moves; what is kept free for the lease is not, until

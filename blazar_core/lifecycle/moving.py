@@ -127,7 +127,7 @@ class Moving:
                             lease_id, move.server_id, why)
             under_way += not why
             self.write(lease_id, {move.server_id: states.Move.FAILED if why
-                                  else states.Move.UNDER_WAY})
+                                  else states.Move.UNDER_WAY}, bool(why))
 
     def _why_stays(self, server_id: str) -> str:
         """Why a server stays that came under a lease after its move was
@@ -141,11 +141,15 @@ class Moving:
         return '' if self._cloud.movable([server_id]).get(server_id) else (
             'it has a lease by now.')
 
-    def write(self, lease_id: str, news: ty.Mapping[str, str]) -> bool:
+    def write(self, lease_id: str, news: ty.Mapping[str, str],
+              refused: bool = False) -> bool:
         """Write down how far moves are; says whether room is still made, and
         all of them may get there.
+
+        :param refused: nothing has come of asking for them
         """
-        described = self._database.retried(self._write, lease_id, news)
+        described = self._database.retried(
+            self._write, lease_id, news, refused)
         if described is None:
             return False
         if described:
@@ -153,7 +157,7 @@ class Moving:
         return True
 
     def _write(self, lease_id: str, news: ty.Mapping[str, str],
-               ) -> facts.Lease | None:
+               refused: bool) -> facts.Lease | None:
         """
         :returns: the lease if it says something else now, nothing if not;
             None: no room is made for it any more
@@ -176,6 +180,9 @@ class Moving:
                 row.enter(status, now)
                 if status == states.Move.ASKED:
                     row.asked_at = now
+                elif refused:
+                    # That disturbed nobody, and counts for no pace.
+                    row.asked_at = None
             said = lease.status_reason
             lease.status_reason = progress(rows.values())
             if lease.status_reason == said:

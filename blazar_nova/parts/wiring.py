@@ -37,6 +37,7 @@ from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import other_hosts
+from blazar_core.lifecycle import pacing
 from blazar_core.lifecycle import preflight
 from blazar_core.lifecycle import relocating
 from blazar_core import resources
@@ -124,7 +125,9 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         conf.blazar.end_limit,
         (conf.blazar.no_show_time, conf.blazar.no_show_notice),
         functools.partial(granting.of_change, allowed, types, words),
-        conf.blazar.best_effort_moves)
+        conf.blazar.best_effort_moves, pacing.Pace(
+            conf.blazar.best_effort_move_interval,
+            conf.blazar.best_effort_moves_per_hour))
     known = identity.Identity(trusts)
     made = leases.Leases(books, clock, search, types)
     moves = relocating.Relocating(

@@ -151,6 +151,8 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
               lambda _move: False),
     'others': ('blazar_core.lifecycle.moving.of_others',
                lambda session, lease_id: []),
+    'pace': ('blazar_core.lifecycle.pacing.resting',
+             lambda session, interval, now: {}),
     'planned': ('blazar_core.books.freeing.Freeing.scene', _unguarded),
     'movable': (
         'blazar_core.lifecycle.move_plans.MovePlans._movable',

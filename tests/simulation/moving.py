@@ -28,6 +28,7 @@ State = clouds.State
 class Port(clouds.Port):
     """The cloud with what it can do to servers that were built.
 
+    :ivar migrating: told of each server that begins to move for a lease
     :ivar asked: told of each server for which a move is asked, and the lease
         for which it is
     :ivar woken: told of each server that has come back
@@ -35,6 +36,8 @@ class Port(clouds.Port):
 
     def __init__(self, cloud: clouds.Cloud) -> None:
         super().__init__(cloud)
+        self.migrating: ty.Callable[[clouds.Server], None] = (
+            lambda _server: None)
         self.asked: ty.Callable[[clouds.Server, str], None] = (
             lambda *_of: None)
         self.woken: ty.Callable[[clouds.Server], None] = lambda _of: None
@@ -73,6 +76,8 @@ class Port(clouds.Port):
                 server, 'move', lambda: self._migrate(
                     server, host and self._cloud.hosts[host])):
             return 'it may not be moved any more'
+        if host is not None:
+            self.migrating(server)
         self.answer('moved')
         return ''
 

@@ -46,6 +46,9 @@ class Promised:
         self._begun: set[str] = set()
         #: For which lease which server was asked to move.
         self._asked: set[tuple[str, str]] = set()
+        #: When a server was migrated for a lease last.
+        self._migrated: dict[str, float] = {}
+        world.port.migrating = self._each_is_left_alone_for_a_while
         world.port.asked = self._only_what_may_move_is_asked_to_once
         world.port.woken = self._nobody_comes_back_but_for_an_occurrence
 
@@ -85,6 +88,17 @@ class Promised:
                 f"WHERE server_id = '{server.id}'"):
             self._cloud.wrong.append(
                 f'{server.id} is asked to move, and has a lease')
+
+    def _each_is_left_alone_for_a_while(self, server: clouds.Server) -> None:
+        """Between two migrations of a server for leases there is the interval
+        that the operator has set, the default here.
+        """
+        now = self._world.baton.now
+        before = self._migrated.get(server.id)
+        if before is not None and now - before < 600:
+            self._cloud.wrong.append(
+                f'{server.id} is migrated again after {now - before:.0f} s')
+        self._migrated[server.id] = now
 
     def _nobody_moves_for_two(self) -> ty.Iterator[str]:
         """No server is to move for two leases at the same time."""

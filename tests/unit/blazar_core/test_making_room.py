@@ -31,6 +31,7 @@ from blazar_core.leases import owning
 from blazar_core.lifecycle import audit
 from blazar_core.lifecycle import making_room
 from blazar_core.lifecycle import moving
+from blazar_core.lifecycle import pacing
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import watch
 from tests import databases
@@ -512,6 +513,133 @@ class TestMoving(FourHosts):
             base.servers_of(lease)[0], clouds.Seen(State.GONE))
         self.assertEqual('TERMINATED', self.status(lease))
         self.go_on()
+
+
+class TestPace(FourHosts):
+    """Servers of others are migrated now and then, not all the time."""
+
+    def setUp(self):
+        super().setUp()
+        # Those on host one may be moved, between that and host four.
+        self.victims = self.servers[:2]
+        self.cloud.bound |= set(self.servers[2:])
+        self.waiting = None
+
+    def set_pace(self, interval, per_hour):
+        self.lifecycle.making_room._plans._pace = pacing.Pace(
+            interval, per_hour)
+
+    def chase(self, leases, seconds=20, **values):
+        """Leases for the host where the victims are, one after the other,
+        each deleted when its migrations are done, or after some seconds.
+        """
+        for _each in range(leases):
+            name = next(name for name, some in self.there.items()
+                        if self.victims[0] in some)
+            before = len(self.cloud.moves)
+            self.waiting = RoomTestCase.wanted(
+                self, hosts=frozenset({self.names[name]}), timeout=7200,
+                **values)
+            self.go_on()
+            for server_id, _host in self.cloud.moves[before:]:
+                self.arrive(server_id)
+            self.go_on(seconds)
+            self.reasons = self.reason(self.waiting)
+            if _each < leases - 1:
+                self.delete(self.waiting)
+
+    def delete(self, lease):
+        self.lifecycle.ending.delete(lease['id'])
+        for one in base.servers_of(lease):
+            self.cloud.servers.pop(one, None)
+        self.go_on()
+        with self.database.writer() as session:
+            session.execute(sa.delete(models.Booking))
+        self.tell(*self.there)
+
+    def test_leases_that_are_deleted_move_nobody_twelve_times(self):
+        self.chase(6)
+        self.assertLess(self.clock.now() - NOW, 200)
+        self.assertEqual(2, len(self.cloud.moves))
+        self.assertEqual('IN_PROGRESS', self.status(self.waiting))
+        self.assertIn('Servers that were migrated in the last 600 seconds '
+                      'stay where they are, the first of them until ',
+                      self.reasons)
+        self.assertNotIn(self.victims[0], self.reasons)
+
+    def test_after_the_interval_they_may_be_moved_again(self):
+        self.chase(2)
+        self.clock.advance(540)
+        self.go_on()
+        self.assertEqual(2, len(self.cloud.moves))
+        self.clock.advance(60)
+        self.go_on()
+        self.assertEqual(4, len(self.cloud.moves))
+
+    def test_a_project_has_so_many_moved_in_an_hour(self):
+        self.set_pace(0, 5)
+        self.chase(6)
+        self.assertEqual(4, len(self.cloud.moves))
+        self.assertIn('For all leases of a project 5 servers are migrated '
+                      'within an hour at most: 1 more for now, the next one '
+                      'at ', self.reasons)
+        self.clock.advance(3600)
+        self.go_on()
+        self.assertEqual(6, len(self.cloud.moves))
+
+    def test_by_default_twice_as_many_as_for_one_lease(self):
+        self.lifecycle.making_room._plans._most = 2
+        self.set_pace(0, None)
+        self.chase(6)
+        self.assertEqual(4, len(self.cloud.moves))
+
+    def test_other_projects_have_their_own_hour(self):
+        self.set_pace(0, 2)
+        self.chase(2)
+        self.assertEqual(2, len(self.cloud.moves))
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Move).values(
+                project_id='another'))
+        self.go_on(10)
+        self.assertEqual(4, len(self.cloud.moves))
+
+    def test_what_is_planned_counts_and_what_is_refused_does_not(self):
+        self.cloud.broken = dict.fromkeys(
+            self.victims, errors.Conflict('It may not.'))
+        self.set_pace(600, 2)
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual({'failed'}, set(self.moves(lease).values()))
+        self.delete(lease)
+        self.cloud.broken = {}
+        self.chase(1)
+        self.assertEqual(2, len(self.cloud.moves))
+
+    def test_plans_of_one_moment_keep_the_pace_together(self):
+        self.set_pace(0, 3)
+        plans = self.lifecycle.making_room._plans
+        write = plans._write
+        written = []
+
+        def late(*args):
+            if not written:
+                written.append(1)
+                with self.database.writer() as session:
+                    other = session.scalars(sa.select(models.Lease)).one()
+                    for number in range(2):
+                        session.add(models.Move(
+                            lease_id='deleted', server_id=f'other{number}',
+                            source=1, target=2, resources={},
+                            status='moved', asked_at=self.clock.now(),
+                            updated_at=self.clock.now(),
+                            project_id=other.project_id))
+            return write(*args)
+
+        plans._write = late
+        self.chase(1)
+        self.assertEqual([1], written)
+        self.assertEqual([], self.cloud.moves)
+        self.assertIn('1 more for now', self.reasons)
 
 
 class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):

@@ -52,6 +52,8 @@ class TestOpts(base.BaseTestCase):
              'orphaned_leases': 'report',
              'retries': 12, 'retry_interval': 300,
              'best_effort_timeout': 1800, 'best_effort_moves': 20,
+             'best_effort_move_interval': 600,
+             'best_effort_moves_per_hour': None,
              'grace_period': 0, 'cleaning_time': 0, 'cleaning_command': '',
              'cleaning_timeout': 10, 'encryption_keys': [],
              'public_properties': ['hypervisor_type', 'vcpus'],

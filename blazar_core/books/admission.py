@@ -187,6 +187,16 @@ class Admission:
         return {one for one in ids if any(hosts[one].capacity.values()) and
                 not any(hosts[one].usage.values())}
 
+    def usable(self, demand: model.Demand) -> frozenset[str]:
+        """The uuids of the hosts that can take a server of a demand, if
+        nothing is booked or used there.
+        """
+        with self._picking.asked_for([demand], 0) as (timeline, (demand,)):
+            hosts = self.index.uuids()[timeline.units.limits(
+                demand, len(timeline)).able(
+                    self._picking.places(timeline, demand), 1)]
+        return frozenset(hosts.tolist())
+
     def fits(self, demand: model.Demand, window: model.Window,
              instead_of: ty.Sequence[ty.Any] = (),
              coming: ty.Sequence[ty.Any] = ()) -> int:

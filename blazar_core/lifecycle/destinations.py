@@ -152,6 +152,7 @@ class Destinations:
             else model.Affinity.SAME if affinity
             else model.Affinity.DIFFERENT,
             avoid=frozenset({source, *(uuids[one] for one in avoid)}),
+            groups=needs.groups, isolated=needs.isolated,
             among=model.Among.COMMON if outer is None else None)
         window = lease.booked(model.Window(now, max(lease.end_date, now + 1)))
         if others and self._admission.quote([demand, *others], window):

@@ -18,6 +18,7 @@ all that is still there: so the rule lets nobody else in, and what leaves is
 left for it.
 """
 
+import dataclasses
 import itertools
 import typing as ty
 
@@ -203,8 +204,10 @@ class MovePlans:
                               'the planner: %s', made)
                 return made if complete else None
             for server_id in unknown:
-                known[server_id] = self._cloud.needs(
-                    server_id).hosts or frozenset()
+                needs = self._cloud.needs(server_id)
+                known[server_id] = self._admission.usable(
+                    dataclasses.replace(needs, among=None)) & (
+                        needs.hosts or frozenset())
         return None
 
     def _write(self, lease_id: str, project_id: str, plan: _Plan,

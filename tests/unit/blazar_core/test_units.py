@@ -314,6 +314,14 @@ class AdmissionTest(worlds.BooksTestCase):
         self.admission = fresh
         self.refusal(demand(group(VCPU=8)))
 
+    def test_servers_are_moved_to_hosts_that_can_take_them(self):
+        self.report('large', {'VCPU': 8})
+        for amount, names in ((4, {'cpu', 'large'}), (8, {'large'})):
+            self.assertEqual(names, self.admission.usable(
+                demand(group(VCPU=amount))))
+            self.assertEqual(names - {'large'}, self.admission.usable(
+                demand(group(VCPU=amount), hosts=frozenset(['cpu']))))
+
     def test_hosts_that_are_alike_share_what_is_known(self):
         for name in ('one', 'two'):
             self.report(name, {'VCPU': 16}, {'': {'VCPU': [16, 1, 4, 1]}})

@@ -16,8 +16,9 @@ Under ``[app:osapi_compute_app_v21]`` an operator writes::
 
     paste.app_factory = blazar_nova.api.app:factory
 
-It is Nova's own application, built by Nova's own code; around it stands the
-middleware that reads the hints, and inside it what holds the builds.
+It is Nova's own application, built by Nova's own code; within it, behind
+Nova's router, stands the middleware that reads the hints, and behind that what
+holds the builds.
 """
 
 import typing as ty
@@ -66,4 +67,5 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     checks.refuse('nova-api', checks.scheduler(service.CONF) +
                   checks.notifications(service.CONF) + checks.router(app))
     LOG.info('Leases are on')
-    return middleware.LeaseMiddleware(app, parts)
+    router.wrap(app, lambda inner: middleware.LeaseMiddleware(inner, parts))
+    return app

@@ -27,6 +27,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_nova.api import telling
 from blazar_nova.compat import editing
+from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
 from blazar_nova.compat import pool
@@ -51,13 +52,20 @@ class Guards:
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
 
-    def of_action(self, environ: Environ, server_id: str,
-                  below: str) -> ty.Any:
-        """The answer to an action on a server.
+    def of_no_id(self, environ: Environ, action: router.Action) -> ty.Any:
+        """The answer to a request about what cannot be the id of anything.
 
-        :param below: what comes behind the server in the path
+        Nova would ask its database, which may find something all the same.
         """
-        return (self._held_back(environ, server_id, below) or
+        what = 'Instance group' if (
+            action.kind is router.Kind.DELETE_GROUP) else 'Instance'
+        return router.fault(
+            environ, 404, f'{what} {action.named} could not be found.')
+
+    def of_action(self, environ: Environ, server_id: str,
+                  kind: router.Kind) -> ty.Any:
+        """The answer to an action on a server."""
+        return (self._held_back(environ, server_id, kind) or
                 self._of_fixed_size(environ, server_id) or
                 self._out_of_time(environ, server_id) or
                 self._led_astray(environ, server_id))
@@ -88,7 +96,7 @@ class Guards:
             f'Delete the lease.'))
 
     def _held_back(self, environ: Environ, server_id: str,
-                   below: str) -> ty.Any:
+                   kind: router.Kind) -> ty.Any:
         """The answer to an action on a held server; None for any other, and
         for what it can have (:mod:`compat.editing`).
 
@@ -98,10 +106,10 @@ class Guards:
         if held is None:
             return None
         body = body_of(environ)
-        if below.startswith('/metadata'):
+        if kind is router.Kind.METADATA:
             _leave_own(environ)
             return self._unstorable(environ)
-        if below.strip('/') == 'action' and len(body) == 1 and (
+        if kind is router.Kind.ACTION and len(body) == 1 and (
                 editing.ACTIONS.issuperset(body)):
             return self._unstorable(environ)
         return router.fault(environ, 409, (
@@ -164,9 +172,8 @@ class Guards:
                 if context.is_admin or (
                         place['project_id'] == context.project_id):
                     reservation_id = place['reservation_id']
-            elif self._parts.leases.servers.reservation(
-                    wanted, context.project_id):
-                reservation_id = wanted
+            else:
+                reservation_id = flavors.reservation_named(context, wanted)
         except errors.BooksUnavailable:
             return None
         return reservation_id and router.fault(environ, 409, (
@@ -254,7 +261,7 @@ def _resized(environ: Environ) -> str | None:
     """The id of the flavor that an action wants a server to have."""
     resize = body_of(environ).get('resize')
     flavor = resize.get('flavorRef') if isinstance(resize, dict) else None
-    return str(flavor).rsplit('/', 1)[-1] if flavor is not None else None
+    return str(flavor) if flavor is not None else None
 
 
 def _forced_onto(environ: Environ) -> str | None:

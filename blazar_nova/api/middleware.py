@@ -10,17 +10,18 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Around Nova's API application: hints in, refusals out, held servers kept.
+"""Between Nova's router and its controllers: hints are read, refusals
+returned, reserved servers kept.
 
-Only few requests are looked at: a boot (its hints, and the lease that it got),
-an action on a server (a held one cannot have it), the deletion of a server
-(Nova says nothing when a held one goes) or of a server group (that of a
-reservation stays), and what Nova forbids about one server (a held one of
-another project is not there). Everything else passes through untouched.
+Nova's router has found the action that a request is for, and only few actions
+are looked at: a boot (its hints, and the lease that it got), an action on a
+server (a reserved one cannot have it), the deletion of a server (Nova notifies
+of nothing when a reserved one is deleted) or of a server group (that of a
+reservation stays), and what Nova forbids about one server (a reserved one of
+another project does not exist). Everything else passes through untouched.
 """
 
 import collections.abc
-import re
 import typing as ty
 
 from oslo_log import log as logging
@@ -46,14 +47,6 @@ LOG = logging.getLogger(__name__)
 
 Environ: ty.TypeAlias = dict[str, ty.Any]
 
-_BOOT = re.compile(r'(?:/[^/]+)?/(?:servers|os-volumes_boot)/?')
-_SERVER = re.compile(
-    r'(?:/[^/]+)?/(?:servers|os-volumes_boot)/'
-    r'([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(/.*)?')
-_GROUP = re.compile(
-    r'(?:/[^/]+)?/os-server-groups/'
-    r'([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})/?')
-
 #: Headers of the answer to a boot with a lease.
 LEASE_ID, LEASE_END = 'OpenStack-Lease-Id', 'OpenStack-Lease-End'
 
@@ -61,8 +54,13 @@ LEASE_ID, LEASE_END = 'OpenStack-Lease-Id', 'OpenStack-Lease-End'
 _HINT_KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 
 
+#: What Nova refuses where a reserved server may have to be hidden.
+_OF_ONE_SERVER = frozenset(router.Kind) - {
+    router.Kind.BOOT, router.Kind.DELETE_GROUP}
+
+
 class LeaseMiddleware:
-    """A WSGI application around Nova's."""
+    """A WSGI application around what calls Nova's controllers."""
 
     def __init__(self, app: ty.Any, parts: wiring.Parts) -> None:
         self._app = app
@@ -75,51 +73,49 @@ class LeaseMiddleware:
     def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
         # WSGI servers have forked by now.
         self._follow()
-        answer = self._handler(environ)
-        server = _SERVER.fullmatch(environ['PATH_INFO'])
-        if server is not None and not environ['nova.context'].is_admin:
-            answer = self._hidden(environ, server, answer)
+        action = router.action(environ)
+        if action is None:
+            return self._app(environ, start_response)
+        answer = self._handler(environ, action)
+        if action.exists and action.kind in _OF_ONE_SERVER and (
+                not environ['nova.context'].is_admin):
+            answer = self._hidden(environ, action, answer)
         return answer(environ, start_response)
 
-    def _handler(self, environ: Environ) -> ty.Any:
+    def _handler(self, environ: Environ, action: router.Action) -> ty.Any:
         """What answers a request: Nova itself, as a rule."""
-        method, path = environ['REQUEST_METHOD'], environ['PATH_INFO']
-        if method in ('GET', 'HEAD'):
-            return self._app
-        if method == 'POST' and _BOOT.fullmatch(path):
+        subject = action.subject
+        if subject is None:
             return self._boot(environ)
-        group = _GROUP.fullmatch(path)
-        if group is not None and method == 'DELETE':
-            return (self._guards.of_group(environ, group.group(1).lower()) or
-                    self._app)
-        server = _SERVER.fullmatch(path)
-        if server is None:
-            return self._app
-        server_id, rest = server.group(1).lower(), server.group(2) or ''
-        if rest.strip('/'):
-            return self._guards.of_action(environ, server_id, rest) or (
-                self._app)
-        if method == 'DELETE':
-            return self._delete(environ, server_id)
-        return self._guards.of_update(environ, server_id) or self._app
+        if not action.exists:
+            return self._guards.of_no_id(environ, action) or self._app
+        match action.kind:
+            case router.Kind.READ:
+                return self._app
+            case router.Kind.DELETE:
+                return self._delete(environ, subject)
+            case router.Kind.DELETE_GROUP:
+                return self._guards.of_group(environ, subject) or self._app
+            case router.Kind.UPDATE:
+                return self._guards.of_update(environ, subject) or self._app
+        return self._guards.of_action(environ, subject, action.kind) or (
+            self._app)
 
-    def _hidden(self, environ: Environ, server: re.Match[str],
+    def _hidden(self, environ: Environ, action: router.Action,
                 answer: ty.Any) -> ty.Any:
         """An answer about a server; of a held one of another project, what is
         said of one that does not exist.
 
         Nova knows no project of a server that has no cell yet, and says that
         it may not be seen, or that it is not there in other words.
-
-        :param server: the path, as it names the server
         """
         request = webob.Request(environ)
         request.make_body_seekable()
         response = request.get_response(answer)
         if response.status_int not in (403, 404):
             return response
+        server_id = ty.cast(str, action.subject)
         try:
-            server_id = server.group(1).lower()
             held = self._parts.leases.servers.held([server_id]).get(server_id)
         except errors.BooksUnavailable:
             return response
@@ -127,12 +123,11 @@ class LeaseMiddleware:
                 held['project_id'] == environ['nova.context'].project_id):
             return response
         nobody = uuidutils.generate_uuid()
-        other = request.copy()
-        other.path_info = nobody.join((
-            server.string[:server.start(1)], server.string[server.end(1):]))
+        other = webob.Request(router.readdressed(
+            request.copy().environ, nobody))
         response = other.get_response(self._app)
         response.body = response.body.replace(
-            nobody.encode(), server.group(1).encode())
+            nobody.encode(), action.named.encode())
         return response
 
     # -- booting -----------------------------------------------------------

@@ -40,6 +40,7 @@ import oslo_messaging
 from blazar_core.common import errors
 from blazar_nova.compat import hold
 from blazar_nova.compat import reserved
+from blazar_nova.compat import router as routing
 
 __all__ = ['api_paste', 'filter_order', 'notifications', 'nova_api',
            'nova_objects', 'nova_version', 'refuse', 'router', 'scheduler',
@@ -228,9 +229,11 @@ def nova_api() -> list[str]:
 
 
 def router(app: ty.Any) -> list[str]:
-    """Every controller that builds servers asks us first."""
-    return [f'{name} builds servers without asking for leases.'
-            for name in hold.unwired(app)]
+    """Every controller that builds servers asks us first, and every request
+    that is routed comes to us.
+    """
+    return [*(f'{name} builds servers without asking for leases.'
+              for name in hold.unwired(app)), *routing.problems(app)]
 
 
 def notifications(conf: ty.Any) -> list[str]:

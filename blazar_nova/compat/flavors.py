@@ -37,7 +37,8 @@ from blazar_nova.compat import hosted
 
 __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
            'facts_of', 'facts_like', 'give_reservation', 'open_reservation',
-           'reservation_of', 'release', 'reservations_open', 'take_over']
+           'reservation_named', 'reservation_of', 'release',
+           'reservations_open', 'take_over']
 
 #: The extra spec that makes a flavor one of a reservation.
 _MARK = 'blazar:reservation'
@@ -129,6 +130,20 @@ def reservation_of(flavor: ty.Any) -> str | None:
     """The reservation whose flavor this is."""
     return ty.cast('str | None', (
         flavor.extra_specs if 'extra_specs' in flavor else {}).get(_MARK))
+
+
+def reservation_named(context: ty.Any, flavor_id: str) -> str | None:
+    """Return the reservation whose flavor a user gets by an id: as Nova's
+    database compares ids, which may be without case.
+    """
+    if not flavor_id.isprintable():
+        # No database takes all that JSON calls a string.
+        return None
+    try:
+        return reservation_of(objects.Flavor.get_by_flavor_id(
+            context, flavor_id, read_deleted='no'))
+    except exception.FlavorNotFound:
+        return None
 
 
 def open_reservation(reserved: resources.Reserved) -> None:

@@ -158,9 +158,13 @@ class HeldActionsTest(leased.LeasedTestCase):
     def test_other_ways_to_name_it(self):
         server = self.hold()
         for path in (f'/servers/{server["id"].upper()}/action',
-                     f'/servers/{server["id"]}/action/'):
+                     f'/servers/{server["id"]}/action%0A'):
             self.check_held_back(self.alice.api_request(
                 path, method='POST', body='{"os-stop": null}'), path)
+        # There is no such path in Nova.
+        self.assertEqual(404, self.alice.api_request(
+            f'/servers/{server["id"]}/action/', method='POST',
+            body='{"os-stop": null}').status_code)
         # Nova leads this to the same servers up to 2.102.
         path = f'/os-volumes_boot/{server["id"]}'
         client = self.api(microversion='2.1')

@@ -17,10 +17,16 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['Credentials', 'all_of', 'reseal']
+
+
+#: How many replaced credentials a lease keeps. Each was current when builds
+#: were sent, and tokens of the oldest have expired.
+_MOST_REPLACED = 8
 
 
 class Credentials:
@@ -30,34 +36,42 @@ class Credentials:
         self._database = database
         self._clock = clock
 
-    def entrust(self, lease_id: str, sealed: str, in_use: bool = False,
-                ) -> str | None:
+    def entrust(self, lease_id: str, sealed: str) -> list[str]:
         """Keep what lets us act for the owner of a lease.
 
         :param sealed: it, sealed
-        :param in_use: what this takes the place of may be: both are revoked
-            together
-        :returns: what this takes the place of, sealed: to revoke now. None:
-            there is none
+        :returns: what it replaces and is not in use, sealed: to revoke now.
+            What may be in use is revoked with the lease
         :raises NotFound: when the lease was withdrawn
         """
-        return self._database.retried(
-            self._entrust, lease_id, sealed, in_use)
+        return self._database.retried(self._entrust, lease_id, sealed)
 
-    def _entrust(self, lease_id: str, sealed: str, in_use: bool,
-                 ) -> str | None:
+    def _entrust(self, lease_id: str, sealed: str) -> list[str]:
         with self._database.writer() as session:
-            api.locked(session, lease_id)
+            lease = api.locked(session, lease_id)
             row = session.get(models.Credential, lease_id)
             if row is None:
                 session.add(models.Credential(
                     lease_id=lease_id, sealed=sealed,
                     created_at=self._clock.now()))
-                return None
+                return []
             before, row.sealed = row.sealed, sealed
-            if in_use:
-                row.replaced = [before, *(row.replaced or [])]
-            return None if in_use else before
+            sent = session.scalar(_LAST_SENT, {'lease': lease_id}) or 0
+            # A build is sent only with the credential that its lease has at
+            # that moment: one that came after the last build is in no use,
+            # and none is before the start.
+            if lease.status in (states.Lease.PENDING, states.Lease.ACTIVE) or (
+                    row.replaced and sent < row.created_at):
+                return [before]
+            kept = [before, *(row.replaced or [])]
+            # What comes now is in use if a build is sent later than that.
+            row.replaced, row.created_at = kept[:_MOST_REPLACED], sent + 1
+            return kept[_MOST_REPLACED:]
+
+
+_LAST_SENT = sa.select(sa.func.max(models.Booking.sent_at)).join(
+    models.Booking.reservation).where(
+        models.Reservation.lease_id == sa.bindparam('lease'))
 
 
 def all_of(row: ty.Any) -> list[str]:

@@ -109,7 +109,8 @@ class Sending:
             steps.reached(steps.Step.START_READY, lease_id)
             try:
                 deadline, begins, left = self._database.retried(
-                    self._take, lease_id, known, server_ids, when_due)
+                    self._take, lease_id, known, server_ids, when_due,
+                    sealed)
             except (_Closed, errors.NotFound):
                 return None
             begun.extend(begins)
@@ -123,7 +124,8 @@ class Sending:
         return why, not left
 
     def _take(self, lease_id: str, known: list[models.Lease],
-              server_ids: ty.Collection[str], when_due: bool) -> Right:
+              server_ids: ty.Collection[str], when_due: bool,
+              sealed: Sealed) -> Right:
         """The right to send the builds of servers: one gets it, once.
 
         It comes right before the cast. A worker that dies before it leaves
@@ -133,6 +135,7 @@ class Sending:
         :param known: the lease as it was read, for the first run: it is taken
             out, and one that is run again reads it with its lock, so that
             nobody who locks it meanwhile is in its way again and again
+        :param sealed: what was read with it
         :raises _Closed: when they are not to be sent, or not by us
         :raises Outdated: when somebody has locked it since it was read
         """
@@ -144,6 +147,7 @@ class Sending:
                 return self._open(connection, lease, server_ids, when_due)
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            _check_credential(session, lease_id, sealed)
             return self._open(
                 session.connection(), lease, server_ids, when_due)
 
@@ -178,23 +182,26 @@ class Sending:
         :raises CloudUnavailable: as :meth:`send_waiting`
         """
         self._send(lease_id, sealed, list(sent), functools.partial(
-            self._gate_again, lease_id, sent))
+            self._gate_again, lease_id, sealed, sent))
 
-    def _gate_again(self, lease_id: str, sent: ty.Mapping[str, int | None],
+    def _gate_again(self, lease_id: str, sealed: Sealed,
+                    sent: ty.Mapping[str, int | None],
                     server_ids: ty.Collection[str],
                     ) -> clouds.Deadline | None:
         """The gate of builds that got lost: it opens for one caller only."""
         try:
-            deadline = self._database.retried(self._take_again, lease_id, {
-                server_id: sent[server_id] for server_id in server_ids})
+            deadline = self._database.retried(
+                self._take_again, lease_id, sealed, {
+                    server_id: sent[server_id] for server_id in server_ids})
         except (_Closed, errors.NotFound):
             return None
         return self._pass(lease_id, deadline)
 
-    def _take_again(self, lease_id: str, sent: ty.Mapping[str, int | None],
-                    ) -> clouds.Deadline:
+    def _take_again(self, lease_id: str, sealed: Sealed,
+                    sent: ty.Mapping[str, int | None]) -> clouds.Deadline:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            _check_credential(session, lease_id, sealed)
             deadline = clouds.Deadline(self._clock, SEND_SECONDS)
             if lease.status not in states.BEGUN:
                 raise _Closed
@@ -260,6 +267,20 @@ class Sending:
         self._notify('lease.update', described)
 
 
+def _check_credential(session: orm.Session, lease_id: str,
+                      sealed: Sealed) -> None:
+    """Make sure that the builds of a lease have the credential that it has.
+
+    One that was replaced meanwhile may be revoked already.
+
+    :raises _Closed: when it has another one
+    """
+    if session.scalar(_CREDENTIAL, {'lease': lease_id}) != sealed.credential:
+        raise _Closed
+
+
+_CREDENTIAL = sa.select(models.Credential.sealed).where(
+    models.Credential.lease_id == sa.bindparam('lease'))
 _BOOKINGS = models.Booking.__table__
 _MARK = sa.update(_BOOKINGS).where(
     _BOOKINGS.c.server_id.in_(sa.bindparam('servers', expanding=True)),

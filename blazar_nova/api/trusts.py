@@ -38,10 +38,6 @@ __all__ = ['entrust', 'for_end', 'given', 'has_one', 'keep', 'needed',
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds before its start in which a lease keeps an older trust, which may
-#: be in use.
-_SOON = 600
-
 
 def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
             until: int | None = None) -> None:
@@ -133,24 +129,21 @@ def for_end(parts: wiring.Parts, context: ty.Any, new: making.NewLease,
 
 
 def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
-    """Write down the trust of a lease, and take back the one before: at the
-    end of the lease, when that may be in use.
+    """Write down the trust of a lease, and take back those before that are
+    not in use.
 
     What fails is logged: the lease is what it is.
     """
-    # Its token may be under way with the build, and would die with it.
-    in_use = lease['status'] != states.Lease.ACTIVE and (
-        lease['start_date'] <= parts.clock.now() + _SOON)
     try:
         before = parts.leases.credentials.entrust(
-            lease['id'], parts.vault.seal(trust), in_use)
+            lease['id'], parts.vault.seal(trust))
     except Exception:
         LOG.exception('Lease %s: its trust could not be written down',
                       lease['id'])
         take_back(parts, trust)
         return
-    if before is not None:
-        take_back(parts, parts.vault.open(before))
+    for one in before:
+        take_back(parts, parts.vault.open(one))
 
 
 def take_back(parts: wiring.Parts, trust: str | None) -> None:

@@ -525,6 +525,14 @@ class LeaseTestCase(DatabaseTestCase):
             self.lifecycle.observing.check(server_id)
         return lease
 
+    def replace_credential(self, lease_id: str, text: str) -> None:
+        """What lets us act for the owner of a lease is replaced, and kept:
+        builds were sent with it.
+        """
+        with self.database.writer() as session:
+            row = session.get_one(models.Credential, lease_id)
+            row.replaced, row.sealed = [row.sealed], self.vault.seal(text)
+
     def places(self, amount: int = 1, vcpus: int = 1,
                affinity: bool | None = None, **demand: ty.Any,
                ) -> making.NewReservation:

@@ -1631,8 +1631,7 @@ class TestReseal(base.LeaseTestCase):
         old, new = vault.new_key(), vault.new_key()
         self.vault = vault.Vault([old])
         lease = self.lease(50, 100, credential='trust')
-        self.leases.credentials.entrust(
-            lease['id'], self.vault.seal('another'), in_use=True)
+        self.replace_credential(lease['id'], 'another')
         self.assertEqual(
             2, credentials.reseal(
                 self.database, vault.Vault([new, old]).reseal))

@@ -27,6 +27,7 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import changing
+from blazar_core.leases import credentials
 from blazar_core.leases import places
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
@@ -1049,8 +1050,7 @@ class TestCredentials(LifecycleTestCase):
 
     def test_one_that_cannot_be_given_back_keeps_no_other_from_it(self):
         lease = self.held()
-        self.leases.credentials.entrust(
-            lease['id'], self.vault.seal('another'), in_use=True)
+        self.replace_credential(lease['id'], 'another')
         revoke = self.cloud.revoke
 
         def some(credential: str) -> None:
@@ -1118,13 +1118,98 @@ class TestCredentials(LifecycleTestCase):
     def test_a_lease_may_get_one_later_and_another_one_then(self):
         lease = self.running_lease(0, 100)
         first, second = map(self.vault.seal, ('first', 'second'))
-        self.assertIsNone(self.leases.credentials.entrust(lease['id'], first))
         self.assertEqual(
-            first, self.leases.credentials.entrust(lease['id'], second))
+            [], self.leases.credentials.entrust(lease['id'], first))
+        self.assertEqual(
+            [first], self.leases.credentials.entrust(lease['id'], second))
         self.assertEqual([lease['id']], self.kept())
         self.lifecycle.ending.end(lease['id'])
         self.assertEqual((['second'], ['second']),
                          (self.cloud.deleted_with, self.cloud.revoked))
+
+    def entrust(self, lease, text):
+        """Replace it; returns which can be revoked now."""
+        return list(map(self.vault.open, self.leases.credentials.entrust(
+            lease['id'], self.vault.seal(text))))
+
+    def test_before_a_start_none_of_those_replaced_is_kept(self):
+        lease = self.held()
+        self.clock.advance(49)
+        self.assertEqual([['trust'], ['1'], ['2']], [
+            self.entrust(lease, str(number)) for number in (1, 2, 3)])
+        self.clock.advance(1)
+        self.lifecycle.starting.start(lease['id'])
+        self.assertEqual(['3'], self.cloud.sent_with)
+
+    def test_those_with_which_builds_were_sent_are_kept(self):
+        lease = self.held(count=2)
+        self.cloud.admits = 1
+        self.clock.advance(50)
+        self.lifecycle.starting.start(lease['id'])
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual([[], ['1'], ['2']], [
+            self.entrust(lease, str(number)) for number in (1, 2, 3)])
+        self.clock.advance(10)
+        self.see(self.cloud.sent[0][1][0], State.RUNNING, self.one)
+        self.lifecycle.starting.start(lease['id'])
+        self.assertEqual(['trust', '3'], self.cloud.sent_with)
+        self.assertEqual([[], ['4'], ['5']], [
+            self.entrust(lease, str(number)) for number in (4, 5, 6)])
+        self.lifecycle.ending.end(lease['id'])
+        for server_id in base.servers_of(lease):
+            self.see(server_id, State.GONE)
+        self.assertEqual({'trust', '3', '6'}, {*self.cloud.revoked})
+
+    def test_however_many_there_were_a_few_are_kept(self):
+        lease = self.held()
+        self.clock.advance(50)
+        revoked = []
+        with self.database.writer() as session:
+            session.get(models.Lease, lease['id']).status = 'STARTING'
+        for number in range(300):
+            # Each is sent with, and found to have come to nothing.
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Booking).values(
+                    sent_at=self.clock.now()))
+            self.clock.advance(10)
+            revoked += self.entrust(lease, str(number))
+        self.assertEqual(['trust', *map(str, range(291))], revoked)
+        row, = self.scalars(models.Credential)
+        self.assertEqual([str(number) for number in range(299, 290, -1)],
+                         list(map(self.vault.open, credentials.all_of(row))))
+
+    def test_a_build_is_not_sent_with_one_that_was_replaced(self):
+        lease = self.held()
+        self.clock.advance(50)
+        send = self.cloud.send
+
+        def late(call, credential, server_ids, gate):
+            if credential == 'trust':
+                self.assertEqual(['trust'], self.entrust(lease, 'another'))
+            return send(call, credential, server_ids, gate)
+
+        with mock.patch.object(self.cloud, 'send', late):
+            self.assertIsNotNone(self.lifecycle.starting.start(lease['id']))
+            self.assertEqual([], self.cloud.sent)
+            self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+        self.assertEqual((['trust', 'another'], 1), (
+            self.cloud.sent_with, len(self.cloud.sent)))
+
+    def test_nor_is_one_that_got_lost(self):
+        lease = self.held()
+        self.clock.advance(50)
+        self.lifecycle.starting.start(lease['id'])
+        server_id, = base.servers_of(lease)
+        with self.database.reader() as session:
+            sealed = sendings.sealed(session, [lease['id']])[lease['id']]
+        self.entrust(lease, 'another')
+        again = {server_id: self.clock.now()}
+        self.lifecycle.sending.send_again(lease['id'], sealed, again)
+        self.assertEqual(1, len(self.cloud.sent))
+        with self.database.reader() as session:
+            sealed = sendings.sealed(session, [lease['id']])[lease['id']]
+        self.lifecycle.sending.send_again(lease['id'], sealed, again)
+        self.assertEqual(2, len(self.cloud.sent))
 
     def test_one_that_comes_when_the_lease_is_over_is_given_back(self):
         lease = self.running_lease(0, 100)

@@ -51,8 +51,7 @@ class TestOwning(base.LeaseTestCase):
 
     def test_it_belongs_to_somebody_else_with_all_that_it_has(self):
         lease_id = self.made(credential=self.vault.seal('trust'))
-        self.leases.credentials.entrust(
-            lease_id, self.vault.seal('another'), in_use=True)
+        self.replace_credential(lease_id, 'another')
         lease, sealed = self.hand(lease_id)
         self.assertEqual(('new', 'other'),
                          (lease['project_id'], lease['user_id']))

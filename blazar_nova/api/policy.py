@@ -165,6 +165,10 @@ class Policy:
         :param target: on what: its ``project_id``
         :raises Forbidden: when he may not
         """
+        if not context.project_id:
+            raise errors.Forbidden(
+                f'Your token is not for a project, as all that leases are '
+                f'about is ({rule}). Ask again with a token for a project.')
         if not self.allows(context, rule, target):
             raise errors.Forbidden(
                 f'The policy does not let you do this ({rule}).')
@@ -175,4 +179,7 @@ class Policy:
 
         A token that is not for a project may do nothing.
         """
-        return bool(self._enforcer.authorize(rule, dict(target), context))
+        # A rule would compare the project of such a token with that of its
+        # request, which has none either.
+        return bool(context.project_id) and bool(
+            self._enforcer.authorize(rule, dict(target), context))

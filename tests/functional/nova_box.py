@@ -132,7 +132,10 @@ connection = {database}
 # -- who is asking ----------------------------------------------------------
 
 class Identity(ty.NamedTuple):
-    """What a token says; the token is this, encoded."""
+    """What a token says; the token is this, encoded.
+
+    Without a project it is not for one.
+    """
 
     user: str = 'alice'
     project: str = PROJECT_ID
@@ -177,9 +180,10 @@ class TokenReader:
         environ.update({
             'HTTP_X_IDENTITY_STATUS': 'Confirmed',
             'HTTP_X_USER_ID': who.user, 'HTTP_X_USER_NAME': who.user,
-            'HTTP_X_PROJECT_ID': who.project,
-            'HTTP_X_PROJECT_NAME': who.project,
             'HTTP_X_ROLES': ','.join(who.roles)})
+        if who.project:
+            environ.update({'HTTP_X_PROJECT_ID': who.project,
+                            'HTTP_X_PROJECT_NAME': who.project})
         return self.app(environ, start_response)
 
 

@@ -121,11 +121,20 @@ class TestDefaults(PolicyTestCase):
             self.assertEqual(set(), self.allowed(who, HERE))
 
     def test_nor_may_tokens_that_are_not_for_a_project(self):
-        for scope in ({'system_scope': 'all'}, {'domain_id': 'default'}):
-            who = user('admin', project_id=None, **scope)
-            self.assertEqual(set(), self.allowed(who, HERE))
-            self.assertRaises(errors.Forbidden, self.policy().authorize, who,
-                              'blazar:leases:get', HERE)
+        for scope in ({'system_scope': 'all'}, {'domain_id': 'default'}, {}):
+            for role in ('admin', 'member', 'reader'):
+                who = user(role, project_id=None, **scope)
+                for target in (HERE, {'project_id': None}):
+                    self.assertEqual(set(), self.allowed(who, target), scope)
+                exc = self.assertRaises(
+                    errors.Forbidden, self.policy().authorize, who,
+                    'blazar:leases:get', {'project_id': None})
+                self.assertIn('not for a project', str(exc))
+
+    def test_not_even_what_an_operator_lets_everybody_do(self):
+        self.write('"blazar:leases:get": ""')
+        self.assertEqual(set(), self.allowed(
+            user('reader', project_id=None), {'project_id': None}))
 
     def test_an_elevated_context_is_an_admin(self):
         self.assertEqual(set(LEAST), self.allowed(

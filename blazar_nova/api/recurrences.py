@@ -140,13 +140,12 @@ def multiplied(body: ty.Mapping[str, ty.Any], times: int,
         they are too many
     """
     server = dict(body['server'])
-    least = str(server.get('min_count', 1))
-    most = str(server.get('max_count', least))
-    if not re.fullmatch('[1-9][0-9]{0,5}', least):
+    each = _count(server.get('min_count', 1))
+    most = _count(server.get('max_count', each))
+    if each is None or most is None:
         # Nova says what is wrong with it.
         return dict(body)
-    each = int(least)
-    if least != most:
+    if each != most:
         raise errors.InvalidLeaseParams(
             'A lease that recurs has the same number of servers each time. '
             'Write the same min_count and max_count.')
@@ -157,6 +156,17 @@ def multiplied(body: ty.Mapping[str, ty.Any], times: int,
             f'servers: {requests.MAX_AMOUNT} are the most.')
     return {**body, 'server': {
         **server, 'min_count': each * times, 'max_count': each * times}}
+
+
+def _count(value: object) -> int | None:
+    """Read a count of servers as Nova does, which takes "01" and "1\\n".
+
+    :returns: None for what Nova refuses
+    """
+    if isinstance(value, bool) or not re.fullmatch(
+            '0*[1-9][0-9]{0,99}\n?', str(value)):
+        return None
+    return int(str(value))
 
 
 def _read(values: _Object) -> _Object:

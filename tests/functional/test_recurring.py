@@ -120,7 +120,7 @@ class TestBoots(RecurringTestCase):
             body=json.dumps({
                 'server': {'name': 'vm', 'imageRef': base.IMAGE,
                            'flavorRef': '1', 'networks': 'none',
-                           'min_count': 2},
+                           'min_count': '02'},
                 'os:scheduler_hints': self.lease_hints(
                     'vm', HOUR, recurrence=self.recurrence(2))}))
         self.assertEqual(202, response.status_code, response.text)

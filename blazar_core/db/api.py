@@ -326,13 +326,15 @@ def _in_time(url: sa.URL, connect: int, answer: int | None) -> sa.URL:
 def _is_away(exc: BaseException) -> bool:
     """Whether a database did not answer, had nobody free to do so, does not
     let us in, or is not ours as it was: read-only, or without our tables. For
-    the latter oslo.db has a class or none, by its kind.
+    the latter oslo.db has a class or none, by its kind. One that does not take
+    a row, because of its values, is there.
     """
     if is_disturbance(exc):
         return False
     if type(exc) is db_exception.DBError:
-        return isinstance(getattr(exc, 'inner_exception', None),
-                          sa.exc.DatabaseError)
+        inner = getattr(exc, 'inner_exception', None)
+        return isinstance(inner, sa.exc.DatabaseError) and not isinstance(
+            inner, sa.exc.IntegrityError | sa.exc.DataError)
     return isinstance(
         exc, db_exception.DBConnectionError |
         db_exception.DBNonExistentDatabase |

@@ -394,6 +394,21 @@ class TestNotOurs(base.DatabaseTestCase):
         self.write()
         self.assertRaises(db_exception.DBDuplicateEntry, self.write)
 
+    def test_nor_is_a_value_that_a_column_does_not_take(self):
+        wrong = [{'id': 'two', 'generation': None},
+                 {'id': None, 'generation': 1}]
+        if self.kind != 'sqlite':
+            wrong += [{'id': 'x' * 256, 'generation': 1},
+                      {'id': 'two', 'generation': 2 ** 63}]
+        for values in wrong:
+            self.assertRaises(db_exception.DBError, self.insert, values)
+            self.assertFalse(self.database.presence._is_open(), values)
+        self.read()
+
+    def insert(self, values):
+        with self.database.begin() as connection:
+            connection.execute(models.Project.__table__.insert(), [values])
+
 
 class TestRetried(base.TestCase):
     """Which errors a transaction is run again for."""

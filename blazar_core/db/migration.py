@@ -20,10 +20,11 @@ from alembic import command
 from alembic import config as alembic_config
 from alembic.runtime import migration
 from alembic import script
+import sqlalchemy as sa
 
 from blazar_core.db import api
 
-__all__ = ['head', 'upgrade', 'version']
+__all__ = ['exact_collation', 'head', 'upgrade', 'version']
 
 _HERE = os.path.dirname(__file__)
 
@@ -45,6 +46,15 @@ def upgrade(database: api.Database, revision: str = 'head') -> None:
         # On the driver's connection: the engine's begins a transaction.
         with contextlib.closing(database.engine.raw_connection()) as raw:
             raw.cursor().execute('PRAGMA journal_mode=WAL')
+
+
+def exact_collation(connection: sa.Connection) -> str:
+    """Return the collation by which MariaDB and MySQL compare texts as other
+    databases do: not without case, accents and blanks at the end. A migration
+    that makes a table gives it as ``mysql_collate``.
+    """
+    return 'utf8mb4_nopad_bin' if getattr(
+        connection.dialect, 'is_mariadb', False) else 'utf8mb4_0900_bin'
 
 
 def version(database: api.Database) -> str | None:

@@ -75,6 +75,29 @@ class TestMigration(base.DatabaseTestCase):
             self.assertEqual([], autogenerate.compare_metadata(
                 context, models.Base.metadata))
 
+    def test_texts_are_compared_exactly(self):
+        uuid = 'a0e1c2d3-0000-4000-8000-0000000000ee'
+        table = models.Project.__table__
+        with self.database.begin() as connection:
+            connection.execute(table.insert().values(id=uuid, generation=1))
+            for other in (uuid.upper(), uuid.replace('a', '\xe1'),
+                          uuid.replace('e', '\xe9'), f'{uuid} ', f'{uuid}\n'):
+                found = sa.select(table.c.id).where(table.c.id == other)
+                self.assertIsNone(connection.scalar(found), other)
+                connection.execute(table.insert().values(
+                    id=other, generation=1))
+                self.assertEqual(other, connection.scalar(found))
+
+    def test_all_texts_of_all_tables_are(self):
+        if self.kind != 'mariadb':
+            self.skipTest('Others compare nothing in another way.')
+        with self.database.connection() as connection:
+            self.assertEqual([('utf8mb4_nopad_bin',)], connection.execute(
+                sa.text("SELECT DISTINCT collation_name FROM "
+                        "information_schema.columns WHERE table_schema = "
+                        "DATABASE() AND data_type = 'varchar' AND "
+                        "table_name <> 'alembic_version'")).all())
+
     def test_ids_count_up_without_being_told(self):
         for name in ('one', 'two'):
             self.host(name)

@@ -58,6 +58,8 @@ from tests.unit.blazar_core import racer
 HOSTS, BOOKINGS, LEASES = 1000, 100_000, 20_000
 #: Requests that are drawn of each kind, and changes of the worst one.
 DRAWN, CHANGED = 40, 40
+#: What one request may ask for, as [blazar] max_amount has it by default.
+MAX_AMOUNT = 1000
 #: Seconds that the one who waits leaves the books alone.
 PAUSE = 0.002
 #: How many plain requests are measured together.
@@ -81,17 +83,17 @@ SPACE: dict[str, dict[str, tuple[ty.Any, ...]]] = {
     'quote': DEMAND | {
         'reservations': (1, 2, 5, 10, bodies.MAX_RESERVATIONS),
         'kinds': (1, 2, 5, 10, bodies.MAX_RESERVATIONS),
-        'servers': (1, 20, 100, 500, requests.MAX_AMOUNT),
+        'servers': (1, 20, 100, 500, MAX_AMOUNT),
         'mixed': (False, True)},
     'availability': DEMAND | {
         'limit': (1, 10, 100, bodies.MAX_LIMIT),
-        'days': (1, 30, 365, 36500), 'servers': (1, requests.MAX_AMOUNT)},
+        'days': (1, 30, 365, 36500), 'servers': (1, MAX_AMOUNT)},
     'grow': DEMAND | {
         'servers': (1, 100, 500), 'kept': (1, 100, 500),
         'kept_on': (1, 10, 500), 'kept_kinds': (1, 5, 20)},
     'lease': {
         'reservations': (1, 5, bodies.MAX_RESERVATIONS),
-        'servers': (1, 100, requests.MAX_AMOUNT),
+        'servers': (1, 100, MAX_AMOUNT),
         'events': (0, 10, requests.MAX_EVENTS), 'hours': (1, 24)},
     'list': {
         'limit': (1, 100, bodies.MAX_LIMIT), 'ended': ('true', 'false'),
@@ -186,7 +188,7 @@ class Member:
             inputs.affinity_of(one.get('affinity')), condition, number,
             one['memory_mb'])
             for number, one in enumerate(asked.reservations)]
-        bodies.check_total(demand.count for demand in demands)
+        bodies.check_total((demand.count for demand in demands), MAX_AMOUNT)
         self.search.quote(demands, asked.lease.window)
 
     def availability(self, limit: int, days: int, servers: int, vcpus: int,

@@ -119,6 +119,12 @@ OPTS: list[cfg.Opt] = [
              'of its own for all limits, and each with a boot has held '
              'servers of its own: the limits in [enforcement] hold for all '
              'of them together.'),
+    cfg.IntOpt(
+        'max_amount', default=1000, min=1,
+        help='How many servers or whole hosts one request for a lease may ask '
+             'for: in all reservations and all occurrences of the lease '
+             'together. It bounds how long one request keeps others waiting, '
+             'and holds for all projects.'),
     cfg.StrOpt(
         'orphaned_leases', default='report', choices=(
             ('report', 'It is reported: by the notification '

@@ -190,6 +190,19 @@ class Recurring:
                     for row in _occurrences(session, [recurrence_id])
                     if row.status not in states.LEASE.final()]
 
+    def amount_beside(self, lease: _Lease) -> int:
+        """Return how many servers or hosts the other occurrences have that
+        are not over; of a lease that does not recur, none.
+        """
+        if lease['recurrence_id'] is None:
+            return 0
+        with self._database.connection() as connection:
+            return connection.scalar(sa.select(sa.func.coalesce(sa.func.sum(
+                models.Reservation.amount), 0)).join(models.Lease).where(
+                    models.Lease.recurrence_id == lease['recurrence_id'],
+                    models.Lease.status.not_in(states.LEASE.final()),
+                    models.Lease.id != lease['id'])) or 0
+
 
 def _check_apart(leases: ty.Sequence[makings.NewLease]) -> None:
     for new, after in zip(leases, leases[1:], strict=False):

@@ -18,12 +18,10 @@ import enum
 from blazar_core.common import model
 from blazar_core.common import states
 
-__all__ = ['EventRequest', 'LeaseRequest', 'LeaseType', 'MAX_AMOUNT',
-           'MAX_EVENTS', 'Recurrence', 'Retry']
+__all__ = ['EventRequest', 'LeaseRequest', 'LeaseType', 'MAX_EVENTS',
+           'Recurrence', 'Retry']
 
-#: No lease is for more servers in all of its reservations together.
-MAX_AMOUNT = 1000
-#: Nor has it more events of its user's own.
+#: No lease has more events of its user's own.
 MAX_EVENTS = 10
 
 

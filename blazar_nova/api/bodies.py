@@ -105,18 +105,26 @@ class ChangeRequest:
     reservations: Reservations
 
 
-def check_total(amounts: ty.Iterable[int], before: int = 0) -> None:
+def check_total(amounts: ty.Iterable[int], most: int, before: int = 0,
+                times: int = 1, others: int = 0) -> None:
     """Make sure that a lease is not for too much.
 
-    :param before: how many it has already
+    :param most: the operator's bound, over all occurrences
+    :param before: how many the lease has already
+    :param times: how many occurrences it has
+    :param others: how many its other occurrences have already
     :raises InvalidLeaseParams: when it is
     """
-    total = sum(amounts)
-    if total > max(requests.MAX_AMOUNT, before):
-        raise errors.InvalidLeaseParams(
-            f'The amounts of the reservations of one lease add up to {total}. '
-            f'Write amounts of at most {requests.MAX_AMOUNT} in '
-            f'all, or make several leases.')
+    each = sum(amounts)
+    if each <= before or each * times + others <= most:
+        return
+    series = '' if times == 1 else f', {each * times} in {times} occurrences'
+    if others:
+        series = f', {each + others} with those of the other occurrences'
+    raise errors.InvalidLeaseParams(
+        f'The amounts of the reservations of one lease add up to {each}'
+        f'{series}. Write amounts of at most {most} in all, or make several '
+        f'leases.')
 
 
 def create(body: object, now: int, defaults: lease_params.Defaults,

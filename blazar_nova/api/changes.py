@@ -172,10 +172,13 @@ class Changes:
                       resized: bool) -> limits.Granted | None:
         """Ask the limits about a lease as it would be."""
         parts = self._parts
-        bodies.check_total(
-            (demand.count for demand in granting.as_changed(
-                lease, change).demands),
-            sum(one['amount'] for one in lease['reservations']))
+        if resized:
+            bodies.check_total(
+                (demand.count for demand in granting.as_changed(
+                    lease, change).demands),
+                parts.conf.blazar.max_amount,
+                sum(one['amount'] for one in lease['reservations']),
+                others=parts.leases.recurring.amount_beside(lease))
         return granting.of_change(parts.limits, parts.types, parts.answers,
                                   lease, change, resized)
 

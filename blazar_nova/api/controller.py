@@ -150,7 +150,10 @@ class Leases:
                 context.project_id, context.user_id, asked.lease, tuple(
                     asking.new_reservation(one)
                     for one in asked.reservations), key=key)
-            bodies.check_total(demand.count for demand in new.demands)
+            bodies.check_total(
+                (demand.count for demand in new.demands),
+                self._defaults.max_amount,
+                times=len(asked.lease.occurrences))
             recurs = asked.lease.recurrence is not None
             if not recurs:
                 new = dataclasses.replace(new, granted=(
@@ -258,7 +261,7 @@ class Leases:
         most = inputs.integer(values.pop('limit', _STARTS), 'limit', 1,
                               bodies.MAX_LIMIT)
         wanted = inputs.integer(values.get('amount', 1), 'amount', 1,
-                                requests.MAX_AMOUNT)
+                                self._defaults.max_amount)
         if window.end + duration >= dates.LATEST:
             raise errors.InvalidLeaseParams(
                 'The window and the duration lead beyond the year 9998. '
@@ -271,7 +274,7 @@ class Leases:
             found, more = [(window.start, 0)], False
         else:
             found, more = self._parts.leases.making.availability(
-                dataclasses.replace(new.demand, count=requests.MAX_AMOUNT),
+                dataclasses.replace(new.demand, count=self._defaults.max_amount),
                 window, duration + self._defaults.grace_period, most)
         return 200, {
             'availability': [

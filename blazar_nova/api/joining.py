@@ -123,8 +123,9 @@ class Joining:
         joining = self._parts.leases.joining
         wanted = joining.reservations(joiners)
         bodies.check_total(
-            (one.demand.count for one in wanted),
-            sum(len(one['servers']) for one in lease['reservations']))
+            [*(one.demand.count for one in wanted),
+             *(len(one['servers']) for one in lease['reservations'])],
+            self._parts.conf.blazar.max_amount)
         changed = joining.join(lease['id'], joiners, wanted,
                                self._granted(lease, wanted))
         self._parts.notify('lease.update', changed)

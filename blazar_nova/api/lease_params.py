@@ -100,6 +100,7 @@ class Defaults:
     #: Seconds.
     timeout: int = 1800
     max_occurrences: int = 100
+    max_amount: int = 1000
     #: Hints that mean something else here, whatever they look like.
     other_hints: tuple[str, ...] = ()
 
@@ -123,6 +124,7 @@ def defaults(conf: ty.Any) -> Defaults:
         retry=requests.Retry(group.retry_interval, group.retries),
         timeout=group.best_effort_timeout,
         max_occurrences=group.max_occurrences,
+        max_amount=group.max_amount,
         other_hints=tuple(group.other_hints))
 
 

@@ -143,7 +143,8 @@ class LeaseMiddleware:
             self._check_reservation(environ, hints, asked)
             if asked is not None and asked.recurrence is not None and (
                     not asked.recurrence.keeps_servers):
-                _multiply(environ, len(asked.recurrence.windows))
+                _multiply(environ, len(asked.recurrence.windows),
+                          self._defaults.max_amount)
         except errors.BlazarError as exc:
             code, _name = faults.code_of(exc)
             return router.fault(environ, code, str(exc)) or self._app
@@ -215,14 +216,14 @@ class LeaseMiddleware:
         return response
 
 
-def _multiply(environ: Environ, times: int) -> None:
+def _multiply(environ: Environ, times: int, limit: int) -> None:
     """Have a boot make the servers of all occurrences of its lease; Nova
     says what is wrong with one that is none.
     """
     body = guards.body_of(environ)
     if isinstance(body.get('server'), dict):
         webob.Request(environ).body = jsonutils.dump_as_bytes(
-            recurrences.multiplied(body, times))
+            recurrences.multiplied(body, times, limit))
 
 
 def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:

@@ -132,10 +132,11 @@ def _between(wanted: str, known: ty.Collection[str]) -> str:
             f'to the next.' if ends.SHELVE in known else '.'))
 
 
-def multiplied(body: ty.Mapping[str, ty.Any], times: int,
+def multiplied(body: ty.Mapping[str, ty.Any], times: int, limit: int,
                ) -> dict[str, ty.Any]:
     """The body of a boot that makes the servers of all occurrences.
 
+    :param limit: how many these may be
     :raises InvalidLeaseParams: when it leaves open how many each has, or
         they are too many
     """
@@ -149,11 +150,11 @@ def multiplied(body: ty.Mapping[str, ty.Any], times: int,
         raise errors.InvalidLeaseParams(
             'A lease that recurs has the same number of servers each time. '
             'Write the same min_count and max_count.')
-    if each * times > requests.MAX_AMOUNT:
+    if each * times > limit:
         raise errors.InvalidLeaseParams(
             f'{times} occurrences with {each} servers each are '
             f'{each * times} servers. Write a rule with fewer, or fewer '
-            f'servers: {requests.MAX_AMOUNT} are the most.')
+            f'servers: {limit} are the most.')
     return {**body, 'server': {
         **server, 'min_count': each * times, 'max_count': each * times}}
 

@@ -76,6 +76,8 @@ class Recurring:
                 'A lease that recurs is not for servers within a reservation '
                 'of hosts. Leave the hint "reservation" out, or '
                 '"recurrence".')
+        bodies.check_total([each], self._parts.conf.blazar.max_amount,
+                           times=len(asked.windows))
         parts = [call.part(ids[number:number + each])
                  for number in range(0, len(ids), each)]
         with demands.refused(each, f'Boot of {", ".join(ids)}'):

@@ -98,8 +98,8 @@ def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
     :raises NoSuchHost: when Nova's own rules leave no host
     """
     demand = demands.demand_of(
-        context, [_spec_of(context, facts)] * count, placement, pool=True)
-    return dataclasses.replace(demand, affinity={
+        context, [_spec_of(context, facts)], placement, pool=True)
+    return dataclasses.replace(demand, count=count, affinity={
         None: model.Affinity.NONE, True: model.Affinity.SAME,
         False: model.Affinity.DIFFERENT}[affinity])
 

@@ -21,7 +21,6 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import properties
-from blazar_core.leases import requests
 from blazar_core import resources
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import demand as demands
@@ -64,10 +63,8 @@ class PhysicalHosts(resources.ResourceType):
         'projects': '["the id of a project"]', 'before_end': '"default"'}
 
     def read(self, values: Values) -> Values:
-        least = inputs.integer(inputs.needed(values, 'min'), 'min', 1,
-                               requests.MAX_AMOUNT)
-        most = inputs.integer(inputs.needed(values, 'max'), 'max', 1,
-                              requests.MAX_AMOUNT)
+        least = inputs.integer(inputs.needed(values, 'min'), 'min', 1)
+        most = inputs.integer(inputs.needed(values, 'max'), 'max', 1)
         if most < least:
             raise errors.InvalidLeaseParams(
                 f'"max" must be at least "min": {most} is less than {least}.')

@@ -18,7 +18,6 @@ import typing as ty
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import properties
-from blazar_core.leases import requests
 from blazar_core import resources
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
@@ -79,8 +78,7 @@ class Places(resources.ResourceType):
     def _common(self, values: Values) -> Values:
         """The parameters that all of them have."""
         return {
-            'amount': inputs.integer(values.get('amount', 1), 'amount', 1,
-                                     requests.MAX_AMOUNT),
+            'amount': inputs.integer(values.get('amount', 1), 'amount', 1),
             'affinity': inputs.affinity_of(values.get('affinity'))}
 
     def _properties(self, values: Values) -> Values:

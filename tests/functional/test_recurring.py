@@ -481,3 +481,41 @@ class TestHosts(test_whole_hosts.HostsTestCase):
             one['status'] for one in lease['occurrences']])
         self.run_until(seconds(lease['occurrences'][0]['start_date']))
         self.assertEqual('ACTIVE', self.get(lease)['status'])
+
+
+class TestAmounts(RecurringTestCase):
+    """What all occurrences have together is bounded."""
+
+    more_conf = '[blazar]\nmax_amount = 6\n'
+
+    def ask_for(self, amount, code, **query):
+        return self.ask('POST', '/leases', {
+            'start_date': self.at(HOUR), 'end_date': self.at(2 * HOUR),
+            'recurrence': self.recurrence(),
+            'reservations': [self.reservation(amount=amount)]},
+            code=code, **query)
+
+    def test_in_requests_for_leases_and_in_quotes(self):
+        for query in ({}, {'dry_run': 'true'}):
+            error = self.ask_for(3, 400, **query)
+            self.assertIn('add up to 3, 9 in 3 occurrences. Write amounts of '
+                          'at most 6 in all', error['error_message'])
+        self.assertEqual([], self.listed())
+        self.ask_for(2, 201)
+
+    def test_when_one_of_them_grows(self):
+        lease = self.ask_for(1, 201)['lease']
+        number = lease['occurrences'][1]['id']
+        reservation, = self.ask(
+            'GET', f'/leases/{number}', code=200)['lease']['reservations']
+        for amount, code in ((5, 400), (4, 200), (1, 200)):
+            self.ask('PUT', f'/leases/{number}', {'reservations': [
+                {'id': reservation['id'], 'amount': amount}]}, code=code)
+
+    def test_in_boots(self):
+        for how in ({}, {'between': 'shelve'}):
+            message = self.refused(
+                400, self.boot, 'vm', min_count=3, hints=self.lease_hints(
+                    'vm', HOUR, recurrence=self.recurrence(**how)))
+            self.assertIn('6', message)
+        self.assertEqual({}, self.names())

@@ -68,6 +68,7 @@ class TestOpts(base.BaseTestCase):
              'without_books': 'allow',
              'lost_build_seconds': None, 'event_max_retries': 10,
              'max_occurrences': 100,
+             'max_amount': 1000,
              'randomize_host_selection': False,
              'admission_retries': 20},
             dict(self.conf().blazar.items()))

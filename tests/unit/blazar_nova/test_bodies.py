@@ -213,16 +213,28 @@ class TestCreate(base.RefusalTestCase):
             'An entry of "reservations" is null.', reservations=[None])
 
     def test_a_lease_is_for_so_many_servers_in_all(self):
-        bodies.check_total([1000])
-        bodies.check_total([500, 500])
+        bodies.check_total([1000], 1000)
+        bodies.check_total([500, 500], 1000)
         # One that was larger before may shrink.
-        bodies.check_total([1500, 10], before=2000)
+        bodies.check_total([1500, 10], 1000, before=2000)
         for amounts, before in (([1001], 0), ([1000, 1], 0),
                                 ([600, 500], 1000), ([2001], 2000)):
             self.assert_refused(
                 f'The amounts of the reservations of one lease add up to '
                 f'{sum(amounts)}. Write amounts of at most 1000 in all',
-                bodies.check_total, amounts, before)
+                bodies.check_total, amounts, 1000, before)
+
+    def test_the_bound_is_over_all_occurrences(self):
+        bodies.check_total([4, 6], 1000, times=100)
+        # One that was larger may shrink.
+        bodies.check_total([900], 1000, before=1000, others=99_000)
+        for more, part in (
+                ({'times': 101}, 'add up to 10, 1010 in 101 occurrences. '
+                 'Write amounts of at most 1000 in all'),
+                ({'others': 991}, 'add up to 10, 1001 with those of the '
+                 'other occurrences. Write')):
+            self.assert_refused(
+                part, lambda: bodies.check_total([10], 1000, **more))
 
     def test_an_offer_stands_for_so_many_seconds(self):
         for value in (60, '60', 86400):

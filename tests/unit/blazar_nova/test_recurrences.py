@@ -81,7 +81,7 @@ class TestMultiplied(base.BaseTestCase):
             self.assertEqual(
                 {'server': {'name': 'x', 'min_count': count,
                             'max_count': count}, 'hints': {}},
-                recurrences.multiplied(body, 3))
+                recurrences.multiplied(body, 3, 1000))
 
     def test_counts_in_every_way_that_nova_reads(self):
         for least, most in (('02', '2'), (2, '002'), ('2\n', 2),
@@ -89,17 +89,18 @@ class TestMultiplied(base.BaseTestCase):
             self.assertEqual(
                 {'server': {'min_count': 6, 'max_count': 6}},
                 recurrences.multiplied({'server': {
-                    'min_count': least, 'max_count': most}}, 3))
+                    'min_count': least, 'max_count': most}}, 3, 1000))
         self.assertEqual(
             {'server': {'min_count': 3, 'max_count': 3}},
-            recurrences.multiplied({'server': {'max_count': '01'}}, 3))
+            recurrences.multiplied({'server': {'max_count': '01'}}, 3, 1000))
 
     def test_what_nova_refuses_is_left_to_nova(self):
         for count in ('x', -1, 0, '00', None, [], True, '9' * 5000, '1\n\n',
                       ' 1', '\u0661', '1.0', '1_0', '+1', ''):
             for body in ({'server': {'min_count': count}},
                          {'server': {'max_count': count}}):
-                self.assertEqual(body, recurrences.multiplied(body, 3))
+                self.assertEqual(
+                    body, recurrences.multiplied(body, 3, 1000))
 
     def test_what_cannot_be(self):
         for server, part in (
@@ -108,4 +109,4 @@ class TestMultiplied(base.BaseTestCase):
                 ({'min_count': '100000000'}, '1000 are the most')):
             self.assertIn(part, str(self.assertRaises(
                 errors.InvalidLeaseParams, recurrences.multiplied,
-                {'server': server}, 1)))
+                {'server': server}, 1, 1000)))

@@ -35,6 +35,7 @@ import sqlalchemy as sa
 
 from benchmarks import filled
 from benchmarks import records
+from benchmarks import series
 from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.books import admission
@@ -302,6 +303,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
             yield from _records(kind, worst, plain)
             print(f'  {kind}: {request}', flush=True)
         database.engine.dispose()
+    yield from series.run(quick)
 
 
 def _describe_hosts(database: api.Database) -> None:

@@ -36,6 +36,7 @@ from blazar_core.db import models
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import repeats
+from blazar_core.leases import rows as lease_rows
 from blazar_core.leases import views
 from blazar_core import resources
 
@@ -105,7 +106,7 @@ class Joining:
             connection = session.connection()
             _lock(connection, new.granted)
             counted = self._take(session, now, joiners, new.reservations)
-            rows = making.rows_of(new, [
+            rows = lease_rows.rows_of(new, [
                 [counted[server_id].host_id for server_id in one.server_ids]
                 for one in new.reservations], now, True, self._types)
             rows.lease['status'] = states.Lease.ACTIVE

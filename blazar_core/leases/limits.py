@@ -178,28 +178,42 @@ class Limits:
         :raises LimitExceeded: when it may not; names the limit
         :raises CloudUnavailable: when a service that has to agree is silent
         """
-        granted = self._grant(asked)
+        return self.check_all([asked])
+
+    def check_all(self, series: ty.Sequence[Asked]) -> Granted | None:
+        """As :meth:`check`, for new leases that are made together.
+
+        What the project has is counted once for all of them.
+
+        :param series: occurrences of one lease, of which no two overlap: what
+            they hold at an instant does not add up, what they are does
+        """
+        granted = self._grant(series)
         for check in self._checks:
-            check(asked)
+            for one in series:
+                check(one)
         return granted
 
-    def _grant(self, asked: Asked) -> Granted | None:
+    def _grant(self, series: ty.Sequence[Asked]) -> Granted | None:
+        asked = series[0]
         limits = self._limits(asked)
-        wanted = self._wanted(asked)
         if not asked.lease_id:
             # A look into the books does not change that.
-            _refuse(limits, wanted, wanted, _DATES)
-        if not self._quota and not any(
-                wanted[name] for name in limits.keys() - _DATES) and not (
-                asked.lease_id):
+            for one in series:
+                wanted = self._wanted(one)
+                _refuse(limits, wanted, wanted, _DATES)
+        if not self._quota and not asked.lease_id and not any(
+                self._wanted(one)[name] for one in series
+                for name in limits.keys() - _DATES):
             return None
         with self._database.reader() as session:
             connection = session.connection()
             seen = _generation(connection, asked.project_id)
             found = self._in_use(connection, asked)
-        self._compare(asked, found, limits)
+        self._compare_all(series, found, limits)
         rooms = self._rooms(asked, found)
-        self._compare_rooms(asked, found, rooms)
+        for one in series:
+            self._compare_rooms(one, found, rooms)
 
         def again(connection: sa.Connection) -> None:
             now_found = self._in_use(connection, asked)
@@ -208,8 +222,9 @@ class Limits:
                 raise errors.Conflict(
                     f'Lease {asked.lease_id} was changed meanwhile. '
                     f'Look at it, and try again.')
-            self._compare(asked, now_found, limits)
-            self._compare_rooms(asked, now_found, rooms)
+            self._compare_all(series, now_found, limits)
+            for one in series:
+                self._compare_rooms(one, now_found, rooms)
 
         return Granted(asked.project_id, seen, again)
 
@@ -227,18 +242,21 @@ class Limits:
             _AHEAD: asked.window.start - self._clock.now(), _LEASES: 1,
             _HELD: asked.servers if asked.held else 0, **amounts})
 
-    def _compare(self, asked: Asked, found: usage.Books,
-                 limits: ty.Mapping[str, int]) -> None:
+    def _compare_all(self, series: ty.Iterable[Asked], found: usage.Books,
+                     limits: ty.Mapping[str, int]) -> None:
         """Make sure of the operator's limits."""
-        wanted = self._wanted(asked, found)
-        peak = usage.peaks(found.uses, usage.Use(
-            asked.window, wanted, True, asked.user_id))
-        totals = usage.Amounts({
-            name: peak.get(name, 0) if name in _CLASSES
-            else found.others[name] + wanted[name] for name in limits})
-        more = {name: limit for name, limit in limits.items()
-                if wanted[name] > found.own[name] or name in _CLASSES}
-        _refuse(more, wanted, totals)
+        before = usage.Amounts(found.others)
+        for asked in series:
+            wanted = self._wanted(asked, found)
+            peak = usage.peaks(found.uses, usage.Use(
+                asked.window, wanted, True, asked.user_id))
+            totals = usage.Amounts({
+                name: peak.get(name, 0) if name in _CLASSES
+                else before[name] + wanted[name] for name in limits})
+            more = {name: limit for name, limit in limits.items()
+                    if wanted[name] > found.own[name] or name in _CLASSES}
+            _refuse(more, wanted, totals)
+            before.update({name: wanted[name] for name in (_LEASES, _HELD)})
 
     def _peaks_of_quota(self, asked: Asked, found: usage.Books,
                         ) -> dict[str | None, dict[str, int]]:

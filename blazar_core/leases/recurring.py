@@ -95,7 +95,8 @@ class Recurring:
                kept: ty.Sequence[str] = ()) -> list[_Lease]:
         """Admit occurrences: all of them, or none.
 
-        :param leases: that do not overlap, with this id
+        :param leases: that do not overlap, with this id; they have what the
+            limits said in common
         :param sealed: for each, the call to be sent at its start
         :param left_out: those for which there was no capacity
         :param kept: the servers that are kept from one to the next
@@ -107,9 +108,8 @@ class Recurring:
         """
         def write(connection: sa.Connection, picked: list[picking.Picked],
                   ) -> list[_Lease]:
-            # In each, others of them count for what comes after it.
-            made = [self._making.write(connection, *one) for one in zip(
-                leases, sealed, picked, strict=True)]
+            made = self._making.write(connection, zip(
+                leases, sealed, picked, strict=True))
             connection.execute(notes.Recurrence.__table__.insert().values(
                 id=recurrence_id, rule=asked.rule, timezone=asked.timezone,
                 between_policy=asked.between, servers=list(kept),
@@ -186,9 +186,25 @@ class Recurring:
     def unfinished(self, recurrence_id: str) -> list[_Lease]:
         """The occurrences that are not over, first to last."""
         with self._database.reader() as session:
-            return [views.describe(api.found(session, row.id))
-                    for row in _occurrences(session, [recurrence_id])
-                    if row.status not in states.LEASE.final()]
+            ids = [row.id for row in _occurrences(session, [recurrence_id])
+                   if row.status not in states.LEASE.final()]
+            found = {one.id: one for one in api.whole(session, ids)}
+            return [views.describe(found[one]) for one in ids]
+
+    def rename(self, recurrence_id: str, name: str) -> None:
+        """Rename the occurrences that are not over, in one statement."""
+        leases = models.Lease.__table__
+
+        def write() -> None:
+            with self._database.begin() as connection:
+                connection.execute(sa.update(leases).where(
+                    leases.c.recurrence_id == recurrence_id,
+                    leases.c.status.not_in(states.LEASE.final()),
+                    leases.c.deleted_at.is_(None),
+                ).values(name=name, updated_at=self._clock.now(),
+                         generation=leases.c.generation + 1))
+
+        self._database.retried(write)
 
     def amount_beside(self, lease: _Lease) -> int:
         """Return how many servers or hosts the other occurrences have that

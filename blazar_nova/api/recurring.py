@@ -29,6 +29,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import recurrence as recurrences
 from blazar_core.common import refusals
+from blazar_core.leases import changing
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_nova.api import bodies
@@ -83,11 +84,11 @@ class Recurring:
         with demands.refused(each, f'Boot of {", ".join(ids)}'):
             demand = boots.demand_of(
                 call.context, parts[0], self._parts.leases.servers)
-        leases = self._occurrences(making.NewLease(
+        new = making.NewLease(
             call.context.project_id, call.context.user_id, request,
-            (making.NewReservation(demand, parts[0].server_ids),)), ids)
+            (making.NewReservation(demand, parts[0].server_ids),))
         call.mark_reserved()
-        fits, left_out = self._all.fitting(leases, asked.some)
+        fits, left_out = self._fitting(new, asked, ids)
         # The first servers are those of the first: one of them is answered.
         # Where they are kept, no other has any before it begins.
         paired = [*itertools.zip_longest(fits, parts[:len(fits)])]
@@ -105,8 +106,7 @@ class Recurring:
         """Make a lease whose reservations are used when it has begun."""
         asked = new.request.recurrence
         assert asked is not None
-        fits, left_out = self._all.fitting(
-            self._occurrences(new), asked.some)
+        fits, left_out = self._fitting(new, asked)
         if new.key is not None:
             fits[0] = dataclasses.replace(fits[0], key=new.key)
         return self._make(context, asked, fits, left_out,
@@ -116,16 +116,16 @@ class Recurring:
         """Why there is no capacity for a lease; None when there is."""
         assert new.request.recurrence is not None
         try:
-            self._all.fitting(
-                self._occurrences(new), new.request.recurrence.some)
+            self._fitting(new, new.request.recurrence)
         except errors.Refused as exc:
             return exc.refusal
         return None
 
-    def _occurrences(self, new: making.NewLease,
-                     server_ids: tuple[str, ...] = (),
-                     ) -> list[making.NewLease]:
-        """Each as a lease that is within the limits.
+    def _fitting(self, new: making.NewLease, asked: requests.Recurrence,
+                 server_ids: tuple[str, ...] = (),
+                 ) -> tuple[list[making.NewLease], list[_Lease]]:
+        """Return the occurrences for which there is capacity, each as a lease
+        that is within the limits, and those that are left out.
 
         :param server_ids: those that the cloud has already
         """
@@ -133,10 +133,26 @@ class Recurring:
         leases = [dataclasses.replace(
             new, request=one, recurrence_id=recurrence_id, key=None)
             for one in new.request.occurrences]
-        return [dataclasses.replace(
-            one, granted=self._parts.limits.check(dataclasses.replace(
-                granting.asked_of(one, bool(server_ids), self._parts.types),
-                server_ids=server_ids))) for one in leases]
+        if asked.some:
+            # Those that are left out count for no limit.
+            fits, left_out = self._all.fitting(leases, True)
+            return self._granted(fits, asked, server_ids), left_out
+        return self._all.fitting(
+            self._granted(leases, asked, server_ids), False)
+
+    def _granted(self, leases: ty.Sequence[making.NewLease],
+                 asked: requests.Recurrence, server_ids: tuple[str, ...],
+                 ) -> list[making.NewLease]:
+        """Ask the limits about occurrences."""
+        # Where servers are kept, those of the first wait, and are all.
+        held = [bool(server_ids) and not (
+            number and asked.keeps_servers)
+            for number, _one in enumerate(leases)]
+        granted = self._parts.limits.check_all([dataclasses.replace(
+            granting.asked_of(one, waits, self._parts.types),
+            server_ids=server_ids)
+            for one, waits in zip(leases, held, strict=True)])
+        return [dataclasses.replace(one, granted=granted) for one in leases]
 
     def _make(self, context: ty.Any, asked: requests.Recurrence,
               leases: list[making.NewLease], left_out: list[_Lease],
@@ -209,10 +225,8 @@ class Recurring:
         if min(shifts.values(), default=datetime.timedelta()) >= (
                 datetime.timedelta()):
             unfinished.reverse()
-        for number, one in enumerate(unfinished):
-            words = {} if asked.change.name is None else {
-                'name': asked.change.name}
-            words |= {name: clocks.iso(recurrences.later(
+        for number, one in enumerate(unfinished if shifts else ()):
+            words = {name: clocks.iso(recurrences.later(
                 one[name], by, zone)) for name, by in shifts.items()}
             try:
                 self._changes.make(context, words, one)
@@ -224,7 +238,23 @@ class Recurring:
                     f'changed, that of {clocks.minute(one["start_date"])} '
                     f'UTC cannot be: {exc} Look at them, and change the '
                     f'others by their own ids.') from exc
+        if asked.change.name is not None and unfinished:
+            self._rename(lease['id'], asked.change, unfinished[0])
         return self._all.get(lease['id'])
+
+    def _rename(self, recurrence_id: str, change: changing.Change,
+                first: _Lease) -> None:
+        """Rename all occurrences that are to come.
+
+        :param first: the one about which the limits are asked
+        """
+        parts = self._parts
+        change = changing.Change(name=change.name)
+        granting.of_change(
+            parts.limits, parts.types, parts.answers, first, change)
+        self._all.rename(recurrence_id, ty.cast(str, change.name))
+        for one in self._all.unfinished(recurrence_id):
+            parts.notify('lease.update', one)
 
     def delete(self, recurrence_id: str) -> None:
         """End all occurrences, the last first; safe to repeat."""

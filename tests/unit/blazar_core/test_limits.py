@@ -401,6 +401,50 @@ class TestLeases(LimitsTestCase):
         self.allowed(lease_id=lease['id'])
 
 
+class TestSeries(LimitsTestCase):
+    """New leases that are made together."""
+
+    def series(self, count, **values):
+        return [self.asked(100 * number, 100 * number + 50, **values)
+                for number in range(1, count + 1)]
+
+    def test_each_counts_as_a_lease(self):
+        self.have(50, 100)
+        self.limit(**{LEASES: 4})
+        self.limits.check_all(self.series(3))
+        self.assertIn('its other leases have 4, and this one asks for 1', str(
+            self.assertRaises(errors.LimitExceeded, self.limits.check_all,
+                              self.series(4))))
+
+    def test_so_do_servers_that_wait(self):
+        self.limit(**{HELD: 6})
+        self.limits.check_all(self.series(3, servers=2))
+        self.assertRaises(errors.LimitExceeded, self.limits.check_all,
+                          self.series(4, servers=2))
+
+    def test_what_they_hold_does_not_add_up(self):
+        self.limit(**{VCPUS: 4})
+        self.limits.check_all(self.series(3, servers=2))
+        self.have(300, 310)
+        self.assertRaises(errors.LimitExceeded, self.limits.check_all,
+                          self.series(3, servers=2))
+
+    def test_the_last_one_may_be_too_late(self):
+        self.limit(max_lease_ahead=300)
+        self.limits.check_all(self.series(3))
+        self.assertRaises(errors.LimitExceeded, self.limits.check_all,
+                          self.series(4))
+
+    def test_they_are_counted_by_as_many_statements_as_one(self):
+        self.limit(**{LEASES: 50})
+        one = self.queries(self.asked())
+        del self.statements[:]
+        self.limits.check_all(self.series(30))
+        self.assertEqual(one, [
+            sql for sql in self.statements if sql.startswith('SELECT')])
+        self.assertEqual(31, len(self.asked_others))
+
+
 class TestHeld(LimitsTestCase):
 
     def test_servers_that_wait_for_their_lease_count(self):

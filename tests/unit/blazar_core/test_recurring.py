@@ -14,6 +14,7 @@
 """Leases that recur: admitted together, told as one, and their servers."""
 
 from oslo_utils import uuidutils
+import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
@@ -118,6 +119,55 @@ class TestAdmission(RecurringTestCase):
             one.before_end, one.events[0].time))
         self.assertEqual((NOW + 240, NOW + 220), (
             other.before_end, other.events[0].time))
+
+
+class TestStatements(RecurringTestCase):
+    """Nobody waits for a series longer than for one lease."""
+
+    def setUp(self):
+        super().setUp()
+        self.statements = []
+        sa.event.listen(
+            self.database.engine, 'before_cursor_execute',
+            lambda _connection, _cursor, statement, *_rest:
+                self.statements.append(statement))
+
+    def written(self, work, *args):
+        del self.statements[:]
+        work(*args)
+        return [one for one in self.statements
+                if one.startswith(('INSERT', 'UPDATE'))]
+
+    def test_all_are_written_by_those_of_one(self):
+        one = self.written(self.make, 100)
+        self.assertEqual(one, self.written(self.make, *range(200, 3200, 100)))
+
+    def test_all_are_renamed_by_one(self):
+        lease = self.make(*range(100, 3100, 100))
+        other = self.make(4000)
+        over = lease['occurrences'][0]['id']
+        with self.database.writer() as session:
+            session.get(models.Lease, over).status = 'TERMINATED'
+        before = self.generations(lease)
+        self.assertEqual(1, len(self.written(
+            self.leases.recurring.rename, lease['id'], 'tea')))
+        names = dict(self.names())
+        self.assertNotEqual('tea', names.pop(over))
+        self.assertNotEqual('tea', names.pop(other['occurrences'][0]['id']))
+        self.assertEqual(['tea'] * 29, [*names.values()])
+        # Who has read one of them before finds that it was changed.
+        self.assertEqual([number + 1 for number in before[1:]],
+                         self.generations(lease)[1:])
+
+    def names(self):
+        with self.database.reader() as session:
+            return session.execute(sa.select(
+                models.Lease.id, models.Lease.name)).all()
+
+    def generations(self, lease):
+        with self.database.reader() as session:
+            return [session.get(models.Lease, one['id']).generation
+                    for one in lease['occurrences']]
 
 
 class TestAsOne(RecurringTestCase):

@@ -1,0 +1,255 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Series: the largest lease that recurs, and who waits for it.
+
+100 occurrences with 10 servers each, on hosts of their own, in a cloud of 300
+hosts and 30,000 bookings, on MariaDB and on PostgreSQL. It is made, renamed,
+and moved to another hour. Another process makes leases of one server and
+deletes them meanwhile; wait_ms is how much longer the slowest of them takes
+than the slowest without the series, of three rounds the best, on the slower
+database. seconds is what the request takes itself, without Nova.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import typing as ty
+import unittest
+
+from oslo_utils import uuidutils
+
+from benchmarks import filled
+from benchmarks import records
+from benchmarks import servers
+from benchmarks import world as worlds
+from blazar_core.books import admission
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import changing
+from blazar_core.leases import leases
+from blazar_core.leases import limits
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_nova.parts import granting
+from tests import databases
+from tests.unit.blazar_core import racer
+
+HOSTS, BOOKINGS, LEASES = 300, 30_000, 6_000
+OCCURRENCES, SERVERS = 100, 10
+#: Seconds for which leases are made without the series.
+ALONE = 1.5
+
+
+class Standing(clocks.SystemClock):
+    """A clock that always shows one date, and that time passes."""
+
+    def now(self) -> int:
+        return worlds.NOW
+
+
+class Member:
+    """A project of its own."""
+
+    def __init__(self, url: str, project_id: str) -> None:
+        self.database = filled.connect(url)
+        self.project_id = project_id
+        clock = Standing()
+        search = admission.Admission(self.database, clock)
+        with search.index.fresh():
+            pass
+        self.types = racer.FileType.types(os.devnull)
+        self.leases = leases.Leases(
+            self.database, clock, search, self.types)
+        conf = databases.configuration(url)
+        conf.set_override('max_leases_per_project', 1000, 'enforcement')
+        self.limits = limits.Limits(conf, self.database, clock)
+
+    def new(self, request: requests.LeaseRequest, count: int,
+            affinity: model.Affinity, recurrence_id: str | None = None,
+            ) -> making.NewLease:
+        return making.NewLease(
+            self.project_id, 'user', request, (making.NewReservation(
+                model.Demand({'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 20},
+                             count, affinity), params={}, spec={}),),
+            recurrence_id=recurrence_id)
+
+    def granted(self, series: ty.Sequence[making.NewLease],
+                ) -> list[making.NewLease]:
+        granted = self.limits.check_all([
+            granting.asked_of(one, False, self.types) for one in series])
+        return [dataclasses.replace(one, granted=granted) for one in series]
+
+    def plain(self) -> None:
+        """What everybody does: a server for an hour."""
+        start = worlds.NOW + worlds.DAY
+        new, = self.granted([self.new(requests.LeaseRequest(
+            'lease', model.Window(start, start + 3600), None, (), 'delete',
+            False), 1, model.Affinity.NONE)])
+        self.leases.making.withdraw(
+            self.leases.making.create(new, None)['id'])
+
+    def make(self) -> str:
+        """Make the largest series; returns its id."""
+        first = worlds.NOW + worlds.DAY // 2
+        windows = tuple(model.Window(
+            first + number * worlds.DAY, first + number * worlds.DAY + 3600)
+            for number in range(OCCURRENCES))
+        asked = requests.Recurrence(
+            f'FREQ=DAILY;COUNT={OCCURRENCES}', 'UTC', 'delete', False, windows)
+        recurrence_id = uuidutils.generate_uuid()
+        series = self.granted([
+            self.new(one, SERVERS, model.Affinity.DIFFERENT, recurrence_id)
+            for one in requests.LeaseRequest(
+                'series', windows[0], None, (), 'delete', False,
+                recurrence=asked).occurrences])
+        recurring = self.leases.recurring
+        fits, left_out = recurring.fitting(series, False)
+        recurring.create(recurrence_id, asked, fits, [None] * len(fits),
+                         left_out)
+        return recurrence_id
+
+    def rename(self, recurrence_id: str) -> None:
+        self.leases.recurring.rename(recurrence_id, 'other')
+
+    def change(self, recurrence_id: str) -> None:
+        """Move each occurrence, as the API does."""
+        for one in reversed(self.leases.recurring.unfinished(recurrence_id)):
+            change = changing.Change(start=one['start_date'] + 3600,
+                                     end=one['end_date'] + 3600)
+            granted = self.limits.check(dataclasses.replace(
+                granting.asked_of(granting.as_changed(one, change), False,
+                                  self.types),
+                lease_id=one['id'], resized=False))
+            self.leases.changing.update(
+                one['id'], dataclasses.replace(change, granted=granted))
+
+    def delete(self, recurrence_id: str) -> None:
+        for one in self.leases.recurring.unfinished(recurrence_id):
+            self.leases.making.withdraw(one['id'])
+
+
+def wait(url: str) -> None:
+    """Make leases until the input ends; prints what the slowest took of those
+    of each part, which a line of input begins.
+    """
+    member = Member(url, 'other')
+    member.plain()
+    os.set_blocking(sys.stdin.fileno(), False)
+    longest = 0.0
+    print('ready', flush=True)
+    while True:
+        began = time.perf_counter()
+        with contextlib.suppress(errors.BooksBusy):
+            member.plain()
+        longest = max(longest, time.perf_counter() - began)
+        said = os.read(sys.stdin.fileno(), 100) if _has_input() else None
+        if said == b'':
+            return
+        if said:
+            print(json.dumps(longest), flush=True)
+            longest = 0.0
+
+
+def _has_input() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+class Waiter:
+    """Another process, which makes leases all the time."""
+
+    def __init__(self, url: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, '-m', 'benchmarks.series', url],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._line()
+
+    def longest(self) -> float:
+        """What the slowest took since this was last asked, in seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.write('\n')
+        self._process.stdin.flush()
+        return float(json.loads(self._line()))
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+class Cost(ty.NamedTuple):
+    """Seconds."""
+
+    wait: float
+    own: float
+
+
+def measure(kind: str, size: int) -> dict[str, Cost]:
+    """What each kind of request takes on a database; the best of some rounds.
+    """
+    found: dict[str, list[Cost]] = {}
+    with servers.place(kind) as place:
+        filled.fill(place.url, worlds.parts(HOSTS // size, BOOKINGS // size),
+                    LEASES // size, events=True)
+        member = Member(place.url, 'mine')
+        waiter = Waiter(place.url)
+
+        def timed(name: str, work: ty.Callable[[], ty.Any]) -> ty.Any:
+            waiter.longest()
+            time.sleep(ALONE / size)
+            alone = waiter.longest()
+            began = time.perf_counter()
+            answer = work()
+            own = time.perf_counter() - began
+            found.setdefault(name, []).append(
+                Cost(max(0, waiter.longest() - alone), own))
+            return answer
+
+        for _round in range(records.ROUNDS):
+            series = timed('make', member.make)
+            timed('rename', lambda: member.rename(series))
+            timed('change', lambda: member.change(series))
+            member.delete(series)
+        waiter.close()
+        member.database.engine.dispose()
+    return {name: Cost(min(one.wait for one in some),
+                       min(one.own for one in some))
+            for name, some in found.items()}
+
+
+def run(quick: bool) -> ty.Iterator[records.Record]:
+    costs = []
+    for kind in ('mariadb', 'postgresql'):
+        with contextlib.suppress(unittest.SkipTest):
+            costs.append(measure(kind, 10 if quick else 1))
+            print(f'  {kind}: {costs[-1]}', flush=True)
+    for name in ('make', 'rename', 'change'):
+        if costs:
+            of_all = [one[name] for one in costs]
+            yield records.Record(f'abuse.{name}_series', 'wait_ms', 1000 * max(
+                one.wait for one in of_all))
+            yield records.Record(f'abuse.{name}_series', 'seconds', max(
+                one.own for one in of_all))
+
+
+if __name__ == '__main__':
+    wait(sys.argv[1])

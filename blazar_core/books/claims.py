@@ -50,6 +50,18 @@ LOG = logging.getLogger(__name__)
 Undo: ty.TypeAlias = ty.Callable[[], None]
 
 
+class Growth(ty.Protocol):
+    """Judges leased servers that are to take more than is booked for them."""
+
+    def lock(self, connection: sa.Connection, project_id: str) -> None:
+        """Lock a project."""
+
+    def check(self, connection: sa.Connection, lease_id: str,
+              server_id: str, booked: model.Resources,
+              takes: model.Resources) -> None:
+        """Make sure that one may grow; raises LimitExceeded."""
+
+
 class Denied(Exception):
     """A server may not go to a host; says why."""
 
@@ -59,10 +71,13 @@ class Claims:
 
     :param index: in which room is looked for
     :param alone: whether to go on without the database while it is away
+    :param growth: judges servers that grow; None: they may
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 index: follower.Index, alone: bool = True) -> None:
+                 index: follower.Index, alone: bool = True,
+                 growth: Growth | None = None) -> None:
+        self._growth = growth
         self._database = database
         self._clock = clock
         self._index = index
@@ -119,7 +134,7 @@ class Claims:
                      forced: bool, reservation_id: str | None) -> Undo:
         """The same as far as this process knows the books."""
         with self._index.remembered.timeline() as timeline:
-            host, amounts = self._known(takes)
+            host, amounts = _known(self._index, takes)
             if timeline is None or host is None:
                 return _nothing
             if _is_within(host, reservation_id):
@@ -138,7 +153,7 @@ class Claims:
         # A reservation of the whole host may have ended this moment.
         lag = next(lags) if reservation_id is None else 0
         with self._index.fresh(lag) as timeline:
-            host, amounts = self._known(takes)
+            host, amounts = _known(self._index, takes)
             if host is None:
                 return _nothing
             if _is_within(host, reservation_id):
@@ -169,6 +184,8 @@ class Claims:
             if mine is None:
                 # Its lease has just ended.
                 raise api.LostRace(host_id)
+            project_id = _owner(connection, mine) if (
+                self._growth is not None and _grows(mine, takes)) else None
             booked = self._index.hosts.get(mine.host_id)
             if booked != host and (
                     booked is None or not booked.enrolled or
@@ -182,13 +199,20 @@ class Claims:
                     now, max(mine.end_date, now + ledger.OVERDUE)),
                 [one for one in own if one.id != mine.id])
         try:
-            with self._locked(mine.lease_id, host_id) as session:
+            with self._locked(
+                    mine.lease_id, host_id, project_id) as session:
                 booking = session.get(models.Booking, mine.id)
                 if booking is None or booking.server_id != server_id or (
                         booking.running != mine.running):
                     raise api.LostRace(host_id)
+                if project_id is not None and self._growth is not None:
+                    self._growth.check(
+                        session.connection(), mine.lease_id, server_id,
+                        booking.resources, takes)
                 if not booking.running:
-                    return self._place(session, now, booking, host, forced)
+                    return self._place(session, now, booking, host, {
+                        rc: max(amount, takes.get(rc, 0))
+                        for rc, amount in booking.resources.items()}, forced)
                 if booking.reservation.lease.status in states.ENDING:
                     # What becomes of it is judged by where it is.
                     raise Denied('its lease is over')
@@ -201,12 +225,17 @@ class Claims:
                                           server_id, takes, fits, leased=True)
         except ledger.Full as exc:
             raise Denied('it is promised to other leases') from exc
+        except errors.LimitExceeded as exc:
+            raise Denied(str(exc)) from exc
         return self._undo(self._stay, mine.lease_id, mine.id, claimed)
 
     @contextlib.contextmanager
     def _locked(self, lease_id: str, host_id: int,
-                ) -> ty.Iterator[orm.Session]:
+                project_id: str | None = None) -> ty.Iterator[orm.Session]:
         with self._database.writer() as session:
+            if project_id is not None and self._growth is not None:
+                # Before the lease, as wherever both are locked.
+                self._growth.lock(session.connection(), project_id)
             try:
                 api.locked(session, lease_id)
             except errors.NotFound:
@@ -214,14 +243,17 @@ class Claims:
             yield session
 
     def _place(self, session: orm.Session, now: int, booking: models.Booking,
-               host: model.Host, forced: bool) -> Undo:
+               host: model.Host, resources: model.Resources, forced: bool,
+               ) -> Undo:
         """A server is about to be built on a host: its booking moves there.
 
+        :param resources: its size, which may have grown in an occurrence
         :raises Denied: when a reservation has all of it meanwhile
         :raises LostRace: when another process decided about the host meanwhile
         """
-        if booking.host_id != host.id:
-            ledger.amend(session, now, ledger.follow(booking, host.id), forced)
+        if booking.host_id != host.id or dict(booking.resources) != resources:
+            ledger.amend(session, now, _followed(
+                booking, host.id, resources), forced)
         elif host.enrolled:
             # A transaction that hands it over to a reservation just now has
             # looked for servers placed there: one of both has to look again.
@@ -265,25 +297,6 @@ class Claims:
 
     # -- judging -----------------------------------------------------------
 
-    def _known(self, takes: ty.Mapping[str, model.Resources],
-               ) -> tuple[model.Host | None, dict[str, int]]:
-        """The host, and what is taken of it in all of its providers.
-
-        Of classes that it does not offer itself, shared storage perhaps,
-        the books know nothing.
-        """
-        ids = self._index.ids_by_uuid
-        host = next((self._index.hosts[ids[uuid]] for uuid in takes
-                     if uuid in ids), None)
-        amounts: dict[str, int] = {}
-        if host is None:
-            return None, amounts
-        for resources in takes.values():
-            for rc, amount in resources.items():
-                if amount and rc in host.capacity:
-                    amounts[rc] = amounts.get(rc, 0) + amount
-        return (host if amounts else None), amounts
-
     def _fits(self, timeline: timelines.Timeline, host: model.Host,
               amounts: model.Resources, window: model.Window,
               own: ty.Sequence[ty.Any] = ()) -> bool:
@@ -293,6 +306,53 @@ class Claims:
                 return True
             rooms = timeline.fits(model.Demand(amounts), window, [host.id])
             return bool(rooms[timeline.index(host.id)])
+
+
+def _known(index: follower.Index, takes: ty.Mapping[str, model.Resources],
+           ) -> tuple[model.Host | None, dict[str, int]]:
+    """The host, and what is taken of it in all of its providers.
+
+    Of classes that it does not offer itself, shared storage perhaps, the
+    books know nothing.
+    """
+    ids = index.ids_by_uuid
+    host = next((index.hosts[ids[uuid]] for uuid in takes if uuid in ids),
+                None)
+    amounts: dict[str, int] = {}
+    if host is None:
+        return None, amounts
+    for resources in takes.values():
+        for rc, amount in resources.items():
+            if amount and rc in host.capacity:
+                amounts[rc] = amounts.get(rc, 0) + amount
+    return (host if amounts else None), amounts
+
+
+def _grows(booking: ty.Any, takes: model.Resources) -> bool:
+    """Whether a server takes more than is booked for it."""
+    return any(takes.get(rc, 0) > amount
+               for rc, amount in booking.resources.items())
+
+
+def _owner(connection: sa.Connection, booking: ty.Any) -> str | None:
+    """Return the project that owns the lease of a booking."""
+    return connection.scalar(sa.select(models.Lease.project_id).where(
+        models.Lease.id == booking.lease_id))
+
+
+def _followed(booking: models.Booking, host_id: int,
+              resources: model.Resources) -> list[ledger.Edit]:
+    """Return the edits by which a booking goes where its server does, and is
+    of its size.
+    """
+    if booking.host_id == host_id:
+        return [ledger.Edit(booking, ledger.new_of(
+            booking, resources=resources))]
+    edits = ledger.follow(booking, host_id)
+    if dict(booking.resources) != resources:
+        edits[0] = ledger.Edit(booking, ledger.new_of(
+            booking, host_id=host_id, resources=resources))
+    return edits
 
 
 def _nothing() -> None:

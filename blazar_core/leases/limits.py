@@ -71,6 +71,8 @@ class Asked:
     :ivar resources: of all of its servers together
     :ivar lease_id: the lease that would be changed; None: a new one
     :ivar resized: whether it would have other servers than before
+    :ivar added: whether ``servers`` and ``resources`` come to what the lease
+        has, be that what it was made of or not
     :ivar described: the lease as the API describes it
     :ivar current: the lease as it is, so described; None: a new one
     :ivar held: whether its servers exist before it starts, and wait for it.
@@ -88,6 +90,7 @@ class Asked:
     resources: model.Resources
     lease_id: str | None = None
     resized: bool = True
+    added: bool = False
     described: dict[str, ty.Any] = dataclasses.field(default_factory=dict)
     current: dict[str, ty.Any] | None = None
     held: bool = True
@@ -228,14 +231,26 @@ class Limits:
 
         return Granted(asked.project_id, seen, again)
 
+    def confirm(self, connection: sa.Connection, asked: Asked) -> None:
+        """Make sure of the operator's limits alone, in a transaction that has
+        locked the project.
+
+        :raises LimitExceeded: when they are not kept
+        """
+        limits = self._limits(asked)
+        if limits.keys() & _CLASSES.keys():
+            self._compare_all(
+                [asked], self._in_use(connection, asked), limits)
+
     def _wanted(self, asked: Asked, found: usage.Books | None = None,
                 ) -> usage.Amounts:
         """What a lease would have."""
         amounts = self._amounts(asked.servers, asked.resources)
-        if found is not None and not asked.resized:
-            # Of what it was made of, some may have gone.
-            amounts = usage.Amounts(
-                {name: found.own[name] for name in amounts})
+        if found is not None and (asked.added or not asked.resized):
+            # Of what it was made of, some may have gone or grown.
+            amounts = usage.Amounts({
+                name: found.own[name] + (amount if asked.added else 0)
+                for name, amount in amounts.items()})
         return usage.Amounts({
             _DURATION: asked.window.end - asked.window.start - (
                 asked.cleaning_time),
@@ -323,6 +338,7 @@ class Limits:
         """What the project's leases have, and what the one has in question.
         """
         found, now = usage.Books(), self._clock.now()
+        moving: list[ty.Any] = []
         for row in connection.execute(
                 usage.books_of(
                     asked.project_id, asked.lease_id, self._serverless)).all():
@@ -351,9 +367,21 @@ class Limits:
                         row.start_date, model.FOREVER if overdue
                         else row.end_date, row.placed_at, now),
                     amounts, bool(row.own), row.user_id))
+            if row.moving_to is not None:
+                moving.append(row)
             if row.server_id is not None:
                 found.servers.append((row.user_id, quotas.Server(
                     row.server_id, row.placed_at is not None, each)))
+        # What one claims again is what it has claimed before.
+        for row, more in usage.growing(connection, [
+                row for row in moving
+                if row.server_id not in asked.server_ids]):
+            amounts = self._amounts(0, more)
+            found.uses.append(usage.Use(
+                model.Window(row.start_date, row.end_date), amounts,
+                bool(row.own), row.user_id))
+            if row.own:
+                found.own.update(amounts)
         return found
 
 

@@ -14,6 +14,7 @@
 
 import collections
 import dataclasses
+import json
 import typing as ty
 
 import sqlalchemy as sa
@@ -23,7 +24,7 @@ from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import quotas
 
-__all__ = ['Amounts', 'Books', 'Use', 'books_of', 'peaks']
+__all__ = ['Amounts', 'Books', 'Use', 'books_of', 'growing', 'peaks']
 
 #: What each booking of a reservation takes, and how that of a whole host
 #: begins, which counts as one, however much it has.
@@ -81,7 +82,7 @@ def books_of(project_id: str, lease_id: str | None,
         (models.Lease.end_date + models.Lease.grace_period).label(
             'last_date'), models.Booking.start_date,
         models.Booking.end_date, models.Booking.placed_at,
-        models.Booking.server_id)
+        models.Booking.server_id, models.Booking.moving_to)
     return sa.select(
         *each, sa.func.count(models.Booking.id).label('amount'),
         sa.func.count(sa.case((sa.or_(
@@ -99,6 +100,29 @@ def books_of(project_id: str, lease_id: str | None,
     ).where(not_over).group_by(*(
         one.name if isinstance(one, sa.Label) and one.name in (
             'own', 'held', 'kind') else one for one in each))
+
+
+def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
+            ) -> list[tuple[ty.Any, model.Resources]]:
+    """Return what servers on their way to a host have claimed there beyond
+    what is booked for them: they are resized.
+
+    :param rows: those of :func:`books_of` with a host to move to
+    """
+    if not rows:
+        return []
+    claimed = dict(connection.execute(sa.select(
+        models.Host.id, models.Host.consumers).where(
+            models.Host.id.in_({row.moving_to for row in rows}))).all())
+    found = []
+    for row in rows:
+        amounts, _told = (claimed.get(row.moving_to) or {}).get(
+            row.server_id, ({}, 0))
+        booked = json.loads(row.kind)
+        found.append((row, {
+            rc: amount - booked.get(rc, 0) for rc, amount in amounts.items()
+            if amount > booked.get(rc, 0)}))
+    return found
 
 
 def peaks(uses: ty.Iterable[Use], new: Use) -> dict[str, int]:

@@ -16,6 +16,7 @@ Each function answers one kind of them, or says None: then it may go on. Nova
 answers for those who must not know of what is asked about.
 """
 
+import dataclasses
 import re
 import typing as ty
 
@@ -25,7 +26,11 @@ import webob
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.leases import growth
+from blazar_core.leases import views
+from blazar_nova.api import faults
 from blazar_nova.api import telling
+from blazar_nova.compat import demand
 from blazar_nova.compat import editing
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
@@ -67,6 +72,7 @@ class Guards:
         """The answer to an action on a server."""
         return (self._held_back(environ, server_id, kind) or
                 self._of_fixed_size(environ, server_id) or
+                self._beyond_limits(environ, server_id) or
                 self._out_of_time(environ, server_id) or
                 self._led_astray(environ, server_id))
 
@@ -180,6 +186,38 @@ class Guards:
             f'Servers of reservation {reservation_id} are of its flavor, and '
             f'no others are: servers cannot be resized out of it or into it. '
             f'Boot a new one.'))
+
+    def _beyond_limits(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to a resize by which the leases of a project would have
+        more than its limits allow. nova-scheduler judges it again when it
+        chooses a host.
+
+        Nova answers for those who must not know of the server.
+        """
+        wanted = _resized(environ)
+        if wanted is None:
+            return None
+        context, parts = environ['nova.context'], self._parts
+        try:
+            found = growth.booked(parts.database, server_id)
+            if found is None or not (context.is_admin or (
+                    context.project_id == found[0].project_id)):
+                return None
+            lease, booked = found
+            asked = growth.asked_of(
+                lease, booked, demand.resized(server_id, wanted) or {})
+            if asked is not None:
+                words = parts.answers.lease(views.get(
+                    parts.database, lease.id))
+                parts.limits.check(dataclasses.replace(
+                    asked, current=words, described=words,
+                    server_ids=(server_id,)))
+        except (errors.BooksUnavailable, errors.NotFound):
+            return None
+        except errors.BlazarError as exc:
+            code, _name = faults.code_of(exc)
+            return router.fault(environ, code, str(exc))
+        return None
 
     def _out_of_time(self, environ: Environ, server_id: str) -> ty.Any:
         """The answer to an action that needs a host, on a server within a

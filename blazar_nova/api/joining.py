@@ -19,6 +19,7 @@ from oslo_utils import uuidutils
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from blazar_core.common import model
 from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
@@ -136,11 +137,14 @@ class Joining:
                  ) -> limits.Granted | None:
         """Ask the limits about a lease with more servers."""
         new = granting.as_changed(lease, changing.Change())
-        new = dataclasses.replace(
-            new, reservations=(*new.reservations, *wanted))
+        asked = granting.asked_of(dataclasses.replace(
+            new, reservations=(*new.reservations, *wanted)),
+            False, self._parts.types)
+        # What the others take is what is booked: some may have been resized.
         return self._parts.limits.check(dataclasses.replace(
-            granting.asked_of(new, False, self._parts.types),
-            lease_id=lease['id'], running=_running(wanted),
+            asked, servers=sum(one.demand.count for one in wanted),
+            resources=model.total([one.demand for one in wanted]),
+            added=True, lease_id=lease['id'], running=_running(wanted),
             current=self._parts.answers.lease(lease)))
 
     def _remove(self, servers: list[str], lease: dict[str, ty.Any],

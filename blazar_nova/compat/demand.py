@@ -38,7 +38,7 @@ from blazar_nova.compat import hosts
 from blazar_nova.compat import traits
 
 __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
-           'group_of', 'policy_of', 'refused', 'resources_of',
+           'group_of', 'policy_of', 'refused', 'resized', 'resources_of',
            'resources_of_flavor', 'settings_of']
 
 LOG = logging.getLogger(__name__)
@@ -159,6 +159,20 @@ def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
             name: flavor[name] for name in (
                 'vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap',
                 'extra_specs')}), on_volume))
+
+
+def resized(server_id: str, flavor_id: str) -> model.Resources | None:
+    """Return what a server would take with another flavor, by resource class.
+
+    :returns: None: Nova knows no such server or flavor, and says so
+    """
+    context = nova_context.get_admin_context()
+    try:
+        spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
+        spec.flavor = objects.Flavor.get_by_flavor_id(context, flavor_id)
+        return resources_of(spec)
+    except (exception.NotFound, exception.Invalid, ValueError):
+        return None
 
 
 def policy_of(spec: ty.Any) -> str | None:

@@ -29,6 +29,8 @@ from blazar_core.books import judge
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.leases import growth
+from blazar_core.leases import limits
 from blazar_nova.compat import checks
 from blazar_nova.compat import claims
 from blazar_nova.compat import flavors
@@ -74,7 +76,8 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
         self._judge = judge.Judge(books, clock, index)
         self._alone = service.CONF.blazar.without_books == 'allow'
         claims.install(core_claims.Claims(
-            books, clock, index, self._alone))
+            books, clock, index, self._alone, growth.Growth(
+                limits.Limits(service.CONF, books, clock))))
         plugins.on_start(index.follow)
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],

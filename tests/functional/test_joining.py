@@ -19,10 +19,14 @@ from oslo_policy import policy as oslo_policy
 from oslo_utils import uuidutils
 import requests
 
+from blazar_nova.api import guards
 from blazar_nova.api import policy
 from tests.functional import test_api
 
 HOUR = 3600
+
+#: An image of Nova's fixture; its size has no bound here.
+LARGER = '76fa36fc-c930-4bf3-8c8a-ea2a2420deb6'
 
 
 class JoiningTestCase(test_api.ApiTestCase):
@@ -295,6 +299,63 @@ class TestLimits(JoiningTestCase):
         self.adopt(other, code=403)
         self.put(lease, remove_servers=[self.server])
         self.adopt(other)
+
+    def resize(self, server, flavor, code=202):
+        """Ask for another flavor; the message, if that is refused."""
+        action = {'resize': {'flavorRef': flavor}}
+        if code == 202:
+            return self.alice.post_server_action(server, action)
+        return self.refused(
+            code, self.alice.post_server_action, server, action)
+
+    def test_what_is_resized_is_within_them(self):
+        """Flavor 1 has one CPU, 3 has two, and 4 four."""
+        self.flags(allow_resize_to_same_host=True)
+        server = self.boot_active('small', flavor='1')['id']
+        self.listener.mirror.compare_all()
+        lease = self.adopt(server)
+        self.assertIn('max_reserved_vcpus_per_project', self.resize(
+            server, '4', 403))
+        self.assertEqual('ACTIVE', self.alice.get_server(server)['status'])
+        self.resize(server, '3')
+        self.wait_for_status(server, 'VERIFY_RESIZE')
+        self.alice.post_server_action(
+            server, {'confirmResize': None}, check_response_status=[204])
+        self.wait_for_status(server, 'ACTIVE')
+        self.fill_books()
+        # As it is, not as it was made.
+        self.put(lease, code=403, add_servers=[self.server])
+
+    def test_the_scheduler_judges_a_resize_too(self):
+        self.flags(allow_resize_to_same_host=True)
+        server = self.boot_active('small', flavor='1')['id']
+        self.listener.mirror.compare_all()
+        self.adopt(server)
+        self.useFixture(fixtures.MockPatchObject(
+            guards.Guards, '_beyond_limits', return_value=None))
+        self.resize(server, '4')
+
+        def refused():
+            action, = [one for one in self.alice.api_get(
+                f'/servers/{server}/os-instance-actions').body[
+                    'instanceActions'] if one['action'] == 'resize']
+            return action['message'] is not None
+
+        self.wait_for(refused, what='the resize fails')
+        self.assertEqual([(1,)], self.books(
+            "SELECT count(*) FROM bookings WHERE server_id = '"
+            f"{server}' AND moving_to IS NULL"))
+        self.assertEqual('ACTIVE', self.alice.get_server(server)['status'])
+
+    def test_a_rebuild_with_a_larger_image_takes_no_more(self):
+        lease = self.adopt(self.server)
+        before = self.books('SELECT resources FROM bookings')
+        self.alice.post_server_action(
+            self.server, {'rebuild': {'imageRef': LARGER}})
+        self.wait_for_status(self.server, 'ACTIVE')
+        self.fill_books()
+        self.assertEqual(before, self.books('SELECT resources FROM bookings'))
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
 
     def small(self):
         """A lease of two small servers, and the id of one of them."""

@@ -12,6 +12,8 @@
 
 """What a scheduler lets in counts at once, and breaks no promise."""
 
+import dataclasses
+
 import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
@@ -25,6 +27,8 @@ from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models
+from blazar_core.leases import growth
+from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.lifecycle import facts
 from tests import databases
@@ -381,6 +385,74 @@ class TestLeased(ClaimTestCase):
         judge.own_of = meanwhile
         self.addCleanup(setattr, judge, 'own_of', own_of)
         self.assertFalse(self.fits('one', server_id))
+
+
+class TestGrowth(ClaimTestCase):
+    """A leased server that takes more than is booked for it."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=8)
+        self.host('two', VCPU=8)
+        self.limited(4)
+
+    def limited(self, vcpus):
+        self.books.conf.set_override(
+            'max_reserved_vcpus_per_project', vcpus, 'enforcement')
+
+    def another(self):
+        database = self.books.connect()
+        search = admission.Admission(database, self.clock)
+        return claims.Claims(
+            database, self.clock, search.index, growth=growth.Growth(
+                limits.Limits(self.books.conf, database, self.clock)))
+
+    def running(self, **how):
+        return base.servers_of(self.running_lease(
+            0, 100, **{'resources': {'VCPU': 1}, **how}))
+
+    def test_one_that_is_resized_is_within_the_limits(self):
+        server_id, = self.running()
+        self.lease(50, 80)
+        for host in ('one', 'two'):
+            self.assertFalse(self.fits(host, server_id, VCPU=4), host)
+            self.assertTrue(self.fits(host, server_id, VCPU=3), host)
+
+    def test_what_others_have_at_other_times_does_not_count(self):
+        server_id, = self.running()
+        self.lease(100, 200, resources={'VCPU': 4})
+        self.assertTrue(self.fits('two', server_id, VCPU=4))
+
+    def test_two_that_are_resized_at_once(self):
+        first, second = self.running(count=2)
+        self.assertTrue(self.fits('two', first, VCPU=3))
+        self.assertFalse(self.fits('two', second, VCPU=2))
+
+    def test_one_that_moves_as_it_is_counts_once(self):
+        first, second = self.running(count=2)
+        self.limited(2)
+        self.assertTrue(self.fits('two', first))
+        self.assertTrue(self.fits('two', second))
+
+    def test_one_above_a_limit_that_was_lowered_moves(self):
+        server_id, = self.running(resources={'VCPU': 4})
+        self.limited(2)
+        self.assertTrue(self.fits('two', server_id, VCPU=4))
+
+    def test_one_that_has_grown_before_it_is_built_is_booked_so(self):
+        """It was resized in an occurrence before."""
+        server_id, = base.servers_of(self.lease(0, 100))
+        self.assertFalse(self.fits('one', server_id, VCPU=5))
+        self.leases.making.create(dataclasses.replace(
+            self.new_lease(0, 100, resources={'VCPU': 6}),
+            project_id='other'), None)
+        self.assertEqual('one', self.host_of(server_id))
+        self.assertFalse(self.fits('one', server_id, VCPU=3))
+        self.assertTrue(self.fits('one', server_id, VCPU=2))
+        self.assertEqual({'VCPU': 2}, self.booking(server_id).resources)
+        self.assertTrue(self.fits('two', server_id, VCPU=4))
+        self.assertEqual(('two', {'VCPU': 4}), (
+            self.host_of(server_id), self.booking(server_id).resources))
 
 
 class TestClock(ClaimTestCase):

@@ -1,0 +1,90 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""Growth: servers of a lease that are to take more than is booked for them.
+
+A resize within a lease, and a server that was resized in an occurrence before,
+make a booking larger. They are within the limits like a lease that asks for
+more servers.
+"""
+
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import limits
+
+__all__ = ['Growth', 'asked_of', 'booked']
+
+_LEASES = models.Lease.__table__
+
+
+def asked_of(lease: ty.Any, booked: model.Resources, takes: model.Resources,
+             ) -> limits.Asked | None:
+    """Return what the limits are asked about a server that grows.
+
+    :param lease: a row
+    :param booked: what is booked for the server
+    :param takes: what it is to take
+    :returns: None: it does not grow
+    """
+    more = {rc: amount - booked.get(rc, 0) for rc, amount in takes.items()
+            if amount > booked.get(rc, 0)}
+    return limits.Asked(
+        lease.project_id, lease.user_id, model.Window(
+            lease.start_date, lease.end_date + lease.grace_period),
+        servers=0, resources=more, lease_id=lease.id, added=True,
+        held=False) if more else None
+
+
+def booked(database: api.Database, server_id: str,
+           ) -> tuple[models.Lease, model.Resources] | None:
+    """Return the lease of a server that was made with its servers, and what
+    is booked for this one; None: it has none.
+    """
+    with database.reader() as session:
+        row = session.execute(sa.select(models.Lease, models.Booking).join(
+            models.Reservation, models.Reservation.lease_id == models.Lease.id,
+        ).join(models.Booking).where(
+            models.Booking.server_id == server_id,
+            models.Reservation.params.is_(None))).first()
+        return None if row is None else (row[0], dict(row[1].resources))
+
+
+class Growth:
+    """Keeps servers that grow within the limits of their projects, in the
+    transaction that lets them grow.
+    """
+
+    def __init__(self, allowed: limits.Limits) -> None:
+        self._limits = allowed
+
+    def lock(self, connection: sa.Connection, project_id: str) -> None:
+        """Lock a project, as every transaction that counts what it has."""
+        limits.lock(connection, project_id)
+
+    def check(self, connection: sa.Connection, lease_id: str,
+              server_id: str, booked: model.Resources,
+              takes: model.Resources) -> None:
+        """Make sure that a server may grow; with its project locked.
+
+        :raises LimitExceeded: when it may not
+        """
+        lease = connection.execute(sa.select(_LEASES).where(
+            _LEASES.c.id == lease_id)).one()
+        asked = asked_of(lease, booked, takes)
+        if asked is not None:
+            self._limits.confirm(connection, dataclasses.replace(
+                asked, server_ids=(server_id,)))

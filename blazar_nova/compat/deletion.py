@@ -13,7 +13,9 @@
 """When, and in whose name, a server is asked to go.
 
 Nova's own record of what was done to a server says what has been tried, so
-that it does not matter which process tries next.
+that it does not matter which process tries next. Only deletions that were
+asked for here count: those of users, which may be undone or repeated, neither
+delay nor replace one.
 """
 
 import typing as ty
@@ -27,6 +29,7 @@ from nova import exception
 from nova import objects
 from oslo_log import log as logging
 from oslo_utils import timeutils
+from oslo_utils import uuidutils
 
 from blazar_core.common import errors
 from blazar_nova.compat import acting
@@ -47,6 +50,13 @@ _LONGEST = 600
 #: How often keystone is asked for a token before a server is deleted
 #: without: for a minute or two.
 _TRIES = 30
+
+#: How the ids of the requests begin that delete servers. Nova makes those of
+#: users' requests itself, with a uuid after "req-".
+_OWN = 'req-blazar-'
+
+#: The deletion of a server is under way, or its message was lost.
+_DELETING = (task_states.DELETING, task_states.SOFT_DELETING)
 
 #: Of such a server there is an image, to be brought back from.
 _SHELVED = (vm_states.SHELVED, vm_states.SHELVED_OFFLOADED)
@@ -172,10 +182,14 @@ class Deleting(acting.Acting):
         LOG.info('Server %s: deleting it %s', server_id,
                  f'in the name of user {context.user_id}' if
                  context.user_id else 'without a token of its owner')
+        # Each has its own: Nova finds an action by it.
+        context.request_id = f'{_OWN}{uuidutils.generate_uuid()}'
         instance = self._compute_api.get(context, server_id)
-        if instance.task_state == task_states.DELETING:
+        if instance.task_state in _DELETING:
             # Nova would only say that it is already being deleted.
             instance.task_state = None
+        # Never a soft one, which only the API asks for. force_delete() is the
+        # same, but sends no versioned notification of what it deletes itself.
         self._compute_api.delete(context, instance)
 
 
@@ -188,34 +202,32 @@ def next_step(context: ty.Any, instance: ty.Any) -> Step:
     asked = [] if context.cell_uuid is None else [
         action for action in objects.InstanceActionList.get_by_instance_uuid(
             context, instance.uuid)
-        if action.action == instance_actions.DELETE]
+        if action.action == instance_actions.DELETE and
+        (action.request_id or '').startswith(_OWN)]
     if not asked:
-        return Step(_since(instance) if instance.task_state ==
-                    task_states.DELETING else 0, True, False)
-    return _after(asked[0], len(asked))
+        return Step(0, True, False)
+    return _after(asked[0], len(asked), instance)
 
 
-def _after(last: ty.Any, count: int) -> Step:
-    """What follows upon an attempt.
+def _after(last: ty.Any, count: int, instance: ty.Any) -> Step:
+    """Return what follows upon an attempt.
 
     One that failed is tried in the other way, at once if it was the first.
     What is neither done nor failed is tried in the same way: the message
-    may be lost, or its deletion takes long.
+    may be lost, or its deletion takes long. If the server is neither being
+    deleted nor in ERROR, where Nova leaves it after a failure, something has
+    come in between, such as its user: the next attempt follows at once.
 
     :param count: how many there were, the last one counted
     """
     failed = last.message == 'Error'
     by_somebody = last.user_id is not None
-    pause = 0 if failed and count == 1 else min(
+    is_back = instance.task_state not in _DELETING and (
+        instance.vm_state != vm_states.ERROR)
+    pause = 0 if is_back or failed and count == 1 else min(
         _ASK_AGAIN * 2 ** min(count - 1, 10), _LONGEST)
     return Step(max(0, pause - _age(last.updated_at or last.start_time)),
                 by_somebody != failed, failed)
-
-
-def _since(instance: ty.Any) -> float:
-    """Seconds until a deletion of which nothing is written is asked again."""
-    return max(0, _ASK_AGAIN - _age(instance.updated_at)) if (
-        instance.updated_at) else 0
 
 
 def _age(when: ty.Any) -> float:

@@ -24,11 +24,14 @@ from tests.unit import base
 class TestNextStep(base.TestCase):
     """What follows upon deletions that were asked for."""
 
-    def step(self, *asked, cell='cell', task_state=None, ago=0):
+    def step(self, *asked, cell='cell', state=('error', None),
+             request_id='req-blazar-1'):
         """The next one.
 
         :param asked: deletions, the last one first: whether it failed, who
             asked, and how many seconds ago
+        :param state: that of the server, and its task
+        :param request_id: that of all deletions
         """
         now = timeutils.utcnow()
 
@@ -37,14 +40,15 @@ class TestNextStep(base.TestCase):
 
         actions = [types.SimpleNamespace(
             action='delete', message='Error' if failed else None, user_id=user,
-            updated_at=before(seconds)) for failed, user, seconds in asked]
+            request_id=request_id, updated_at=before(seconds))
+            for failed, user, seconds in asked]
         actions.append(types.SimpleNamespace(action='create'))
         with mock.patch('nova.objects.InstanceActionList.'
                         'get_by_instance_uuid', return_value=actions):
             return deletion.next_step(
                 types.SimpleNamespace(cell_uuid=cell), types.SimpleNamespace(
-                    uuid='server', task_state=task_state,
-                    updated_at=before(ago)))
+                    uuid='server', vm_state=state[0], task_state=state[1],
+                    updated_at=before(0)))
 
     def assert_waits(self, seconds, step):
         self.assertTrue(seconds - 5 < step.seconds <= seconds, step)
@@ -54,12 +58,27 @@ class TestNextStep(base.TestCase):
             self.assertEqual((0, True, False), step)
 
     def test_nova_is_given_time(self):
-        self.assert_waits(60, self.step((False, 'user', 0)))
-        self.assert_waits(20, self.step((False, 'user', 40)))
-        self.assertEqual((0, True, False), self.step((False, 'user', 61)))
-        # One of which nothing is written yet.
-        self.assert_waits(60, self.step(task_state='deleting'))
-        self.assertEqual(0, self.step(task_state='deleting', ago=61).seconds)
+        for state in ('active', 'deleting'), ('stopped', 'soft-deleting'):
+            self.assert_waits(60, self.step((False, 'user', 0), state=state))
+            self.assert_waits(20, self.step((False, 'user', 40), state=state))
+            self.assertEqual((0, True, False), self.step(
+                (False, 'user', 61), state=state))
+
+    def test_the_deletions_of_users_do_not_count(self):
+        for state in (('active', None), ('soft-delete', None),
+                      ('active', 'deleting'), ('active', 'soft-deleting')):
+            for request_id in 'req-1', None:
+                self.assertEqual((0, True, False), self.step(
+                    *[(False, 'user', 0)] * 8, state=state,
+                    request_id=request_id))
+
+    def test_a_server_that_is_there_again_is_deleted_at_once(self):
+        for state in (('active', None), ('soft-delete', None),
+                      ('active', 'restoring'), ('stopped', None)):
+            for failed in False, True:
+                self.assertEqual(
+                    (0, not failed, failed), self.step(
+                        *[(failed, 'user', 0)] * 8, state=state))
 
     def test_one_that_failed_is_tried_in_the_other_way_at_once(self):
         self.assertEqual((0, False, True), self.step((True, 'user', 0)))

@@ -142,7 +142,7 @@ class Claims:
             _keep_out(host)
             if not forced and not self._fits(
                     timeline, host, amounts, model.Window(
-                        self._clock.now(), model.FOREVER)):
+                        self._index.remembered.now(), model.FOREVER)):
                 raise Denied('it is promised to leases, as far as is known '
                              'without their database')
             return self._index.remembered.let_in(host.id, amounts)

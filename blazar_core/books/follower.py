@@ -122,8 +122,8 @@ class Index:
         #: The instant since which everything is known.
         self._since = 0
         self._asked = 0.0
-        self.remembered = remembered.Remembered(
-            clock, self._lock, lambda: (self._known, self._timeline))
+        self.remembered = remembered.Remembered(clock, self._lock, lambda: (
+            self._known, self._timeline, self._asked))
 
     @property
     def hosts(self) -> dict[int, model.Host]:
@@ -178,7 +178,7 @@ class Index:
             self._lock.acquire()
         try:
             # The thread that had the turn before may have got no answer.
-            self._database.presence.check()
+            self._database.check_clock()
             now = self.clock.now()
             asked = self.clock.elapsed()
             if self._timeline is None or now < self._since:

@@ -137,7 +137,8 @@ class Judge:
         :param lag: see :meth:`blazar_core.books.follower.Index.fresh`
         """
         with self._index.fresh(lag) as timeline:
-            return self._fits_for_ever(timeline, resources, uuids)
+            return self._fits_for_ever(
+                timeline, resources, uuids, self._clock.now())
 
     def fits_alone(self, resources: model.Resources,
                    uuids: ty.Collection[str]) -> Fits:
@@ -151,13 +152,14 @@ class Judge:
         with self._index.remembered.timeline() as timeline:
             if timeline is None:
                 return Fits(None, {}, math.inf)
-            return self._fits_for_ever(timeline, resources, uuids)
+            return self._fits_for_ever(
+                timeline, resources, uuids, self._index.remembered.now())
 
     def _fits_for_ever(self, timeline: timelines.Timeline,
                        resources: model.Resources,
-                       uuids: ty.Collection[str]) -> Fits:
+                       uuids: ty.Collection[str], now: int) -> Fits:
         """Where there is capacity without an end."""
-        window = model.Window(self._clock.now(), model.FOREVER)
+        window = model.Window(now, model.FOREVER)
         return Fits(None, self._fits_by_host(
             timeline, resources, uuids, window) | dict.fromkeys(
                 self._index.apart().enrolled.intersection(uuids), 0),

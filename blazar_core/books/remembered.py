@@ -48,13 +48,14 @@ class Remembered:
     """What is known of the books while the database is away.
 
     :param lock: of the timeline; a thread that uses it has that
-    :param last: what is known, and the timeline that has it; None: nothing
-        was known yet
+    :param last: what is known; the timeline that has it, None: nothing was
+        known yet; and when that was read, by the monotonic clock
     """
 
     def __init__(self, clock: clocks.Clock, lock: threading.Lock,
                  last: ty.Callable[[], tuple[
-                     news.Known, timelines.Timeline | None]]) -> None:
+                     news.Known, timelines.Timeline | None, float]],
+                 ) -> None:
         self._clock = clock
         self._lock = lock
         self._last = last
@@ -72,7 +73,7 @@ class Remembered:
         :returns: None when none was known yet
         """
         with self._lock:
-            known, timeline = self._last()
+            known, timeline, _read = self._last()
             if self._alone is None:
                 LOG.error(
                     'Without the database of the leases, servers are judged '
@@ -81,6 +82,16 @@ class Remembered:
                     f'what was known {self._clock.now() - known.at} s ago')
             self._alone = self._clock.elapsed()
             yield timeline
+
+    def now(self) -> int:
+        """The time, as far as it is known without the database.
+
+        What is known was read with a clock that was right, and the monotonic
+        clock says how long ago: a clock that is ahead by now does not count.
+        """
+        known, _timeline, read = self._last()
+        return min(self._clock.now(),
+                   known.at + int(self._clock.elapsed() - read))
 
     def let_in(self, host_id: int, amounts: model.Resources,
                ) -> ty.Callable[[], None]:
@@ -130,7 +141,7 @@ class Remembered:
 
     def _count_guests(self, changed: ty.Iterable[_Guest]) -> None:
         """Give the hosts of some guests the usage that they have now."""
-        known, timeline = self._last()
+        known, timeline, _read = self._last()
         for host_id in {one.host_id for one in changed} & known.hosts.keys():
             host = known.hosts[host_id]
             usage = collections.Counter(host.usage)

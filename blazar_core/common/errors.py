@@ -22,6 +22,7 @@
     +-- InvalidTransition     a state machine was asked for a forbidden step
     +-- BooksBusy             the retries of a transaction are used up
     +-- BooksUnavailable      the database of the books does not answer
+    +-- ClockSkewed           a BooksUnavailable: this process's clock is wrong
     +-- NotDelegated          one may not act for the user at all, or no more
     +-- CloudUnavailable      the cloud does not answer at the moment
     +-- VaultError            a sealed text does not open with the keys given
@@ -36,6 +37,7 @@ __all__ = [
     'BlazarError',
     'BooksBusy',
     'BooksUnavailable',
+    'ClockSkewed',
     'CloudUnavailable',
     'ConfigurationError',
     'Conflict',
@@ -96,6 +98,21 @@ class BooksUnavailable(BlazarError):
     def __init__(self) -> None:
         super().__init__('The database of the leases does not answer. Try '
                          'again later.')
+
+
+class ClockSkewed(BooksUnavailable):
+    """The clock of this process differs from the database's.
+
+    A process with a wrong clock decides nothing, like one without a database.
+
+    :param difference: from the database's clock, in words
+    """
+
+    def __init__(self, difference: str) -> None:
+        BlazarError.__init__(
+            self, f'The clock of this service is {difference}, so that it '
+            f'cannot tell what is due. Try again later; an operator has to '
+            f'set the clock.')
 
 
 class NotDelegated(BlazarError):

@@ -41,10 +41,9 @@ def repeat(clock: clocks.Clock, stopping: threading.Event, seconds: int,
         pause, woken = seconds, news or stopping
         try:
             look()
-        except errors.BooksUnavailable:
+        except errors.BooksUnavailable as exc:
             pause, woken = max(seconds, _AFTER_FAILURE), stopping
-            LOG.debug('%s: the database of the leases is away; again in %s s',
-                      what, pause)
+            LOG.debug('%s: %s Again in %s s', what, exc, pause)
         except Exception:
             pause, woken = max(seconds, _AFTER_FAILURE), stopping
             LOG.exception('%s could not be found out; again in %s s',

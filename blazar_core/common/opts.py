@@ -354,6 +354,12 @@ OPTS: list[cfg.Opt] = [
              'promised by now. Servers of a flavor of a reservation are '
              'placed nowhere in any case.'),
     cfg.IntOpt(
+        'max_clock_skew', default=5, min=1, max=60,
+        help='Seconds by which the clock of a process may differ from the '
+             'database\'s. With a larger skew blazar-listener carries out '
+             'nothing, nova-api answers requests for leases with 503, and '
+             'nova-scheduler does what without_books says.'),
+    cfg.IntOpt(
         'admission_retries', default=20, min=0,
         help='How often an admission is tried again when another one took '
              'the same host at the same moment.'),

@@ -31,6 +31,7 @@ from blazar_core.common import opts
 from blazar_core.db import models
 from blazar_core.db import pooling
 from blazar_core.db import presence
+from blazar_core.db import skew
 
 __all__ = ['Database', 'LostRace', 'Outdated', 'found', 'is_disturbance',
            'lock', 'lock_as_read', 'locked', 'whole']
@@ -66,6 +67,9 @@ class Database:
     they have loaded the application, and a connection must not be shared by
     two processes.
 
+    A process whose clock differs from the database's writes nothing.
+
+    :param clock: of the process; None: the machine's
     :param patient: a statement may take as long as it likes
     :raises ConfigurationError: when no connection is configured
     """
@@ -85,8 +89,11 @@ class Database:
         #: Where it is asked whether it answers.
         self._probed = _in_time(
             url, presence.PROBE_SECONDS, presence.PROBE_SECONDS)
-        self.presence = presence.Presence(
-            clock or clocks.SystemClock(), self._probe)
+        clock = clock or clocks.SystemClock()
+        self.presence = presence.Presence(clock, self._probe)
+        #: How the clock of the process differs from the database's.
+        self.skew = skew.ClockSkew(
+            clock, conf.blazar.max_clock_skew, lambda: self.engine.connect())
         self._facade = enginefacade.transaction_context()
         # Nobody waits here until it is there: that is the presence's.
         self._facade.configure(
@@ -137,11 +144,14 @@ class Database:
         """A session that commits when its block ends without an error.
 
         :raises BooksUnavailable: when the database does not answer
+        :raises ClockSkewed: when the clock of the process is wrong, at the
+            beginning or at the end
         """
-        with self._there(), _writing(), orm.Session(
+        with self._there(decides=True), _writing(), orm.Session(
                 self.engine, expire_on_commit=False) as session:
             with session.begin():
                 yield session
+                self.skew.check_step()
 
     @contextlib.contextmanager
     def begin(self) -> ty.Iterator[sa.Connection]:
@@ -150,16 +160,23 @@ class Database:
         For what writes tables and no objects.
 
         :raises BooksUnavailable: when the database does not answer
+        :raises ClockSkewed: see :meth:`writer`
         """
-        with (self._there(), _writing(),
+        with (self._there(decides=True), _writing(),
               self.engine.begin() as connection):
             yield connection
+            self.skew.check_step()
 
     @contextlib.contextmanager
-    def _there(self) -> ty.Iterator[None]:
-        """Somebody needs it."""
+    def _there(self, decides: bool = False) -> ty.Iterator[None]:
+        """Somebody needs it.
+
+        :param decides: for something that depends on the time
+        """
         self.presence.check()
         try:
+            if decides:
+                self.skew.check()
             yield
         except Exception as exc:
             if not _is_away(exc):
@@ -171,6 +188,16 @@ class Database:
         engine = sa.create_engine(self._probed, poolclass=sa.pool.NullPool)
         with engine.connect() as connection:
             connection.exec_driver_sql('SELECT 1')
+
+    def check_clock(self) -> None:
+        """Make sure that the clock of the process is right, for what is
+        decided by it and not written.
+
+        :raises BooksUnavailable: when the database does not answer
+        :raises ClockSkewed: when the clock is wrong
+        """
+        with self._there(decides=True):
+            pass
 
     def retried(self, work: ty.Callable[P, R], *args: P.args,
                 **kwargs: P.kwargs) -> R:

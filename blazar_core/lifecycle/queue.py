@@ -34,6 +34,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.db import skew
 
 __all__ = ['Claim', 'Queue']
 
@@ -72,7 +73,7 @@ _THERE = sa.select(
     _NEXT.scalar_subquery(),
     sa.exists().where(_ABANDONED), sa.exists().where(_WAITING),
     *(sa.exists().where(_WAITING, models.Event.event_type == kind)
-      for kind in _URGENT))
+      for kind in _URGENT), skew.database_time())
 _READ_ABANDONED = _READ.where(_ABANDONED, _IS_QUICK).order_by(
     *_OLDEST).limit(_BATCH)
 _READ_URGENT = _READ.where(
@@ -189,8 +190,9 @@ class Queue:
 
         found: dict[str, ty.Any] = {}
         with self._database.connection() as connection:
-            next_due, abandoned, waiting, *kinds = connection.execute(
-                _THERE, {'now': now}).one()
+            next_due, abandoned, waiting, *kinds = (
+                self._database.skew.one(
+                    connection, _THERE, {'now': now}))
             if not abandoned and not waiting:
                 self._quiet = (next_due,)
             if abandoned:

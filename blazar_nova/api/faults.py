@@ -22,9 +22,10 @@ import webob
 from blazar_core.common import clock
 from blazar_core.common import errors
 from blazar_core.common import refusals
+from blazar_core.db import api
 
 __all__ = ['ERRORS', 'Fault', 'answer', 'code_of', 'refusal_of',
-           'sentence']
+           'sentence', 'unless_skewed']
 
 
 class Fault(Exception):
@@ -59,8 +60,27 @@ ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.InvalidTransition, 409, 'CONFLICT'),
     (errors.BooksBusy, 409, 'BOOKS_BUSY'),
     (errors.CloudUnavailable, 503, 'CLOUD_UNAVAILABLE'),
+    (errors.ClockSkewed, 503, 'CLOCK_SKEWED'),
     (errors.BooksUnavailable, 503, 'DATABASE_UNAVAILABLE'),
 )
+
+
+#: What a request may be refused with because the clock is wrong.
+_BY_CLOCK = (errors.InvalidLeaseParams, errors.LimitExceeded, errors.Conflict)
+
+
+def unless_skewed(exc: Exception, database: api.Database) -> Exception:
+    """The error to answer with: when the clock of this process is wrong, a
+    date that seems to be wrong may be right.
+    """
+    if isinstance(exc, _BY_CLOCK):
+        try:
+            database.check_clock()
+        except errors.ClockSkewed as skewed:
+            return skewed
+        except errors.BooksUnavailable:
+            pass
+    return exc
 
 
 def answer(exc: Exception) -> webob.Response:

@@ -78,11 +78,12 @@ class Admission:
             if boot is not None and isinstance(exc, errors.Refused):
                 boot.refused = exc
             call.undo()
-            code, _name = faults.code_of(exc)
+            why = faults.unless_skewed(exc, self._parts.database)
+            code, _name = faults.code_of(why)
             if code == 500:
                 raise
-            raise router.error(code, str(exc) if default is None else (
-                defaulting.explained(exc, default))) from exc
+            raise router.error(code, str(why) if default is None else (
+                defaulting.explained(why, default))) from exc
         if asked is None and reservation_id is None and hosts_of is None:
             send()
 

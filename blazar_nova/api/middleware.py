@@ -146,8 +146,9 @@ class LeaseMiddleware:
                 _multiply(environ, len(asked.recurrence.windows),
                           self._defaults.max_amount)
         except errors.BlazarError as exc:
-            code, _name = faults.code_of(exc)
-            return router.fault(environ, code, str(exc)) or self._app
+            why = faults.unless_skewed(exc, self._parts.database)
+            code, _name = faults.code_of(why)
+            return router.fault(environ, code, str(why)) or self._app
         if asked is None and not every:
             return self._app
         with boots.underway(boots.Boot(asked)) as boot:

@@ -83,6 +83,7 @@ class Application:
         self._controllers: dict[type, object] = {
             of: of(parts) for of in {route.controller for route in ROUTES}}
         self._follow = parts.admission.index.follow
+        self._database = parts.database
 
     @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def __call__(self, request: webob.Request) -> webob.Response:
@@ -91,7 +92,8 @@ class Application:
         try:
             response = self._respond(request)
         except Exception as exc:
-            response = faults.answer(exc)
+            response = faults.answer(
+                faults.unless_skewed(exc, self._database))
             if response.status_int == 500:
                 LOG.exception('%s %s failed', request.method,
                               request.environ['PATH_INFO'])

@@ -13,6 +13,7 @@
 """What ``blazar-nova-manage`` lists: tables for people, JSON for scripts."""
 
 import argparse
+import contextlib
 import typing as ty
 
 from oslo_serialization import jsonutils
@@ -20,6 +21,7 @@ import prettytable
 
 from blazar_core.books import outages
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.leases import views
 from blazar_core.lifecycle import announcing
@@ -139,12 +141,15 @@ def healths(database: api.Database, now: int,
     """The hosts that are away, the leases that are degraded, and how many
     there are of each kind.
     """
+    with contextlib.suppress(errors.ClockSkewed):
+        database.check_clock()
     hosts, leases = _away_hosts(database), _degraded(database)
     counts = {f'hosts_{status.replace(" ", "_")}': sum(
         one['status'] == status for one in hosts.rows) for status in _AWAY} | {
         'leases_degraded': len(leases.rows)} | {
         f'reservations_{flag}': sum(one[flag] for one in leases.rows)
-        for flag in _FLAGS} | health.counts(database, now)
+        for flag in _FLAGS} | health.counts(database, now) | {
+        'clock_skew': round(database.skew.seconds())}
     return hosts, leases, Listing('counts', {
         'name': 'What', 'count': 'How many'}, [
             {'name': name, 'count': count} for name, count in counts.items()])

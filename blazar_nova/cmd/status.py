@@ -65,7 +65,8 @@ def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
     except errors.ConfigurationError as exc:
         return Result(code, str(exc))
     except errors.BooksUnavailable as exc:
-        return Result(code, f'{exc} ({exc.__cause__})')
+        return Result(code, f'{exc} ({exc.__cause__})' if exc.__cause__
+                      else str(exc))
     except Exception as exc:
         return Result(code, f'{type(exc).__name__}: {exc}')
     return Result(Code.SUCCESS)
@@ -115,6 +116,10 @@ class Checks(upgradecheck.UpgradeCommands):
 
     def _database(self) -> Result:
         return _checked(lambda: wiring.database(CONF).presence.check())
+
+    def _clock(self) -> Result:
+        """The clock of this machine is that of the database."""
+        return _checked(lambda: wiring.database(CONF).check_clock())
 
     def _keystone(self) -> Result:
         """The service user can log in and sees the trusts given to it."""
@@ -184,6 +189,7 @@ class Checks(upgradecheck.UpgradeCommands):
     _upgrade_checks = (
         ('Nova', _nova),
         ('Database', _database),
+        ('Clock', _clock),
         ('Encryption keys', _keys),
         ('Defaults of a lease', _defaults),
         ('Default reservation', _default_reservation),

@@ -102,7 +102,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     """
     clock = clock or clocks.SystemClock()
     service.bound_waiting()
-    books = database(conf)
+    books = database(conf, clock)
     secrets = vault.Vault(conf.blazar.encryption_keys)
     trusts = credentials.Credentials(conf)
     cloud = nova_servers.NovaCloud(trusts)
@@ -166,7 +166,8 @@ def shared() -> Parts:
     return parts
 
 
-def database(conf: ty.Any) -> api.Database:
+def database(conf: ty.Any, clock: clocks.Clock | None = None,
+             ) -> api.Database:
     """The books, if their schema is the one that this code wants.
 
     A database that does not answer now keeps nothing from starting: its
@@ -175,7 +176,7 @@ def database(conf: ty.Any) -> api.Database:
     :raises ConfigurationError: when it is another schema
     """
     opts.register_opts(conf)
-    books = api.Database(conf)
+    books = api.Database(conf, clock)
     books.presence.before(lambda: _check_schema(books))
     return books
 

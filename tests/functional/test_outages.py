@@ -227,6 +227,63 @@ class PlacementAwayTest(test_api.ApiTestCase):
         self.assertEqual(0, self.book_rows()['leases'])
 
 
+class ClockTest(test_api.ApiTestCase):
+    """The clocks of all processes are wrong, as far as the database says."""
+
+    #: Said by the middleware, by Nova's API and by the lease API.
+    WRONG = ('The clock of this service is at least 1000 s ahead of the '
+             'clock of the database')
+
+    @contextlib.contextmanager
+    def wrong(self):
+        with fixtures.MonkeyPatch(
+                'blazar_core.db.skew.ClockSkew.seconds',
+                lambda _self: 1000):
+            yield
+
+    def test_leases_are_told_so_and_nothing_is_left(self):
+        with self.wrong():
+            for hints in (self.lease_hints('vm'),
+                          self.lease_hints('vm', HOUR),
+                          # By a right clock that may still be to come.
+                          self.lease_hints('vm', -600)):
+                self.assertIn(self.WRONG, self.refused(
+                    503, self.boot, 'vm', hints=hints))
+            for values in ({}, {'start_date': self.at(-600)}):
+                answer = self.make(code=503, **values)
+                self.assertEqual('CLOCK_SKEWED', answer['error_name'])
+                self.assertIn(self.WRONG, answer['error_message'])
+        self.assertEqual({0}, set(self.boot_rows().values()))
+        self.assertEqual(0, self.book_rows()['leases'])
+        self.hold('later')
+        self.make()
+
+    def test_what_there_is_can_be_seen_and_not_changed(self):
+        lease = self.make()
+        path = f'/leases/{lease["id"]}'
+        with self.wrong():
+            self.ask('GET', path, code=200)
+            self.ask('GET', '/leases', code=200)
+            self.ask('PUT', path, {'name': 'other'}, code=503)
+            self.ask('DELETE', path, code=503)
+        self.assertEqual(lease['name'], self.ask(
+            'GET', path, code=200)['lease']['name'])
+        self.ask('DELETE', path, code=204)
+
+    def test_what_is_wrong_by_any_clock_is_told_first(self):
+        with self.wrong():
+            self.refused(400, self.boot, 'vm', flavor='no such flavor')
+            self.ask('GET', '/leases/no-such-lease', code=404)
+
+    def test_ordinary_servers_live_as_ever(self):
+        with self.wrong():
+            server = self.boot_active('vm', hints={})
+            self.alice.delete_server(server['id'])
+            self.wait_until_gone(server['id'])
+        self.fill_books()
+        self.assert_verified()
+
+
 class CellAwayTest(leased.LeasedTestCase):
     """A cell that does not say anything."""
 

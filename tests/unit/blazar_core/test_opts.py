@@ -64,6 +64,7 @@ class TestOpts(base.BaseTestCase):
              'recovery_delay': 300, 'healing_interval': 60,
              'evacuate': False,
              'comparison_interval': 300, 'longest_sleep': 10, 'workers': 8,
+             'max_clock_skew': 5,
              'claim_seconds': 60, 'start_patience': 300,
              'without_books': 'allow',
              'lost_build_seconds': None, 'event_max_retries': 10,

@@ -262,6 +262,16 @@ class ManageTest(base.TestCase):
         self.assertEqual((1, 1), tuple(self.counts(self.json('health')).get(
             name) for name in ('events_late', 'hosts_coming_back')))
 
+    def test_health_says_how_wrong_the_clock_is(self):
+        self.url = self.useFixture(databases.Books('mariadb')).url
+        self.assertNotIn('clock_skew', self.counts(self.json('health')))
+        now = clocks.SystemClock.now
+        for ahead, skew in ((1000, 1000), (-1000, -999)):
+            with mock.patch.object(clocks.SystemClock, 'now', lambda self,
+                                   ahead=ahead: now(self) + ahead):
+                found = self.counts(self.json('health'))['clock_skew']
+            self.assertAlmostEqual(skew, found, delta=1)
+
     def test_what_was_announced_is_listed(self):
         self.manage('db', 'sync')
         database, clock = self.database(), clocks.ManualClock(NOW)

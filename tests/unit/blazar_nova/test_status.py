@@ -57,7 +57,19 @@ paste.app_factory = nova.api.openstack.compute:APIRouterV21.factory
 """
 
 
+#: Runs the command on a machine whose clock is ahead.
+_AHEAD = '''
+import runpy, time
+now = time.time
+time.time = lambda: now() + 1001
+runpy.run_module('blazar_nova.cmd.status', run_name='__main__',
+                 alter_sys=True)
+'''
+
+
 class StatusTest(base.TestCase):
+
+    start = ('-m', 'blazar_nova.cmd.status')
 
     def setUp(self):
         super().setUp()
@@ -82,7 +94,7 @@ class StatusTest(base.TestCase):
     def type(self, *words):
         """Type the command; returns its code and what it printed."""
         done = subprocess.run(
-            [sys.executable, '-m', 'blazar_nova.cmd.status', '--config-file',
+            [sys.executable, *self.start, '--config-file',
              os.path.join(self.folder, 'nova.conf'), 'upgrade', 'check',
              *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, env={**os.environ, 'OS_NOVA_CONFIG_DIR': self.folder})
@@ -105,7 +117,7 @@ class StatusTest(base.TestCase):
         self.assertEqual(1, code)
         self.assertIn('No service user is configured', details)
         self.assertEqual({(0, None)}, set(results.values()), results)
-        self.assertEqual(14, len(results))
+        self.assertEqual(15, len(results))
 
     def test_where_nothing_is_there(self):
         self.url = ''
@@ -122,6 +134,7 @@ class StatusTest(base.TestCase):
             code, details = results.pop(check)
             self.assertEqual(2, code)
             self.assertIn(words, details)
+        self.assertIn('connection is not set', results.pop('Clock')[1])
         self.assertEqual({'Nova': 0, 'Defaults of a lease': 0,
                           'Default reservation': 0, 'Lost builds': 0,
                           'Order of filters': 0, 'Keystone': 1,
@@ -153,6 +166,17 @@ class StatusTest(base.TestCase):
         code, details = results['Default reservation']
         self.assertEqual(2, code)
         self.assertIn('every boot would be refused', details)
+
+    def test_a_clock_that_is_wrong(self):
+        """On a database with a clock of its own."""
+        self.url = self.useFixture(databases.Books('mariadb')).url
+        self.write()
+        self.start = ('-c', _AHEAD)
+        results = self.results()
+        self.assertEqual((0, None), results['Database'])
+        code, details = results['Clock']
+        self.assertEqual(2, code)
+        self.assertRegex(details, r'is\s+at least 100[01] s ahead')
 
     def test_what_is_wrong_in_the_books_and_who_is_exempt(self):
         """Each start of the command takes seconds: all of it at once."""

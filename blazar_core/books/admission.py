@@ -70,7 +70,7 @@ class Admission:
             database, clock, self.index, self._picking)
         self._database = database
         self._clock = clock
-        self._lost: dict[int, int] = {}
+        self._lost: dict[int, float] = {}
 
     def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
               write: ty.Callable[[sa.Connection, picking.Picked], R]) -> R:
@@ -117,7 +117,7 @@ class Admission:
         try:
             yield
         except api.LostRace as race:
-            self._lost[race.host_id] = self._clock.now()
+            self._lost[race.host_id] = self._clock.elapsed()
             raise
 
     def crowded(self) -> set[int]:
@@ -127,7 +127,7 @@ class Admission:
         host that is the best for all of them. So each goes elsewhere for a
         while.
         """
-        since = self._clock.now() - CROWDED
+        since = self._clock.elapsed() - CROWDED
         self._lost = {host_id: when for host_id, when in self._lost.items()
                       if when >= since}
         return set(self._lost)

@@ -26,21 +26,17 @@ from sqlalchemy import orm
 
 from blazar_core.books import guarding
 from blazar_core.books import ledger
+from blazar_core.books import pending
 from blazar_core.books import sizes
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['CLAIM_SECONDS', 'Claimed', 'HOSTS', 'Leased', 'awaited', 'claim',
-           'generations', 'recheck', 'release', 'report',
-           'report_usage', 'retain', 'record', 'usage_of']
+__all__ = ['Claimed', 'HOSTS', 'Leased', 'claim', 'generations', 'recheck',
+           'release', 'report', 'report_usage', 'retain', 'record', 'usage_of']
 
 _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
-
-#: Seconds for which what a scheduler has let in counts although the cloud does
-#: not have it.
-CLAIM_SECONDS = 30
 
 
 class Leased(Exception):
@@ -169,7 +165,7 @@ def record(connection: sa.Connection, now: int, service_host: str, name: str,
         return True
     known = row.consumers.get(server_id)
     if takes is not None and known is not None:
-        if server_id in awaited(row.consumers, now):
+        if server_id in pending.awaited(row.consumers, now):
             _confirm(connection, now, row, server_id)
         return True
     if takes is not None and not row.capacity.keys() <= takes.keys():
@@ -198,7 +194,7 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
           leased: bool = False) -> Claimed | None:
     """Let a server count on a host before the cloud tells of it.
 
-    It counts for :data:`CLAIM_SECONDS`; the host is looked at again when it
+    It counts for ``CLAIM_SECONDS``; the host is looked at again when it
     has not been heard of by then. What the server has there already counts
     on: one that is resized in its place takes both for a while.
 
@@ -227,12 +223,12 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
         return None
     before = row.consumers.get(server_id)
     amounts = collections.Counter(takes)
-    if before is not None and before[1] <= now:
+    if before is not None and not pending.is_recent(before[1], now):
         amounts.update(before[0])
     elif before is not None:
         # Let in again: what it had before the first time is still there.
         amounts |= collections.Counter(before[0])
-    until = now + CLAIM_SECONDS
+    until = now + pending.CLAIM_SECONDS
     _change_consumers(
         connection, now, row, {**row.consumers, server_id: (
             dict(amounts), until)},
@@ -291,23 +287,9 @@ def _confirm(connection: sa.Connection, now: int, row: ty.Any,
     known = {**row.consumers, server_id: (amounts, now)}
     taken = connection.execute(_CONFIRM, {
         'host': row.id, 'seen': row.generation, 'known': known,
-        'was': until + 1, 'becomes': _next_look(known, now)}).rowcount
+        'was': until + 1, 'becomes': pending.next_look(known, now)}).rowcount
     if taken != 1:
         raise api.LostRace(row.id)
-
-
-def awaited(consumers: ty.Mapping[str, models.Consumer] | None, now: int,
-            ) -> dict[str, model.Resources]:
-    """What is claimed on a host, and the cloud need not have yet."""
-    return {one: amounts for one, (amounts, until) in (
-        consumers or {}).items() if amounts and until > now}
-
-
-def _next_look(consumers: ty.Mapping[str, models.Consumer], now: int,
-               ) -> int | None:
-    """When the cloud must have what is claimed on a host."""
-    return min((consumers[one][1] + 1 for one in awaited(consumers, now)),
-               default=None)
 
 
 def recheck(connection: sa.Connection, now: int,
@@ -319,7 +301,7 @@ def recheck(connection: sa.Connection, now: int,
     """
     connection.execute(sa.update(_HOSTS).where(
         _HOSTS.c.service_host.in_(service_hosts),
-        _HOSTS.c.recheck_at <= now).values(recheck_at=at))
+        pending.is_due(now)).values(recheck_at=at))
 
 
 def _report(session: orm.Session, now: int, row: models.Host,
@@ -335,7 +317,8 @@ def _report(session: orm.Session, now: int, row: models.Host,
     # on its way.
     consumers = _consumers(allocations) | {
         consumer: entry for consumer, entry in (row.consumers or {}).items()
-        if entry[1] >= now and not (entry[0] and consumer in allocations)}
+        if pending.is_recent(entry[1], now - 1) and not (
+            entry[0] and consumer in allocations)}
     # Only of those that are there: many more may have a booking for later.
     leased = {booking.server_id: booking for booking in session.scalars(
         _LEASED, {'host': row.id, 'servers': list(consumers)})
@@ -357,8 +340,9 @@ def _report(session: orm.Session, now: int, row: models.Host,
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
     values = {**values, 'usage': usage_of(consumers)}
-    if row.recheck_at is not None and row.recheck_at <= now:
-        _looked(session, row, _next_look(consumers, now))
+    if row.recheck_at is not None and not pending.is_recent(
+            row.recheck_at, now):
+        _looked(session, row, pending.next_look(consumers, now))
     values = {name: value for name, value in values.items()
               if getattr(row, name) != value}
     if row.consumers is None or _amounts(row.consumers) != _amounts(consumers):

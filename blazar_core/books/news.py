@@ -125,7 +125,8 @@ class Known:
         for row in rows:
             goals[row.host_id] = max(
                 row.generation, goals.get(row.host_id, 0))
-        compared = now - self.compared >= COMPARE
+        # After a clock that was ahead, at once.
+        compared = not 0 <= now - self.compared < COMPARE
         if compared:
             goals |= self._behind(connection)
         return News(

@@ -57,26 +57,34 @@ class ManualClock:
     """A clock that moves only when it is told to."""
 
     def __init__(self, now: int = 1_800_000_000) -> None:
-        self._now = now
+        self._now, self._ahead = now, 0
         self._moved = threading.Condition()
 
     def now(self) -> int:
         with self._moved:
-            return self._now
+            return self._now + self._ahead
 
     def elapsed(self) -> float:
-        return float(self.now())
+        with self._moved:
+            return float(self._now)
+
+    def step(self, seconds: int) -> None:
+        """Set the clock to another time, while none passes."""
+        with self._moved:
+            self._ahead += seconds
+            self._moved.notify_all()
 
     def advance(self, seconds: int) -> int:
         """Move forward, wake everything that waits, return the new time."""
         with self._moved:
             self._now += seconds
             self._moved.notify_all()
-            return self._now
+            return self._now + self._ahead
 
     def wait(self, event: threading.Event, until: int) -> None:
         with self._moved:
-            while not event.is_set() and self._now < until:
+            while not event.is_set() and (
+                    self._now + self._ahead < until):
                 # The event cannot wake a condition: look at it now and then.
                 self._moved.wait(0.02)
 

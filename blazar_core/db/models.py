@@ -221,6 +221,7 @@ class Event(Stateful, Base):
     __table_args__ = (
         sa.Index('events_lease_idx', 'lease_id'),
         sa.Index('events_due_idx', 'status', 'due'),
+        sa.Index('events_time_idx', 'status', 'time'),
         sa.Index('events_type_idx', 'status', 'event_type', 'due'),
     )
 

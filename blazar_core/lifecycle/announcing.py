@@ -99,7 +99,7 @@ class Announcing:
         with self._database.connection() as connection:
             due = connection.execute(sa.select(_IDS, *_BOOT).where(
                 _WOULD_END.c.end_date <= now, _WOULD_END.c.told_at.is_(None),
-                _WOULD_END.c.claimed_until <= now).order_by(
+                _free(now)).order_by(
                     *_BOOT, _IDS).limit(_AT_ONCE)).all()
         for boot, rows in itertools.groupby(due, lambda row: row[1:]):
             there = [row.server_id for row in rows
@@ -147,8 +147,7 @@ class Announcing:
             return [one for one in server_ids if connection.execute(
                 sa.update(_WOULD_END).where(
                     _IDS == one, _WOULD_END.c.told_at.is_(None),
-                    _WOULD_END.c.claimed_until <= now,
-                ).values(claimed_until=now + _CLAIM)).rowcount]
+                    _free(now)).values(claimed_until=now + _CLAIM)).rowcount]
 
     def _put_off(self, server_id: str) -> None:
         """Others come first."""
@@ -177,6 +176,14 @@ class Announcing:
         self._database.retried(self._forget, sa.and_(
             _WOULD_END.c.end_date < before, sa.func.coalesce(
                 _WOULD_END.c.told_at, _WOULD_END.c.end_date) < before))
+
+
+def _free(now: int) -> sa.ColumnElement[bool]:
+    """Nobody is about to tell of a server, and it need not wait; what is
+    later than any pause a clock has said that was ahead.
+    """
+    return sa.or_(_WOULD_END.c.claimed_until <= now,
+                  _WOULD_END.c.claimed_until > now + 2 * _LATER)
 
 
 def told(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:

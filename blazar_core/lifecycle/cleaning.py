@@ -95,8 +95,9 @@ class Cleaning:
                 facts.AWAY, f'{dirty} of its {held.hosts} hosts are not clean '
                 f'yet', 0 if clean else facts.LONGEST_WAIT)
         if held.left > 0:
-            return facts.Later(held.left, 'its hosts are kept free for '
-                               f'{held.left} s yet')
+            return facts.Later(
+                min(held.left, facts.LONGEST_PAUSE),
+                f'its hosts are kept free for {held.left} s yet')
         return None
 
     def soil(self, kind: resources.Kind, reserved: resources.Reserved,
@@ -128,7 +129,9 @@ class Cleaning:
             held = _HOST.held_by == reserved.id
             connection.execute(
                 sa.update(models.Host.__table__)
-                .where(held, _HOST.emptied_at.is_(None))
+                # A clock that was ahead has said the latter.
+                .where(held, sa.or_(_HOST.emptied_at.is_(None),
+                                    _HOST.emptied_at > now))
                 .values(emptied_at=now))
             rows = connection.execute(
                 sa.select(_HOST.id, _HOST.uuid, _HOST.emptied_at,
@@ -136,7 +139,8 @@ class Cleaning:
                 .where(held).order_by(_HOST.id)).all()
             dirty = [row for row in rows if row.cleaned_at is None]
             mine = sorted(
-                (row for row in dirty if (row.cleaning_until or 0) <= now),
+                (row for row in dirty if not (
+                    now < (row.cleaning_until or 0) <= until + seconds)),
                 key=lambda row: (row.cleaning_until or 0, row.id))[:MOST]
             connection.execute(
                 sa.update(models.Host.__table__)

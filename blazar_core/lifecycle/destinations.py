@@ -35,13 +35,11 @@ from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import within
 
-__all__ = ['AGAIN', 'LONGEST', 'Destinations', 'Room', 'pause']
+__all__ = ['AGAIN', 'Destinations', 'Room', 'is_due', 'pause']
 
 #: Seconds after which a server is asked for again that stays where it is,
 #: twice as many each time, and how often they are doubled.
 AGAIN, _DOUBLED = 120, 5
-#: Seconds for which it is not asked for, at most.
-LONGEST = AGAIN << _DOUBLED
 #: Seconds for which the books may not know yet where somebody goes who was
 #: asked for.
 _SETTLE = 15
@@ -176,7 +174,8 @@ class Destinations:
             row.resources, avoid=frozenset([row.uuid]),
             among=model.Among.COMMON) for row in session.execute(
                 _ON_THE_WAY, {'now': now}) if row.id not in ids and
-            row.relocate_at - pause(row.relocate_tries) >= now - _SETTLE]
+            abs(row.relocate_at - pause(row.relocate_tries) - now
+                ) <= _SETTLE]
 
 
 def pause(tries: int) -> int:
@@ -185,6 +184,18 @@ def pause(tries: int) -> int:
 
 
 _BOOKING, _HOST = models.Booking.__table__.c, notes.Outage.host_id
+_NOW = sa.bindparam('now', type_=sa.BigInteger)
+#: Twice the pause of a server that was asked for so often.
+_FURTHEST = sa.case(*(
+    (_BOOKING.relocate_tries <= tries, 2 * pause(tries))
+    for tries in range(1, _DOUBLED + 1)),
+    (_BOOKING.relocate_tries.is_(None), 2 * AGAIN),
+    else_=2 * pause(_DOUBLED + 1))
+#: Whether a server may be asked for now; it says when again. A clock that was
+#: ahead has said what is later than any pause.
+is_due = sa.or_(
+    _BOOKING.relocate_at.is_(None), _BOOKING.relocate_at <= _NOW,
+    _BOOKING.relocate_at > _NOW + _FURTHEST)
 #: What was asked for, and may be on its way from a host that is away.
 _ON_THE_WAY = sa.select(
     _BOOKING.id, _BOOKING.resources, _BOOKING.relocate_at,

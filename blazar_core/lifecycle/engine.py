@@ -103,7 +103,9 @@ class Engine:
                     LOG.exception('Due events could not be looked up; '
                                   'again in %s s', _AFTER_FAILURE)
                     next_look = self._clock.now() + _AFTER_FAILURE
-                self._clock.wait(self._wake, next_look)
+                # The clock may have been set back since that was found.
+                self._clock.wait(self._wake, min(
+                    next_look, self._clock.now() + self._longest_sleep))
             self._see_out()
 
     def _see_out(self) -> None:

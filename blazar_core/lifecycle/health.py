@@ -166,6 +166,11 @@ class Health:
             if host is None:
                 return None
             outage = session.get(notes.Outage, (host.id, outages.FAILURE))
+            if outage is not None:
+                # A clock that was ahead has said what is later.
+                for name in ('seen_at', 'began_at', 'back_at'):
+                    if (getattr(outage, name) or 0) > now:
+                        setattr(outage, name, now)
             if down is None:
                 if outage is None or not self._is_back(outage, now):
                     return None
@@ -222,7 +227,8 @@ class Health:
         In steps of a tenth, as each is a decision about the host.
         """
         until = now + self._patience.interval
-        if until - outages.until(session, outage) >= (
+        # It ends later than that where a clock was ahead.
+        if abs(until - outages.until(session, outage)) >= (
                 self._patience.interval // 10):
             assert outage.began_at is not None
             outages.last(session, now, outage,

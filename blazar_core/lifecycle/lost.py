@@ -54,8 +54,11 @@ class Lost:
         self._lost_after = lost_after
         self._sending = sending
         self._observing = observing
-        #: What there was of builds at the last look, and since when.
-        self._unseen: dict[str, tuple[clouds.Trace, int]] = {}
+        #: What there was of builds at the last look, when they were sent, and
+        #: since when that is so; and when that look was. By the monotonic
+        #: clock, as the clock that said when one was sent may have been wrong.
+        self._unseen: dict[str, tuple[clouds.Trace, int | None, float]] = {}
+        self._looked = 0.0
 
     def send(self) -> None:
         """See to the builds that were sent and are not on their way.
@@ -66,8 +69,8 @@ class Lost:
         after longer than any service at work would take: sent twice, a build
         would leave a running server that nothing knows.
         """
-        now = self._clock.now()
-        unseen: dict[str, tuple[clouds.Trace, int]] = {}
+        now = self._clock.elapsed()
+        unseen: dict[str, tuple[clouds.Trace, int | None, float]] = {}
         for lease_id, sent in self._sent().items():
             try:
                 traces = self._cloud.traces(list(sent))
@@ -78,18 +81,27 @@ class Lost:
                                 exc, errors.CloudUnavailable))
                 continue
             for server_id, trace in traces.items():
-                before = self._unseen.get(server_id)
-                unseen[server_id] = before if (
-                    before is not None and before[0] is trace) else (
-                        trace, now)
+                unseen[server_id] = trace, sent[server_id], self._since(
+                    server_id, trace, sent[server_id])
             late = {server_id: trace for server_id, trace in traces.items()
-                    if now - max(unseen[server_id][1], sent[server_id] or 0)
-                    >= self._lost_after and (
+                    if now - unseen[server_id][2] >= self._lost_after and (
                         trace is clouds.Trace.CAUGHT or sent[server_id])}
             if late:
                 self._recover(lease_id, late, sent)
         # What has arrived since is not missed any more.
-        self._unseen = unseen
+        self._unseen, self._looked = unseen, now
+
+    def _since(self, server_id: str, trace: clouds.Trace, sent: int | None,
+               ) -> float:
+        """Since when there is this of a build, by the monotonic clock."""
+        before, now = self._unseen.get(server_id), self._clock.elapsed()
+        if before is None or before[0] is not trace:
+            return now
+        if before[1] == sent:
+            return before[2]
+        # It was sent after the last look, whatever clock has said when.
+        ago = self._clock.now() - sent if sent else 0
+        return now - max(0, min(ago, now - self._looked))
 
     def _sent(self) -> dict[str, dict[str, int | None]]:
         """By lease, the servers that should run, and when they were sent.

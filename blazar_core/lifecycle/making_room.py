@@ -87,7 +87,8 @@ class MakingRoom:
                    for move in moves):
             settled = max((move.updated_at for move in moves
                            if move.status == states.Move.MOVED), default=None)
-            if settled is None or settled + SETTLE <= self._clock.now():
+            if settled is None or not (
+                    0 <= self._clock.now() - settled < SETTLE):
                 planned = self._plans.make(lease_id, why)
                 pause = facts.AGAIN if planned else _PAUSE
         self._moving.ask(lease_id)

@@ -74,6 +74,9 @@ class NoShows:
             found = connection.execute(_UNUSED, {
                 'now': now, 'before': now - self._after,
                 'notice': now - self._notice}).all()
+            strays = connection.scalars(_STRAYS, {'now': now}).all()
+        if strays:
+            self._database.retried(self._set_back, strays, now)
         for lease_id, announced_at in found:
             with facts.apart(lease_id):
                 if announced_at is None:
@@ -106,6 +109,15 @@ class NoShows:
                     f'{facts.lasting(lease.status_reason)} '
                     f'{using.announced(until)}').strip()
 
+    def _set_back(self, lease_ids: ty.Sequence[str], now: int) -> None:
+        """Leases were announced by a clock that was ahead: the notice counts
+        from now on.
+        """
+        with self._database.begin() as connection:
+            connection.execute(sa.update(models.Lease.__table__).where(
+                _LEASE.id.in_(lease_ids), _LEASE.no_show_at > now,
+            ).values(no_show_at=now))
+
     def end(self, lease_id: str) -> None:
         """End a lease of which nobody has used anything, in time; nothing
         where somebody has by now.
@@ -120,7 +132,8 @@ class NoShows:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.ACTIVE or (
-                    lease.used_at is not None or lease.end_date <= now):
+                    lease.used_at is not None or lease.end_date <= now or
+                    (lease.no_show_at or 0) + self._notice > now):
                 return None
             lease.status_reason = (
                 f'It was ended at {clocks.minute(now)} UTC, as it had '
@@ -144,10 +157,16 @@ _UNUSED = sa.select(_LEASE.id, _LEASE.no_show_at).join(
         _EVENT.event_type == states.EventType.START,
         _EVENT.status == states.Event.DONE,
         # It may have begun late.
-        _EVENT.updated_at <= sa.bindparam('before')),
+        sa.or_(_EVENT.updated_at <= sa.bindparam('before'),
+               # By a clock that was ahead.
+               sa.and_(_EVENT.updated_at > sa.bindparam('now'),
+                       _EVENT.time <= sa.bindparam('before')))),
 ).where(
     _LEASE.status == states.Lease.ACTIVE, _LEASE.used_at.is_(None),
     _LEASE.end_date > sa.bindparam('now'),
     sa.or_(_LEASE.no_show_at.is_(None),
            _LEASE.no_show_at <= sa.bindparam('notice')),
 ).order_by(_LEASE.start_date, _LEASE.id).limit(_AT_ONCE)
+_STRAYS = sa.select(_LEASE.id).where(
+    _LEASE.status == states.Lease.ACTIVE,
+    _LEASE.no_show_at > sa.bindparam('now'))

@@ -194,12 +194,15 @@ class Orphans:
                 # That his project is gone, too, is told besides.
                 row.told_at = None if missing == PROJECT else row.told_at
                 row.missing, row.seen_at, row.claimed_until = missing, now, 0
-            tells = row.told_at is None and row.claimed_until <= now
+            # A clock that was ahead has said what is later.
+            row.seen_at = min(row.seen_at, now)
+            tells = row.told_at is None and not (
+                now < row.claimed_until <= now + 2 * _CLAIM)
             if tells:
                 row.claimed_until = now + _CLAIM
             session.flush()
             return _Noted(views.describe(lease) if tells else None,
-                          row.seen_at + self._grace <= asked)
+                          row.seen_at + self._grace <= min(asked, now))
 
     def forget(self, lease_id: str) -> None:
         """A lease has another owner, which has to be looked up again.

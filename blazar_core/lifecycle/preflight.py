@@ -80,8 +80,8 @@ class Preflight:
         self._notify = notify
         self._times = times
         #: Of leases of which nothing could be said, how often that was, and
-        #: when it is tried again.
-        self._failed: dict[str, tuple[int, int]] = {}
+        #: when it is tried again, by the monotonic clock.
+        self._failed: dict[str, tuple[int, float]] = {}
 
     def look(self, stopping: ty.Callable[[], bool] = lambda: False) -> None:
         """See to the leases whose time for that has come. One statement where
@@ -113,9 +113,9 @@ class Preflight:
         """Leases of which one of the times is over, and nobody has looked
         since; then those that had something in their way long ago.
         """
-        now = self._clock.now()
+        now, elapsed = self._clock.now(), self._clock.elapsed()
         self._failed = {one: (count, again) for one, (count, again)
-                        in self._failed.items() if again > now - _LONGEST}
+                        in self._failed.items() if again > elapsed - _LONGEST}
         before = sa.func.coalesce(_LEASE.preflight_at, _LEASE.created_at)
         with self._database.connection() as connection:
             found = [*connection.execute(sa.select(
@@ -123,12 +123,14 @@ class Preflight:
             ).where(
                 _LEASE.status == states.Lease.PENDING, _LEASE.start_date > now,
                 _LEASE.id.not_in([one for one, (_count, again)
-                                  in self._failed.items() if again > now]),
+                                  in self._failed.items() if again > elapsed]),
                 sa.or_(*(sa.and_(_LEASE.start_date <= now + seconds,
                                  before < _LEASE.start_date - seconds)
                          for seconds in self._times),
                        sa.and_(_LEASE.warnings.is_not(None),
-                               _LEASE.preflight_at <= now - AGAIN)),
+                               _LEASE.preflight_at <= now - AGAIN),
+                       # By a clock that was ahead.
+                       _LEASE.preflight_at > now + AGAIN),
                 sa.exists().where(models.HeldBuild.lease_id == _LEASE.id),
             ).order_by(
                 sa.case((_LEASE.warnings.is_(None), 0), else_=1),
@@ -145,7 +147,7 @@ class Preflight:
             raise
         except Exception as exc:
             count, _again = self._failed.get(lease_id, (0, 0))
-            self._failed[lease_id] = count + 1, self._clock.now() + min(
+            self._failed[lease_id] = count + 1, self._clock.elapsed() + min(
                 PAUSE << count, _LONGEST)
             LOG.info('Lease %s: whether it could start is not known now: %s',
                      lease_id, exc, exc_info=not isinstance(

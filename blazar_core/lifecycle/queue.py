@@ -27,19 +27,27 @@ import itertools
 import threading
 import typing as ty
 
+from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import skew
+from blazar_core.lifecycle import facts
 
 __all__ = ['Claim', 'Queue']
 
+LOG = logging.getLogger(__name__)
+
 #: How many due events are read at a time.
 _BATCH = 50
+
+#: Seconds between two looks for what was put off by a clock that was wrong.
+_STRAY_SECONDS = 10
 
 #: What moves leases; all else only tells of them.
 _URGENT = (states.EventType.START, states.EventType.END,
@@ -62,7 +70,29 @@ _WAITING = sa.and_(
     models.Event.status == states.Event.UNDONE, models.Event.due <= _NOW)
 _ABANDONED = sa.and_(
     models.Event.status == states.Event.IN_PROGRESS,
-    models.Event.claimed_until <= _NOW)
+    # A clock that was ahead has said the latter.
+    sa.or_(models.Event.claimed_until <= _NOW,
+           models.Event.claimed_until > sa.bindparam(
+               'latest', type_=sa.BigInteger)))
+#: Seconds from now on beyond which no deferral goes: twice the longest pause,
+#: or one more than the interval in which a lease is tried.
+_FURTHEST = facts.LONGEST_PAUSE + sa.case(
+    (models.Event.event_type == states.EventType.RETRY,
+     sa.func.coalesce(models.Lease.retry_interval, 0)), else_=0) + (
+         facts.LONGEST_PAUSE)
+#: What was to happen by now, or at once, and was put off beyond that. The
+#: date itself stays, and that of an offer, which waits without one. By the
+#: index of the first condition, whatever a database knows of dates.
+_DUE = models.Event.due + 0
+_FAR = sa.and_(
+    models.Event.status == states.Event.UNDONE,
+    _DUE > _NOW + _FURTHEST, _DUE < model.FOREVER)
+_STRAY = sa.union_all(*(
+    sa.select(models.Event.id, models.Event.due)
+    .join(models.Event.lease).where(at, _FAR).order_by(None) for at in (
+        models.Event.time <= _NOW,
+        sa.and_(models.Event.time + 0 > _NOW, models.Event.event_type.in_(
+            (states.EventType.CHANGED, states.EventType.MAKE_ROOM))))))
 _OLDEST = (models.Event.due, models.Event.id)
 _NEXT = sa.select(sa.func.min(models.Event.due)).where(
     models.Event.status == states.Event.UNDONE)
@@ -92,6 +122,10 @@ _CLAIM = sa.update(models.Event.__table__).where(
     _THESE, sa.or_(_WAITING, _ABANDONED),
 ).values(status=states.Event.IN_PROGRESS, claimed_by=sa.bindparam('worker'),
          claimed_until=sa.bindparam('until'))
+_BRING_BACK = sa.update(models.Event.__table__).where(
+    _EVENTS.id == sa.bindparam('event'),
+    _EVENTS.status == states.Event.UNDONE,
+    _EVENTS.due == sa.bindparam('seen')).values(due=sa.bindparam('now'))
 _CLAIMED = sa.select(_EVENTS.id).where(_MINE)
 _DONE = sa.update(models.Event.__table__).where(_MINE).values(
     status=states.Event.DONE, claimed_by=None, claimed_until=0,
@@ -127,6 +161,8 @@ class Queue:
         self._clock = clock
         self._name = name
         self._seconds = seconds
+        #: When to look for what a wrong clock has put off.
+        self._look_for_strays = float('-inf')
         #: Where the last look has found nothing: when there will be something.
         self._quiet: tuple[int | None] | None = None
         self._done = _Together(
@@ -181,7 +217,8 @@ class Queue:
             projects: set[str] = set()
             while True:
                 rows = connection.execute(kind, {
-                    'now': now, 'projects': list(projects), **of}).all()
+                    **self._at(now), 'projects': list(projects), **of,
+                }).all()
                 found.update((row.id, row) for row in rows)
                 projects.update(row.project_id for row in rows)
                 # Behind many of one project there may be others.
@@ -189,10 +226,13 @@ class Queue:
                     break
 
         found: dict[str, ty.Any] = {}
+        if self._clock.elapsed() >= self._look_for_strays:
+            self._database.retried(self._bring_back, now)
+            self._look_for_strays = self._clock.elapsed() + _STRAY_SECONDS
         with self._database.connection() as connection:
             next_due, abandoned, waiting, *kinds = (
                 self._database.skew.one(
-                    connection, _THERE, {'now': now}))
+                    connection, _THERE, self._at(now)))
             if not abandoned and not waiting:
                 self._quiet = (next_due,)
             if abandoned:
@@ -206,12 +246,33 @@ class Queue:
                 read(_READ_SLOW)
         return list(found.values())
 
+    def _at(self, now: int) -> dict[str, int]:
+        """The time, and the latest end of a claim; others may be configured
+        to claim for longer.
+        """
+        return {'now': now, 'latest': now + 2 * self._seconds}
+
+    def _bring_back(self, now: int) -> None:
+        """Make due what a wrong clock has put off further than any pause.
+        """
+        with self._database.connection() as connection:
+            found = connection.execute(_STRAY, {'now': now}).all()
+        if not found:
+            return
+        with self._database.begin() as connection:
+            for event_id, due in found:
+                connection.execute(_BRING_BACK, {
+                    'event': event_id, 'seen': due, 'now': now})
+        LOG.warning('%s events of leases were put off by a clock that was '
+                    'ahead; they are due now', len(found))
+
     def claim(self, event_ids: list[str], now: int) -> set[str]:
         """Take events; says which of them are this worker's now."""
         these = {'events': event_ids, 'worker': self._name}
         with self._database.begin() as connection:
             taken = connection.execute(_CLAIM, {
-                **these, 'now': now, 'until': now + self._seconds}).rowcount
+                **these, **self._at(now),
+                'until': now + self._seconds}).rowcount
             if taken in (0, len(event_ids)):
                 return set(event_ids[:taken])
             return set(connection.scalars(_CLAIMED, these))

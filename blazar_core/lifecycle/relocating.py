@@ -149,16 +149,14 @@ class Relocating:
         Last those that have no bookings, who take longer.
         """
         now = self._clock.now()
-        # What is later than this a clock has said that was wrong.
-        instants = {'now': now, 'latest': now + 2 * destinations.LONGEST}
         with self._database.connection() as connection:
             rows = connection.execute(_STAYING, {
-                **instants, 'soon': now + self._interval,
+                'now': now, 'soon': now + self._interval,
                 'kinds': [outages.MAINTENANCE, *(
                     [outages.FAILURE] if evacuates else [])]}).all()
             if evacuates:
                 rows = [*rows, *connection.execute(_LODGING, {
-                    **instants, 'types': self._lodgers.types})]
+                    'now': now, 'types': self._lodgers.types})]
         return [_Stay(row.id, row.server_id, row.lease_id,
                       row.relocate_at or 0, row.relocate_tries or 0, row.uuid,
                       row.name, row.kind == outages.FAILURE, row.taken)
@@ -349,9 +347,6 @@ _HOST = notes.Outage.host_id
 _TAKEN = sa.exists().where(
     _OTHER.c.host_id == _HOST, _OTHER.c.kind == outages.MAINTENANCE,
     _OTHER.c.began_at <= sa.bindparam('now')).label('taken')
-_DUE = sa.or_(_BOOKING.relocate_at.is_(None),
-              _BOOKING.relocate_at <= sa.bindparam('now'),
-              _BOOKING.relocate_at > sa.bindparam('latest'))
 #: The servers of leases that run on hosts that have failed, or of others
 #: where these are in maintenance.
 _STAYING = sa.select(
@@ -375,13 +370,13 @@ _STAYING = sa.select(
                    _OTHER.c.host_id == _HOST,
                    _OTHER.c.kind == outages.FAILURE,
                    _OTHER.c.began_at.is_not(None))),
-        _DUE)
+        destinations.is_due)
 #: The same for those within leases of hosts that have no bookings: by theirs.
 _LODGING = lodgers.lodgings(
     _BOOKING.id, _BOOKING.server_id, _BOOKING.relocate_at,
     _BOOKING.relocate_tries, notes.Outage.kind, models.Host.uuid,
     models.Host.name, _LEASE.id.label('lease_id'), _LEASE.created_at, _TAKEN,
-).where(_DUE)
+).where(destinations.is_due)
 _TAKE = sa.update(models.Booking.__table__).where(
     _BOOKING.id == sa.bindparam('booking'),
     _BOOKING.server_id.is_not_distinct_from(sa.bindparam('of')),

@@ -50,7 +50,7 @@ class Hints:
         self._waiting: collections.OrderedDict[tuple[str, str], Hint] = (
             collections.OrderedDict())
         #: When to look again, and at which service host.
-        self._later: list[tuple[int, str]] = []
+        self._later: list[tuple[float, str]] = []
         self._news = threading.Condition()
         self._stopping = False
 
@@ -88,14 +88,14 @@ class Hints:
 
     def _look_later(self, service_hosts: ty.Collection[str],
                     pauses: ty.Iterable[int]) -> None:
-        now = self._clock.now()
+        now = self._clock.elapsed()
         with self._news:
             self._later += [(now + seconds, one) for seconds in pauses
                             for one in service_hosts]
 
     def due(self) -> set[str]:
         """The service hosts to look at again by now; they do not stay."""
-        now = self._clock.now()
+        now = self._clock.elapsed()
         with self._news:
             due = {one for when, one in self._later if when <= now}
             self._later = [one for one in self._later if one[0] > now]

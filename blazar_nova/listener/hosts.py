@@ -19,6 +19,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.books import inventory
+from blazar_core.books import pending
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
@@ -201,8 +202,8 @@ class Hosts:
                           models.Host.units)
                 .where(models.Host.service_host == service_host,
                        models.Host.pool == model.COMPUTE)).all()
-        since = self._parts.clock.now() - _LASTS
-        seen = [facts if at >= since else None for at, facts in (
+        now = self._parts.clock.now()
+        seen = [facts if now - _LASTS <= at <= now else None for at, facts in (
             self._facts.get(host.uuid, (0, None)) for host in hosts)]
         if not hosts or [(host.capacity, host.units) for host in hosts] != [
                 facts and (facts.capacity, facts.units) for facts in seen]:
@@ -238,8 +239,7 @@ class Hosts:
         """
         with self._parts.database.reader() as session:
             return set(session.scalars(sa.select(
-                models.Host.service_host).where(
-                    models.Host.recheck_at <= now)))
+                models.Host.service_host).where(pending.is_due(now))))
 
     def looked_at(self, now: int, service_hosts: set[str],
                   again: int | None) -> None:

@@ -23,7 +23,7 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.books import enrolment
-from blazar_core.books import inventory
+from blazar_core.books import pending
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import models
@@ -246,7 +246,7 @@ class Enrolling:
         """The servers that are on a host, or on their way to it."""
         with self._database.reader() as session:
             row = session.get(models.Host, host_id)
-            awaited = inventory.awaited(
+            awaited = pending.awaited(
                 None if row is None else row.consumers,
                 self._parts.clock.now())
         return awaited.keys() | occupants.everybody(host)

@@ -17,7 +17,7 @@ from unittest import mock
 from nova.conductor.tasks import live_migrate
 from nova import exception
 
-from blazar_core.books import inventory
+from blazar_core.books import pending
 from blazar_core.common import clock as clocks
 from blazar_core.lifecycle import making_room
 from tests.functional import nova_box
@@ -45,7 +45,7 @@ class BestEffortTestCase(test_api.ApiTestCase):
                              availability_zone=f'nova:host{number % 3 + 1}',
                              )['id'] for number in range(6)]
         # Those that have just come are left alone.
-        self.clock.advance(2 * inventory.CLAIM_SECONDS)
+        self.clock.advance(2 * pending.CLAIM_SECONDS)
         self.fill_books()
 
     def wanted(self, **params):

@@ -15,7 +15,7 @@ import contextlib
 import typing as ty
 
 from blazar_core.books import enrolment
-from blazar_core.books import inventory
+from blazar_core.books import pending
 from blazar_core import cloud as ports
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -202,7 +202,7 @@ class Operator:
         self._port.call('everybody')
         with self._core.database.reader() as session:
             row = session.get(models.Host, attempt.host_id)
-            there = {*inventory.awaited(
+            there = {*pending.awaited(
                 row.consumers, self._core.clock.now()), *host.allocations}
         if there:
             self._leave(host, attempt.host_id)

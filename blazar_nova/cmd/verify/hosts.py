@@ -19,6 +19,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.books import inventory
+from blazar_core.books import pending
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -120,7 +121,7 @@ class Hosts:
                     f'not know it.', '--fix writes it down', mend)
             return
         bookings = self._booked_on(row.id)
-        runs = {**inventory.awaited(row.consumers, self._parts.clock.now()),
+        runs = {**pending.awaited(row.consumers, self._parts.clock.now()),
                 **facts.allocations}
         # What runs on a host that a reservation has all of is its own.
         usage = {} if row.held_by is not None else _sum(

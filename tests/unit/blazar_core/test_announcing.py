@@ -12,6 +12,8 @@
 
 """Servers without a lease are told of when one would be over."""
 
+from unittest import mock
+
 import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
@@ -74,6 +76,16 @@ class TestAnnouncing(base.LeaseTestCase):
         self.assertEqual(['a', 'b', 'c'], [
             row.server_id for row in announcing.told(self.database)])
         self.assertEqual([], self.cloud.deleted)
+
+    def test_a_clock_that_was_ahead_delays_nothing(self):
+        self.note('a')
+        self.clock.step(3 * HOUR)
+        self.assertRaises(RuntimeError, self.another(
+            mock.Mock(side_effect=RuntimeError)).tell)
+        self.clock.step(-3 * HOUR)
+        self.clock.advance(HOUR)
+        self.one.tell()
+        self.assertEqual([['a']], self.told())
 
     def test_they_are_told_of_once(self):
         self.note('a')

@@ -22,6 +22,7 @@ from blazar_core.books import admission
 from blazar_core.books import claims
 from blazar_core.books import follower
 from blazar_core.books import inventory
+from blazar_core.books import pending
 from blazar_core.books import judge
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
@@ -192,9 +193,9 @@ class TestPending(ClaimTestCase):
         self.claim('a', 'one')
 
     def test_it_is_kept_until_the_cloud_must_have_it(self):
-        self.assertEqual(NOW + inventory.CLAIM_SECONDS + 1,
+        self.assertEqual(NOW + pending.CLAIM_SECONDS + 1,
                          self.row('one').recheck_at)
-        self.clock.advance(inventory.CLAIM_SECONDS)
+        self.clock.advance(pending.CLAIM_SECONDS)
         self.asked()
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
         self.clock.advance(1)
@@ -202,8 +203,20 @@ class TestPending(ClaimTestCase):
         self.assertEqual({}, self.row('one').usage)
         self.assertIsNone(self.row('one').recheck_at)
 
+    def test_a_clock_that_was_ahead_keeps_nothing_taken(self):
+        self.clock.step(3600)
+        self.claim('b', 'one')
+        self.tell('c', VCPU=1)
+        self.clock.step(-3600)
+        self.asked()
+        self.assertEqual({'VCPU': 1}, self.row('one').usage)
+        self.clock.advance(pending.CLAIM_SECONDS + 1)
+        self.asked()
+        self.assertEqual({}, self.row('one').usage)
+        self.assertIsNone(self.row('one').recheck_at)
+
     def test_what_the_cloud_has_stays(self):
-        self.clock.advance(inventory.CLAIM_SECONDS + 1)
+        self.clock.advance(pending.CLAIM_SECONDS + 1)
         self.asked(a={'VCPU': 1})
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
         self.assertIsNone(self.row('one').recheck_at)
@@ -554,7 +567,7 @@ class TestSiblings(ClaimTestCase):
         self.claim(first, there)
         self.asked(there)
         self.assertFalse(self.fits(there, second))
-        self.clock.advance(inventory.CLAIM_SECONDS)
+        self.clock.advance(pending.CLAIM_SECONDS)
         self.asked(there, **{first: {'VCPU': 1}})
         self.assertFalse(self.fits(there, second))
         self.clock.advance(1)

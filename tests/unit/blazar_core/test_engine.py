@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import facts
@@ -29,7 +30,7 @@ from tests.unit import base
 
 load_tests = databases.load_tests
 
-NOW = base.NOW
+NOW, HOUR = base.NOW, 3600
 
 
 class Actions:
@@ -251,6 +252,107 @@ class TestRunDue(EngineTestCase):
         worker.expedite('failed', None)
         self.assertEqual((NOW + 10, due), (
             self.row(future).due, self.row(failed).due))
+
+
+class TestStrays(EngineTestCase):
+    """What a clock that was an hour ahead for a moment leaves behind."""
+
+    scenarios = databases.SQL
+
+    def done_within(self, seconds):
+        """What another worker carries out, by the right clock."""
+        worker = self.engine('other')
+        for _second in range(seconds):
+            worker.run_due()
+            self.clock.advance(1)
+        return self.done()
+
+    def put_off(self, lease_id, kind, due):
+        event_id = self.event(lease_id, -1, kind)
+        with self.database.writer() as session:
+            session.get(models.Event, event_id).due = due
+        return event_id
+
+    def test_what_a_dead_worker_had_is_taken_after_its_pause(self):
+        for lease_id, ahead in (('a', HOUR), ('b', 0), ('c', 50)):
+            self.event(lease_id, -1, status='IN_PROGRESS', claimed_by='dead',
+                       claimed_until=NOW + ahead + 60)
+        self.assertEqual(['a'], self.done_within(1))
+        self.assertEqual(['a'], self.done_within(58))
+        self.assertEqual(['a', 'b'], self.done_within(2))
+        self.assertEqual(['a', 'b', 'c'], self.done_within(60))
+
+    def test_who_is_at_it_keeps_it(self):
+        self.event('a')
+        self.engine('first', claim_seconds=115)._claim_due(1)
+        self.books.conf.set_override('claim_seconds', 60, 'blazar')
+        self.assertEqual([], self.done_within(110))
+
+    def test_what_was_put_off_is_done_soon(self):
+        kinds = ('start_lease', 'end_lease', 'mine', 'retry_lease',
+                 'make_room', ':changed')
+        for kind in kinds:
+            self.event(kind, -1, kind)
+            self.actions.answers[kind] = [facts.Later(5, '', 300)]
+        self.clock.step(HOUR)
+        worker = self.engine()
+        while worker.run_due():
+            pass
+        self.clock.step(-HOUR)
+        del self.actions.done[:]
+        self.assertEqual(sorted(kinds), sorted(self.done_within(12)))
+
+    def test_so_is_what_failed(self):
+        self.event('a', -1, 'end_lease', attempts=9)
+        self.actions.answers['a'] = [RuntimeError()]
+        self.clock.step(HOUR)
+        self.engine().run_due()
+        self.clock.step(-HOUR)
+        self.assertEqual(['a', 'a'], self.done_within(12))
+
+    def test_what_was_to_be_done_at_once_is(self):
+        self.event('a', HOUR, ':changed')
+        self.event('b', HOUR, 'make_room')
+        self.event('c', HOUR, 'start_lease')
+        self.assertEqual(['a', 'b'], sorted(self.done_within(1)))
+
+    def test_what_is_put_off_for_as_long_as_it_may_be_stays(self):
+        late = self.clock.now() + 2 * facts.LONGEST_PAUSE
+        events = {lease_id: self.put_off(
+            lease_id, kind, due) for lease_id, kind, due in (
+                ('pause', 'end_lease', late),
+                ('offered', 'start_lease', model.FOREVER),
+                ('retry', 'retry_lease', late + 7200))}
+        events['later'] = self.event('later', HOUR, 'start_lease')
+        with self.database.writer() as session:
+            session.get(models.Lease, 'retry').retry_interval = 7200
+        due = {name: self.row(one).due for name, one in events.items()}
+        self.assertEqual([], self.done_within(1))
+        self.assertEqual(due, {
+            name: self.row(one).due for name, one in events.items()})
+
+    def test_a_lease_that_is_tried_seldom_is_tried_after_its_interval(self):
+        self.put_off('retry', 'retry_lease', NOW + 1200 + HOUR)
+        with self.database.writer() as session:
+            session.get(models.Lease, 'retry').retry_interval = 1200
+        self.assertEqual(['retry'], self.done_within(1))
+
+    def test_no_worker_sleeps_for_longer_than_it_may(self):
+        """The clock is set back while the events are looked up."""
+        worker = self.engine()
+        self.clock.step(HOUR)
+        look = worker._next_look
+
+        def set_back():
+            found = look()
+            self.clock.step(-HOUR)
+            worker.stop()
+            return found
+
+        worker._next_look = set_back
+        self.clock.wait = lambda event, until: self.clock.waits.append(until)
+        worker.run()
+        self.assertEqual(NOW + 10, self.clock.waits[0])
 
 
 class TestPauses(EngineTestCase):
@@ -788,6 +890,8 @@ class TestRun(EngineTestCase):
         def note(_connection, _cursor, statement, *_rest):
             statements.append(statement)
 
+        # What a wrong clock has put off is looked for now and then.
+        worker._hand_out(None)
         for due in (50, 20):
             self.event('a', due=due)
             statements.clear()

@@ -81,6 +81,30 @@ class TestBelieving(HealthTestCase):
         self.see(one=None, two=None)
         self.assertEqual(before, self.everything())
 
+    def test_a_clock_that_was_ahead_delays_nothing(self):
+        self.clock.step(9000)
+        self.see(one=DOWN)
+        self.clock.step(-9000)
+        self.see(one=DOWN)
+        self.clock.advance(FAILED)
+        self.see(one=DOWN)
+        self.assertEqual({'one': (FAILED, FAILED + INTERVAL)},
+                         self.outages())
+        self.clock.step(9000)
+        self.see(one=None)
+        self.clock.step(-9000)
+        self.see(one=None)
+        self.clock.advance(BACK)
+        self.see(one=None)
+        self.assertEqual({}, self.outages())
+
+    def test_nor_is_a_host_away_later_than_it_is(self):
+        self.clock.step(9000)
+        self.fail()
+        self.clock.step(-9000)
+        self.fail()
+        self.assertEqual({'one': (0, INTERVAL)}, self.outages())
+
     def test_one_lost_beat_is_nothing(self):
         self.see(one=DOWN)
         self.clock.advance(FAILED - 1)

@@ -1254,6 +1254,29 @@ class TestLostBuilds(LifecycleTestCase):
         self.assertEqual(2, self.look_after(1))
         self.assertEqual(*self.cloud.sent)
 
+    def sent_by_a_clock(self, ahead):
+        self.sent()
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Booking).values(
+                sent_at=self.clock.now() + ahead))
+        self.assertEqual(1, self.look_after(0, 119))
+        self.assertEqual(2, self.look_after(1))
+
+    def test_it_is_so_when_a_clock_was_ahead_that_said_when(self):
+        self.sent_by_a_clock(3600)
+
+    def test_it_is_so_when_one_was_behind(self):
+        self.sent_by_a_clock(-3600)
+
+    def test_a_step_of_the_clock_makes_nothing_lost(self):
+        self.sent()
+        self.look_after(0)
+        self.clock.step(3600)
+        self.assertEqual(1, self.look_after(119))
+        self.clock.step(-3600)
+        self.assertEqual(2, self.look_after(1))
+        self.assertEqual(2, self.look_after(119))
+
     def test_what_was_missed_for_the_first_time_is_not_sent_yet(self):
         """It may have arrived just before that."""
         self.sent()

@@ -435,6 +435,18 @@ class TestMoving(FourHosts):
         self.assertEqual({}, self.moves(lease))
         self.assertIn('No servers could be moved', self.reason(lease))
 
+    def test_a_clock_that_was_ahead_keeps_nothing_under_way(self):
+        self.cloud.broken['move'] = errors.CloudUnavailable('It is away.')
+        lease = self.wanted()
+        self.go_on()
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Move).values(
+                asked_at=self.clock.now() + 3600))
+        self.assertEqual(['asked', 'asked'], [*self.moves(lease).values()])
+        del self.cloud.broken['move']
+        self.go_on(moving.LOST)
+        self.assertEqual(2, [*self.moves(lease).values()].count('failed'))
+
     def test_a_silent_cloud_is_asked_again(self):
         self.cloud.broken['movable'] = errors.CloudUnavailable('It is away.')
         lease = self.wanted()

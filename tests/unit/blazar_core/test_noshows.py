@@ -82,6 +82,36 @@ class TestNoShows(NoShowTestCase):
         # All of it can be had at once.
         self.reserve(150, 1000, self.places(2))
 
+    def test_a_clock_that_was_ahead_delays_nothing(self):
+        self.clock.step(900)
+        first = self.begun(end=9000)
+        self.clock.step(-900)
+        self.look(99)
+        self.assertEqual(0, self.told(first))
+        self.clock.step(900)
+        self.look(901)
+        self.clock.step(-900)
+        self.assertEqual(1, self.told(first))
+        self.look()
+        self.look(49)
+        self.assertEqual('ACTIVE', self.status(first))
+        self.look(1)
+        self.assertEqual('TERMINATING', self.status(first))
+
+    def test_one_that_is_set_right_meanwhile_ends_nothing_early(self):
+        lease = self.begun()
+        self.look(100)
+        end = self.lifecycle.no_shows.end
+
+        def set_right(lease_id):
+            self.clock.step(-700)
+            end(lease_id)
+
+        self.lifecycle.no_shows.end = set_right
+        self.clock.step(700)
+        self.look()
+        self.assertEqual('ACTIVE', self.status(lease))
+
     def test_who_comes_in_time_keeps_it(self):
         first = self.begun()
         self.look(100)

@@ -96,6 +96,37 @@ class TestOrphans(base.LeaseTestCase):
                          (found.id, found.missing, found.seen_at))
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
 
+    def test_a_clock_that_was_ahead_delays_nothing(self):
+        lease = self.owned()
+        self.identity.gone = {'project'}
+        self.clock.step(10 * GRACE)
+        # It dies before it has told.
+        self.another(notify=mock.Mock(side_effect=RuntimeError)).find()
+        self.clock.step(-10 * GRACE)
+        self.another(ends=True).find()
+        self.assertEqual([lease], self.told())
+        self.clock.advance(GRACE - 1)
+        self.assertEqual([], self.another(ends=True).find())
+        self.clock.advance(1)
+        self.assertEqual([lease], self.another(ends=True).find())
+
+    def test_nor_does_one_end_anything_that_is_set_right_meanwhile(self):
+        self.owned()
+        self.identity.gone = {'project'}
+        self.another(ends=True).find()
+        answer = self.identity.absent
+        late = self.another(ends=True)
+        lasting = late._concerned
+
+        def set_right(absent):
+            self.clock.step(-10 * GRACE)
+            return lasting(absent)
+
+        late._concerned = set_right
+        self.identity.absent = answer
+        self.clock.step(10 * GRACE)
+        self.assertEqual([], late.find())
+
     def test_an_answer_is_of_when_it_was_asked_for(self):
         """Who stands still goes on with one that may have been wrong."""
         lease = self.owned()

@@ -109,6 +109,13 @@ class TestPreflight(PreflightTestCase):
             start=NOW + 4 * DAY, end=NOW + 5 * DAY))
         self.assertEqual([0, 1], [self.look(1), self.look(DAY + HOUR)])
 
+    def test_a_clock_that_was_ahead_keeps_nobody_from_looking(self):
+        self.lease(2 * DAY, 3 * DAY)
+        self.clock.step(DAY + HOUR)
+        self.assertEqual(1, self.look())
+        self.clock.step(-DAY - HOUR)
+        self.assertEqual([1, 0], [self.look(DAY), self.look(1)])
+
     def test_what_has_begun_has_no_warnings(self):
         lease = self.lease(2 * DAY, 3 * DAY)
         self.lacks = ['Its image is gone.']

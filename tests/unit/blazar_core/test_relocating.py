@@ -219,6 +219,20 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual([(server_id, None)], self.cloud.evacuations)
 
+    def test_one_that_was_wrong_by_an_hour_delays_by_no_more_than_a_pause(
+            self):
+        lease, server_id = self.runs()
+        self.fail()
+        for tries, due, asked in (
+                (None, 300, 1), (1, 3600 + 120, 1), (2, 400, 0),
+                (2, 3600, 1), (6, 3600, 0), (6, 12_000, 1)):
+            del self.cloud.evacuations[:]
+            self.cloud.arrive(server_id)
+            self.change(lease, relocate_at=self.clock.now() + due,
+                        relocate_tries=tries)
+            self.look()
+            self.assertEqual(asked, len(self.cloud.evacuations), (tries, due))
+
     def test_no_two_are_asked_to_go_where_one_can(self):
         """The books know where the first one goes only a moment later."""
         servers = [self.runs()[1] for _number in range(2)]

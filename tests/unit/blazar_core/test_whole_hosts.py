@@ -1030,6 +1030,20 @@ class TestCleaning(WholeHostsTestCase):
         self.run_at(100)
         self.assertEqual(self.uuids, self.machines.swept)
 
+    def test_a_clock_that_was_ahead_delays_nothing(self):
+        lease, _id = self.started(cleaning_time=60)
+        self.run_at(100)
+        with self.database.writer() as session:
+            # What a worker writes that dies over it.
+            session.execute(sa.update(models.Host).values(
+                emptied_at=self.clock.now() + 3600, cleaned_at=None,
+                cleaning_until=self.clock.now() + 3600 + 30))
+        self.machines.swept.clear()
+        for _time in range(16):
+            self.run_at(self.clock.now() - NOW + 10)
+        self.assertEqual(self.uuids, self.machines.swept)
+        self.assertEqual('TERMINATED', self.status(lease))
+
     def test_no_two_are_at_a_host(self):
         """A lease is deleted while its hosts are cleaned."""
         lease, _id = self.started()

@@ -1,0 +1,57 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What is claimed on hosts, and the cloud need not have yet."""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import model
+from blazar_core.db import models
+
+__all__ = ['CLAIM_SECONDS', 'awaited', 'is_due', 'is_recent', 'next_look']
+
+_HOSTS = models.Host.__table__
+
+#: Seconds for which what a scheduler has let in counts although the cloud does
+#: not have it.
+CLAIM_SECONDS = 30
+#: Seconds from now on in which a claim ends that is any, and a host is looked
+#: at again: a clock that was ahead has said what is later.
+_FURTHEST = 4 * CLAIM_SECONDS
+
+
+def awaited(consumers: ty.Mapping[str, models.Consumer] | None, now: int,
+            ) -> dict[str, model.Resources]:
+    """What is claimed on a host, and the cloud need not have yet."""
+    return {one: amounts for one, (amounts, until) in (
+        consumers or {}).items() if amounts and is_recent(until, now)}
+
+
+def is_recent(instant: int, now: int) -> bool:
+    """Whether something ends or was told after now, by a clock that is right.
+    """
+    return now < instant <= now + _FURTHEST
+
+
+def is_due(now: int) -> sa.ColumnElement[bool]:
+    """Whether the cloud is to be asked again what runs on a host."""
+    return sa.or_(_HOSTS.c.recheck_at <= now,
+                  _HOSTS.c.recheck_at > now + _FURTHEST)
+
+
+def next_look(consumers: ty.Mapping[str, models.Consumer], now: int,
+              ) -> int | None:
+    """When the cloud must have what is claimed on a host."""
+    return min((consumers[one][1] + 1 for one in awaited(consumers, now)),
+               default=None)

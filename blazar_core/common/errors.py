@@ -22,7 +22,8 @@
     +-- InvalidTransition     a state machine was asked for a forbidden step
     +-- BooksBusy             the retries of a transaction are used up
     +-- BooksUnavailable      the database of the books does not answer
-    +-- ClockSkewed           a BooksUnavailable: this process's clock is wrong
+    |   +-- ClockSkewed       the clock of this process is wrong
+    |   +-- OutcomeUnknown    it does not answer to a commit
     +-- NotDelegated          one may not act for the user at all, or no more
     +-- CloudUnavailable      the cloud does not answer at the moment
     +-- VaultError            a sealed text does not open with the keys given
@@ -47,6 +48,7 @@ __all__ = [
     'LimitExceeded',
     'NotDelegated',
     'NotFound',
+    'OutcomeUnknown',
     'Refused',
     'VaultError',
 ]
@@ -113,6 +115,10 @@ class ClockSkewed(BooksUnavailable):
             self, f'The clock of this service is {difference}, so that it '
             f'cannot tell what is due. Try again later; an operator has to '
             f'set the clock.')
+
+
+class OutcomeUnknown(BooksUnavailable):
+    """The database does not say whether it has committed a transaction."""
 
 
 class NotDelegated(BlazarError):

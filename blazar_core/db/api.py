@@ -144,14 +144,16 @@ class Database:
         """A session that commits when its block ends without an error.
 
         :raises BooksUnavailable: when the database does not answer
+        :raises OutcomeUnknown: when it does not answer to the commit
         :raises ClockSkewed: when the clock of the process is wrong, at the
             beginning or at the end
         """
-        with self._there(decides=True), _writing(), orm.Session(
+        with self._there(decides=True) as ended, _writing(), orm.Session(
                 self.engine, expire_on_commit=False) as session:
             with session.begin():
                 yield session
                 self.skew.check_step()
+                ended.append(session)
 
     @contextlib.contextmanager
     def begin(self) -> ty.Iterator[sa.Connection]:
@@ -160,29 +162,33 @@ class Database:
         For what writes tables and no objects.
 
         :raises BooksUnavailable: when the database does not answer
+        :raises OutcomeUnknown: when it does not answer to the commit
         :raises ClockSkewed: see :meth:`writer`
         """
-        with (self._there(decides=True), _writing(),
+        with (self._there(decides=True) as ended, _writing(),
               self.engine.begin() as connection):
             yield connection
             self.skew.check_step()
+            ended.append(connection)
 
     @contextlib.contextmanager
-    def _there(self, decides: bool = False) -> ty.Iterator[None]:
-        """Somebody needs it.
+    def _there(self, decides: bool = False) -> ty.Iterator[list[ty.Any]]:
+        """Use the database; gets what is about to be committed.
 
         :param decides: for something that depends on the time
         """
         self.presence.check()
+        ended: list[ty.Any] = []
         try:
             if decides:
                 self.skew.check()
-            yield
+            yield ended
         except Exception as exc:
             if not _is_away(exc):
                 raise
             self.presence.doubt(exc)
-            raise errors.BooksUnavailable from exc
+            raise (errors.OutcomeUnknown if ended else
+                   errors.BooksUnavailable) from exc
 
     def _probe(self) -> None:
         engine = sa.create_engine(self._probed, poolclass=sa.pool.NullPool)

@@ -23,6 +23,8 @@ from unittest import mock
 
 import fixtures
 from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
 from nova import objects
 from oslo_utils import uuidutils
 import sqlalchemy as sa
@@ -223,6 +225,50 @@ class ServersTest(VerifyTestCase):
             f'more.')
         self.assertEqual({'TERMINATED'}, {
             lease['status'] for lease in self.leases()})
+
+    def test_one_that_runs_without_a_mapping(self):
+        """No command of Nova finds it."""
+        server_id = self.boot_active('plain')['id']
+        self.fill_books()
+        context = nova_context.get_admin_context()
+        mapping = objects.InstanceMapping.get_by_instance_uuid(
+            context, server_id)
+        mapping.destroy()
+        self.assertFalse(self.exists(server_id))
+        self.assertEqual([server_id], list(self.guests()))
+        report = self.assert_left(
+            f'Server {server_id} is in cell cell1, on host')
+        self.assertIn('instance_mappings', report.left[0].remedy)
+
+    def test_one_whose_mapping_leads_to_no_cell(self):
+        server_id = self.boot_active('plain')['id']
+        self.fill_books()
+        context = nova_context.get_admin_context()
+        with api_db.context_manager.writer.using(context):
+            context.session.execute(
+                sa.update(api_models.InstanceMapping).where(
+                    api_models.InstanceMapping.instance_uuid == server_id,
+                ).values(cell_id=None))
+        self.assert_left(f'Server {server_id} is in cell cell1, on host')
+
+    def test_an_allocation_of_no_server(self):
+        """What a guest leaves whose server was taken from it."""
+        server_id = self.boot_active('plain')['id']
+        held = self.placement.get(
+            f'/allocations/{server_id}', version='1.28').body
+        consumer = uuidutils.generate_uuid()
+        for allocation in held['allocations'].values():
+            allocation.pop('generation', None)
+        held |= {'consumer_generation': None}
+        answer = self.placement.put(
+            f'/allocations/{consumer}', held, version='1.28')
+        self.assertEqual(204, answer.status, answer.body)
+        self.fill_books()
+        report = self.assert_left(f'an allocation of consumer {consumer}')
+        self.assertIn('placement audit', report.left[0].remedy)
+        self.placement.delete(f'/allocations/{consumer}')
+        self.fill_books()
+        self.assert_nothing()
 
     def test_one_that_runs_unknown_to_the_books(self):
         server_id = self.boot_active(

@@ -27,6 +27,7 @@ from blazar_nova.api import lease_params
 from blazar_nova.cmd.verify import gaps
 from blazar_nova.compat import leftovers
 from blazar_nova.compat import survey
+from blazar_nova.compat import unmapped
 from blazar_nova.listener import mirror
 from blazar_nova.parts import wiring
 
@@ -74,6 +75,8 @@ class Servers:
         yield from self._orphans(nova)
         yield from self._endless(nova)
         yield from self._left_behind()
+        yield from self._unmapped(nova.silent)
+        yield from self._strangers(nova.silent)
         self._gaps.failures += [
             f'Cell {name} did not answer: its servers were not compared.'
             for name in sorted(nova.silent)]
@@ -223,6 +226,36 @@ class Servers:
                 f'Nova still has its mapping and its request specification.',
                 '--fix removes them',
                 functools.partial(leftovers.forget, server_id))
+
+    @staticmethod
+    def _unmapped(silent: set[str]) -> ty.Iterator[Difference]:
+        """Servers that are there, and that Nova's API does not find."""
+        for one in unmapped.unmapped(silent):
+            where = f'on host {one.host}' if one.host else 'on no host'
+            yield Difference(
+                ('unmapped', one.server_id),
+                f'Server {one.server_id} is in cell {one.cell}, {where}, and '
+                f'no instance mapping leads to it: the API answers 404.',
+                'write its row of instance_mappings again, and delete or keep '
+                'the server then')
+
+    def _strangers(self, silent: set[str]) -> ty.Iterator[Difference]:
+        """What placement has on hosts, and is no server of any cell."""
+        with self._parts.database.reader() as session:
+            hosts = {consumer: row.name for row in session.execute(
+                sa.select(models.Host.name, models.Host.consumers).where(
+                    models.Host.consumers.is_not(None)))
+                for consumer, (takes, _told) in row.consumers.items()
+                if takes}
+        for consumer in sorted(unmapped.strangers(hosts.keys(), silent)):
+            yield Difference(
+                ('stranger', consumer),
+                f'Placement has an allocation of consumer {consumer} on host '
+                f'{hosts[consumer]}, and no cell has a server or a migration '
+                f'of that id: a guest may run there that Nova lost.',
+                'look whether the hypervisor has a guest of that id, and end '
+                'it; then "nova-manage placement audit --delete" removes the '
+                'allocation')
 
     def _asks(self, hints: ty.Mapping[str, object]) -> bool:
         """Whether these hints ask for a lease, whenever that was."""

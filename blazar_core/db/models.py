@@ -408,9 +408,9 @@ class Change(Base):
 class HeldBuild(Base):
     """The stored call that builds a lease's servers, sealed.
 
-    It is kept until nothing of the lease is left to be sent, and all that was
-    sent runs or has failed. The right to send it for a server: see
-    :class:`Booking`, ``sent_at``.
+    Kept until all of the lease was sent, and runs or has failed. The right to
+    send it: :class:`Booking`, ``sent_at``. One ``only_if_lost`` is sent by its
+    request, and not again for want of a host.
     """
 
     __tablename__ = 'held_builds'
@@ -418,6 +418,7 @@ class HeldBuild(Base):
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.ForeignKey('leases.id'), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(_Long)
+    only_if_lost: orm.Mapped[bool] = orm.mapped_column(default=False)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 

@@ -75,23 +75,24 @@ class Making:
         return self._admission.starts.availability(
             demand, window, duration + demand.cleaning_time, most)
 
-    def create(self, new: NewLease, sealed: str | None) -> dict[str, ty.Any]:
+    def create(self, new: NewLease, sealed: str | None,
+               head_start: int | None = None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or none.
 
         Where there is no room for one with retries or a timeout, and it is
         known how to start it later, it does without for a while.
 
-        :param sealed: the call to be sent at its start; None when the caller
-            sends it now, and the lease starts with that, or when it does not
-            come with a boot
+        :param sealed: the call to be sent at its start; None: without a boot
+        :param head_start: seconds for which no listener starts the lease,
+            since the caller sends the call itself; None: the call is sent by
+            a listener
         :returns: the lease, see :func:`~blazar_core.leases.views.describe`
         :raises Refused: when there is no room; says why and when
         :raises BooksBusy: when too many others book at the same moment
         :raises Conflict: when one was made with its key meanwhile
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
-        may_wait = new.request.patience is not None and (
-            sealed is not None or not new.server_ids)
+        may_wait = new.request.patience is not None and head_start is None
         why = self.why_wait(new) if may_wait else ''
         lease = None
         if not why:
@@ -99,7 +100,7 @@ class Making:
                 lease = self._admission.admit(
                     new.demands, new.booked,
                     lambda connection, picked: self.write(
-                        connection, [(new, sealed, picked)])[0])
+                        connection, [(new, sealed, picked)], head_start)[0])
             except errors.Refused as exc:
                 if not may_wait:
                     raise
@@ -115,18 +116,21 @@ class Making:
     def write(self, connection: sa.Connection,
               wanted: ty.Iterable[tuple[
                   NewLease, str | None, picking.Picked]],
-              ) -> list[dict[str, ty.Any]]:
+              head_start: int | None = None) -> list[dict[str, ty.Any]]:
         """Write leases of one project, for which hosts were picked.
 
         One statement for each table, however many leases there are.
 
         :param wanted: each with its sealed call, see :meth:`create`
+        :param head_start: see :meth:`create`
         """
         planned = []
         for new, sealed, picked in wanted:
-            rows = lease_rows.rows_of(new, picked, self._clock.now(), (
-                sealed is None and bool(new.server_ids)), self._types)
-            self._keep_secrets(rows, new, sealed)
+            rows = lease_rows.rows_of(
+                new, picked, self._clock.now(), False, self._types)
+            self._keep_secrets(rows, new, sealed, head_start is not None)
+            if head_start is not None:
+                rows.events[0]['due'] = rows.lease['created_at'] + head_start
             planned.append(lease_rows.Planned(rows, new, picked))
         return self._book(connection, planned)
 
@@ -169,9 +173,10 @@ class Making:
                 connection, [lease_rows.Planned(rows, new, nowhere)])[0]
 
     def _keep_secrets(self, rows: lease_rows.Rows, new: NewLease,
-                      sealed: str | None) -> None:
+                      sealed: str | None, only_if_lost: bool = False) -> None:
         if sealed is not None:
             rows.held = [{'lease_id': rows.lease['id'], 'sealed': sealed,
+                          'only_if_lost': only_if_lost,
                           'created_at': rows.lease['created_at']}]
         rows.keep_credential(new)
 

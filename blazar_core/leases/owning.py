@@ -84,7 +84,8 @@ class Owning:
                 [(kind, reserved) for kind, reserved in
                  self._types.reserved(session, lease) if kind.has_hosts]
                 if lease.status in states.BEGUN else [],
-                session.get(models.HeldBuild, lease_id) is not None)
+                (held := session.get(models.HeldBuild, lease_id)) is not None
+                and not held.only_if_lost)
 
     def hand_over(self, lease_id: str, seen: int, owner: Owner,
                   granted: limits.Granted | None, keep_trust: bool,

@@ -157,14 +157,11 @@ class Planned(ty.NamedTuple):
     def edits(self) -> list[ledger.Edit]:
         """Return its bookings."""
         rows, new, picked = self
-        # A lease that starts at once has its build sent right after this.
-        sent_at = rows.lease['created_at'] if (
-            rows.lease['status'] == states.Lease.STARTING) else None
         window = new.span if rows.lease[
             'status'] in states.SEEKING else new.booked
         return [ledger.Edit(None, ledger.NewBooking(
             row['id'], host_id, server_id, window, one.demand.resources,
-            sent_at=sent_at, among=one.demand.among))
+            among=one.demand.among))
             for row, one, host_ids in zip(
                 rows.reservations, new.reservations, picked, strict=True)
             for server_id, host_id in zip(
@@ -200,7 +197,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'before_end_date': request.before_end, 'on_end': request.on_end,
         'grace_period': request.grace_period,
         'cleaning_time': new.cleaning_time,
-        'status': states.Lease.STARTING if started else states.Lease.PENDING,
+        'status': states.Lease.PENDING,
         'status_reason': '', 'lease_type': request.lease_type,
         'retry_interval': None, 'retry_until': None, 'lasts': None,
         'admitted_at': None, 'no_show_at': None, 'warnings': None,

@@ -78,7 +78,8 @@ class Servers:
         or to be built again.
         """
         with self._database.reader() as session:
-            return session.get(models.HeldBuild, lease_id) is not None
+            held = session.get(models.HeldBuild, lease_id)
+            return held is not None and not held.only_if_lost
 
     def is_leased(self, server_id: str) -> bool:
         """Whether the server belongs to a lease that is not over."""

@@ -221,8 +221,9 @@ class Observing:
         the cloud that waits, as often as it takes.
         """
         now = self._clock.now()
+        held = session.get(models.HeldBuild, lease.id)
         if lease.status not in states.TO_START or lease.end_date <= now or (
-                session.get(models.HeldBuild, lease.id) is None):
+                held is None or held.only_if_lost):
             return False
         booking.sent_at = booking.placed_at = None
         pause = facts.pause(lease, now)

@@ -30,12 +30,18 @@ from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 
-__all__ = ['Right', 'SEND_SECONDS', 'Sealed', 'Sending', 'sealed']
+__all__ = ['HEAD_START', 'Right', 'SEND_SECONDS', 'Sealed', 'Sending',
+           'sealed']
 
 LOG = logging.getLogger(__name__)
 
 #: Seconds that may pass between the right to send a build and the sending.
 SEND_SECONDS = 10
+
+#: Seconds for which a listener leaves a lease from now on to the request that
+#: made it. One that takes longer finds its build sent; this is not what keeps
+#: a build from being sent twice.
+HEAD_START = 5
 
 
 class _Closed(Exception):
@@ -174,6 +180,66 @@ class Sending:
         return Right(deadline, [views.describe(lease)] if begins else [],
                      bool(set(waiting).difference(server_ids)))
 
+    def send_own(self, lease: facts.Lease,
+                 cast: ty.Callable[[clouds.Gate], None]) -> None:
+        """Send the build of a lease from now on that was just reserved.
+
+        Nothing is undone here, and nothing is raised: the servers and the
+        lease are there, and after a failure it is not known whether the build
+        was sent. A listener sends one that was not taken; one that was taken
+        is looked for, as every build (:mod:`blazar_core.lifecycle.lost`).
+
+        :param lease: as it was made, with its call
+        :param cast: sends the build, if the gate opens, and not later than it
+            says
+        """
+        lease_id, taken = lease['id'], False
+
+        def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
+            nonlocal taken
+            try:
+                deadline = self._database.retried(
+                    self._take_own, lease_id, server_ids)
+            except _Closed:
+                LOG.warning('Lease %s was changed while it was made: a '
+                            'listener sends its build', lease_id)
+                return None
+            taken = True
+            steps.reached(steps.Step.BOOT_TAKEN, lease_id)
+            return deadline
+
+        steps.reached(steps.Step.BOOT_RESERVED, lease_id)
+        try:
+            cast(gate)
+        except Exception:
+            LOG.exception('Lease %s: %s', lease_id, (
+                'it is not known whether its build was sent; a listener looks '
+                'for it' if taken else
+                'its build was not sent; a listener sends it'))
+        steps.reached(steps.Step.BOOT_SENT, lease_id)
+        if taken:
+            lease['status'] = states.Lease.STARTING
+            for event in lease['events']:
+                if event['event_type'] == states.EventType.START:
+                    event['status'] = states.Event.DONE
+
+    def _take_own(self, lease_id: str, server_ids: ty.Collection[str],
+                  ) -> clouds.Deadline:
+        """The same right as :meth:`_take` gives, with nothing read before.
+
+        :raises _Closed: when it is not as it was made: a listener has taken
+            it, or it was changed
+        """
+        with self._database.begin() as connection:
+            now = self._clock.now()
+            if not connection.execute(
+                    _OWN, {'lease': lease_id, 'now': now}).rowcount:
+                raise _Closed
+            deadline = clouds.Deadline(self._clock, SEND_SECONDS)
+            self._mark_sent(connection, dict.fromkeys(server_ids), now)
+            connection.execute(_STARTED, {'lease': lease_id, 'now': now})
+            return deadline
+
     def send_again(self, lease_id: str, sealed: Sealed,
                    sent: ty.Mapping[str, int | None]) -> None:
         """Send builds that got lost.
@@ -291,6 +357,20 @@ _LEASES = models.Lease.__table__
 _BEGUN = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease')).values(
         status=sa.bindparam('state'), status_reason=sa.bindparam('reason'),
+        updated_at=sa.bindparam('now'))
+#: Locks a lease (see api.locked), and begins it.
+_OWN = sa.update(_LEASES).where(
+    _LEASES.c.id == sa.bindparam('lease'),
+    _LEASES.c.status == states.Lease.PENDING,
+    _LEASES.c.end_date > sa.bindparam('now')).values(
+        generation=_LEASES.c.generation + 1, status=states.Lease.STARTING,
+        updated_at=sa.bindparam('now'))
+_EVENTS = models.Event.__table__
+_STARTED = sa.update(_EVENTS).where(
+    _EVENTS.c.lease_id == sa.bindparam('lease'),
+    _EVENTS.c.event_type == states.EventType.START,
+    _EVENTS.c.status == states.Event.UNDONE).values(
+        status=states.Event.DONE, due=_EVENTS.c.time,
         updated_at=sa.bindparam('now'))
 _SEALED = sa.select(
     models.HeldBuild.lease_id, models.HeldBuild.sealed,

@@ -29,6 +29,10 @@ class Step(enum.Enum):
     CREATE_MARKED = 'create: the servers are marked'
     CREATE_DELEGATED = 'create: there is a credential'
     CREATE_BOOKED = 'create: the lease is in the books'
+    # Making a lease from now on, in the process that was asked.
+    BOOT_RESERVED = 'boot: the lease is reserved, its build is not taken'
+    BOOT_TAKEN = 'boot: the build is taken, and not sent yet'
+    BOOT_SENT = 'boot: the build is sent'
     # Its start.
     START_CLAIMED = 'start: the event is claimed'
     START_READ = 'start: the call was read'

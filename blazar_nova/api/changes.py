@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import typing as ty
 
-from oslo_utils import excutils
 
 from blazar_core.books import enrolment
 from blazar_core.common import errors
@@ -101,11 +100,8 @@ class Changes:
         trust = self._trust_until(
             context, lease, end + grace, change.on_end or lease['on_end'],
             takes_one)
-        try:
+        with trusts.unless_reserved(self._parts, trust):
             changed = self._parts.leases.changing.update(lease['id'], change)
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                trusts.take_back(self._parts, trust)
         trusts.keep(self._parts, changed, trust)
         return changed
 

@@ -81,13 +81,10 @@ class Handing:
         # are built.
         keep = looked.build and owner.project_id == before.project_id
         trust = None if keep else self._trust(context, looked, owner)
-        try:
+        with trusts.unless_reserved(self._parts, trust):
             granted = self._granted(looked, owner)
             lease, sealed = self._parts.leases.owning.hand_over(
                 lease_id, looked.generation, owner, granted, keep)
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                trusts.take_back(self._parts, trust)
         if owner.project_id != before.project_id:
             self._check_again(looked, before, trust)
         self._after(lease, before, sealed, trust)

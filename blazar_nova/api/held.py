@@ -10,18 +10,28 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""At the held call: a lease is admitted and its build kept, or refused."""
+"""At the held call: a lease is admitted and its build kept, or refused.
+
+What may refuse a boot comes first, and is undone if it fails. When the lease
+is reserved, or the call is sent, nothing is undone: a listener may be building
+the servers, and without their records Nova would not know the guests. What
+fails from then on is logged, and put right by the listener.
+"""
 
 import dataclasses
+import functools
 import typing as ty
 
+from oslo_log import log as logging
 from oslo_utils import excutils
 
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import within
+from blazar_core.lifecycle import sending
 from blazar_core.lifecycle import steps
 from blazar_nova.api import boot as boot_
 from blazar_nova.api import defaulting
@@ -40,6 +50,10 @@ from blazar_nova.resources import boots
 
 __all__ = ['Admission']
 
+LOG = logging.getLogger(__name__)
+
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+
 
 class Admission:
     """Takes the place of the cast of a build (:mod:`compat.hold`)."""
@@ -55,7 +69,7 @@ class Admission:
 
     def __call__(self, call: calls.BuildCall,
                  send: ty.Callable[[], None]) -> None:
-        boot, default = boot_.current(), None
+        boot, default, then = boot_.current(), None, send
         asked = None if boot is None else boot.request
         reservation_id = flavors.reservation_of(call.request_spec[0].flavor)
         hosts_of = call.hint('reservation')
@@ -64,28 +78,44 @@ class Admission:
                 self._go_within(hosts_of, asked, call)
             elif asked is None and reservation_id is None:
                 asked = default = self._defaulting.request(call)
-            if hosts_of is not None and asked is None:
-                send()
-            elif reservation_id is not None:
-                self._take_places(reservation_id, asked, call, send)
+            if reservation_id is not None and (
+                    hosts_of is None or asked is not None):
+                self._take_places(reservation_id, asked, call)
+                then = functools.partial(self._send, call, send)
             elif asked is not None:
                 if default is not None:
                     call.ask_for_lease()
-                lease = self._admit(asked, call, send)
+                lease, then = self._admit(asked, call)
                 if boot is not None:
                     boot.lease = lease
         except Exception as exc:
             if boot is not None and isinstance(exc, errors.Refused):
                 boot.refused = exc
-            call.undo()
+            if reservation_id is not None or not isinstance(
+                    exc, errors.OutcomeUnknown):
+                call.undo()
+            # Else a listener may be building them already. If they have no
+            # lease, the periodic sync deletes them.
             why = faults.unless_skewed(exc, self._parts.database)
             code, _name = faults.code_of(why)
             if code == 500:
                 raise
             raise router.error(code, str(why) if default is None else (
                 defaulting.explained(why, default))) from exc
-        if asked is None and reservation_id is None and hosts_of is None:
+        then()
+
+    @staticmethod
+    def _send(call: calls.BuildCall, send: ty.Callable[[], None]) -> None:
+        """Send the build of servers that have reservation slots.
+
+        An error does not tell whether it was sent: a build that was not is
+        found as one that got lost.
+        """
+        try:
             send()
+        except Exception:
+            LOG.exception('Servers %s: it is not known whether their build '
+                          'was sent', ', '.join(call.server_ids))
 
     def _go_within(self, reservation_id: str,
                    asked: requests.LeaseRequest | None,
@@ -105,8 +135,7 @@ class Admission:
 
     def _take_places(self, reservation_id: str,
                      asked: requests.LeaseRequest | None,
-                     call: calls.BuildCall, send: ty.Callable[[], None],
-                     ) -> None:
+                     call: calls.BuildCall) -> None:
         """The servers are part of a lease that has begun."""
         if asked is not None:
             raise errors.InvalidLeaseParams(
@@ -122,14 +151,16 @@ class Admission:
         try:
             if apart:
                 hosted.admit(call)
-            send()
         except Exception:
             with excutils.save_and_reraise_exception():
                 self._leases.places.vacate(call.server_ids)
 
     def _admit(self, request: requests.LeaseRequest, call: calls.BuildCall,
-               send: ty.Callable[[], None]) -> dict[str, ty.Any]:
-        """Make a lease of a boot; returns it."""
+               ) -> tuple[_Lease, ty.Callable[[], None]]:
+        """Make a lease of a boot.
+
+        :returns: the lease, and what follows: from now on nothing is undone
+        """
         if request.timeout is not None:
             self._policy.authorize(
                 call.context, 'blazar:leases:best_effort',
@@ -148,34 +179,49 @@ class Admission:
                 self._parts.types)))
         if request.starts_now and not self._leases.making.why_wait(new):
             try:
-                return self._start(new, call, send)
+                return self._start(new, call)
             except errors.Refused:
                 if request.patience is None:
                     raise
         return self._hold(new, call)
 
     def _start(self, new: making.NewLease, call: calls.BuildCall,
-               send: ty.Callable[[], None]) -> dict[str, ty.Any]:
+               ) -> tuple[_Lease, ty.Callable[[], None]]:
         """The lease starts now: the build goes straight on.
 
-        It does not wait for keystone, which is only needed for the end,
-        unless that takes it.
+        Its call is kept all the same, with the token of the user: if this
+        process dies before it sends the build, a listener does. It does not
+        wait for keystone, which is only needed for the end, unless that takes
+        it.
         """
+        sealed = self._vault.seal(call.dump(with_token=True))
         with trusts.for_end(self._parts, call.context, new) as new:
-            lease = self._leases.making.create(new, sealed=None)
-            try:
-                send()
-            except Exception:
-                with excutils.save_and_reraise_exception():
-                    self._leases.making.withdraw(lease['id'])
-        if new.credential is None:
+            lease = self._leases.making.create(
+                new, sealed, sending.HEAD_START)
+        return lease, functools.partial(
+            self._begin, lease, call, new.credential is None)
+
+    def _begin(self, lease: _Lease, call: calls.BuildCall,
+               lacks_trust: bool) -> None:
+        """Send the build of a lease from now on; what is left follows."""
+        self._parts.lifecycle.sending.send_own(
+            lease, functools.partial(self._parts.cloud.cast, call))
+        if lacks_trust:
             trusts.entrust(self._parts, call.context, lease)
-        self._parts.notify('lease.create', lease)
-        self._parts.notify('lease.event.start_lease', lease)
-        return lease
+        self._publish('lease.create', lease)
+        if lease['status'] != states.Lease.PENDING:
+            self._publish('lease.event.start_lease', lease)
+
+    def _publish(self, event_type: str, lease: _Lease) -> None:
+        """Notify of a lease; what fails is logged."""
+        try:
+            self._parts.notify(event_type, lease)
+        except Exception:
+            LOG.exception('Lease %s: %s could not be published',
+                          lease['id'], event_type)
 
     def _hold(self, new: making.NewLease, call: calls.BuildCall,
-              ) -> dict[str, ty.Any]:
+              ) -> tuple[_Lease, ty.Callable[[], None]]:
         """The lease starts later, or waits for room: the build is kept.
 
         The servers are marked first: those of a process that dies on the way
@@ -194,16 +240,12 @@ class Admission:
             as_owner=call.makes_what_is_the_users or trusts.needs_one(
                 new.request.on_end, new.request.actions))
         steps.reached(steps.Step.CREATE_DELEGATED, servers)
-        try:
+        with trusts.unless_reserved(self._parts, trust):
             lease = self._leases.making.create(new if trust is None else (
                 dataclasses.replace(
                     new, credential=self._vault.seal(trust))), sealed)
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                trusts.take_back(self._parts, trust)
         steps.reached(steps.Step.CREATE_BOOKED, servers)
-        self._parts.notify('lease.create', lease)
-        return lease
+        return lease, functools.partial(self._publish, 'lease.create', lease)
 
     def _demand(self, call: calls.BuildCall) -> model.Demand:
         with demands.refused(

@@ -23,6 +23,7 @@ import datetime
 import itertools
 import typing as ty
 
+from oslo_log import log as logging
 from oslo_utils import uuidutils
 
 from blazar_core.common import clock as clocks
@@ -45,6 +46,8 @@ from blazar_nova.resources import boots
 
 __all__ = ['Recurring']
 
+LOG = logging.getLogger(__name__)
+
 _Lease: ty.TypeAlias = dict[str, ty.Any]
 
 
@@ -59,13 +62,15 @@ class Recurring:
     # -- making ------------------------------------------------------------
 
     def hold(self, request: requests.LeaseRequest,
-             asked: requests.Recurrence, call: calls.BuildCall) -> _Lease:
+             asked: requests.Recurrence, call: calls.BuildCall,
+             ) -> tuple[_Lease, ty.Callable[[], None]]:
         """Make a lease of a boot that has the servers of all occurrences.
 
         Those for which there is no capacity are taken back, if it is content
         with the others.
 
-        :returns: all occurrences as one
+        :returns: all occurrences as one, and what follows: from now on
+            nothing is undone
         """
         times, ids = len(asked.windows), call.server_ids
         if asked.keeps_servers:
@@ -92,15 +97,20 @@ class Recurring:
         # The first servers are those of the first: one of them is answered.
         # Where they are kept, no other has any before it begins.
         paired = [*itertools.zip_longest(fits, parts[:len(fits)])]
-        made = self._make(call.context, asked, [
+        leases = [
             dataclasses.replace(new, reservations=(making.NewReservation(
                 demand, () if part is None else part.server_ids),))
-            for new, part in paired], left_out, [
+            for new, part in paired]
+        leases, made = self._make(call.context, asked, leases, left_out, [
             None if part is None else self._parts.vault.seal(part.dump())
             for _new, part in paired], ids, call.makes_what_is_the_users)
-        for part in parts[len(fits):]:
-            part.undo()
-        return made
+
+        def follow() -> None:
+            for part in parts[len(fits):]:
+                part.undo()
+            self._follow(call.context, leases, made)
+
+        return {**made[0], 'id': made[0]['recurrence_id']}, follow
 
     def create(self, context: ty.Any, new: making.NewLease) -> _Lease:
         """Make a lease whose reservations are used when it has begun."""
@@ -109,8 +119,10 @@ class Recurring:
         fits, left_out = self._fitting(new, asked)
         if new.key is not None:
             fits[0] = dataclasses.replace(fits[0], key=new.key)
-        return self._make(context, asked, fits, left_out,
-                          [None] * len(fits), ())
+        fits, made = self._make(context, asked, fits, left_out,
+                                [None] * len(fits), ())
+        self._follow(context, fits, made)
+        return self._all.as_one(made[:1])[0]
 
     def quote(self, new: making.NewLease) -> refusals.Refusal | None:
         """Why there is no capacity for a lease; None when there is."""
@@ -157,8 +169,10 @@ class Recurring:
     def _make(self, context: ty.Any, asked: requests.Recurrence,
               leases: list[making.NewLease], left_out: list[_Lease],
               sealed: ty.Sequence[str | None], ids: tuple[str, ...],
-              as_owner: bool = False) -> _Lease:
-        """
+              as_owner: bool = False,
+              ) -> tuple[list[making.NewLease], list[_Lease]]:
+        """Reserve the occurrences.
+
         :param ids: the servers of the boot; none: they come later
         :param as_owner: whether these are built in the user's name only
         """
@@ -174,11 +188,20 @@ class Recurring:
                 recurrence_id, asked, leases, sealed, left_out,
                 ids if asked.keeps_servers else ())
             undone.pop_all()
+        return leases, made
+
+    def _follow(self, context: ty.Any, leases: list[making.NewLease],
+                made: list[_Lease]) -> None:
+        """What follows when occurrences are reserved; failures are logged.
+        """
         for new, lease in zip(leases, made, strict=True):
             if new.credential is None:
                 trusts.entrust(self._parts, context, lease)
-            self._parts.notify('lease.create', lease)
-        return self._all.as_one(made[:1])[0]
+            try:
+                self._parts.notify('lease.create', lease)
+            except Exception:
+                LOG.exception('Lease %s: lease.create could not be published',
+                              lease['id'])
 
     def _entrusted(self, context: ty.Any, new: making.NewLease, on_end: str,
                    undone: contextlib.ExitStack, as_owner: bool,
@@ -189,7 +212,7 @@ class Recurring:
             self._parts, context, on_end, until,
         ) if trusts.needs_one(on_end, new.request.actions) else trusts.given(
             self._parts, context, on_end, until, as_owner)
-        undone.callback(trusts.take_back, self._parts, trust)
+        undone.enter_context(trusts.unless_reserved(self._parts, trust))
         return new if trust is None else dataclasses.replace(
             new, credential=self._parts.vault.seal(trust))
 

@@ -34,7 +34,7 @@ from blazar_nova.parts import vouching
 from blazar_nova.parts import wiring
 
 __all__ = ['entrust', 'for_end', 'given', 'has_one', 'keep', 'needed',
-           'needs_one', 'take_back']
+           'needs_one', 'take_back', 'unless_reserved']
 
 LOG = logging.getLogger(__name__)
 
@@ -43,7 +43,11 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
             until: int | None = None) -> None:
     """Let a lease end in the name of its owner, if that can be.
 
-    :param context: of a request of his
+    Nothing is raised: the lease is reserved, and its build may have been
+    sent. Without a trust its servers are deleted in our own name; its owner
+    gives one by letting the lease end later.
+
+    :param context: of a request of the owner
     :param lease: as it was made; it is in the books
     :param until: when it ends at the latest; None: at its end
     """
@@ -51,12 +55,14 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
         until = lease['end_date'] + lease['grace_period']
     try:
         trust = given(parts, context, lease['on_end'], until)
+        if trust is not None:
+            keep(parts, lease, trust)
     except (errors.NotDelegated, errors.CloudUnavailable) as exc:
         LOG.info('Lease %s: its servers will not be deleted in the name of '
                  'its owner: %s', lease['id'], exc.__cause__ or exc)
-        return
-    if trust is not None:
-        keep(parts, lease, trust)
+    except Exception:
+        LOG.exception('Lease %s: its servers will not be deleted in the name '
+                      'of its owner', lease['id'])
 
 
 def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
@@ -120,9 +126,24 @@ def for_end(parts: wiring.Parts, context: ty.Any, new: making.NewLease,
     """
     trust = needed(parts, context, new.request.on_end, new.span.end) if (
         needs_one(new.request.on_end, new.request.actions)) else None
-    try:
+    with unless_reserved(parts, trust):
         yield new if trust is None else dataclasses.replace(
             new, credential=parts.vault.seal(trust))
+
+
+@contextlib.contextmanager
+def unless_reserved(parts: wiring.Parts, trust: str | None,
+                    ) -> ty.Iterator[None]:
+    """Take a trust back if what it is for is not reserved in this block.
+
+    One that a lease may have is kept: without it the lease could not start.
+    """
+    try:
+        yield
+    except errors.OutcomeUnknown:
+        LOG.warning('It is not known whether a lease has the trust that was '
+                    'made for it; if none has, it expires by itself')
+        raise
     except Exception:
         with excutils.save_and_reraise_exception():
             take_back(parts, trust)
@@ -132,18 +153,21 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
     """Write down the trust of a lease, and take back those before that are
     not in use.
 
-    What fails is logged: the lease is what it is.
+    What fails is logged: the lease is what it is. A trust of which it is not
+    known whether the lease has it is kept; it expires by itself.
     """
     try:
-        before = parts.leases.credentials.entrust(
-            lease['id'], parts.vault.seal(trust))
+        unused = [parts.vault.open(one) for one in (
+            parts.leases.credentials.entrust(
+                lease['id'], parts.vault.seal(trust)))]
+    except errors.NotFound:
+        unused = [trust]
     except Exception:
         LOG.exception('Lease %s: its trust could not be written down',
                       lease['id'])
-        take_back(parts, trust)
         return
-    for one in before:
-        take_back(parts, parts.vault.open(one))
+    for one in unused:
+        take_back(parts, one)
 
 
 def take_back(parts: wiring.Parts, trust: str | None) -> None:

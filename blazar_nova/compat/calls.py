@@ -200,14 +200,18 @@ class BuildCall:
         return list(objects.InstanceMappingList.get_by_instance_uuids(
             self.context, self.server_ids))
 
-    def dump(self) -> str:
-        """The call as text. It contains secrets, but not the user's token.
+    def dump(self, with_token: bool = False) -> str:
+        """The call as text. It contains secrets.
+
+        :param with_token: also the user's token, for a call that is sent
+            within its lifetime, if it is sent at all
         """
         serializer = objects_base.NovaObjectSerializer()
         kept = {name: serializer.serialize_entity(
             self.context, getattr(self, name)) for name in _KEPT}
         return jsonutils.dumps({
-            'context': {**self.context.to_dict(), 'auth_token': None},
+            'context': self.context.to_dict() | (
+                {} if with_token else {'auth_token': None}),
             'request_spec': [serializer.serialize_entity(self.context, spec)
                              for spec in self.request_spec],
             'build_requests': [serializer.serialize_entity(

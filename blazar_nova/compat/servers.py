@@ -99,6 +99,12 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
             _cast(build, gate)
         return why
 
+    def cast(self, build: calls.BuildCall, gate: clouds.Gate) -> None:
+        """Cast the build of a request that is under way: nothing is made
+        ready for it, as it follows what Nova's API has just done.
+        """
+        _cast(build, gate)
+
     def preflight(self, call: str, credential: str | None) -> list[str]:
         """See :class:`blazar_core.cloud.Preflight`."""
         build = calls.load(call)

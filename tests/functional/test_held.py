@@ -18,11 +18,20 @@ import json
 import logging
 import os
 import threading
+from unittest import mock
 
 import fixtures
+from keystoneauth1 import exceptions
 from nova.api.openstack import api_version_request
+from nova.conductor import rpcapi
 from nova.tests.fixtures import cinder
+from oslo_db import exception as db_exception
+import oslo_messaging
 
+from blazar_core.common import errors
+from blazar_core.leases import making
+from blazar_core.lifecycle import sending
+from blazar_nova.parts import wiring
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import nova_box
@@ -301,9 +310,9 @@ class NowTest(leased.LeasedTestCase):
     def test_it_is_built_at_once(self):
         server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.assertEqual(0, self.book_rows()['held_builds'])
         self.assertEqual(self.bookings(), self.guests())
         self.fill_books()
+        self.assertEqual(0, self.book_rows()['held_builds'])
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
 
     def test_it_is_never_reserved(self):
@@ -316,15 +325,157 @@ class NowTest(leased.LeasedTestCase):
             server['id'])['status'])
         self.assertEqual('STARTING', self.lease('vm1')['status'])
 
-    def test_nothing_is_left_when_the_build_cannot_be_sent(self):
-        def fail(*_args, **_kwargs):
-            raise RuntimeError('the message bus is away')
-
+    def test_it_could_be_sent_again_by_a_listener(self):
         self.stub_out('nova.conductor.rpcapi.ComputeTaskAPI.'
-                      'schedule_and_build_instances', fail)
-        self.refused(500, self.boot, 'vm1', hints=self.lease_hints('vm1'))
-        self.assertEqual({0}, set(self.boot_rows().values()))
-        self.assertEqual({0}, set(self.book_rows().values()))
+                      'schedule_and_build_instances',
+                      lambda *args, **kwargs: None)
+        self.boot('vm1', hints=self.lease_hints('vm1'))
+        self.assertEqual(1, self.book_rows()['held_builds'])
+
+
+#: What may be raised by whatever follows a cast, and by the cast itself.
+FAILURES = (ValueError('no JSON'), db_exception.DBConnectionError(),
+            exceptions.ConnectFailure(), errors.NotFound('gone'),
+            oslo_messaging.MessageDeliveryFailure('the bus is away'))
+
+
+class BehindTheCastTest(leased.LeasedTestCase):
+    """When a build may have been sent, nothing of it is undone."""
+
+    def after_failing(self, name, hints, flavor='4'):
+        """A server whose build goes on, whatever the API meets then."""
+        server = self.boot(name, hints=hints, flavor=flavor)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(self.bookings(), self.guests())
+        return server['id']
+
+    def failing(self, where, failure):
+        def fail(*_args, **_kwargs):
+            raise failure
+
+        return mock.patch(where, fail)
+
+    def test_a_trust_that_cannot_be_made(self):
+        for number, failure in enumerate(FAILURES):
+            with self.failing('blazar_nova.parts.credentials.Credentials.'
+                           'delegate', failure):
+                self.delete_all(self.after_failing(
+                    f'vm{number}', self.lease_hints(f'vm{number}')))
+
+    def test_a_trust_that_cannot_be_kept(self):
+        self.stub_out('blazar_nova.parts.credentials.Credentials.delegate',
+                      lambda *_args, **_kwargs: 'trust')
+        for number, failure in enumerate(FAILURES):
+            with self.failing('blazar_core.leases.credentials.Credentials.'
+                           'entrust', failure):
+                self.delete_all(self.after_failing(
+                    f'vm{number}', self.lease_hints(f'vm{number}')))
+
+    def test_events_that_cannot_be_published(self):
+        for number, failure in enumerate(FAILURES):
+            with self.failing('blazar_nova.parts.answers.Answers.payload',
+                              failure):
+                server_id = self.after_failing(
+                    f'vm{number}', self.lease_hints(f'vm{number}'))
+            self.delete_all(server_id)
+
+    def test_a_cast_whose_fate_is_not_known(self):
+        """It was sent, and the API was not told so."""
+        cast = rpcapi.ComputeTaskAPI.schedule_and_build_instances
+
+        for number, failure in enumerate(FAILURES):
+            def send(*args, failure=failure, **kwargs):
+                cast(*args, **kwargs)
+                raise failure
+
+            with mock.patch.object(rpcapi.ComputeTaskAPI,
+                                   'schedule_and_build_instances', send):
+                self.delete_all(self.after_failing(
+                    f'vm{number}', self.lease_hints(f'vm{number}')))
+
+    def test_a_cast_that_was_not_sent(self):
+        with self.failing('nova.conductor.rpcapi.ComputeTaskAPI.'
+                       'schedule_and_build_instances', FAILURES[-1]):
+            server = self.boot('vm1', hints=self.lease_hints('vm1'))
+        self.assertEqual('BUILD', self.alice.get_server(
+            server['id'])['status'])
+        self.assertEqual('STARTING', self.lease('vm1')['status'])
+        # Nobody may know that. It is looked for, and sent.
+        self.run_due()
+        self.assertEqual({}, self.guests())
+        self.listener.parts.lifecycle.lost.send()
+        self.clock.advance(60 + wiring.lost_after(self.listener.parts.conf))
+        self.listener.parts.lifecycle.lost.send()
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(self.bookings(), self.guests())
+
+    def test_a_request_that_died_before_the_cast(self):
+        self.stub_out('blazar_core.lifecycle.sending.Sending.send_own',
+                      lambda *args: None)
+        self.boot('vm1', hints=self.lease_hints('vm1'))
+        server, = self.alice.get_servers()
+        self.assertEqual(('BUILD', 'PENDING'), (
+            server['status'], self.lease('vm1')['status']))
+        self.clock.advance(sending.HEAD_START + 5)
+        self.run_due()
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(self.bookings(), self.guests())
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+        self.assertEqual(0, self.book_rows()['held_builds'])
+
+    def test_a_lease_of_which_the_database_does_not_say_whether_it_is(self):
+        create = making.Making.create
+
+        def made(*args, **kwargs):
+            create(*args, **kwargs)
+            raise errors.OutcomeUnknown
+
+        for name, hints, after in (
+                ('vm1', self.lease_hints('vm1'), 0),
+                ('vm2', self.lease_hints('vm2', 600), 600)):
+            with mock.patch.object(making.Making, 'create', made):
+                self.refused(503, self.boot, name, hints=hints)
+            server, = [one for one in self.alice.get_servers()
+                       if one['name'] == name]
+            self.clock.advance(after + sending.HEAD_START + 5)
+            self.run_due()
+            self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(self.bookings(), self.guests())
+
+    def test_it_is_sent_with_the_token_of_its_request(self):
+        sent = []
+        self.stub_out('blazar_core.lifecycle.sending.Sending.send_own',
+                      lambda *args: None)
+        self.stub_out('blazar_nova.compat.calls.BuildCall.send',
+                      lambda call, _api: sent.append(call))
+        server = self.boot('vm1', hints=self.lease_hints('vm1'))
+        self.clock.advance(sending.HEAD_START + 5)
+        self.run_due()
+        call, = sent
+        self.assertEqual((server['id'],), call.server_ids)
+        self.assertTrue(call.context.auth_token)
+        self.assertFalse(call.context.is_admin)
+
+    def test_leases_that_a_listener_may_be_starting(self):
+        """Also those that recur: nothing reads them again."""
+        with self.failing('blazar_nova.parts.answers.Answers.payload',
+                          FAILURES[0]), self.failing(
+                'blazar_core.leases.recurring.Recurring.as_one',
+                FAILURES[1]):
+            for name, how in (('vm1', {}), ('vm2', {'recurrence': {
+                    'rule': 'FREQ=DAILY;COUNT=2'}})):
+                server = self.boot(name, hints=self.lease_hints(
+                    name, 3600, **how))
+                self.assertEqual('RESERVED', self.alice.get_server(
+                    server['id'])['status'])
+        self.assertEqual(3, self.boot_rows()['api.request_specs'])
+        self.assertEqual(3, self.book_rows()['held_builds'])
+
+    def delete_all(self, server_id):
+        self.alice.delete_server(server_id)
+        self.wait_until_gone(server_id)
+        self.fill_books()
 
 
 class SecretsTest(leased.LeasedTestCase):

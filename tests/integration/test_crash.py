@@ -21,6 +21,7 @@ send the same build. Afterwards each server was built exactly once, and
 one mind.
 """
 
+from concurrent import futures
 import os
 import re
 import signal
@@ -394,14 +395,84 @@ class EnrolmentTest(CrashTestCase, test_hosts.HostsTestCase):
 
 class ApiTest(CrashTestCase):
 
+    def api(self, step, ending='SIGKILL'):
+        """The only nova-api, which ends at a step."""
+        process = self.crashing(
+            step, 'tests.stack.wsgi', str(self.cloud.ports['nova-api']),
+            'nova.wsgi.osapi_compute', '8', ready='Serving requests',
+            ending=ending)
+        process.wait_until_up(PATIENCE)
+        return process
+
+    def test_at_each_step_of_a_boot_from_now_on(self):
+        self.without('nova-api-1', 'nova-api-2', 'blazar-listener-1',
+                     'blazar-listener-2')
+        before, leases = set(self.leases()), []
+        for step in steps_of('BOOT'):
+            process = self.api(step)
+            self.assertRaises(requests.ConnectionError, self.boot,
+                              self.lease_hints(), name=step.name)
+            self.wait_for(lambda process=process: process.pid is None,
+                          f'nova-api comes to {step.name}')
+            lease_id, = set(self.leases()) - before
+            before.add(lease_id)
+            leases.append(lease_id)
+        self.cloud.restart('nova-api-1')
+        servers = [server_id for lease_id in leases
+                   for server_id in self.servers_of(lease_id)]
+        self.assertEqual(['PENDING', 'STARTING'], [
+            self.lease(lease_id)['status'] for lease_id in leases[:2]])
+        self.new_listener()
+        # Of the second no process can know whether it was sent.
+        self.wait_for_status(leases[:1], 'ACTIVE', 20)
+        self.wait_for_status(leases, 'ACTIVE')
+        self.assert_all_built_once(servers)
+        self.delete(*servers)
+        self.wait_for_status(leases, 'TERMINATED')
+        self.assert_nothing_left(fix=('--fix', '--revoke-trusts'))
+
+    def stand_still(self, step, status):
+        """nova-api freezes at a step, and goes on when a listener has built
+        what it was about to send.
+        """
+        self.without('nova-api-1', 'nova-api-2', 'blazar-listener-1',
+                     'blazar-listener-2')
+        before, process = set(self.leases()), self.api(step, 'SIGSTOP')
+        with futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(self.boot, self.lease_hints())
+            self.wait_for(
+                lambda: f'SIGSTOP at {step.name}' in process.written(),
+                f'nova-api freezes at {step.name}', PATIENCE)
+            try:
+                lease_id, = set(self.leases()) - before
+                self.assertEqual(status, self.lease(lease_id)['status'])
+                self.new_listener()
+                self.wait_for_status([lease_id], 'ACTIVE')
+            finally:
+                os.kill(process.pid, signal.SIGCONT)
+            server_id = answer.result(PATIENCE)['server']['id']
+        # It is there for what comes next, and so has gone on.
+        self.wait_for_server(server_id)
+        self.assert_built_once(server_id)
+        self.delete(server_id)
+        self.wait_for_status([lease_id], 'TERMINATED')
+        self.assertEqual([], self.guests(server_id))
+        self.assert_nothing_left()
+        return process.written()
+
+    def test_one_that_stands_still_before_it_takes_a_build(self):
+        self.assertIn('a listener sends its build',
+                      self.stand_still(Step.BOOT_RESERVED, 'PENDING'))
+
+    def test_one_that_stands_still_when_it_has_taken_a_build(self):
+        self.assertIn('this process stood still',
+                      self.stand_still(Step.BOOT_TAKEN, 'STARTING'))
+
     def test_at_each_step_of_a_held_create(self):
         self.without('nova-api-1', 'nova-api-2')
         before = set(self.leases())
         for step in steps_of('CREATE'):
-            process = self.crashing(
-                step, 'tests.stack.wsgi', str(self.cloud.ports['nova-api']),
-                'nova.wsgi.osapi_compute', '8', ready='Serving requests')
-            process.wait_until_up(PATIENCE)
+            process = self.api(step)
             # The answer never comes.
             self.assertRaises(requests.ConnectionError, self.post_held_boot,
                               step.name, starts_in=20, lasts=600)

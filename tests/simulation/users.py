@@ -18,6 +18,7 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core import cloud as ports
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -27,6 +28,7 @@ from blazar_core.leases import events
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_core.lifecycle import sending
 from tests.simulation import asking
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
@@ -165,7 +167,8 @@ class Users:
     def lease_now(self) -> None:
         new, servers = self._booted(clouds.State.READY)
         try:
-            lease = self._core.leases.making.create(new, sealed=None)
+            lease = self._core.leases.making.create(
+                new, worlds.call_of(servers), sending.HEAD_START)
         except Exception:
             for server in servers:
                 server.state = clouds.State.GONE
@@ -174,7 +177,14 @@ class Users:
             server.leased = True
         self._accepted(lease)
         self._baton.point('send')
-        self._cloud.cast(one.id for one in servers)
+        self._core.lifecycle.sending.send_own(lease, functools.partial(
+            self._cast, [one.id for one in servers]))
+
+    def _cast(self, server_ids: list[str], gate: ports.Gate) -> None:
+        deadline = gate(server_ids)
+        self._baton.point('send gate')
+        if deadline is not None and not deadline.passed():
+            self._cloud.cast(server_ids)
 
     def lease_later(self) -> None:
         credential = None

@@ -39,6 +39,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.lifecycle import sending
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
@@ -360,14 +361,17 @@ class Leases:
                 model.Demand({'VCPU': job.vcpus}, job.count),
                 tuple(server.id for server in servers)),))
         try:
-            self._do(lambda: self._core.leases.making.create(
-                new, None if now else worlds.call_of(servers)))
+            lease = self._do(lambda: self._core.leases.making.create(
+                new, worlds.call_of(servers),
+                sending.HEAD_START if now else None))
         except errors.Refused:
             for server in servers:
                 server.state = clouds.State.GONE
             return False
         if now:
-            self._cloud.cast(server.id for server in servers)
+            ids = [server.id for server in servers]
+            self._do(lambda: self._core.lifecycle.sending.send_own(
+                lease, lambda gate: gate(ids) and self._cloud.cast(ids)))
         heapq.heappush(self._promised, (
             begin + LATE, next(self._numbers), servers))
         return True

@@ -42,6 +42,7 @@ from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import maintenance
 from blazar_core.lifecycle import other_hosts
 from blazar_core.lifecycle import relocating
+from blazar_core.lifecycle import sending
 from blazar_core import resources
 from tests import databases
 
@@ -510,10 +511,15 @@ class LeaseTestCase(DatabaseTestCase):
 
     def lease(self, start: int = 0, end: int = 100, *, call: str = 'call',
               **wanted: ty.Any) -> dict[str, ty.Any]:
-        """Admit a lease; it is held when it starts later."""
-        sealed = self.vault.seal(call) if start > 0 else None
-        return self.leases.making.create(
-            self.new_lease(start, end, **wanted), sealed)
+        """Admit a lease; it is held when it starts later, else sent."""
+        new, sealed = self.new_lease(start, end, **wanted), self.vault.seal(
+            call)
+        if start > 0:
+            return self.leases.making.create(new, sealed)
+        lease = self.leases.making.create(new, sealed, sending.HEAD_START)
+        self.lifecycle.sending.send_own(
+            lease, lambda gate: gate(new.server_ids))
+        return lease
 
     def running_lease(self, start: int = 0, end: int = 100,
                       **wanted: ty.Any) -> dict[str, ty.Any]:

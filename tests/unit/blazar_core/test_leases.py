@@ -42,13 +42,15 @@ NOW = base.NOW
 
 class TestCreate(base.LeaseTestCase):
 
-    def test_a_lease_that_starts_now_is_starting_and_holds_nothing(self):
+    def test_a_lease_that_starts_now_is_starting_and_keeps_its_call(self):
         self.host('one', VCPU=2)
         lease = self.lease(0, 100, count=2)
+        self.assertEqual(lease, views.get(self.database, lease['id']))
         self.assertEqual('STARTING', lease['status'])
         self.assertEqual({'leases': 1, 'reservations': 1, 'events': 2,
-                          'hosts': 1, 'bookings': 2},
+                          'hosts': 1, 'bookings': 2, 'held_builds': 1},
                          self.count_rows('changes'))
+        self.assertEqual([True], self.scalars(models.HeldBuild.only_if_lost))
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
                          self.events_of(lease))
 
@@ -172,7 +174,7 @@ class TestCreate(base.LeaseTestCase):
         lease = self.lease(0, 100)
         self.assertEqual('one', self.host_of(*base.servers_of(lease)))
         self.assertEqual({'leases': 1, 'reservations': 1, 'events': 2,
-                          'hosts': 1, 'bookings': 1},
+                          'hosts': 1, 'bookings': 1, 'held_builds': 1},
                          self.count_rows('changes'))
 
     def test_one_who_has_lost_a_race_stays_elsewhere_for_a_while(self):

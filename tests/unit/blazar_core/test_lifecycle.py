@@ -1359,14 +1359,167 @@ class TestLostBuilds(LifecycleTestCase):
         self.look_after(1)
         self.assertEqual(1, len(self.cloud.abandoned))
 
-    def test_a_lost_build_that_nobody_can_send_again_is_abandoned(self):
-        """That of a lease which started as it was made."""
-        lease = self.lease(0, 1000)
-        self.miss(lease)
+    def test_a_lost_build_whose_call_is_not_kept_is_abandoned(self):
+        """That of a server with a reservation slot."""
+        server_id, = self.occupy(self.reserve(0, 1000, active=True))
+        self.cloud.stranded[server_id] = clouds.Trace.NONE
         self.look_after(0, 120)
-        self.assertEqual(base.servers_of(lease), self.cloud.abandoned)
-        self.assertEqual(([], 'ERROR'),
-                         (self.cloud.sent, self.status(lease)))
+        self.assertEqual(([server_id], []),
+                         (self.cloud.abandoned, self.cloud.sent))
+
+
+class TestFromNowOn(LifecycleTestCase):
+    """A lease from now on, whose request sends its build itself."""
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.engine = self.new_engine()
+        self.cast = []
+        self.new = self.new_lease(0, 1000, count=2)
+        self.made = self.leases.making.create(
+            self.new, self.vault.seal('call'), sendings.HEAD_START)
+
+    def cast_it(self, gate):
+        deadline = gate(self.new.server_ids)
+        if deadline is not None and not deadline.passed():
+            self.cast.append(sorted(self.new.server_ids))
+
+    def send(self, cast=None):
+        self.lifecycle.sending.send_own(self.made, cast or self.cast_it)
+
+    def listen(self):
+        """What a listener does when it is its turn."""
+        self.clock.advance(sendings.HEAD_START)
+        self.engine.run_due()
+
+    def sent(self):
+        return [*self.cast, *(sorted(servers)
+                              for _call, servers in self.cloud.sent)]
+
+    def assert_sent_once(self):
+        self.listen()
+        self.listen()
+        self.assertEqual([sorted(self.new.server_ids)], self.sent())
+        described = views.get(self.database, self.made['id'])
+        self.assertEqual('STARTING', described['status'])
+        self.assertEqual('DONE', self.events_of(self.made)['start_lease'])
+
+    def test_it_is_sent_by_its_request(self):
+        self.send()
+        self.assertEqual(1, len(self.cast))
+        self.assertEqual(self.made, views.get(
+            self.database, self.made['id']))
+        self.assert_sent_once()
+
+    def test_a_listener_leaves_it_to_its_request_for_a_while(self):
+        self.clock.advance(sendings.HEAD_START - 1)
+        self.engine.run_due()
+        self.assertEqual([], self.sent())
+        self.send()
+        self.assert_sent_once()
+
+    def test_one_whose_request_died_is_sent_by_a_listener(self):
+        self.assertEqual('PENDING', self.status(self.made))
+        self.assert_sent_once()
+        self.assertEqual([], self.cast)
+        self.assertIn(('lease.event.start_lease', self.made['id']),
+                      self.notified)
+
+    def test_a_request_that_comes_after_a_listener_sends_nothing(self):
+        self.listen()
+        self.send()
+        self.assertEqual([], self.cast)
+        self.assertEqual('PENDING', self.made['status'])
+        self.assert_sent_once()
+
+    def test_a_request_that_stood_still_with_the_permit_sends_nothing(self):
+        """It is found as one that got lost, and sent once."""
+        def stand_still(gate):
+            deadline = gate(self.new.server_ids)
+            for server_id in self.new.server_ids:
+                self.cloud.stranded[server_id] = clouds.Trace.NONE
+            self.lifecycle.lost.send()
+            self.clock.advance(base.LOST_AFTER)
+            self.lifecycle.lost.send()
+            self.assertTrue(deadline.passed())
+
+        self.send(stand_still)
+        self.assert_sent_once()
+
+    def test_whatever_fails_behind_the_cast_undoes_nothing(self):
+        self.lifecycle.ending.delete(self.made['id'])
+        for failure in (ValueError(), db_exception.DBError(),
+                        errors.CloudUnavailable('away'),
+                        errors.InvalidLeaseParams('no')):
+            self.made = self.leases.making.create(
+                self.new_lease(0, 1000, resources={'VCPU': 0}),
+                self.vault.seal('call'), sendings.HEAD_START)
+            server_ids = base.servers_of(self.made)
+
+            def cast(gate, failure=failure, server_ids=server_ids):
+                self.assertIsNotNone(gate(server_ids))
+                raise failure
+
+            self.send(cast)
+            self.assertEqual('STARTING', self.made['status'])
+            self.assertEqual(self.made, views.get(
+                self.database, self.made['id']))
+            for server_id in server_ids:
+                self.cloud.stranded[server_id] = clouds.Trace.NONE
+            self.listen()
+            self.assertEqual([], self.sent())
+            self.lifecycle.lost.send()
+            self.clock.advance(base.LOST_AFTER)
+            self.lifecycle.lost.send()
+            self.assertEqual([sorted(server_ids)], self.sent())
+            self.cloud.stranded.clear()
+            self.cloud.sent.clear()
+
+    def test_a_lease_that_has_ended_meanwhile_is_not_sent(self):
+        self.lifecycle.ending.delete(self.made['id'])
+        self.send()
+        self.listen()
+        self.assertEqual([], self.sent())
+
+    def test_one_that_could_not_be_taken_is_sent_by_a_listener(self):
+        with fixtures.MonkeyPatch(
+                'blazar_core.lifecycle.sending.Sending._take_own',
+                mock.Mock(side_effect=errors.BooksUnavailable())):
+            self.send()
+        self.assertEqual([], self.cast)
+        self.assert_sent_once()
+
+    def test_of_several_who_try_together_one_sends_it(self):
+        """The request, and listeners that believe it died."""
+        self.clock.advance(sendings.HEAD_START)
+        others = [threading.Thread(
+            target=self.lifecycle.starting.start, args=(self.made['id'],))
+            for _number in range(3)]
+        own = threading.Thread(target=self.send)
+        for thread in (*others, own):
+            thread.start()
+        for thread in (*others, own):
+            thread.join(60)
+        self.assert_sent_once()
+
+    def test_a_build_without_a_host_has_failed(self):
+        self.send()
+        for server_id in self.new.server_ids:
+            self.lifecycle.observing.observe(server_id, Seen(
+                State.ERROR, None, 'No valid host', unplaced=True))
+        self.assertEqual('ERROR', self.status(self.made))
+        self.assertEqual([], self.scalars(models.HeldBuild))
+
+    def test_the_call_is_kept_until_all_of_it_runs(self):
+        self.send()
+        first, second = self.new.server_ids
+        self.see(first, State.RUNNING, self.one)
+        self.assertEqual(1, len(self.scalars(models.HeldBuild)))
+        self.see(second, State.RUNNING, self.one)
+        self.assertEqual([], self.scalars(models.HeldBuild))
+        self.assertEqual('ACTIVE', self.status(self.made))
 
 
 class TestEnd(LifecycleTestCase):

@@ -94,7 +94,7 @@ class TestRetrying(RetryingTestCase):
         self.fill()
         self.assertRaises(errors.Refused, self.lease)
         self.assertRaises(errors.Refused, self.leases.making.create,
-                          self.new_lease(request=self.wanted()), None)
+                          self.new_lease(request=self.wanted()), 'sealed', 5)
 
     def test_it_waits_without_taking_any_room(self):
         first = self.fill()

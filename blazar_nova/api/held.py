@@ -94,8 +94,8 @@ class Admission:
             if reservation_id is not None or not isinstance(
                     exc, errors.OutcomeUnknown):
                 call.undo()
-            # Else a listener may be building them already. If they have no
-            # lease, the periodic sync deletes them.
+            else:
+                self._leave(call)
             why = faults.unless_skewed(exc, self._parts.database)
             code, _name = faults.code_of(why)
             if code == 500:
@@ -103,6 +103,19 @@ class Admission:
             raise router.error(code, str(why) if default is None else (
                 defaulting.explained(why, default))) from exc
         then()
+
+    @staticmethod
+    def _leave(call: calls.BuildCall) -> None:
+        """Leave servers of which it is not known whether they have a lease.
+
+        A listener may be building them already. If they have no lease, the
+        periodic sync deletes them, as they are RESERVED.
+        """
+        try:
+            call.mark_reserved()
+        except Exception:
+            LOG.exception('Servers %s: it is not known whether they have a '
+                          'lease', ', '.join(call.server_ids))
 
     @staticmethod
     def _send(call: calls.BuildCall, send: ty.Callable[[], None]) -> None:

@@ -431,6 +431,11 @@ class BehindTheCastTest(leased.LeasedTestCase):
             create(*args, **kwargs)
             raise errors.OutcomeUnknown
 
+        with mock.patch.object(making.Making, 'create', mock.Mock(
+                side_effect=errors.OutcomeUnknown)):
+            self.refused(503, self.boot, 'vm0', hints=self.lease_hints('vm0'))
+        self.assertEqual(['RESERVED'], [
+            server['status'] for server in self.alice.get_servers()])
         for name, hints, after in (
                 ('vm1', self.lease_hints('vm1'), 0),
                 ('vm2', self.lease_hints('vm2', 600), 600)):
@@ -442,6 +447,11 @@ class BehindTheCastTest(leased.LeasedTestCase):
             self.run_due()
             self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
+        # That without a lease goes.
+        self.clock.advance(600)
+        self.fill_books()
+        self.assertEqual({'vm1', 'vm2'}, {
+            server['name'] for server in self.alice.get_servers()})
 
     def test_it_is_sent_with_the_token_of_its_request(self):
         sent = []

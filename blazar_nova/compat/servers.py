@@ -212,19 +212,46 @@ def _ping(topic: str) -> None:
             f'nova-{topic} does not answer: {exc}') from exc
 
 
+class _TooLate(Exception):
+    """The permit to send a build has expired."""
+
+
+class _InTime:
+    """A transport that sends nothing when it is too late.
+
+    What is sent is made into a message first, which takes its time.
+    """
+
+    def __init__(self, transport: ty.Any, deadline: clouds.Deadline) -> None:
+        self._transport = transport
+        self._deadline = deadline
+
+    def __getattr__(self, name: str) -> ty.Any:
+        return getattr(self._transport, name)
+
+    def _send(self, *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+        if self._deadline.passed():
+            raise _TooLate
+        return self._transport._send(*args, **kwargs)
+
+
 def _cast(build: calls.BuildCall, gate: clouds.Gate) -> None:
     """Send a call, if the gate opens and it is not too late then."""
     task_api = conductor.ComputeTaskAPI()
     # Else it would wait for a message bus that is away, for as long as that
     # takes, and send when another one has sent long since. Once more is for
     # a connection that is as old as a bus that was restarted.
-    task_api.conductor_compute_rpcapi.client.retry = 1
+    client = task_api.conductor_compute_rpcapi.client
+    client.retry = 1
     deadline = gate(build.server_ids)
     if deadline is None:
         return
-    if deadline.passed():
+    client.transport = _InTime(client.transport, deadline)
+    try:
+        if deadline.passed():
+            raise _TooLate
+        build.send(task_api)
+    except _TooLate:
         LOG.error('Servers %s: this process stood still between the right to '
                   'send their build and the sending. It is not sent, and '
                   'will be as one that got lost.', ', '.join(build.server_ids))
-        return
-    build.send(task_api)

@@ -409,6 +409,17 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
 
+    def test_one_that_stood_still_over_the_message(self):
+        """Its permit has expired when the message could be sent."""
+        with mock.patch('blazar_core.cloud.Deadline.passed',
+                        side_effect=[False, True]):
+            server = self.boot('vm1', hints=self.lease_hints('vm1'))
+        # This one is built behind it.
+        other = self.boot_active('plain')['id']
+        self.assertEqual([other], list(self.guests()))
+        self.assertEqual('BUILD', self.alice.get_server(
+            server['id'])['status'])
+
     def test_a_request_that_died_before_the_cast(self):
         self.stub_out('blazar_core.lifecycle.sending.Sending.send_own',
                       lambda *args: None)

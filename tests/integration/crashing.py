@@ -19,10 +19,10 @@ python -m tests.integration.crashing STEP SIGNAL tests.stack.wsgi ARGUMENTS...
 With SIGSTOP it freezes, the first time, until it is sent a SIGCONT.
 """
 
-import os
 import runpy
 import signal
 import sys
+import threading
 
 from blazar_core.lifecycle import steps
 
@@ -35,7 +35,10 @@ def main() -> int:
         if step in wanted:
             wanted.clear()
             print(f'{ending} at {name}', flush=True)
-            os.kill(os.getpid(), signal.Signals[ending])
+            # Sent to the process, it would stop this thread when another one
+            # has noticed it: by then the next step may be done.
+            signal.pthread_kill(
+                threading.get_ident(), signal.Signals[ending])
 
     steps.reached = reached
     sys.argv[1:] = arguments

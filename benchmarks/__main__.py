@@ -14,9 +14,10 @@
 
 ::
 
-    python -m benchmarks                        all but boots
+    python -m benchmarks                        all but the next two
     python -m benchmarks search growth          some of them
     python -m benchmarks boots                  on a whole OpenStack
+    python -m benchmarks galera                 on three nodes of Galera
     python -m benchmarks --output r.jsonl       where the records go
     python -m benchmarks --quick                a hundredth: does it run?
     python -m benchmarks check r.jsonl          compare with bounds.toml
@@ -39,7 +40,7 @@ NAMES = ('search', 'upkeep', 'growth', 'availability', 'abuse', 'coldload',
          'wide', 'admission', 'large', 'due', 'healing', 'filters',
          'planning', 'comparison')
 #: Those that are run only when they are named.
-ON_REQUEST = ('boots',)
+ON_REQUEST = ('boots', 'galera')
 
 
 def main(arguments: list[str]) -> int:

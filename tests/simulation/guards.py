@@ -10,15 +10,27 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""What keeps promises, and can be taken out to see that it is missed."""
+"""The guards of the core, which can be taken out to see that they are missed.
+
+::
+
+    python -m tests.simulation.guards NAME TEST...   without that guard
+    python -m tests.simulation.guards '' TEST...     with all of them
+
+runs unit tests, or all of a module, by their names below ``tests.unit``, and
+prints those that fail.
+"""
 
 import contextlib
+import sys
 import typing as ty
+import unittest
 from unittest import mock
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.orm import attributes
+import testtools
 
 from blazar_core.books import freeing
 from blazar_core.books import guarding
@@ -30,6 +42,7 @@ from blazar_core.db import models
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import ends
 from tests.unit.blazar_core import racer
+from tests.unit.blazar_core import test_races
 
 __all__ = ['GUARDS', 'without']
 
@@ -167,6 +180,71 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
              lambda self, work, *args: lambda: None),
 }
 
+#: The unit test, below ``tests.unit``, that fails without a guard. The gate
+#: runs it; test_guards.py sees that it fails.
+TESTS: dict[str, str] = {
+    'room': 'blazar_core.test_joining.TestMembers.'
+            'test_none_leaves_what_is_promised',
+    'image': 'blazar_core.test_ends.TestSteps.'
+             'test_an_image_comes_before_the_deletion',
+    'copied': 'blazar_core.test_copying.TestImages.'
+              'test_an_end_before_gives_it_up',
+    'used': 'blazar_core.test_noshows.TestNoShows.'
+            'test_who_comes_in_time_keeps_it',
+    'owner': 'blazar_core.test_owning.TestOwning.test_a_boot_that_has_found_'
+             'its_reservation_before_gets_no_place',
+    'servers': 'blazar_core.test_owning.TestOwning.'
+               'test_one_of_a_boot_stays_in_its_project',
+    'between': 'blazar_core.test_recurring.TestKept.'
+               'test_it_waits_until_the_one_before_is_over',
+    'late': 'blazar_core.test_recurring.TestKept.'
+            'test_who_stood_still_brings_nothing_back',
+    'healed': 'blazar_core.test_health.TestHealing.'
+              'test_it_comes_back_where_the_host_does',
+    'undo': 'blazar_core.test_claims.TestClaim.'
+            'test_a_claim_taken_back_leaves_nothing',
+    'judged': 'blazar_core.test_claims.TestClaim.'
+              'test_who_lost_a_race_judges_again',
+    'others': 'blazar_core.test_making_room.TestMoving.'
+              'test_two_leases_move_nobody_twice',
+    'movable': 'blazar_core.test_making_room.TestMoving.'
+               'test_no_more_than_may_are_moved',
+    'gate': 'blazar_core.test_lifecycle.TestStart.'
+            'test_two_who_are_at_it_together_send_it_once',
+    'behind': 'blazar_core.test_retrying.TestTurns.'
+              'test_of_a_project_the_first_comes_first',
+    'joined': 'blazar_core.test_joining.TestAdopting.'
+              'test_a_host_that_another_process_has_changed_is_read_again',
+    'end': 'blazar_core.test_extending.TestExtending.'
+           'test_who_moves_its_end_meanwhile_has_his_way',
+    'claim': 'blazar_core.test_engine.TestClaims.'
+             'test_two_workers_never_carry_out_the_same_event',
+    'close': 'blazar_core.test_lifecycle.TestPlaces.'
+             'test_they_are_opened_at_the_start_and_closed_at_the_end',
+    'lost': 'blazar_core.test_lifecycle.TestLostBuilds.'
+            'test_two_who_miss_it_send_it_once',
+    'planned': 'blazar_core.test_making_room.TestMoving.'
+               'test_a_plan_made_since_moves_were_looked_up_is_seen',
+    'generation': 'blazar_core.test_races.TestBooking.test_as_many_leases_'
+                  'are_admitted_as_there_is_room_for',
+    'lock': 'blazar_core.test_races.TestPlaces.'
+            'test_there_are_never_more_servers_than_places',
+    'held': 'blazar_core.test_whole_hosts.TestHolding.'
+            'test_who_comes_next_waits_however_long_it_takes',
+    'left': 'blazar_core.test_lifecycle.TestSettledAgain.'
+            'test_one_whose_servers_all_run_is_active',
+    'again': 'blazar_core.test_lifecycle.TestEnd.test_an_end_may_come_twice',
+    'deadline': 'blazar_core.test_lifecycle.TestStart.'
+                'test_one_of_two_clocks_is_enough_to_be_too_late',
+    'within': 'blazar_core.test_whole_hosts.TestWhoGetsIn.'
+              'test_no_server_comes_when_the_lease_has_ended',
+    'asked': 'blazar_core.test_races.TestMoving.test_each_is_asked_for_once',
+    'clean': 'blazar_core.test_whole_hosts.TestCleaning.'
+             'test_a_host_is_cleaned_until_it_is_clean_and_not_again',
+    'planned': 'blazar_core.test_making_room.TestMoving.'
+               'test_what_is_booked_where_somebody_is_to_go_is_seen',
+}
+
 
 @contextlib.contextmanager
 def without(names: ty.Iterable[str]) -> ty.Iterator[None]:
@@ -176,3 +254,48 @@ def without(names: ty.Iterable[str]) -> ty.Iterator[None]:
             where, instead = GUARDS[name]
             stack.enter_context(mock.patch(where, instead))
         yield
+
+
+def failing(name: str, tests: ty.Iterable[str]) -> list[str]:
+    """The unit tests that fail without a guard.
+
+    :param name: of the guard; empty: there are all of them
+    :param tests: modules, classes or tests, below ``tests.unit``
+    :raises LookupError: when there is no such test
+    """
+    # A test of several databases is named by its scenario as well.
+    found = {}
+    for wanted in tests:
+        parts = wanted.partition('(')[0].split('.')
+        of_module = unittest.defaultTestLoader.loadTestsFromName(
+            f'tests.unit.{".".join(parts[:2])}')
+        one = {test.id(): test for test in testtools.iterate_tests(of_module)
+               if f'{test.id()}.'.replace('(', '.(').startswith(
+                   f'tests.unit.{wanted}.'.replace('(', '.('))}
+        if not one:
+            raise LookupError(f'There is no test {wanted}.')
+        found.update(one)
+    result = unittest.TestResult()
+    # Races are run by processes of their own.
+    missing = [name] if name in racer.GUARDS else []
+    with (without([name] if name else []),
+          mock.patch.object(test_races, 'MISSING', missing)):
+        unittest.TestSuite(found.values()).run(result)
+    return [test.id() for test, _text in [*result.failures, *result.errors]]
+
+
+def main(arguments: ty.Sequence[str]) -> int:
+    if len(arguments) < 2 or arguments[0] not in ('', *GUARDS):
+        print(__doc__, 'Guards:', ', '.join(GUARDS), file=sys.stderr)
+        return 2
+    try:
+        found = failing(arguments[0], arguments[1:])
+    except LookupError as exc:
+        print(exc, file=sys.stderr)
+        return 2
+    print(*found, sep='\n')
+    return 1 if found else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

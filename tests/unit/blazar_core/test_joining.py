@@ -16,9 +16,12 @@ import itertools
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
+from sqlalchemy.orm import attributes
 
+from blazar_core.books import holding
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import joining
 from blazar_core.leases import making
@@ -89,6 +92,16 @@ class JoiningTestCase(base.LeaseTestCase):
 
 
 class TestAdopting(JoiningTestCase):
+
+    def test_a_host_that_another_process_has_changed_is_read_again(self):
+        """Its usage would be what it was before that process."""
+        server, = self.runs(2)
+        with self.database.writer() as session:
+            host = session.scalars(sa.select(models.Host)).one()
+            attributes.set_committed_value(
+                host, 'generation', host.generation - 1)
+            self.assertRaises(api.LostRace, holding.take_along, session, NOW,
+                              {host.id: [server.id]})
 
     def test_its_room_is_free_after_the_lease(self):
         servers = self.runs(4, 4)

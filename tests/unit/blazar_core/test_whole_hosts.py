@@ -1387,6 +1387,11 @@ class TestWhoGetsIn(WholeHostsTestCase):
         return self.claims.claim(
             uuidutils.generate_uuid(), {self.uuids[host]: {'VCPU': 1}}, **how)
 
+    def test_no_server_comes_when_the_lease_has_ended(self):
+        self.assertTrue(self.claims.is_within(self.reservation_id))
+        self.lifecycle.ending.delete(self.scalars(models.Lease.id)[0])
+        self.assertFalse(self.claims.is_within(self.reservation_id))
+
     def test_who_is_in_no_reservation_stays_outside(self):
         self.assertEqual({'plain'}, self.fits())
         found = self.judge.fits_unbooked({'VCPU': 1}, self.uuids.values())

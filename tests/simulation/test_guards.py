@@ -1,0 +1,67 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Each guard of the core is missed by a unit test that the gate runs.
+
+A test that passes although its guard is taken out tests nothing. Every guard
+is taken out in a process of its own, in which the test must then fail; with
+all guards it must pass. ``python -m tests.simulation.guards`` does the same,
+and finds another test for a guard::
+
+    python -m tests.simulation.guards undo blazar_core.test_claims
+"""
+
+import subprocess
+import sys
+
+from oslotest import base
+import testscenarios
+
+from tests import imports
+from tests.simulation import guards
+from tests.simulation import test_seeds
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+#: Seconds that the tests of one guard may take.
+LONGEST = 600
+
+
+class TestGuards(base.BaseTestCase):
+
+    scenarios = [(name, {'guard': name}) for name in sorted(guards.TESTS)]
+    guard = ''
+
+    def failing(self, guard: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, '-m', 'tests.simulation.guards', guard,
+             guards.TESTS[self.guard]],
+            cwd=imports.ROOT, capture_output=True, text=True,
+            timeout=LONGEST)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_without_it_a_unit_test_fails(self) -> None:
+        code, text = self.failing(self.guard)
+        # An error of the command itself, or a test that there is not, is 2.
+        self.assertEqual(1, code, text)
+        self.assertIn('tests.unit.', text)
+
+    def test_with_it_the_same_test_passes(self) -> None:
+        code, text = self.failing('')
+        self.assertEqual(0, code, text)
+
+
+class TestTheList(base.BaseTestCase):
+
+    def test_each_guard_is_missed_by_a_unit_test_or_by_a_seed(self) -> None:
+        self.assertEqual(set(guards.GUARDS), {
+            *guards.TESTS, *test_seeds.SIMULATED})

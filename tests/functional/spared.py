@@ -31,10 +31,13 @@ from oslo_messaging._drivers import impl_fake
 from oslo_policy import _checks as policy_checks
 from oslo_policy import policy
 
+from blazar_nova.compat import reserved
+
 __all__ = ['Spared']
 
 #: What is called once where it was called each time.
 _CHECK = jsonschema.Draft202012Validator.check_schema
+_STATE_LISTS = reserved._state_lists
 _ALL_TYPES = os_service_types.ServiceTypes.all_types_by_service_type.fget
 
 
@@ -52,6 +55,8 @@ class Spared(fixtures.Fixture):
                 ('requests.sessions.get_environ_proxies', no_proxies),
                 ('jsonschema.Draft202012Validator.check_schema',
                  staticmethod(check_once)),
+                # Nova's response schemas are the same for every API.
+                ('blazar_nova.compat.reserved._state_lists', state_lists),
                 # A copy of all of it for each look.
                 ('os_service_types.ServiceTypes.all_types_by_service_type',
                  property(functools.cache(_ALL_TYPES))),
@@ -77,6 +82,17 @@ def check_once(schema: ty.Any, *args: ty.Any, **kwargs: ty.Any) -> None:
     if id(schema) not in _checked:
         _CHECK(schema, *args, **kwargs)
         _checked[id(schema)] = schema
+
+
+#: The lists of server states in Nova's response schemas.
+_state_lists: list[list[str]] = []
+
+
+def state_lists(node: ty.Any, seen: set[int]) -> list[list[str]]:
+    """Look through all of Nova's schemas the first time only."""
+    if not _state_lists:
+        _state_lists.extend(_STATE_LISTS(node, seen))
+    return _state_lists
 
 
 @functools.cache

@@ -1,0 +1,58 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Each benchmark runs, with a hundredth of its work.
+
+What they measure is not looked at: this only keeps them from breaking unseen.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import fixtures
+from oslotest import base
+import testscenarios
+
+import benchmarks.__main__ as all_benchmarks
+from tests import imports
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+#: Seconds that one may take on a machine with other work to do.
+LONGEST = 1500
+
+
+class TestQuick(base.BaseTestCase):
+
+    scenarios = [(name, {'name': name}) for name in (
+        *all_benchmarks.NAMES, *all_benchmarks.ON_REQUEST)]
+    name = ''
+
+    def test_it_measures_something(self) -> None:
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'results.jsonl')
+        done = subprocess.run(
+            [sys.executable, '-m', 'benchmarks', self.name, '--quick',
+             '--output', path],
+            cwd=imports.ROOT, capture_output=True, text=True,
+            timeout=LONGEST)
+        text = done.stdout + done.stderr
+        self.assertEqual(0, done.returncode, text[-20_000:])
+        with open(path) as file:
+            found = [json.loads(line) for line in file]
+        if not found and ' is not installed.' in text:
+            self.skipTest(text.strip().splitlines()[-1])
+        self.assertNotEqual([], found, text[-20_000:])
+        self.assertEqual(
+            {self.name}, {one['name'].split('.')[0] for one in found})

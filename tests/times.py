@@ -1,0 +1,90 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How long tests take, so that the workers of a run end together.
+
+``tests/tiers/times.txt`` has it for a clone that has not run any tests: one
+test of each group that takes long, with the seconds of the whole group. After
+a run the times of that clone are used instead. ::
+
+    python -m tests.times load REPOSITORY FILE...   into a stestr repository
+    python -m tests.times longest FILE...           lines for times.txt
+"""
+
+import collections
+import dbm.dumb
+import os
+import re
+import sys
+import typing as ty
+
+__all__ = ['load', 'longest', 'read']
+
+#: Groups that take less, in seconds, are dealt out in turns.
+LEAST = 1.5
+
+
+def read(path: str) -> dict[str, float]:
+    """The seconds of tests, by their names; nothing when there is no file."""
+    try:
+        with open(path) as file:
+            lines = [line.split(None, 1) for line in file
+                     if line.strip() and not line.startswith('#')]
+    except FileNotFoundError:
+        return {}
+    return {name.strip(): float(seconds) for seconds, name in lines}
+
+
+def load(repository: str, paths: ty.Iterable[str]) -> None:
+    """Write times where stestr looks for them; later files win."""
+    times = {name: seconds for path in paths
+             for name, seconds in read(path).items()}
+    with dbm.dumb.open(os.path.join(
+            repository, '.stestr', 'times.dbm'), 'c') as known:
+        for name, seconds in times.items():
+            known[name.encode()] = str(seconds).encode()
+
+
+def group(name: str) -> str:
+    """What goes to one worker: a test with its databases, or a class."""
+    name = name.partition('(')[0]
+    if name.startswith('tests.functional.'):
+        return name.rpartition('.')[0]
+    return name
+
+
+def longest(paths: ty.Iterable[str]) -> ty.Iterator[str]:
+    """One line for each group that takes long, the longest first."""
+    seconds: collections.Counter[str] = collections.Counter()
+    of: dict[str, str] = {}
+    for path in paths:
+        for name, value in read(path).items():
+            seconds[group(name)] += value  # type: ignore[assignment]
+            of.setdefault(group(name), name)
+    for name, value in seconds.most_common():
+        if value >= LEAST:
+            yield f'{value:.1f} {of[name]}'
+
+
+def main(arguments: ty.Sequence[str]) -> int:
+    if arguments[:1] == ['load'] and len(arguments) > 1:
+        load(arguments[1], arguments[2:])
+    elif arguments[:1] == ['longest']:
+        print('\n'.join(longest(arguments[1:])))
+    else:
+        print(re.sub('::$', ':', __doc__ or '', flags=re.M), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

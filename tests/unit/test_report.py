@@ -1,0 +1,140 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a run of tests says of its failures, and what each tier leaves out."""
+
+import ast
+import io
+import json
+import os
+import pathlib
+import re
+
+import fixtures
+from oslotest import base
+import testtools
+from testtools import content
+
+from tests import imports
+from tests import report
+from tests import times
+
+
+def details(**texts):
+    return {name: content.text_content(text) for name, text in texts.items()}
+
+
+class TestReport(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        self.out = io.StringIO()
+        self.report = report.Report('unit', self.folder, self.out)
+
+    def result(self, status, name='tests.unit.test_it', **texts):
+        self.report.on_test({
+            'id': name, 'status': status, 'timestamps': (None, None),
+            'details': details(**texts)})
+
+    def lines(self, count):
+        return '\n'.join(f'line {number}' for number in range(count))
+
+    def test_a_failure_is_on_one_screen_and_all_of_it_in_a_file(self):
+        self.result('fail', traceback=self.lines(1000) + '\nIt is 2, not 3.',
+                    pythonlogging=self.lines(5000) + '\nINFO the last line')
+        shown = self.out.getvalue()
+        self.assertLess(len(shown.splitlines()), 40)
+        for text in ('FAILED tests.unit.test_it', 'It is 2, not 3.',
+                     'INFO the last line'):
+            self.assertIn(text, shown)
+        path, = re.findall('all of it: (.*)', shown)
+        with open(path) as file:
+            self.assertEqual(6000, file.read().count('line '))
+
+    def test_what_did_not_end_has_failed(self):
+        self.result('inprogress')
+        self.assertIn('did not end', self.out.getvalue())
+        self.assertEqual(1, self.report.count['failed'])
+
+    def test_what_is_only_listed_is_no_result(self):
+        self.result('exists')
+        self.assertEqual({'passed': 0, 'failed': 0, 'skipped': 0},
+                         self.report.count)
+
+    def total(self, *names):
+        out = self.useFixture(fixtures.StringStream('stdout')).stream
+        self.useFixture(fixtures.MonkeyPatch('sys.stdout', out))
+        code = report.total(self.folder, names)
+        out.seek(0)
+        return code, out.read().splitlines()
+
+    def test_the_last_line_is_the_sum(self):
+        for status in ('success', 'success', 'skip', 'fail'):
+            self.result(status)
+        self.report.close()
+        code, lines = self.total('unit')
+        self.assertEqual((1, '2 passed, 1 failed'), (code, lines[-1]))
+        self.assertIn('failed: tests.unit.test_it', lines)
+
+    def test_a_suite_that_has_run_nothing_has_failed(self):
+        self.result('success')
+        self.report.close()
+        code, lines = self.total('unit', 'races')
+        self.assertEqual((1, '1 passed, 1 failed'), (code, lines[-1]))
+        self.assertEqual(0, self.total('unit')[0])
+
+
+class TestTimes(base.BaseTestCase):
+
+    def test_a_group_is_a_test_or_a_class_of_functional_tests(self):
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'times')
+        with open(path, 'w') as file:
+            file.write('1.0 tests.unit.test_a.A.test(sqlite)\n'
+                       '1.0 tests.unit.test_a.A.test(mariadb)\n'
+                       '1.4 tests.unit.test_a.A.test_other\n'
+                       '1.4 tests.functional.test_b.B.test_one\n'
+                       '1.4 tests.functional.test_b.B.test_two\n')
+        self.assertEqual(
+            ['2.8 tests.functional.test_b.B.test_one',
+             '2.0 tests.unit.test_a.A.test(sqlite)'], [*times.longest([path])])
+
+
+class TestTiers(testtools.TestCase):
+
+    def test_each_line_leaves_out_some_test(self):
+        """Else it names a class that is called otherwise by now."""
+        names = [f'{path[:-3].replace("/", ".")}.{node.name}.test{kind}'
+                 for path in imports.sources('tests')
+                 if os.path.basename(path).startswith('test_')
+                 for node in ast.parse(pathlib.Path(
+                     imports.ROOT, path).read_text()).body
+                 if isinstance(node, ast.ClassDef)
+                 for kind in ('', '(mariadb)', '(postgresql)')]
+        for tier in ('quick', 'gate'):
+            for line in pathlib.Path(
+                    imports.ROOT, 'tests', 'tiers', f'{tier}.txt',
+                    ).read_text().splitlines():
+                for one in alternatives(line.partition('#')[0].strip()):
+                    self.assertTrue(
+                        any(re.search(one, name) for name in names),
+                        f'{tier}.txt: no test is {one}')
+
+
+def alternatives(line):
+    """A pattern for each class of a line."""
+    found = re.fullmatch(r'(\^tests\.functional\.\w+\\\.)\(([\w|]+)\)\\\.',
+                         line.replace('\\.', '.').replace('.', '\\.'))
+    if found is None:
+        return [line] if line else []
+    return [f'{found[1]}{name}\\.' for name in found[2].split('|')]

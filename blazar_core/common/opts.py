@@ -237,6 +237,11 @@ OPTS: list[cfg.Opt] = [
              'local_gb where nearly every host has its own. Reservations '
              'that were made when more was listed keep what they asked '
              'for.'),
+    cfg.BoolOpt(
+        'allow_untested_nova', default=False,
+        help='Whether services start on a release of Nova with which this '
+             'version was not tested, where Nova has all that their start '
+             'checks look for. What they do not look for may differ.'),
     cfg.StrOpt(
         'notification_topic', default='blazar_notifications',
         help='The topic on which Nova\'s versioned notifications reach '

@@ -21,6 +21,8 @@ Nova's router, stands the middleware that reads the hints, and behind that what
 holds the builds.
 """
 
+from blazar_nova.compat import guard  # noqa: F401  (the first of all)
+
 import typing as ty
 
 from oslo_log import log as logging
@@ -50,8 +52,7 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     :raises ConfigurationError: when this Nova or its configuration is not
         as it has to be; it says which line to write
     """
-    checks.refuse('nova-api', checks.nova_objects() + checks.nova_api() +
-                  listing.problems())
+    checks.refuse('nova-api', checks.nova_api() + listing.problems())
     listing.install()
     parts = wiring.shared()
     shown.install(telling.Telling(parts.leases.servers, parts.clock))

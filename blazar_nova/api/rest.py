@@ -15,6 +15,8 @@ What an operator writes for it in Nova's api-paste.ini is in
 etc/blazar/api-paste.ini.
 """
 
+from blazar_nova.compat import guard  # noqa: F401  (the first of all)
+
 import re
 import typing as ty
 
@@ -28,7 +30,6 @@ from blazar_nova.api import faults
 from blazar_nova.api import hosts
 from blazar_nova.api import maintaining
 from blazar_nova.api import web
-from blazar_nova.compat import checks
 from blazar_nova.parts import wiring
 
 __all__ = ['Application', 'factory', 'versions']
@@ -149,7 +150,6 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
     :raises ConfigurationError: when this Nova or its configuration is not
         as it has to be; it says which line to write
     """
-    checks.refuse('nova-api', checks.nova_objects())
     return Application(wiring.shared())
 
 

@@ -12,26 +12,24 @@
 
 """The command blazar-listener."""
 
-from blazar_nova.compat import threads  # noqa: F401  (the first of all)
-
 import signal
 import sys
 import threading
+import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import opts
-from blazar_nova.compat import service
-from blazar_nova.listener import daemon
+
+if ty.TYPE_CHECKING:
+    from blazar_nova.listener import daemon
 
 __all__ = ['main']
 
 
 def main() -> int:
     """Run until a signal says stop; 1 when the configuration is wrong."""
-    opts.register_opts(service.CONF)
-    service.configure(sys.argv, 'blazar')
     try:
-        listener = daemon.Listener(service.CONF)
+        listener = _listener()
     except errors.ConfigurationError as exc:
         print(exc, file=sys.stderr)
         return 1
@@ -43,3 +41,17 @@ def main() -> int:
     listener.stop()
     listener.wait()
     return 0
+
+
+def _listener() -> 'daemon.Listener':
+    """:raises ConfigurationError: when Nova or its configuration is not as it
+        has to be
+    """
+    from blazar_nova.compat import threads  # noqa: F401  (the first of all)
+
+    from blazar_nova.compat import service
+    from blazar_nova.listener import daemon
+
+    opts.register_opts(service.CONF)
+    service.configure(sys.argv, 'blazar')
+    return daemon.Listener(service.CONF)

@@ -13,10 +13,10 @@
 """Every touch of Nova's internals, and nothing else.
 
 Nova supports no wiring from outside its tree. What this project holds on to
-therefore stands here and nowhere else, one file for each thing, and each of
-these files can say whether the Nova it finds is the one it was written for
-(:mod:`blazar_nova.compat.checks`). The rest of the project imports nothing of
-Nova; a test holds that.
+therefore stands here and nowhere else, one file for each thing. All of it is
+written down in a table (:mod:`blazar_nova.compat.seams`) that each process
+compares with the Nova it finds before it imports the rest. The rest of the
+project imports nothing of Nova; a test holds that.
 
     hold.py       puts itself between Nova's API and the cast of a build
     reserved.py   makes RESERVED one of Nova's states
@@ -40,5 +40,8 @@ Nova; a test holds that.
     plugins.py    the base classes of filters and weighers
     service.py    configuration, messages and start of a process
     threads.py    native threads, before anything else of Nova is imported
-    checks.py     is this the Nova we were written for?
+    guard.py      refuses a Nova that lacks what we rely on
+    seams         all that we rely on
+    releases.py   what has another name in another release of Nova
+    checks.py     is Nova configured for us?
 """

@@ -10,31 +10,21 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Is this the Nova we were written for, and is it configured for us?
+"""Is Nova configured for us, and are we wired into it?
 
-Each check returns sentences, one for each thing that is not as it must be;
+What Nova itself must have is a table (:mod:`blazar_nova.compat.seams`). Each
+check returns sentences, one for each thing that is not as it must be;
 each sentence says what was expected and, where it is an operator's to mend,
 which line to write. A process with such a sentence does not start.
 """
 
 import configparser
-import inspect
 import os
 import typing as ty
 
 from nova.api.openstack import common
-from nova.api.openstack.compute.views import servers as views
 from nova.api.openstack import wsgi_app
-from nova import availability_zones
-from nova.compute import api as compute_api
 from nova.compute import vm_states
-from nova import conductor
-from nova.db.api import models as api_models
-from nova.limit import placement
-from nova import objects
-from nova.objects import instance
-from nova.scheduler.client import query
-from nova import version
 import oslo_messaging
 
 from blazar_core.common import errors
@@ -42,81 +32,8 @@ from blazar_nova.compat import hold
 from blazar_nova.compat import reserved
 from blazar_nova.compat import router as routing
 
-__all__ = ['api_paste', 'filter_order', 'notifications', 'nova_api',
-           'nova_objects', 'nova_version', 'refuse', 'router', 'scheduler',
-           'signature', 'volumes']
-
-#: The release of Nova that this one was written for.
-_NOVA = '34.0'
-_OTHER = (f'this is not the Nova that this version was written for '
-          f'({_NOVA}).')
-
-_CALL = ['self', 'context', 'build_requests', 'request_spec', 'image',
-         'admin_password', 'injected_files', 'requested_networks',
-         'block_device_mapping', 'tags']
-
-_RESIZE = ['self', 'context', 'instance', 'scheduler_hint', 'flavor',
-           'reservations', 'clean_shutdown', 'request_spec', 'host_list',
-           'do_cast']
-
-_LIVE_MIGRATE = ['self', 'context', 'instance', 'block_migration',
-                 'disk_over_commit', 'host_name', 'force', 'async_']
-
-#: What we call of Nova about aggregates, and what it takes.
-_AGGREGATES: tuple[tuple[str, ty.Any, str, list[str]], ...] = (
-    ('nova.compute.api.AggregateAPI', compute_api.AggregateAPI,
-     'delete_aggregate', ['self', 'context', 'aggregate_id']),
-    ('nova.compute.api.AggregateAPI', compute_api.AggregateAPI,
-     'update_aggregate_metadata',
-     ['self', 'context', 'aggregate_id', 'metadata']),
-    ('nova.scheduler.client.query.SchedulerQueryClient',
-     query.SchedulerQueryClient, 'update_aggregates',
-     ['self', 'context', 'aggregates']),
-    ('nova.availability_zones', availability_zones,
-     'update_host_availability_zone_cache',
-     ['context', 'host', 'availability_zone']),
-    ('nova.objects.InstanceList', instance.InstanceList,
-     'get_count_by_hosts', ['context', 'hosts']),
-)
-
-_API, _ACTIONS = 'nova.compute.api.API', 'nova.compute.api.InstanceActionAPI'
-#: What we put something in the place of, so that held servers are known there
-#: (:mod:`compat.editing`, :mod:`compat.shown`), and what it takes.
-_REPLACED: tuple[tuple[str, ty.Any, str, list[str]], ...] = (
-    *((_API, compute_api.API, name, ['self', 'context', 'instance', *more])
-      for name, more in (
-          ('update_instance', ['updates']), ('get_instance_metadata', []),
-          ('update_instance_metadata', ['metadata', 'delete']),
-          ('delete_instance_metadata', ['key']),
-          ('lock', ['reason']), ('unlock', []))),
-    *((_ACTIONS, compute_api.InstanceActionAPI, name,
-       ['self', 'context', 'instance', *more]) for name, more in (
-        ('actions_get', ['limit', 'marker', 'filters']),
-        ('action_get_by_request_id', ['request_id']),
-        ('action_events_get', ['action_id']))),
-    ('nova.api.openstack.compute.views.servers.ViewBuilder',
-     views.ViewBuilder, 'detail',
-     ['self', 'request', 'instances', 'cell_down_support']),
-)
-
-#: Fields that we read or write, by object.
-_FIELDS = {
-    'BuildRequest': ('instance', 'instance_uuid', 'created_at',
-                     'block_device_mappings'),
-    'InstanceMapping': ('instance_uuid', 'cell_mapping', 'project_id',
-                        'queued_for_delete'),
-    'RequestSpec': ('instance_uuid', 'instance_group', 'flavor',
-                    'request_level_params'),
-    'InstanceGroup': ('id', 'members', 'policy'),
-    'Instance': ('vm_state', 'task_state', 'host', 'node', 'updated_at',
-                 'launched_at', 'system_metadata', 'flavor', 'old_flavor',
-                 'new_flavor', 'metadata', 'locked', 'locked_by'),
-    'InstanceAction': ('action', 'request_id', 'start_time', 'message'),
-    'InstanceActionEvent': ('event', 'start_time', 'finish_time', 'result',
-                            'details'),
-    'ComputeNode': ('uuid', 'hypervisor_hostname', 'host'),
-    'Aggregate': ('id', 'uuid', 'name', 'hosts', 'metadata'),
-}
+__all__ = ['api_paste', 'filter_order', 'notifications', 'nova_api', 'refuse',
+           'router', 'scheduler', 'volumes']
 
 FILTER = 'BlazarFilter'
 FILTER_CLASS = 'blazar_nova.scheduler.filters.BlazarFilter'
@@ -148,79 +65,13 @@ def refuse(process: str, problems: ty.Sequence[str]) -> None:
             f'{process} does not start with leases: ' + ' '.join(problems))
 
 
-def nova_objects() -> list[str]:
-    """The call that is held, and the objects that are read and written."""
-    objects.register_all()
-    problems = signature('nova.conductor.ComputeTaskAPI',
-                         'schedule_and_build_instances',
-                         conductor.ComputeTaskAPI, _CALL)
-    problems += signature('nova.conductor.ComputeTaskAPI', 'resize_instance',
-                          conductor.ComputeTaskAPI, _RESIZE)
-    problems += signature('nova.compute.api.API', 'live_migrate',
-                          compute_api.API, _LIVE_MIGRATE)
-    for where, owner, name, takes in _AGGREGATES:
-        problems += signature(where, name, owner, takes)
-    for column in ('aggregate_id', 'host'):
-        problems += attribute('nova.db.api.models.AggregateHost', column,
-                              api_models.AggregateHost)
-    if not callable(getattr(placement, '_get_enforcer', None)):
-        problems.append('nova.limit.placement was expected to have '
-                        '_get_enforcer, which knows the unified limits.')
-    for name, fields in _FIELDS.items():
-        found = getattr(objects, name, None)
-        missing = set(fields) - set(getattr(found, 'fields', ()))
-        if missing:
-            problems.append(f'nova.objects.{name} was expected to have '
-                            f'{", ".join(sorted(missing))}.' if found else
-                            f'nova.objects was expected to have {name}.')
-    return problems
-
-
-def attribute(where: str, name: str, owner: object) -> list[str]:
-    """Nova has something of that name there.
-
-    :param where: what Nova calls the owner
-    """
-    return [] if getattr(owner, name, None) is not None else [
-        f'{where} was expected to have {name}; {_OTHER}']
-
-
-def signature(where: str, name: str, owner: object,
-              wanted: ty.Sequence[str]) -> list[str]:
-    """Nova has a function there that takes what it is expected to take.
-
-    :param where: what Nova calls the owner
-    """
-    missing = attribute(where, name, owner)
-    if missing:
-        return missing
-    taken = list(inspect.signature(getattr(owner, name)).parameters)
-    return [] if taken == [*wanted] else [
-        f'{where}.{name} was expected to take ({", ".join(wanted)}), but '
-        f'takes ({", ".join(taken)}); {_OTHER}']
-
-
-def nova_version() -> list[str]:
-    """Nova is of the release that this one was written for."""
-    found = version.version_string()
-    return [] if found.startswith(f'{_NOVA}.') else [
-        f'Nova {found} is installed, and this release was written for Nova '
-        f'{_NOVA}: install the release that belongs to your Nova.']
-
-
 def nova_api() -> list[str]:
-    """The state RESERVED, as :func:`reserved.install` left it, and what held
-    servers can say and be told.
-    """
-    problems = [problem for where, owner, name, takes in _REPLACED
-                for problem in signature(where, name, owner, takes)]
-    problems += attribute(_API, '_check_metadata_properties_quota',
-                          compute_api.API)
+    """The state RESERVED, as :func:`reserved.install` left it."""
+    problems = []
     if reserved.install() == 0:
         problems.append('the lists of server states in Nova\'s response '
                         'schemas were not found where they were expected.')
-    shown = getattr(common, 'status_from_state', lambda _state: None)
-    if shown(reserved.VM_STATE) != reserved.STATUS:
+    if common.status_from_state(reserved.VM_STATE) != reserved.STATUS:
         problems.append('nova.api.openstack.common does not show the state '
                         'reserved as RESERVED.')
     if reserved.VM_STATE in vars(vm_states).values():

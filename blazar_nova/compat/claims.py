@@ -20,7 +20,6 @@ its module each time, and that is where ours is put.
 
 import collections
 import functools
-import types
 import typing as ty
 
 from nova.scheduler import manager
@@ -28,50 +27,19 @@ from nova.scheduler import utils
 from oslo_log import log as logging
 
 from blazar_core.books import claims
-from blazar_nova.compat import checks
 from blazar_nova.compat import hosted
 
-__all__ = ['install', 'problems']
+__all__ = ['install']
 
 LOG = logging.getLogger(__name__)
-
-_CLAIM = ['ctx', 'client', 'spec_obj', 'instance_uuid', 'alloc_req',
-          'allocation_request_version']
-
-_CLEANUP = ['self', 'context', 'instance_uuids']
 
 #: How many claims are remembered, for requests that fail after them: several
 #: times what the largest request has.
 _REMEMBERED = 10_000
 
-#: What Nova itself does; None is what :func:`problems` complains of.
-_novas: ty.Any = getattr(utils, 'claim_resources', None)
-_novas_cleanup: ty.Any = getattr(
-    manager.SchedulerManager, '_cleanup_allocations', None)
-
-
-def problems() -> list[str]:
-    """The scheduler claims hosts by the function that we stand in front of.
-
-    :returns: as the functions of :mod:`blazar_nova.compat.checks`
-    """
-    found = [
-        *checks.signature('nova.scheduler.utils', 'claim_resources',
-                          types.SimpleNamespace(claim_resources=_novas),
-                          _CLAIM),
-        *checks.signature('nova.scheduler.manager.SchedulerManager',
-                          '_cleanup_allocations',
-                          types.SimpleNamespace(
-                              _cleanup_allocations=_novas_cleanup),
-                          _CLEANUP)]
-    schedule = getattr(manager.SchedulerManager, '_schedule', None)
-    if getattr(manager, 'utils', None) is not utils or (
-            'claim_resources' not in getattr(
-                getattr(schedule, '__code__', None), 'co_names', ())):
-        found.append(
-            'nova.scheduler.manager was expected to claim hosts by '
-            'nova.scheduler.utils.claim_resources.')
-    return found
+#: What Nova itself does.
+_novas: ty.Any = utils.claim_resources
+_novas_cleanup: ty.Any = manager.SchedulerManager._cleanup_allocations
 
 
 def install(books: claims.Claims) -> None:

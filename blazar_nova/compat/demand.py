@@ -35,6 +35,7 @@ from blazar_core.common import refusals
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
+from blazar_nova.compat import releases
 from blazar_nova.compat import traits
 
 __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
@@ -154,8 +155,8 @@ def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
     :param flavor: with the fields of Nova's flavors
     :param on_volume: whether its root disk is a volume
     """
-    return {'VCPU': 0, 'MEMORY_MB': 0, 'DISK_GB': 0} | dict(
-        scheduler_utils.resources_from_flavor_and_bfv(objects.Flavor(**{
+    return {'VCPU': 0, 'MEMORY_MB': 0, 'DISK_GB': 0} | (
+        releases.resources_of_flavor(objects.Flavor(**{
             name: flavor[name] for name in (
                 'vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap',
                 'extra_specs')}), on_volume))

@@ -14,47 +14,28 @@
 
 import collections
 import functools
-import types
 import typing as ty
 
 from nova import objects
 from nova.scheduler import filters
-from nova.scheduler import host_manager
 from nova.scheduler import manager
 from nova.scheduler import utils as scheduler_utils
 from nova.scheduler import weights
 from nova.virt import hardware
 
 from blazar_core.common import model
-from blazar_nova.compat import checks
 from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
 
 __all__ = ['HostFilter', 'HostWeigher', 'is_rebuild', 'may_be_leased',
-           'on_start', 'problems', 'servers_of', 'takes']
+           'on_start', 'servers_of', 'takes']
 
 HostFilter: ty.Any = filters.BaseHostFilter
 HostWeigher: ty.Any = weights.BaseHostWeigher
 
-#: What Nova itself does; None is what :func:`problems` complains of.
-_novas_start: ty.Any = getattr(
-    manager.SchedulerManager, 'post_start_hook', None)
-
-
-def problems() -> list[str]:
-    """The scheduler hands over what it has asked placement for, and says when
-    it has started.
-
-    :returns: as the functions of :mod:`blazar_nova.compat.checks`
-    """
-    return [
-        *checks.attribute(
-            'nova.scheduler.host_manager.HostState', 'allocation_candidates',
-            host_manager.HostState('host', 'node', 'cell')),
-        *checks.signature(
-            'nova.scheduler.manager.SchedulerManager', 'post_start_hook',
-            types.SimpleNamespace(post_start_hook=_novas_start), ['self'])]
+#: What Nova itself does.
+_novas_start: ty.Any = manager.SchedulerManager.post_start_hook
 
 
 def on_start(work: ty.Callable[[], None]) -> None:

@@ -38,6 +38,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import quotas
 from blazar_nova.compat import bounded
+from blazar_nova.compat import releases
 
 __all__ = ['NovaQuota', 'admitted']
 
@@ -76,14 +77,14 @@ class NovaQuota:
             # never.
             counted = self._counted(context, servers)
             if limit_utils.use_unified_limits():
-                limits = _unified(context, project_id, names)
+                limited = _unified(context, project_id, names)
             else:
-                limits = _legacy(context, project_id, user_id, names)
+                limited = _legacy(context, project_id, user_id, names)
         except Exception as exc:
             raise errors.CloudUnavailable(
                 f'Nova cannot say what the quota admits: {exc}') from exc
         return {name: quotas.Headroom(limit, used - counted.get(name, 0))
-                for name, (limit, used) in limits.items()}
+                for name, (limit, used) in limited.items()}
 
     def _counted(self, context: ty.Any,
                  servers: ty.Sequence[quotas.Server]) -> dict[str, int]:
@@ -194,10 +195,7 @@ def _refusal(context: ty.Any, spec: ty.Any, count: int) -> str:
     """Why so many are too many; empty when they are not."""
     try:
         _check_quota(context, spec, count)
-        # They count as servers since they were asked for.
-        limits.enforce_num_instances_and_resources(
-            context, spec.project_id, spec, count, count,
-            delta_updates={'servers': 0})
+        releases.enforce_limits(context, spec, count)
     except exception.OverQuota as exc:
         return _sentence(exc)
     except limit_exceptions.ProjectOverLimit as exc:

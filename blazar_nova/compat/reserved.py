@@ -52,8 +52,7 @@ def install() -> int:
 
     :returns: how many of the response schemas' lists of states know it
     """
-    # That there is none is found when it is looked up.
-    getattr(common, '_STATE_MAP', {})[VM_STATE] = {'default': STATUS}
+    common._STATE_MAP[VM_STATE] = {'default': STATUS}
     lists = list(_state_lists(vars(schemas), set()))
     for states in lists:
         if STATUS not in states:

@@ -84,8 +84,7 @@ class Listener:
     def __init__(self, conf: ty.Any, clock: clocks.Clock | None = None,
                  ) -> None:
         self.parts = wiring.assemble(conf, clock)
-        checks.refuse('blazar-listener', checks.nova_objects() +
-                      checks.notifications(conf))
+        checks.refuse('blazar-listener', checks.notifications(conf))
         wiring.compare_settings('blazar-listener', conf, self.parts.database,
                                 self.parts.clock)
         name = _name()

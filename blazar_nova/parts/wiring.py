@@ -43,6 +43,7 @@ from blazar_core.lifecycle import relocating
 from blazar_core import resources
 from blazar_nova.compat import demand
 from blazar_nova.compat import quota
+from blazar_nova.compat.seams import check
 from blazar_nova.compat import servers as nova_servers
 from blazar_nova.compat import service
 from blazar_nova.parts import answers
@@ -98,9 +99,11 @@ class Parts:
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     """Build the parts.
 
-    :raises ConfigurationError: when a line is missing or wrong
+    :raises ConfigurationError: when a line is missing or wrong, or this
+        release of Nova is not known
     """
     clock = clock or clocks.SystemClock()
+    check.require_tested(conf)
     service.bound_waiting()
     books = database(conf, clock)
     secrets = vault.Vault(conf.blazar.encryption_keys)

@@ -19,6 +19,8 @@ decides, in the database. So a server without a lease is judged by what was
 read within the last second, unless that leaves it few hosts.
 """
 
+from blazar_nova.compat import guard  # noqa: F401  (the first of all)
+
 import typing as ty
 
 from oslo_log import log as logging
@@ -36,6 +38,7 @@ from blazar_nova.compat import claims
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
 from blazar_nova.compat import plugins
+from blazar_nova.compat.seams import check
 from blazar_nova.compat import service
 from blazar_nova.parts import wiring
 from blazar_nova.scheduler import marks
@@ -66,8 +69,8 @@ class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        checks.refuse('nova-scheduler', checks.scheduler(service.CONF) +
-                      claims.problems() + plugins.problems())
+        check.require_tested(service.CONF)
+        checks.refuse('nova-scheduler', checks.scheduler(service.CONF))
         books, clock = wiring.database(service.CONF), clocks.SystemClock()
         wiring.compare_settings(
             'nova-scheduler', service.CONF, books, clock)

@@ -12,6 +12,8 @@
 
 """The weigher that sends a leased server to the host of its booking."""
 
+from blazar_nova.compat import guard  # noqa: F401  (the first of all)
+
 import typing as ty
 
 from blazar_core.common import model

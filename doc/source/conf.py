@@ -19,6 +19,7 @@ sys.path.insert(0, os.path.abspath('../..'))
 sys.path.insert(0, os.path.abspath('../ext'))
 
 extensions = [
+    'nova_seams',
     'openstackdocstheme',
     'oslo_config.sphinxext',
     'package_rooms',

@@ -23,7 +23,6 @@ from unittest import mock
 import fixtures
 from nova.api import wsgi
 from nova import conductor
-from nova import objects
 from nova.scheduler import host_manager
 from oslo_db import exception as db_exception
 
@@ -211,34 +210,6 @@ class MismatchTest(StartupTestCase):
 
     def check_mismatch(self, words, *starts):
         self.check_refused(words, *(starts or [self.start_api]))
-
-    def test_another_signature_of_the_held_call(self):
-        def schedule_and_build_instances(self, context, build_requests,
-                                         something_new):
-            pass
-
-        with mock.patch.object(
-                conductor.ComputeTaskAPI, 'schedule_and_build_instances',
-                schedule_and_build_instances):
-            for start in (self.start_api, self.new_listener):
-                message = self.refusal(start)
-                self.assertIn('was expected to take (self, context, '
-                              'build_requests, request_spec,', message)
-                self.assertIn('but takes (self, context, build_requests, '
-                              'something_new)', message)
-
-    def test_objects_without_a_field(self):
-        for name, field in (('BuildRequest', 'instance'),
-                            ('InstanceMapping', 'cell_mapping'),
-                            ('RequestSpec', 'instance_group'),
-                            ('Instance', 'vm_state')):
-            cls = getattr(objects, name)
-            fields = {key: value for key, value in cls.fields.items()
-                      if key != field}
-            with mock.patch.object(cls, 'fields', fields):
-                self.check_mismatch(
-                    f'nova.objects.{name} was expected to have {field}.',
-                    self.start_api, self.new_listener)
 
     def test_another_idea_of_states(self):
         with fixtures.MonkeyPatch('blazar_nova.compat.reserved.schemas',

@@ -57,6 +57,7 @@ class TestOpts(base.BaseTestCase):
              'grace_period': 0, 'cleaning_time': 0, 'cleaning_command': '',
              'cleaning_timeout': 10, 'encryption_keys': [],
              'public_properties': ['hypervisor_type', 'vcpus'],
+             'allow_untested_nova': False,
              'notification_topic': 'blazar_notifications',
              'other_hints': [],
              'enable_polling_monitor': True, 'polling_interval': 60,

@@ -93,53 +93,14 @@ class TestVolumes(base.TestCase):
         self.assertIn('auth_type = password', problems[-1])
 
 
-class TestVersion(base.TestCase):
-
-    def test_the_release_this_was_written_for(self):
-        for found, good in (('34.0.0', True), ('34.0.1.dev5', True),
-                            ('34.1.0', False), ('33.0.2', False),
-                            ('340.0.0', False)):
-            with mock.patch('nova.version.version_string',
-                            return_value=found):
-                problems = checks.nova_version()
-            self.assertEqual(good, not problems, found)
-            self.assertTrue(good or f'Nova {found} is' in problems[0])
-
-
 class TestAnotherNova(base.TestCase):
-    """What is not there at all has its sentence too."""
-
-    def without(self, where, name):
-        self.useFixture(fixtures.MonkeyPatch(
-            f'{where}.{name}', fixtures.MonkeyPatch.delete))
-
-    def test_an_object(self):
-        checks.nova_objects()
-        self.without('nova.objects', 'InstanceGroup')
-        with mock.patch('nova.objects.register_all'):
-            self.assertEqual(
-                ['nova.objects was expected to have InstanceGroup.'],
-                checks.nova_objects())
-
-    def test_a_call(self):
-        self.without('nova.conductor.ComputeTaskAPI',
-                     'schedule_and_build_instances')
-        problem, = checks.nova_objects()
-        self.assertIn('nova.conductor.ComputeTaskAPI was expected to have '
-                      'schedule_and_build_instances; this is not the Nova',
-                      problem)
+    """What the table of seams cannot say."""
 
     def test_states(self):
-        self.without('nova.api.openstack.common', '_STATE_MAP')
-        self.without('nova.api.openstack.common', 'status_from_state')
-        problem, = checks.nova_api()
-        self.assertIn('does not show the state reserved', problem)
-
-    def test_what_is_replaced_is_as_it_was(self):
-        with mock.patch('nova.compute.api.API.lock', lambda self, it: None):
+        with mock.patch('nova.api.openstack.common.status_from_state',
+                        lambda _state: 'UNKNOWN'):
             problem, = checks.nova_api()
-        self.assertIn('nova.compute.api.API.lock was expected to take',
-                      problem)
+        self.assertIn('does not show the state reserved', problem)
 
 
 class TestApiPaste(base.TestCase):

@@ -127,32 +127,3 @@ class TestInstall(base.TestCase):
         self.claim()
         self.books.claim.assert_not_called()
         self.nova.assert_called_once()
-
-
-class TestProblems(base.TestCase):
-
-    def test_this_is_the_nova_we_were_written_for(self):
-        self.assertEqual([], claims.problems())
-
-    def test_another_signature_is_named(self):
-        with mock.patch.object(claims, '_novas', lambda client, spec: True):
-            problem, = claims.problems()
-        self.assertIn('takes (client, spec)', problem)
-
-    def test_what_is_not_there_is_named(self):
-        for name, said in (('_novas', 'have claim_resources'),
-                           ('_novas_cleanup', 'have _cleanup_allocations')):
-            with mock.patch.object(claims, name, None):
-                problem, = claims.problems()
-            self.assertIn(said, problem)
-        for where in ('nova.scheduler.manager.utils',
-                      'nova.scheduler.manager.SchedulerManager._schedule'):
-            with fixtures.MonkeyPatch(where, fixtures.MonkeyPatch.delete):
-                self.assertEqual(1, len(claims.problems()), where)
-
-    def test_a_scheduler_that_claims_in_another_way(self):
-        with mock.patch('nova.scheduler.manager.utils'):
-            self.assertEqual(1, len(claims.problems()))
-        with mock.patch('nova.scheduler.manager.SchedulerManager._schedule',
-                        lambda self: None):
-            self.assertEqual(1, len(claims.problems()))

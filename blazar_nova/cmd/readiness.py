@@ -1,0 +1,208 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The checks of the command blazar-status.
+
+They are those that the services make when they start, and say of everything
+that is missing which line to write.
+"""
+
+import textwrap
+import typing as ty
+
+from oslo_upgradecheck import upgradecheck
+
+from blazar_core.books import enrolment
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import opts
+from blazar_core.db import api
+from blazar_core.db import settings
+from blazar_core.db import vault
+from blazar_core.lifecycle import audit
+from blazar_nova.api import defaulting
+from blazar_nova.api import lease_params
+from blazar_nova.cmd import verify
+from blazar_nova.compat import checks
+from blazar_nova.compat import pool
+from blazar_nova.compat.seams import check
+from blazar_nova.compat import service
+from blazar_nova.parts import credentials
+from blazar_nova.parts import wiring
+
+__all__ = ['Checks', 'main']
+
+CONF = service.CONF
+Result = upgradecheck.Result
+Code = upgradecheck.Code
+
+#: Of sentences in the table.
+_WIDTH = 72
+
+
+def _result(problems: ty.Sequence[str], code: Code = Code.FAILURE) -> Result:
+    return Result(code, '\n'.join(problems)) if problems else Result(
+        Code.SUCCESS)
+
+
+def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
+             ) -> Result:
+    """What a check says that raises an error when something is wrong."""
+    try:
+        check()
+    except errors.ConfigurationError as exc:
+        return Result(code, str(exc))
+    except errors.BooksUnavailable as exc:
+        return Result(code, f'{exc} ({exc.__cause__})' if exc.__cause__
+                      else str(exc))
+    except Exception as exc:
+        return Result(code, f'{type(exc).__name__}: {exc}')
+    return Result(Code.SUCCESS)
+
+
+def _unkept(books: api.Database) -> list[str]:
+    """What lets others onto hosts that are enrolled."""
+    with books.reader() as session:
+        enrolled = enrolment.listed(session)
+    return pool.problems(CONF) if enrolled else []
+
+
+class Checks(upgradecheck.UpgradeCommands):
+    """One check for each thing that an operator has to do."""
+
+    def _nova(self) -> Result:
+        return _result([*check.untested(CONF), *checks.nova_api()])
+
+    def _scheduler(self) -> Result:
+        return _result(checks.scheduler(CONF))
+
+    def _filter_order(self) -> Result:
+        return _result(checks.filter_order(CONF), Code.WARNING)
+
+    def _notifications(self) -> Result:
+        return _result(checks.notifications(CONF))
+
+    def _api_paste(self) -> Result:
+        return _result(checks.api_paste(CONF))
+
+    def _keys(self) -> Result:
+        return _checked(lambda: vault.Vault(CONF.blazar.encryption_keys))
+
+    def _defaults(self) -> Result:
+        return _checked(lambda: lease_params.check_defaults(
+            lease_params.defaults(CONF), clocks.SystemClock().now()))
+
+    def _default_reservation(self) -> Result:
+        """Every boot can be a lease, and exempt ones can be recognized."""
+        result = _checked(lambda: defaulting.check(CONF))
+        return result if result.code != Code.SUCCESS else _result(
+            defaulting.doubts(CONF), Code.WARNING)
+
+    def _lost_builds(self) -> Result:
+        return _checked(lambda: wiring.lost_after(CONF))
+
+    def _database(self) -> Result:
+        return _checked(lambda: wiring.database(CONF).presence.check())
+
+    def _clock(self) -> Result:
+        """The clock of this machine is that of the database."""
+        return _checked(lambda: wiring.database(CONF).check_clock())
+
+    def _keystone(self) -> Result:
+        """The service user can log in and sees the trusts given to it."""
+        trusts = credentials.Credentials(CONF)
+        result = _checked(trusts.held)
+        if result.code == Code.SUCCESS and not trusts.is_configured():
+            return Result(Code.WARNING, (
+                'No service user is configured: leases that start later are '
+                'built without a token of their users. Write in nova.conf '
+                'auth_type, auth_url, username, password ... of one into '
+                f'[{CONF[credentials.GROUP].auth_section}]'))
+        return result if result.code != Code.SUCCESS else (
+            self._without_trust(trusts))
+
+    def _without_trust(self, trusts: credentials.Credentials) -> Result:
+        """What becomes of those who can give no trust can be done."""
+        ours: list[bool] = []
+        result = _checked(lambda: ours.append(trusts.check_without_trust()))
+        return Result(Code.SUCCESS, (
+            'Of users who can give no trust (application credentials), '
+            'leases that start later are ' + (
+                'built with the token of the service user.' if ours[0] else
+                'refused: [blazar_keystone] without_trust = refuse'))
+        ) if ours else result
+
+    def _volumes(self) -> Result:
+        return _result(checks.volumes(CONF), Code.WARNING)
+
+    def _listener(self) -> Result:
+        """A worker carries out what is due."""
+        overdue: list[audit.Difference] = []
+        result = _checked(lambda: overdue.extend(
+            verify.auditor(wiring.assemble(CONF)).overdue()), Code.WARNING)
+        if overdue:
+            return Result(Code.WARNING, (
+                f'Events of leases are overdue, {len(overdue)} in all: start '
+                f'blazar-listener. The first: {overdue[0].text}'))
+        return result
+
+    def _prefilters(self) -> Result:
+        """The API and the scheduler judge hosts alike."""
+        found: list[str] = []
+        result = _checked(lambda: found.extend(
+            settings.differences(wiring.database(CONF))), Code.WARNING)
+        return _result(found) if found else result
+
+    def _hosts(self) -> Result:
+        """Placement keeps others off the hosts that serve leases only."""
+        found: list[str] = []
+        result = _checked(lambda: found.extend(
+            _unkept(wiring.database(CONF))), Code.WARNING)
+        return _result(found) if found else result
+
+    def _get_details(self, upgrade_check_result: Result) -> str | None:
+        """What the table shows: lines to write are not broken."""
+        if upgrade_check_result.details is None:
+            return None
+        lines = []
+        for problem in upgrade_check_result.details.splitlines():
+            where, colon, line = problem.partition(': ')
+            if not where.startswith('Write in '):
+                where, colon, line = problem, '', ''
+            lines += textwrap.wrap(where + colon.strip(), _WIDTH)
+            lines += [line] if line else []
+        return '\n'.join(lines)
+
+    _upgrade_checks = (
+        ('Nova', _nova),
+        ('Database', _database),
+        ('Clock', _clock),
+        ('Encryption keys', _keys),
+        ('Defaults of a lease', _defaults),
+        ('Default reservation', _default_reservation),
+        ('Lost builds', _lost_builds),
+        ('Filter and weigher', _scheduler),
+        ('Order of filters', _filter_order),
+        ('Prefilters', _prefilters),
+        ('Enrolled hosts', _hosts),
+        ('Notifications', _notifications),
+        ('api-paste.ini', _api_paste),
+        ('Keystone', _keystone),
+        ('Volumes at the end', _volumes),
+        ('blazar-listener', _listener),
+    )
+
+
+def main() -> int:
+    """Check, print a table (or JSON), and return the worst code."""
+    opts.register_opts(CONF)
+    return int(upgradecheck.main(CONF, 'nova', Checks()))

@@ -1,0 +1,231 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What is read and written of builds, and what our processes need.
+
+Data only; :mod:`~blazar_nova.compat.seams.entry` says what an entry means.
+"""
+
+from blazar_nova.compat.seams import entry
+
+__all__ = ['TABLE']
+
+_RECORDS = entry.subject(
+    'build records',
+    entry.of(
+        'nova.objects.BuildRequest',
+        entry.fields(
+            'id instance_uuid project_id instance block_device_mappings '
+            'created_at updated_at tags', 'what a reserved server is'),
+        entry.called(
+            'get_by_instance_uuid(context, instance_uuid)',
+            'find a reserved server'),
+        entry.called(
+            '_from_db_object(context, req, db_req)', 'read a locked row'),
+        entry.called('_load_tags(self, db_tags)', 'filter lists by tags'),
+        entry.called(
+            'get_new_instance(self, context)',
+            'put a build that stands still in ERROR'),
+        entry.called('create(self)', 'defer a build again'),
+        entry.called('save(self)', 'mark a server as reserved'),
+        entry.called('destroy(self)', 'undo a refused boot')),
+    entry.of(
+        'nova.objects.BuildRequestList',
+        entry.replaced('get_all(context)', 'find all reserved servers')),
+    entry.of(
+        'nova.objects.RequestSpec',
+        entry.fields(
+            'id instance_uuid project_id user_id flavor image instance_group '
+            'scheduler_hints num_instances security_groups force_hosts '
+            'force_nodes is_bfv', 'what a build asks for'),
+        entry.named(
+            'root_required root_forbidden', 'traits that a host must have'),
+        entry.called(
+            'get_by_instance_uuid(context, instance_uuid)',
+            'what a server asks for'),
+        entry.called(
+            'from_components(context, instance_uuid, image, flavor, '
+            'numa_topology, pci_requests, filter_properties, instance_group, '
+            'availability_zone, security_groups=, project_id=, user_id=, '
+            'port_resource_requests=, request_level_params=)',
+            'what a boot of a flavor asks for'),
+        entry.called(
+            'reset_forced_destinations(self)', 'look for another host'),
+        entry.called('create(self)', 'defer a build again'),
+        entry.called('save(self)', 'bind a server to hosts'),
+        entry.called('destroy(self)', 'undo a refused boot')),
+    entry.of(
+        'nova.objects.InstanceMapping',
+        entry.fields(
+            'instance_uuid cell_mapping project_id queued_for_delete',
+            'the cell of a server'),
+        entry.called(
+            'get_by_instance_uuid(context, instance_uuid)',
+            'the cell of a server'),
+        entry.called('save(self)', 'put a build that stands still in ERROR'),
+        entry.called('destroy(self)', 'undo a refused boot')),
+    entry.of(
+        'nova.objects.InstanceMappingList',
+        entry.called(
+            'get_by_instance_uuids(context, uuids)', 'the cells of servers')),
+    entry.of(
+        'nova.objects.BlockDeviceMapping',
+        entry.fields(
+            'instance_uuid image_id volume_id snapshot_id attachment_id '
+            'source_type destination_type', 'volumes of a build'),
+        entry.called(
+            'update_or_create(self)',
+            'put a build that stands still in ERROR')),
+    entry.of(
+        'nova.objects.BlockDeviceMappingList',
+        entry.called('root_bdm(self)', 'the image of a root disk')),
+    entry.of(
+        'nova.objects.NetworkRequest',
+        entry.fields('address port_id', 'networks of a build')),
+    entry.of(
+        'nova.objects.NetworkRequestList',
+        entry.named('no_allocate', 'networks of a build')),
+    entry.of(
+        'nova.objects.SecurityGroup',
+        entry.fields('uuid', 'security groups of a build')),
+    entry.of(
+        'nova.objects.base.NovaObjectSerializer',
+        entry.called(
+            'serialize_entity(self, context, entity)',
+            'store a deferred build'),
+        entry.called(
+            'deserialize_entity(self, context, entity)',
+            'load a deferred build')),
+    entry.of(
+        'nova.objects.base',
+        entry.called('get_attrname(name)', 'write a record anew')),
+    entry.of(
+        'nova.db.api.api.context_manager',
+        entry.named('reader writer', 'statements of our own')),
+    entry.of(
+        'nova.db.api.api.context_manager.reader',
+        entry.named('using', 'statements of our own')),
+    entry.of(
+        'nova.db.api.api.context_manager.writer',
+        entry.named('using', 'statements of our own')),
+    entry.of(
+        'nova.db.api.models.BuildRequest',
+        entry.columns(
+            'id instance_uuid project_id created_at updated_at instance tags',
+            'lock and list reserved servers')),
+    entry.of(
+        'nova.db.api.models.InstanceMapping',
+        entry.columns(
+            'id instance_uuid cell_id queued_for_delete created_at updated_at',
+            'take a server out of its cell')),
+    entry.of(
+        'nova.db.api.models.RequestSpec',
+        entry.columns('instance_uuid spec', 'hints of many servers')),
+    entry.of(
+        'nova.db.api.models.InstanceGroupMember',
+        entry.columns('instance_uuid group_id', 'groups of many servers')),
+    entry.of(
+        'nova.db.api.models.InstanceGroupPolicy',
+        entry.columns('group_id policy', 'groups of many servers')),
+    entry.of(
+        'nova.exception',
+        entry.named(
+            'BuildRequestNotFound InstanceMappingNotFound RequestSpecNotFound',
+            'a record is gone')))
+
+_PROCESS = entry.subject(
+    'process and messages',
+    entry.of(
+        'nova.monkey_patch',
+        entry.called('patch(backend=)', 'native threads')),
+    entry.of(
+        'nova.config',
+        entry.called(
+            'parse_args(argv, default_config_files=, configure_db=, '
+            'init_rpc=, prog=)', 'read nova.conf')),
+    entry.of(
+        'nova.objects',
+        entry.called('register_all()', 'load the objects')),
+    entry.of(
+        'nova.objects.Service',
+        entry.called('enable_min_version_cache()', 'ask for versions once')),
+    entry.of(
+        'nova.version',
+        entry.named('version_string', 'the release of Nova')),
+    entry.of(
+        'nova.rpc',
+        entry.named(
+            'NOTIFICATION_TRANSPORT NOTIFIER',
+            'hear and publish notifications')),
+    entry.of(
+        'nova.baserpc.BaseAPI',
+        entry.called('__init__(self, topic)', 'ping a service'),
+        entry.refers('__init__', 'client', 'ping a service')),
+    entry.of(
+        'nova.conductor.rpcapi',
+        entry.named('RPC_TOPIC', 'ping nova-conductor')),
+    entry.of(
+        'nova.scheduler.rpcapi',
+        entry.named('RPC_TOPIC', 'ping nova-scheduler')),
+    entry.of(
+        'nova.context',
+        entry.called('get_admin_context(read_deleted=)', 'act as Nova itself'),
+        entry.called('target_cell(context, cell_mapping)', 'ask a cell'),
+        entry.called('load_cells()', 'ask all cells'),
+        entry.named('CELLS did_not_respond_sentinel', 'ask all cells'),
+        entry.called(
+            'is_cell_failure_sentinel(record)', 'cells that do not answer')),
+    entry.of(
+        'nova.context.RequestContext',
+        entry.called(
+            '__init__(self, user_id=, project_id=, is_admin=, read_deleted=, '
+            'remote_address=, timestamp=, quota_class=, service_catalog=, '
+            'user_auth_plugin=, **kwargs)', 'act for a user'),
+        entry.called('from_dict(values)', 'act for a user'),
+        entry.called('to_dict(self)', 'act for a user'),
+        entry.called('elevated(self, read_deleted=)', 'act for a user'),
+        entry.refers('__init__', 'is_admin cell_uuid', 'who asks, and where')),
+    entry.of(
+        'nova.objects.CellMapping',
+        entry.fields('id uuid name', 'ask a cell'),
+        entry.named('CELL0_UUID', 'servers without a host'),
+        entry.called('get_by_uuid(context, uuid)', 'servers without a host'),
+        entry.called('is_cell0(self)', 'servers without a host')),
+    entry.of(
+        'nova.utils',
+        entry.called(
+            'temporary_mutation(obj, **kwargs)', 'see deleted servers')),
+    entry.of(
+        'nova.exception',
+        entry.named('NovaException', 'what Nova refuses')),
+    entry.of(
+        'nova.conf.CONF',
+        entry.named(
+            'service_down_time default_availability_zone',
+            'judge as Nova does')),
+    entry.of(
+        'nova.conf.CONF.wsgi',
+        entry.named('api_paste_config', 'find api-paste.ini')),
+    entry.of(
+        'nova.conf.CONF.notifications',
+        entry.named(
+            'notification_format versioned_notifications_topics',
+            'notifications reach the listener')),
+    entry.of(
+        'nova.conf.CONF.cinder',
+        entry.named(
+            'auth_type auth_section', 'detach volumes without a token')),
+    entry.of(
+        'nova.conf.CONF.placement',
+        entry.named('region_name timeout', 'bound the wait for placement')))
+
+TABLE = (*_RECORDS, *_PROCESS)

@@ -1,0 +1,262 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the scheduler needs, and servers that are there.
+
+Data only; :mod:`~blazar_nova.compat.seams.entry` says what an entry means.
+"""
+
+from blazar_nova.compat.seams import entry
+
+__all__ = ['TABLE']
+
+_SCHEDULER = entry.subject(
+    'scheduler',
+    entry.of(
+        'nova.scheduler.filters',
+        entry.named('BaseHostFilter', 'the filter of leases')),
+    entry.of(
+        'nova.scheduler.filters.BaseHostFilter',
+        entry.replaced(
+            'filter_all(self, filter_obj_list, spec_obj)',
+            'the filter of leases')),
+    entry.of(
+        'nova.scheduler.weights',
+        entry.named('BaseHostWeigher', 'the weigher of leases')),
+    entry.of(
+        'nova.scheduler.weights.BaseHostWeigher',
+        entry.replaced(
+            'weight_multiplier(self, host_state)', 'the weigher of leases'),
+        entry.replaced(
+            '_weigh_object(self, obj, weight_properties)',
+            'the weigher of leases')),
+    entry.of(
+        'nova.scheduler.host_manager.HostState',
+        entry.refers(
+            '__init__', 'uuid allocation_candidates',
+            'what a server takes of a host')),
+    entry.of(
+        'nova.scheduler.utils',
+        entry.replaced(
+            'claim_resources(ctx, client, spec_obj, instance_uuid, '
+            'alloc_req, allocation_request_version=)',
+            'claim in the reservation database first'),
+        entry.called('request_is_rebuild(spec_obj)', 'let rebuilds through'),
+        entry.called(
+            'resources_from_request_spec(ctxt, spec_obj, host_manager, '
+            'enable_pinning_translate=)', 'hosts that a request may use'),
+        entry.called(
+            'resources_from_flavor_and_bfv(flavor, is_bfv)',
+            'what a server of a flavor takes', releases=('34.0',)),
+        entry.called(
+            'resources_for_limits(flavor, is_bfv)',
+            'what a server of a flavor takes', releases=('33.0',))),
+    entry.of(
+        'nova.scheduler.manager.SchedulerManager',
+        entry.refers(
+            '_schedule', 'utils claim_resources',
+            'the scheduler claims by the function that we replace'),
+        entry.replaced(
+            '_cleanup_allocations(self, context, instance_uuids)',
+            'undo claims of a failed request'),
+        entry.replaced('post_start_hook(self)', 'start work after the fork')),
+    entry.of(
+        'nova.scheduler.manager.utils',
+        entry.replaced(
+            'claim_resources(ctx, client, spec_obj, instance_uuid, '
+            'alloc_req, allocation_request_version=)',
+            'the scheduler claims by the function that we replace')),
+    entry.of(
+        'nova.scheduler.request_filter',
+        entry.called(
+            'process_reqspec(ctxt, request_spec)',
+            'hosts that the prefilters admit')),
+    entry.of(
+        'nova.scheduler.utils.ResourceRequest',
+        entry.called(
+            'from_request_spec(request_spec, enable_pinning_translate=)',
+            'what a server takes'),
+        entry.called('merged_resources(self)', 'what a server takes'),
+        entry.called(
+            'get_request_group(self, ident)', 'hosts that a request may use')),
+    entry.of(
+        'nova.objects.RequestGroup',
+        entry.fields(
+            'required_traits forbidden_traits',
+            'hosts that a request may use'),
+        entry.called('to_queryparams(self)', 'hosts that a request may use')),
+    entry.of(
+        'nova.virt.hardware',
+        entry.called(
+            'get_cpu_policy_constraint(flavor, image_meta)',
+            'servers with dedicated CPUs')),
+    entry.of(
+        'nova.objects.ImageMeta',
+        entry.fields('properties', 'servers with dedicated CPUs')),
+    entry.of(
+        'nova.objects',
+        entry.named('ImageMetaProps', 'servers with dedicated CPUs')),
+    entry.of(
+        'nova.exception',
+        entry.named('NoValidHost RequestFilterFailed', 'no host may be used')),
+    entry.of(
+        'nova.conf.CONF.filter_scheduler',
+        entry.named(
+            'available_filters enabled_filters weight_classes',
+            'see that filter and weigher are on')),
+    entry.of(
+        'nova.conf.CONF.scheduler',
+        entry.named(
+            'enable_isolated_aggregate_filtering image_metadata_prefilter '
+            'limit_tenants_to_placement_aggregate '
+            'placement_aggregate_required_for_tenants '
+            'query_placement_for_image_type_support '
+            'query_placement_for_routed_network_aggregates',
+            'processes judge hosts alike')))
+
+_SERVERS = entry.subject(
+    'server state',
+    entry.of(
+        'nova.objects.Instance',
+        entry.fields(
+            'uuid project_id user_id display_name display_description '
+            'hostname access_ip_v4 access_ip_v6 auto_disk_config metadata '
+            'system_metadata vm_state task_state host node flavor old_flavor '
+            'new_flavor numa_topology pci_requests fault locked locked_by '
+            'deleted deleted_at created_at updated_at launched_at info_cache '
+            'cell_name compute_id disable_terminate hidden launched_on '
+            'terminated_at', 'what a server is'),
+        entry.called(
+            'get_by_uuid(context, uuid, expected_attrs=, use_slave=)',
+            'read a server'),
+        entry.called('create(self)', 'put a build that stands still in ERROR'),
+        entry.called(
+            'save(self, expected_vm_state=, expected_task_state=, '
+            'admin_state_reset=)', 'change a server'),
+        entry.called('destroy(self, hard_delete=)', 'defer a build again'),
+        entry.named('update get', 'change a reserved server')),
+    entry.of(
+        'nova.objects.InstanceList',
+        entry.called(
+            'get_by_filters(context, filters, sort_key=, sort_dir=, limit=, '
+            'marker=, expected_attrs=, use_slave=, sort_keys=, sort_dirs=)',
+            'read many servers'),
+        entry.called(
+            'get_by_host(context, host, expected_attrs=, use_slave=)',
+            'servers on a host'),
+        entry.called(
+            'get_count_by_hosts(context, hosts)',
+            'servers that would change their zone')),
+    entry.of(
+        'nova.objects.InstanceActionList',
+        entry.called(
+            'get_by_instance_uuid(context, instance_uuid, limit=, marker=, '
+            'filters=)', 'how far a deletion is')),
+    entry.of(
+        'nova.objects.InstanceFault',
+        entry.fields('message', 'why a server is in ERROR')),
+    entry.of(
+        'nova.objects.InstancePCIRequests',
+        entry.fields('requests', 'servers that cannot move')),
+    entry.of(
+        'nova.compute.instance_actions',
+        entry.named('DELETE', 'how far a deletion is')),
+    entry.of(
+        'nova.compute.task_states',
+        entry.named(
+            'DELETING IMAGE_SNAPSHOT_PENDING REBUILDING RESIZE_PREP '
+            'SCHEDULING', 'what is being done to a server')),
+    entry.of(
+        'nova.compute.vm_states',
+        entry.named(
+            'ACTIVE BUILDING ERROR PAUSED RESIZED SHELVED SHELVED_OFFLOADED '
+            'STOPPED SUSPENDED', 'what a server is in')),
+    entry.of(
+        'nova.compute.utils',
+        entry.called(
+            'add_instance_fault_from_exc(context, instance, fault, '
+            'exc_info=, fault_message=)',
+            'put a build that stands still in ERROR'),
+        entry.called(
+            'is_volume_backed_instance(context, instance, bdms=)',
+            'make an image of a server')),
+    entry.of(
+        'nova.exception',
+        entry.named('InstanceNotFound', 'a server is gone')))
+
+_ACTIONS = entry.subject(
+    'server actions',
+    entry.of(
+        'nova.compute.api.API',
+        entry.called(
+            'get(self, context, instance_id, expected_attrs=, '
+            'cell_down_support=)', 'read a server'),
+        entry.called(
+            'delete(self, context, instance)',
+            'delete the servers of a lease'),
+        entry.called(
+            'stop(self, context, instance, do_cast=, clean_shutdown=)',
+            'keep a server at the end'),
+        entry.called(
+            'suspend(self, context, instance)', 'keep a server at the end'),
+        entry.called(
+            'shelve(self, context, instance, clean_shutdown=)',
+            'keep a server at the end'),
+        entry.called(
+            'shelve_offload(self, context, instance, clean_shutdown=)',
+            'keep a server at the end'),
+        entry.called(
+            'unshelve(self, context, instance, new_az=, host=)',
+            'bring a server back'),
+        entry.called(
+            'snapshot(self, context, instance, name, extra_properties=)',
+            'make an image of a server'),
+        entry.called(
+            'snapshot_volume_backed(self, context, instance, name, '
+            'extra_properties=)', 'make an image of a server'),
+        entry.refers('__init__', 'image_api', 'images of a server'),
+        entry.called(
+            'live_migrate(self, context, instance, block_migration, '
+            'disk_over_commit, host_name, force=, async_=)', 'drain a host'),
+        entry.called(
+            'evacuate(self, context, instance, host, on_shared_storage, '
+            'admin_password=, force=, target_state=)', 'leave a failed host'),
+        entry.refers(
+            'evacuate', 'compute_task_api rebuild_instance',
+            'evacuate only what is not too late')),
+    entry.of(
+        'nova.image.glance.API',
+        entry.called('get_all(self, context, **kwargs)', 'images of a server'),
+        entry.called(
+            'delete(self, context, id_or_uri)', 'images of a server')),
+    entry.of(
+        'nova.conductor.ComputeTaskAPI',
+        entry.called(
+            'rebuild_instance(self, context, instance, orig_image_ref, '
+            'image_ref, injected_files, new_pass, orig_sys_metadata, bdms, '
+            'recreate=, on_shared_storage=, preserve_ephemeral=, host=, '
+            'request_spec=, reimage_boot_volume=, target_state=)',
+            'evacuate only what is not too late')),
+    entry.of(
+        'nova.objects.Migration',
+        entry.fields('status', 'undo an evacuation'),
+        entry.called('save(self)', 'undo an evacuation')),
+    entry.of(
+        'nova.objects.MigrationList',
+        entry.called(
+            'get_by_filters(context, filters, sort_keys=, sort_dirs=, '
+            'limit=, marker=)', 'undo an evacuation')),
+    entry.of(
+        'nova.exception',
+        entry.named('Unauthorized', 'delete without a token of the owner')))
+
+TABLE = (*_SCHEDULER, *_SERVERS, *_ACTIONS)

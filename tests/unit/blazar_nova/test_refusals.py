@@ -1,0 +1,171 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Real processes on a Nova that lacks something, or that is not known."""
+
+import json
+import os
+import subprocess
+import sys
+
+import fixtures
+from nova.db.api import models as api_models
+from nova.db.main import models as main_models
+import sqlalchemy as sa
+
+from tests import imports as code
+from tests import paste
+from tests.unit import base
+
+CONF = """\
+[DEFAULT]
+transport_url = fake:/
+state_path = {folder}
+[api_database]
+connection = sqlite:///{folder}/api
+[database]
+connection = sqlite:///{folder}/main
+[filter_scheduler]
+available_filters = nova.scheduler.filters.all_filters
+available_filters = blazar_nova.scheduler.filters.BlazarFilter
+enabled_filters = ComputeFilter,BlazarFilter
+weight_classes = nova.scheduler.weights.all_weighers,\
+blazar_nova.scheduler.weights.BlazarWeigher
+[notifications]
+notification_format = versioned
+versioned_notifications_topics = blazar_notifications
+[oslo_messaging_notifications]
+driver = messagingv2
+[blazar]
+allow_untested_nova = {allow}
+[blazar_database]
+connection = sqlite:///{folder}/blazar
+"""
+BIN = os.path.dirname(sys.executable)
+#: What an operator starts, and the end of it that is tested here.
+PROCESSES = {
+    'nova-api': [sys.executable, '-c', 'import nova.wsgi.osapi_compute'],
+    'nova-scheduler': [f'{BIN}/nova-scheduler'],
+    'blazar-listener': [
+        sys.executable, '-c',
+        'import sys; from blazar_nova.cmd import listener as it;'
+        'sys.exit(it.main())'],
+    'blazar-nova-manage': [
+        sys.executable, '-c',
+        'import sys; from blazar_nova.cmd import manage as it;'
+        'sys.exit(it.main())'],
+    'blazar-status': [sys.executable, '-m', 'blazar_nova.cmd.status'],
+}
+
+
+class RefusalTest(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.folder = self.useFixture(fixtures.TempDir()).path
+        # What nova-api and nova-scheduler look at before they load us.
+        for name, models in (('api', api_models), ('main', main_models)):
+            engine = sa.create_engine(f'sqlite:///{self.folder}/{name}')
+            models.BASE.metadata.create_all(engine)
+            engine.dispose()
+        with open(os.path.join(self.folder, 'api-paste.ini'), 'w') as file:
+            file.write(paste.with_leases(paste.nova_paste()))
+        self.configure()
+
+    def configure(self, allow=False):
+        with open(os.path.join(self.folder, 'nova.conf'), 'w') as file:
+            file.write(CONF.format(folder=self.folder, allow=allow))
+
+    def start(self, name, *words, **environ):
+        """Run a process to its end; returns its code and what it printed."""
+        command = [*PROCESSES[name], *([] if name == 'nova-api' else [
+            '--config-file', f'{self.folder}/nova.conf']), *words]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=120, cwd=code.ROOT, env={
+                **os.environ, **environ, 'OS_NOVA_CONFIG_DIR': self.folder,
+                'PYTHONPATH': os.pathsep.join(
+                    [f'{code.ROOT}/tests/without', code.ROOT])})
+        return done.returncode, done.stdout
+
+    def check_refused(self, process, without, name, *words, code=1):
+        found, said = self.start(process, *words, WITHOUT=without)
+        self.assertEqual(code, found, said)
+        self.assertIn('Leases cannot run with this Nova: '
+                      f'{name}', said)
+        self.assertIn('is installed; this version is for Nova 33.0 and '
+                      '34.0.', said)
+        return said
+
+    def test_nova_api(self):
+        self.check_refused(
+            'nova-api', 'nova.compute.api:API.lock',
+            'nova.compute.api.API.lock(self, context, instance, reason=) is '
+            'missing (RESERVED in the API: lock a reserved server).')
+
+    def test_nova_scheduler(self):
+        self.check_refused(
+            'nova-scheduler', 'nova.scheduler.utils:request_is_rebuild',
+            'nova.scheduler.utils.request_is_rebuild(spec_obj) is missing '
+            '(scheduler: let rebuilds through).')
+
+    def test_blazar_listener(self):
+        said = self.check_refused(
+            'blazar-listener', 'nova.conductor.rpcapi:RPC_TOPIC',
+            'nova.conductor.rpcapi.RPC_TOPIC is missing (process and '
+            'messages: ping nova-conductor).')
+        # The sentence and no more.
+        self.assertEqual(1, said.count('\n'), said)
+
+    def test_blazar_nova_manage(self):
+        said = self.check_refused(
+            'blazar-nova-manage', 'nova.objects.flavor:Flavor.add_access',
+            'nova.objects.Flavor.add_access(self, project_id) is missing '
+            '(flavors and binding: the project of a reservation).',
+            'host', 'list')
+        self.assertEqual(1, said.count('\n'), said)
+
+    def test_blazar_status(self):
+        code, said = self.start(
+            'blazar-status', 'upgrade', 'check', '--json',
+            WITHOUT='nova.monkey_patch:patch')
+        self.assertEqual(2, code, said)
+        nova, = json.loads(said)['checks']
+        self.assertEqual(('Nova', 2), (nova['check'], nova['result']))
+        self.assertIn('nova.monkey_patch.patch(backend=) is missing',
+                      nova['details'])
+
+    def test_an_unknown_release(self):
+        for process in ('nova-scheduler', 'blazar-listener'):
+            code, said = self.start(process, NOVA_VERSION='35.0.0')
+            self.assertEqual(1, code, said)
+            self.assertIn('Nova 35.0.0 is installed, and this version is '
+                          'tested with Nova 33.0 and 34.0', said, process)
+            self.assertIn('Write in nova.conf [blazar]: allow_untested_nova '
+                          '= True', said, process)
+        self.configure(allow=True)
+        code, said = self.start('blazar-listener', NOVA_VERSION='35.0.0')
+        # The next thing that is missing.
+        self.assertEqual(1, code, said)
+        self.assertIn('Run: blazar-nova-manage db sync', said)
+        self.assertNotIn('35.0.0', said)
+
+
+class TestFirst(base.TestCase):
+
+    def test_what_others_load_imports_the_check_first(self):
+        """Else it may fail at another import, with no sentence."""
+        for path in ('api/app.py', 'api/rest.py', 'scheduler/filters.py',
+                     'scheduler/weights.py'):
+            first = next(name for name in code.imports(f'blazar_nova/{path}')
+                         if name.startswith('blazar_nova.'))
+            self.assertEqual('blazar_nova.compat.guard', first, path)

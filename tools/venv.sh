@@ -16,10 +16,12 @@
 # testing need, or finds that it has been made before; it sets VENV.
 # `use_venv stack-requirements.txt` adds what that file asks for.
 # `need_databases` and `need_stack_servers` install the servers that are
-# started.
+# started. `use_nova 33 ...` is use_venv for an environment of its own, with
+# that release of Nova in the place of the other.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
+CONSTRAINTS=constraints.txt
 # What the packages installed in .venv depend on.
 INPUTS=(constraints.txt requirements.txt test-requirements.txt setup.cfg
     setup.py pyproject.toml)
@@ -171,8 +173,8 @@ need_version() {
 run_pip() {
     cd "$ROOT" || return
     # The constraints hold for what builds a package as well.
-    PIP_CONSTRAINT=$ROOT/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        "$VENV/bin/python" -m pip install -c constraints.txt "$@"
+    PIP_CONSTRAINT=$ROOT/$CONSTRAINTS PIP_DISABLE_PIP_VERSION_CHECK=1 \
+        "$VENV/bin/python" -m pip install -c "$CONSTRAINTS" "$@"
 }
 
 install_packages() {
@@ -217,4 +219,20 @@ use_venv() {
         need_installed "inputs-$more" "constraints.txt $more" -r "$more"
     done
     exec {lock}<&-
+}
+
+# Without a release, or with that of constraints.txt, use_venv itself.
+use_nova() {
+    local release=$1 CONSTRAINTS=constraints.txt
+    shift
+    if [[ -n $release && ! -e $ROOT/constraints-nova$release.txt ]] &&
+        ! grep -q "^nova==$release\." "$ROOT/constraints.txt"; then
+        die "There is no constraints-nova$release.txt."
+    fi
+    [[ -e $ROOT/constraints-nova$release.txt ]] || release=
+    [[ -z $release ]] || VENV=$ROOT/.venv-nova$release
+    use_venv "$@"
+    [[ -n $release ]] || return 0
+    CONSTRAINTS=constraints-nova$release.txt
+    need_installed inputs-nova "${INPUTS[*]} $CONSTRAINTS" --no-deps nova
 }

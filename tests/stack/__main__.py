@@ -34,6 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument('--database', choices=('mariadb', 'postgresql'))
     up.add_argument('--hosts', type=int)
     up.add_argument('--token-expiry', type=int)
+    # ./tools/stack has chosen the environment by it.
+    up.add_argument('--nova', choices=('33', '34'))
     commands.add_parser('down')
     commands.add_parser('status')
     logs = commands.add_parser('logs')

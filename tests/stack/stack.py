@@ -71,6 +71,9 @@ class Settings:
     database: str = 'mariadb'
     hosts: int = 3
     token_expiry: int | None = None
+    #: The Python, and so the Nova, of all processes; of some another one.
+    python: str = sys.executable
+    pythons: dict[str, str] = dataclasses.field(default_factory=dict)
     ports: dict[str, int] = dataclasses.field(default_factory=dict)
     #: Steps of the set-up that have been done once and for all.
     done: list[str] = dataclasses.field(default_factory=list)
@@ -114,7 +117,7 @@ class Stack:
         :raises Failure: when something does not come up
         """
         wanted = {'database': database, 'hosts': hosts,
-                  'token_expiry': token_expiry}
+                  'token_expiry': token_expiry, 'python': sys.executable}
         wanted = {name: value for name, value in wanted.items()
                   if value is not None}
         with self._lock():
@@ -159,6 +162,18 @@ class Stack:
         process.stop()
         process.start()
         process.wait_until_up(PATIENCE)
+
+    def upgrade(self, python: str, *names: str) -> None:
+        """Run processes by another Python, with its Nova, from now on.
+
+        They are restarted one after the other; returns when all are up.
+        """
+        for name in names:
+            self._process(name).stop()
+            self.settings.pythons[name] = python
+            self._store(self.settings)
+            self._forget()
+            self.restart(name)
 
     def wait_until_up(self, name: str, seconds: float = PATIENCE) -> None:
         """Return when a process does its work.
@@ -212,7 +227,7 @@ class Stack:
             'OS_REGION_NAME': configuration.REGION,
             # From 2.37 on one says which networks a server gets: none.
             'OS_COMPUTE_API_VERSION': '2.90',
-            'PATH': os.pathsep.join([os.path.dirname(sys.executable),
+            'PATH': os.pathsep.join([os.path.dirname(self.settings.python),
                                      os.environ.get('PATH', '')])}
 
     @property
@@ -307,7 +322,7 @@ class Stack:
             yield self._program(
                 f'setup-{name}',
                 ['sh', '-c', '"$@" && echo "exit 0"', 'sh',
-                 _binary(command), '--config-file',
+                 self._binary(f'setup-{name}', command), '--config-file',
                  os.path.join(self.folder, 'etc', conf), *words],
                 'exit 0', once=True, needs=('databases',))
         yield self._wsgi('keystone', 'keystone', 'keystone.wsgi.api',
@@ -332,8 +347,8 @@ class Stack:
         for number in (1, 2):
             yield self._program(
                 f'blazar-listener-{number}',
-                [_binary('blazar-listener'), '--config-file',
-                 f'{site.etc("nova")}/nova.conf'], 'Started',
+                [self._binary(f'blazar-listener-{number}', 'blazar-listener'),
+                 '--config-file', f'{site.etc("nova")}/nova.conf'], 'Started',
                 needs=(*nova, 'setup-blazar', 'hosts'))
 
     def _program(self, name: str, command: list[str], ready: str,
@@ -350,7 +365,15 @@ class Stack:
                 **more: ty.Any) -> Program:
         """A module of this package."""
         return self._program(name, [
-            sys.executable, '-m', f'tests.stack.{module}', *words], **more)
+            self._python(name), '-m', f'tests.stack.{module}', *words], **more)
+
+    def _python(self, name: str) -> str:
+        """The Python of a process."""
+        return self.settings.pythons.get(name, self.settings.python)
+
+    def _binary(self, name: str, command: str) -> str:
+        """A command that stands beside the Python of a process."""
+        return os.path.join(os.path.dirname(self._python(name)), command)
 
     def _wsgi(self, name: str, service: str, module: str,
               *needs: str) -> Program:
@@ -362,7 +385,7 @@ class Stack:
         """A daemon with messages and a configuration of its own."""
         folder = self.site.etc('nova')
         return self._program(
-            name, [_binary(name.rstrip('-12')), '--config-file',
+            name, [self._binary(name, name.rstrip('-12')), '--config-file',
                    f'{folder}/{conf}.conf', '--config-file',
                    f'{folder}/{name}.conf'], JOINED, needs=needs)
 
@@ -544,11 +567,6 @@ class Stack:
         """Read again what is in files."""
         for name in ('settings', 'site', '_database', '_processes'):
             self.__dict__.pop(name, None)
-
-
-def _binary(name: str) -> str:
-    """A command that stands beside this Python."""
-    return os.path.join(os.path.dirname(sys.executable), name)
 
 
 def _free_ports(count: int) -> list[int]:

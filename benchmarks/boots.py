@@ -79,7 +79,7 @@ IDLE = 0.4
 SECTIONS = re.compile(r'\[(blazar\w*|notifications'
                       r'|oslo_messaging_notifications)\]\n(.+\n)*\n')
 OPTIONS = re.compile(r'(available_filters|weight_classes) = .*\n'
-                     r'|,BlazarFilter')
+                     r'|,LeaseFilter')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,14 +153,15 @@ def lateness(name: str, cloud: 'Cloud', sizes: Sizes,
         raise stack.Failure('The leases began before all of them were made.')
     table = models.Lease.__table__.c
     active = sa.select(table.updated_at).where(table.status == 'ACTIVE')
-    cloud.wait_for(lambda: len(cloud.ask('blazar', active)) == sizes.leases,
-                   'all leases are ACTIVE', sizes.notice + 3 * PATIENCE)
+    cloud.wait_for(
+        lambda: len(cloud.ask('blazar_nova', active)) == sizes.leases,
+        'all leases are ACTIVE', sizes.notice + 3 * PATIENCE)
     late = {
-        'sent': [row[0] for row in cloud.ask('blazar', sa.select(
+        'sent': [row[0] for row in cloud.ask('blazar_nova', sa.select(
             models.Booking.sent_at).where(
                 models.Booking.sent_at.is_not(None)))],
         'guest': [os.stat(path).st_mtime for path in cloud.guests()],
-        'active': [row[0] for row in cloud.ask('blazar', active)]}
+        'active': [row[0] for row in cloud.ask('blazar_nova', active)]}
     for what, when in late.items():
         if len(when) != sizes.leases:
             raise stack.Failure(f'{what}: {len(when)} of {sizes.leases}')
@@ -177,7 +178,7 @@ class Cloud:
         self._nova = nova
         self._engines = {name: sa.create_engine(
             nova.database_url(name), isolation_level='AUTOCOMMIT')
-            for name in ('nova', 'blazar')}
+            for name in ('nova', 'blazar_nova')}
         self._demo = base.Client(nova, 'demo')
         self._server: base.Json = {
             'name': 'boot', 'networks': 'none',
@@ -326,7 +327,7 @@ class Cloud:
             return
         self._plugin = None
         hosts = [row[0] for row in self.ask(
-            'blazar', sa.select(models.Host.id))]
+            'blazar_nova', sa.select(models.Host.id))]
         ids = [uuidutils.generate_uuid()
                for _lease in range(bookings // EACH)]
         now = int(time.time())
@@ -353,7 +354,7 @@ class Cloud:
                 'end_date': first + 7200 * (number // len(hosts)) + 3600,
                 'resources': resources, 'running': False}
                 for number in range(bookings)]}
-        with self._engines['blazar'].connect() as connection:
+        with self._engines['blazar_nova'].connect() as connection:
             for model, each in rows.items():
                 connection.execute(model.__table__.insert(), each)
 

@@ -89,7 +89,7 @@ def measure(url: str, requests: int) -> ty.Iterator[records.Record]:
     database = filled.connect(url)
     leased = lease_servers(database, requests)
     configure(url)
-    ours = filters.BlazarFilter()
+    ours = filters.LeaseFilter()
     hosts = list(host_states(database))
     theirs = dict(nova_asks(hosts))
     kept: list[host_manager.HostState] = []

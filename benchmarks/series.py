@@ -77,7 +77,7 @@ class Member:
         self.leases = leases.Leases(
             self.database, clock, search, self.types)
         conf = databases.configuration(url)
-        conf.set_override('max_leases_per_project', 1000, 'enforcement')
+        conf.set_override('max_leases_per_project', 1000, 'blazar_enforcement')
         self.limits = limits.Limits(conf, self.database, clock)
 
     def new(self, request: requests.LeaseRequest, count: int,

@@ -9,19 +9,13 @@
 _XTRACE_BLAZAR_NOVA=$(set +o | grep xtrace)
 set +o xtrace
 
-BLAZAR_FILTER=blazar_nova.scheduler.filters.BlazarFilter
-BLAZAR_WEIGHER=blazar_nova.scheduler.weights.BlazarWeigher
+# What an operator adds to nova.conf; most values below are read from it.
+BLAZAR_SAMPLE=$BLAZAR_NOVA_DIR/etc/nova-leases/nova.conf
 BLAZAR_APP_FACTORY=blazar_nova.api.app:factory
 BLAZAR_API_PIPELINE="cors http_proxy_to_wsgi compute_req_id"
 BLAZAR_API_PIPELINE+=" request_log sizelimit authtoken keystonecontext"
 BLAZAR_API_PIPELINE+=" blazar_app"
 NOVA_APP_FACTORY=nova.api.openstack.compute:APIRouterV21.factory
-
-# The filters that Nova has where no enabled_filters are configured.
-NOVA_DEFAULT_FILTERS=ComputeFilter,ComputeCapabilitiesFilter
-NOVA_DEFAULT_FILTERS+=,ImagePropertiesFilter,ServerGroupAntiAffinityFilter
-NOVA_DEFAULT_FILTERS+=,ServerGroupAffinityFilter
-
 
 # _blazar_list_with LIST ITEM
 # A comma separated list, with an item at its end unless it is in it.
@@ -41,6 +35,20 @@ function _blazar_list_without {
     list=${list//,$2,/,}
     list=${list#,}
     echo "${list%,}"
+}
+
+# _blazar_last_of LIST
+# The last item of a comma separated list: in those of the sample, ours.
+function _blazar_last_of {
+    echo "${1##*,}"
+}
+
+# _blazar_sample SECTION OPTION
+# A value of the sample nova.conf; of several lines, the last.
+function _blazar_sample {
+    local values
+    values=$(iniget_multiline "$BLAZAR_SAMPLE" "$1" "$2")
+    echo "${values##* }"
 }
 
 # _blazar_nova_confs
@@ -73,37 +81,42 @@ function configure_blazar_notifications {
         topics=$(_blazar_list_with "$topics" "$BLAZAR_NOTIFICATION_TOPIC")
         format=$(iniget "$conf" notifications notification_format)
         if [[ $format != both ]]; then
-            iniset "$conf" notifications notification_format versioned
+            iniset "$conf" notifications notification_format \
+                "$(_blazar_sample notifications notification_format)"
         fi
         iniset "$conf" notifications versioned_notifications_topics "$topics"
-        iniset "$conf" oslo_messaging_notifications driver messagingv2
+        iniset "$conf" oslo_messaging_notifications driver \
+            "$(_blazar_sample oslo_messaging_notifications driver)"
         iniset "$conf" oslo_messaging_notifications transport_url \
             "$(get_notification_url)"
     done
 }
 
 function configure_blazar_scheduler {
-    local filters available weighers
-    # Without it no host can serve leases only.
-    iniset "$NOVA_CONF" scheduler enable_isolated_aggregate_filtering True
+    local filters available weighers ours
+    iniset "$NOVA_CONF" scheduler enable_isolated_aggregate_filtering \
+        "$(_blazar_sample scheduler enable_isolated_aggregate_filtering)"
     filters=$(iniget "$NOVA_CONF" filter_scheduler enabled_filters)
+    ours=$(_blazar_sample filter_scheduler enabled_filters)
     iniset "$NOVA_CONF" filter_scheduler enabled_filters \
-        "$(_blazar_list_with "${filters:-$NOVA_DEFAULT_FILTERS}" BlazarFilter)"
+        "$(_blazar_list_with "${filters:-$ours}" "$(_blazar_last_of "$ours")")"
 
     # A multi-string option: one line for each value.
     available=$(iniget_multiline "$NOVA_CONF" filter_scheduler \
         available_filters)
     available=${available:-nova.scheduler.filters.all_filters}
-    if [[ " $available " != *" $BLAZAR_FILTER "* ]]; then
-        available+=" $BLAZAR_FILTER"
+    ours=$(_blazar_sample filter_scheduler available_filters)
+    if [[ " $available " != *" $ours "* ]]; then
+        available+=" $ours"
     fi
     # shellcheck disable=SC2086 # one argument for each value
     iniset_multiline "$NOVA_CONF" filter_scheduler available_filters $available
 
     weighers=$(iniget "$NOVA_CONF" filter_scheduler weight_classes)
-    weighers=${weighers:-nova.scheduler.weights.all_weighers}
+    ours=$(_blazar_sample filter_scheduler weight_classes)
     iniset "$NOVA_CONF" filter_scheduler weight_classes \
-        "$(_blazar_list_with "$weighers" "$BLAZAR_WEIGHER")"
+        "$(_blazar_list_with "${weighers:-$ours}" \
+            "$(_blazar_last_of "$ours")")"
 }
 
 function configure_blazar_api {
@@ -195,15 +208,17 @@ function cleanup_blazar_nova {
     done
 
     if [[ -e $NOVA_CONF ]]; then
-        _blazar_iniremove "$NOVA_CONF" filter_scheduler enabled_filters \
-            BlazarFilter
-        _blazar_iniremove "$NOVA_CONF" filter_scheduler weight_classes \
-            "$BLAZAR_WEIGHER"
+        local option
+        for option in enabled_filters weight_classes; do
+            _blazar_iniremove "$NOVA_CONF" filter_scheduler $option \
+                "$(_blazar_last_of \
+                    "$(_blazar_sample filter_scheduler $option)")"
+        done
         available=$(iniget_multiline "$NOVA_CONF" filter_scheduler \
             available_filters)
         # shellcheck disable=SC2086 # one argument for each value
         iniset_multiline "$NOVA_CONF" filter_scheduler available_filters \
-            ${available//$BLAZAR_FILTER/}
+            ${available//$(_blazar_sample filter_scheduler available_filters)/}
 
         inidelete "$NOVA_CONF" blazar encryption_keys
         inidelete "$NOVA_CONF" blazar notification_topic
@@ -224,12 +239,12 @@ BLAZAR_BIN_DIR=$(get_python_exec_prefix)
 
 if is_service_enabled nova; then
     if [[ $1 == stack && $2 == install ]]; then
-        echo_summary "Installing blazar-nova"
+        echo_summary "Installing nova-leases"
         install_blazar_nova
 
     elif [[ $1 == stack && $2 == post-config ]]; then
         # After Nova's configuration is written, before its services start.
-        echo_summary "Configuring blazar-nova"
+        echo_summary "Configuring nova-leases"
         configure_blazar_nova
         init_blazar_nova
 

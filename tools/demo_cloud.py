@@ -34,7 +34,7 @@ os.environ['OS_TEST_TIMEOUT'] = '0'
 
 # Before Nova: it says that there shall be no eventlet.
 from tests.functional import nova_box  # noqa: E402, I100
-from tests import paste  # noqa: E402
+from tests import samples  # noqa: E402
 
 from nova import context as nova_context  # noqa: E402
 from placement import deploy  # noqa: E402
@@ -273,8 +273,8 @@ class Cloud(nova_box.NovaBox):
     @staticmethod
     def paste_changes() -> list[str]:
         """The lines of api-paste.ini that turn the plugin on, as a diff."""
-        before = paste.nova_paste()
-        after = paste.with_leases(before)
+        before = samples.nova_paste()
+        after = samples.with_leases(before)
         return [line for line in difflib.ndiff(before.splitlines(),
                                                after.splitlines())
                 if line.startswith(('- ', '+ '))]

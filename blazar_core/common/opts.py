@@ -32,7 +32,7 @@ DATABASE_GROUP = cfg.OptGroup(
          'never one of Nova\'s. Only ``connection`` has to be set.')
 
 ENFORCEMENT_GROUP = cfg.OptGroup(
-    'enforcement', title='What a project may have',
+    'blazar_enforcement', title='What a project may have',
     help='Limits of leases, and a service that is asked about each of them. '
          '-1 is no limit. Leases count for Nova\'s quota besides.')
 
@@ -117,7 +117,8 @@ OPTS: list[cfg.Opt] = [
         'max_occurrences', default=100, min=1, max=1000,
         help='How often a lease may recur at most. Each occurrence is a lease '
              'of its own for all limits, and each with a boot has held '
-             'servers of its own: the limits in [enforcement] hold for all '
+             'servers of its own: the limits in '
+             '[blazar_enforcement] hold for all '
              'of them together.'),
     cfg.IntOpt(
         'max_amount', default=1000, min=1,

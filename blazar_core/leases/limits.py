@@ -12,8 +12,8 @@
 
 """How much of leases a project may have, as the operator says.
 
-The limits are the options of ``[enforcement]``, and the cloud's own quota. Of
-servers and resources it is the peak that counts: what the leases of a project
+The limits are the options of ``[blazar_enforcement]``, and the cloud's own
+quota. Of servers and resources the peak counts: what the leases of a project
 hold at the same instant. Leases whose windows do not meet do not add up.
 
 What a project has is counted in the books before the lease is made. In the
@@ -326,7 +326,7 @@ class Limits:
 
     def _limits(self, asked: Asked) -> dict[str, int]:
         """The limits that there are for a project."""
-        group = self._conf.enforcement
+        group = self._conf.blazar_enforcement
         if asked.project_id in group.exempt_project_ids:
             return {}
         limits = {name: group[name] for name in _LIMITS if group[name] >= 0}

@@ -115,11 +115,11 @@ def check(conf: ty.Any) -> None:
 def _too_long(conf: ty.Any) -> str:
     """Why no boot can have the default lease; empty: it can."""
     defaults = lease_params.defaults(conf)
-    limit, length = conf.enforcement.max_lease_duration, (
+    limit, length = conf.blazar_enforcement.max_lease_duration, (
         defaults.length + defaults.grace_period)
     return '' if not 0 <= limit < length else (
         f'a lease by default would last {length} seconds with its grace '
-        f'period, which is more than [enforcement] max_lease_duration, '
+        f'period, which is more than [blazar_enforcement] max_lease_duration, '
         f'{limit}: every boot would be refused. Write a smaller '
         f'reservation_length_days, or a larger limit.')
 

@@ -12,7 +12,7 @@
 """The lease API, as nova-api serves it.
 
 What an operator writes for it in Nova's api-paste.ini is in
-etc/blazar/api-paste.ini.
+etc/nova-leases/api-paste.ini.
 """
 
 from blazar_nova.compat import guard  # noqa: F401  (the first of all)

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The checks of the command blazar-status.
+"""The checks of the command blazar-nova-status.
 
 They are those that the services make when they start, and say of everything
 that is missing which line to write.

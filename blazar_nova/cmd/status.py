@@ -10,11 +10,11 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The command blazar-status: is everything there that leases need?
+"""The command blazar-nova-status: is everything there that leases need?
 
-``blazar-status upgrade check`` looks at what is configured and installed on
-the machine on which it runs (:mod:`blazar_nova.cmd.readiness`). Where Nova
-lacks what this project relies on, that is all that it can say.
+``blazar-nova-status upgrade check`` checks the configuration and the packages
+of the machine on which it runs (:mod:`blazar_nova.cmd.readiness`). Where Nova
+lacks what this project relies on, it reports only that.
 """
 
 import sys

@@ -35,9 +35,9 @@ from blazar_nova.compat import router as routing
 __all__ = ['api_paste', 'filter_order', 'notifications', 'nova_api', 'refuse',
            'router', 'scheduler', 'volumes']
 
-FILTER = 'BlazarFilter'
-FILTER_CLASS = 'blazar_nova.scheduler.filters.BlazarFilter'
-WEIGHER = 'blazar_nova.scheduler.weights.BlazarWeigher'
+FILTER = 'LeaseFilter'
+FILTER_CLASS = 'blazar_nova.scheduler.filters.LeaseFilter'
+WEIGHER = 'blazar_nova.scheduler.weights.LeaseWeigher'
 
 #: What api-paste.ini must say, by section.
 _PASTE = {

@@ -53,18 +53,31 @@ LOG = logging.getLogger(__name__)
 _ISOLATED = 'blazar_pool'
 #: Hosts that are seen to side by side.
 _WORKERS = 8
-_GROUP = 'blazar:physical:host'
+_GROUP = 'blazar_hosts'
 #: By what Nova keeps the servers of a project on the hosts of an aggregate.
 _TENANT = 'filter_tenant_id'
 
+
+def _of_blazar(name: str) -> list[cfg.DeprecatedOpt]:
+    """Where Blazar's filter reads an option that both have.
+
+    Its package registers that group, so ours is another one; what operators
+    have written there is read from there.
+    """
+    return [cfg.DeprecatedOpt(name, group='blazar:physical:host')]
+
+
 _OPTS: list[cfg.Opt] = [
     cfg.StrOpt('aggregate_freepool_name', default='freepool',
+               deprecated_opts=_of_blazar('aggregate_freepool_name'),
                help='The aggregate of the enrolled hosts that no reservation '
                     'has at the moment.'),
     cfg.StrOpt('blazar_owner', default='blazar:owner',
+               deprecated_opts=_of_blazar('blazar_owner'),
                help='The key by which the aggregate of a reservation says '
                     'which project has it.'),
     cfg.StrOpt('blazar_az_prefix', default='blazar_',
+               deprecated_opts=_of_blazar('blazar_az_prefix'),
                help='How the availability zone of a reservation begins; the '
                     'rest is its id. Hosts that are in a zone of the '
                     'operator stay in that.'),

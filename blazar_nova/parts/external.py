@@ -35,7 +35,7 @@ _DENIED = 'The operator of this cloud does not allow this lease.'
 
 
 class External:
-    """The service of ``[enforcement] external_service_*``, if there is one.
+    """The service of ``[blazar_enforcement] external_service_*``, if any.
 
     :param place: says the ``auth_url`` and ``region_name`` of this cloud, for
         a service that wants to ask it something
@@ -45,7 +45,7 @@ class External:
     def __init__(self, conf: ty.Any,
                  place: ty.Callable[[], dict[str, str | None]]) -> None:
         opts.register_opts(conf)
-        group = conf.enforcement
+        group = conf.blazar_enforcement
         self._create = _url(group, 'check-create')
         self._update = _url(group, 'check-update')
         self._end = _url(group, 'on-end')
@@ -117,8 +117,9 @@ def _url(group: ty.Any, method: str) -> str | None:
         parts = urllib.parse.urlsplit(group[option])
         if parts.scheme not in ('http', 'https') or not parts.netloc:
             raise errors.ConfigurationError(
-                f'[enforcement] {option} is no URL: {group[option]}. Write '
-                f'one such as http://controller:8088/')
+                f'[blazar_enforcement] {option} is no URL: '
+                f'{group[option]}. Write one such as '
+                f'http://controller:8088/')
         return ty.cast(str, group[option]) if option == own else (
             urllib.parse.urljoin(group[option], method))
     return None

@@ -61,7 +61,7 @@ def load(group: str, base: ty.Callable[..., T], required: str = '',
     if not loaded or required and required not in loaded:
         raise errors.ConfigurationError(
             f'There is no entry point {required or "at all"} of {group}: '
-            f'install blazar-nova again.')
+            f'install nova-leases again.')
     return loaded
 
 

@@ -43,7 +43,7 @@ from blazar_nova.compat import service
 from blazar_nova.parts import wiring
 from blazar_nova.scheduler import marks
 
-__all__ = ['BlazarFilter']
+__all__ = ['LeaseFilter']
 
 LOG = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ LAG = 1
 FEW = 10
 
 
-class BlazarFilter(plugins.HostFilter):  # type: ignore[misc]
+class LeaseFilter(plugins.HostFilter):  # type: ignore[misc]
     """Where a server may be placed without breaking a promise.
 
     A leased server: on the host of its booking, and on any other where there

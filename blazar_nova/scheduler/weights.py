@@ -21,7 +21,7 @@ from blazar_nova.compat import demand
 from blazar_nova.compat import plugins
 from blazar_nova.scheduler import marks
 
-__all__ = ['BlazarWeigher']
+__all__ = ['LeaseWeigher']
 
 
 #: What Nova's own weighers see to: where the servers are that run, they
@@ -29,7 +29,7 @@ __all__ = ['BlazarWeigher']
 _WISHES = (model.Affinity.SOFT_SAME.value, model.Affinity.SOFT_DIFFERENT.value)
 
 
-class BlazarWeigher(plugins.HostWeigher):  # type: ignore[misc]
+class LeaseWeigher(plugins.HostWeigher):  # type: ignore[misc]
     """The booked host before all others, whatever other weighers say.
 
     It has no say where a server group wishes its servers together or apart.

@@ -26,10 +26,10 @@ extensions = [
     'state_machine',
 ]
 
-project = 'blazar-nova'
+project = 'nova-leases'
 copyright = 'OpenStack contributors'
 
-openstackdocs_repo_name = 'openstack/blazar-nova'
+openstackdocs_repo_name = 'openstack/nova-leases'
 openstackdocs_auto_name = False
 # There is no tag yet that a version could be read from.
 openstackdocs_auto_version = False

@@ -17,10 +17,10 @@ extensions = [
     'reno.sphinxext',
 ]
 
-project = 'blazar-nova release notes'
+project = 'nova-leases release notes'
 copyright = 'OpenStack contributors'
 
-openstackdocs_repo_name = 'openstack/blazar-nova'
+openstackdocs_repo_name = 'openstack/nova-leases'
 openstackdocs_auto_name = False
 openstackdocs_auto_version = False
 version = release = ''

@@ -97,11 +97,11 @@ def restarted(faults: Faults, names: tuple[str, ...]) -> str:
 
 def cut(faults: Faults) -> str:
     """The books are away."""
-    faults.cloud.cut('blazar')
+    faults.cloud.cut('blazar_nova')
     try:
         faults.pause()
     finally:
-        faults.cloud.mend('blazar')
+        faults.cloud.mend('blazar_nova')
     return 'the books away'
 
 

@@ -61,8 +61,9 @@ def _process(pid: int) -> dict[str, float]:
 
 def _connections(world: worlds.World) -> int:
     """Those to the books, of all that is there."""
-    query = ("SELECT count(*) FROM pg_stat_activity WHERE datname = 'blazar'"
-             if world.engines['blazar'].dialect.name == 'postgresql' else
+    query = ("SELECT count(*) FROM pg_stat_activity "
+             "WHERE datname = 'blazar_nova'"
+             if world.engines['blazar_nova'].dialect.name == 'postgresql' else
              "SELECT count(*) FROM information_schema.processlist "
              "WHERE user = 'blazar'")
     return int(world.rows(query)[0][0])
@@ -70,7 +71,7 @@ def _connections(world: worlds.World) -> int:
 
 def _rows(world: worlds.World) -> dict[str, int]:
     """How many rows each table of the books has."""
-    engine = world.engines['blazar']
+    engine = world.engines['blazar_nova']
     with engine.connect() as connection:
         return {name: connection.execute(sa.select(
             sa.func.count()).select_from(sa.table(name))).scalar_one()

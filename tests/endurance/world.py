@@ -93,7 +93,7 @@ class World:
             'GET', '/images', service='glance')['images'][0]['id']
         self.engines = {name: sa.create_engine(cloud.database_url(name),
                                                poolclass=sa.pool.NullPool)
-                        for name in ('blazar', 'nova')}
+                        for name in ('blazar_nova', 'nova')}
         self._seen = threading.Condition()
         self._looks = 0
         self._stopped = threading.Event()
@@ -152,7 +152,7 @@ class World:
         """Let so many seconds pass."""
         self._stopped.wait(max(seconds, 0))
 
-    def rows(self, query: str, database: str = 'blazar',
+    def rows(self, query: str, database: str = 'blazar_nova',
              ) -> list[tuple[ty.Any, ...]]:
         with self.engines[database].connect() as connection:
             return [tuple(row) for row in connection.execute(sa.text(query))]

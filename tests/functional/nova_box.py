@@ -20,7 +20,7 @@ Cinder by the fixtures of Nova's own functional tests; keystone by
 `TokenReader`.
 
 nova.conf and api-paste.ini are files, written as an operator writes them and
-read as Nova reads them: see `plugin_conf` and `tests.paste`.
+read as Nova reads them: see `plain_conf` and `tests.samples`.
 """
 
 import base64
@@ -56,10 +56,10 @@ from blazar_nova.parts import wiring
 
 from tests.functional import databases
 from tests.functional import spared
-from tests import paste as pastes
+from tests import samples
 
 __all__ = ['ApiClient', 'Capacity', 'Identity', 'NovaBox', 'TokenReader',
-           'plain_conf', 'plugin_conf']
+           'plain_conf']
 
 PROJECT_ID: str = nova_fixtures.PROJECT_ID
 
@@ -95,37 +95,6 @@ connection = sqlite:///{folder}/api.sqlite
 driver = nova.quota.NoopQuotaDriver
 [wsgi]
 api_paste_config = {folder}/api-paste.ini
-"""
-
-
-def plugin_conf(database: str, keys: str) -> str:
-    """The lines an operator adds to nova.conf to turn the plugin on.
-
-    :param database: URL of the plugin's own database
-    :param keys: what `blazar-nova-manage key create` printed
-    """
-    filters = ','.join([
-        'ComputeFilter', 'ComputeCapabilitiesFilter',
-        'ImagePropertiesFilter', 'ServerGroupAntiAffinityFilter',
-        'ServerGroupAffinityFilter', 'BlazarFilter'])
-    return f"""\
-[filter_scheduler]
-available_filters = nova.scheduler.filters.all_filters
-available_filters = blazar_nova.scheduler.filters.BlazarFilter
-enabled_filters = {filters}
-weight_classes = nova.scheduler.weights.all_weighers,\
-blazar_nova.scheduler.weights.BlazarWeigher
-[notifications]
-notification_format = versioned
-versioned_notifications_topics = versioned_notifications,blazar_notifications
-[scheduler]
-enable_isolated_aggregate_filtering = True
-[oslo_messaging_notifications]
-driver = messagingv2
-[blazar]
-encryption_keys = {keys}
-[blazar_database]
-connection = {database}
 """
 
 
@@ -349,10 +318,10 @@ class NovaBox(nova_test.TestCase):
 
     def _write_conf(self) -> str:
         """Write nova.conf and api-paste.ini; return the former's path."""
-        paste, conf = pastes.nova_paste(), plain_conf(self.folder)
+        paste, conf = samples.nova_paste(), plain_conf(self.folder)
         if self.plugin:
-            paste = pastes.with_leases(paste)
-            self.operator_conf = plugin_conf(
+            paste = samples.with_leases(paste)
+            self.operator_conf = samples.nova_conf(
                 f'sqlite:///{self.folder}/blazar.sqlite',
                 fernet.Fernet.generate_key().decode())
             conf += self.operator_conf

@@ -256,7 +256,7 @@ class TestOn(DefaultTestCase):
         self.assertEqual(off, answers())
 
     def test_a_limit_is_told(self):
-        self.flags(group='enforcement', max_leases_per_project=1)
+        self.flags(group='blazar_enforcement', max_leases_per_project=1)
         self.boot('one')
         message = self.refused(403, self.boot, 'two')
         self.assertIn('max_leases_per_project', message)
@@ -416,7 +416,7 @@ class TestAnnounce(DefaultTestCase):
 
     def test_nothing_of_leases_is_in_the_way(self):
         """Neither limits nor promises: Nova alone places it."""
-        self.flags(group='enforcement', max_leases_per_project=0,
+        self.flags(group='blazar_enforcement', max_leases_per_project=0,
                    max_lease_duration=1, max_reserved_vcpus_per_project=0)
         self.boot_active('vm', hints={'reserved': 'False'})
         self.assertEqual(1, len(self.books('SELECT * FROM would_end')))

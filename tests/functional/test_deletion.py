@@ -239,7 +239,7 @@ class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
         for later in range(7200, 7200 + 30 * 60, 60):
             self.change(self.lease('vm1'), end_date=self.at(later))
             self.assertEqual(1, len(self.trusts) - len(self.revoked))
-        with mock.patch('blazar_nova.scheduler.filters.BlazarFilter.'
+        with mock.patch('blazar_nova.scheduler.filters.LeaseFilter.'
                         'filter_all', return_value=[]):
             self.clock.advance(300)
             self.run_due()
@@ -259,7 +259,7 @@ class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
 
     def test_of_a_boot_that_waits_to_be_tried_again(self):
         self.hold('vm1')
-        with mock.patch('blazar_nova.scheduler.filters.BlazarFilter.'
+        with mock.patch('blazar_nova.scheduler.filters.LeaseFilter.'
                         'filter_all', return_value=[]):
             self.clock.advance(3600)
             self.run_due()

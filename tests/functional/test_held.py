@@ -160,6 +160,10 @@ class ReservedTest(leased.LeasedTestCase):
 class HeldTest(leased.LeasedTestCase):
     """What a held server has and has not."""
 
+    #: A topic that blazar-listener does not read.
+    more_conf = ('[notifications]\nversioned_notifications_topics = '
+                 'versioned_notifications,blazar_notifications\n')
+
     def test_it_has_no_host_no_allocation_and_no_guest(self):
         recorder = self.record('versioned_notifications')
         server = self.hold(networks=[

@@ -144,7 +144,7 @@ minutes_before_end_lease = 15
     START = 1927857900
 
     def test_start_and_length(self):
-        self.flags(group='enforcement', max_lease_ahead=-1)
+        self.flags(group='blazar_enforcement', max_lease_ahead=-1)
         self.asks(duration='2h')
         self.assertEqual((self.START, self.START + 2 * HOUR),
                          self.window('vm1'))
@@ -166,7 +166,7 @@ class DatesTest(HintsTestCase):
     START = 1922371620
 
     def test_every_form(self):
-        self.flags(group='enforcement', max_lease_ahead=-1)
+        self.flags(group='blazar_enforcement', max_lease_ahead=-1)
         forms = ['2030-12-01 16:07', '2030-12-1 16:07', '2030-12-01 16:07:00',
                  '2030-12-01 16:07Z', '2030-12-01T16:07:00Z',
                  '2030-12-01T16:07:00.000000', '2030-12-01T18:07:00+02:00',

@@ -289,7 +289,7 @@ class TestNotByThePolicy(JoiningTestCase):
 
 class TestLimits(JoiningTestCase):
 
-    more_conf = '[enforcement]\nmax_reserved_vcpus_per_project = 3\n'
+    more_conf = '[blazar_enforcement]\nmax_reserved_vcpus_per_project = 3\n'
 
     def test_what_joins_counts(self):
         lease = self.adopt(self.server)

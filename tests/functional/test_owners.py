@@ -206,7 +206,7 @@ class TestHandingOver(HandingMixin, test_api.ApiTestCase):
         self.assertEqual([], self.recorder.told('lease.update'))
 
     def test_the_limits_of_the_new_project_count(self):
-        self.flags(group='enforcement', max_leases_per_project=1)
+        self.flags(group='blazar_enforcement', max_leases_per_project=1)
         lease = self.make(start_in=HOUR)
         bobs = self.make(start_in=HOUR, client=self.bob)
         self.assertIn('max_leases_per_project', self.hand(

@@ -317,7 +317,7 @@ class LeasedPlacementTest(PlacementTestCase):
     def ours(self) -> ty.Any:
         """The filter of the scheduler."""
         (ours,) = [one for one in self.scheduler.manager.host_manager
-                   .enabled_filters if type(one).__name__ == 'BlazarFilter']
+                   .enabled_filters if type(one).__name__ == 'LeaseFilter']
         return ours
 
     def stop_the_filters_clock(self) -> None:

@@ -16,7 +16,7 @@ import requests
 
 from tests.functional import base
 from tests.functional import nova_box
-from tests import paste
+from tests import samples
 
 
 class PlainNovaTest(base.FunctionalTestCase):
@@ -80,15 +80,15 @@ class ConfigurationTest(base.FunctionalTestCase):
     plugin = False
 
     def test_of_what_nova_has_in_api_paste_ini_one_line_changes(self):
-        before = paste.nova_paste().splitlines()
-        after = paste.with_leases(paste.nova_paste()).splitlines()
+        before = samples.nova_paste().splitlines()
+        after = samples.with_leases(samples.nova_paste()).splitlines()
         self.assertEqual(
             ['paste.app_factory = nova.api.openstack.compute:APIRouterV21.'
              'factory'], [line for line in before if line not in after])
         self.assertEqual(
             [], [line for line in after if line not in before and
                  'blazar' not in line and 'pipeline_factory' not in line])
-        self.assertRaises(ValueError, paste.with_leases, 'nothing')
+        self.assertRaises(ValueError, samples.with_leases, 'nothing')
 
     def test_nova_conf_is_a_file(self):
         with open(self.conf_file) as f:

@@ -54,13 +54,13 @@ class TestExtending(test_api.ApiTestCase):
         self.assertEqual(
             clocks.parse_iso(lease['end_date']) + HOUR,
             clocks.parse_iso(prolonged['end_date']))
-        self.flags(group='enforcement', max_lease_duration=4 * HOUR)
+        self.flags(group='blazar_enforcement', max_lease_duration=4 * HOUR)
         self.run_before_its_end(lease, HOUR)
         kept = self.get(lease)
         self.assertEqual(prolonged['end_date'], kept['end_date'])
         self.assertIn('A lease may last 14400 seconds at most',
                       kept['status_reason'])
-        self.flags(group='enforcement', max_lease_duration=-1)
+        self.flags(group='blazar_enforcement', max_lease_duration=-1)
         self.run_before_its_end(lease, HOUR // 2)
         self.assertEqual('', self.get(lease)['status_reason'])
         self.assertNotEqual(kept['end_date'], self.get(lease)['end_date'])

@@ -247,7 +247,7 @@ class TestBoots(RecurringTestCase):
         self.assertEqual([], self.listed())
 
     def test_the_limits_hold_for_all_of_them_together(self):
-        self.flags(max_held_servers_per_project=2, group='enforcement')
+        self.flags(max_held_servers_per_project=2, group='blazar_enforcement')
         message = self.refused(403, self.boot, 'vm', hints=self.lease_hints(
             'vm', HOUR, recurrence=self.recurrence()))
         self.assertIn('max_held_servers_per_project', message)

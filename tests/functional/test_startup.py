@@ -65,9 +65,9 @@ class ConfigurationTest(StartupTestCase):
         for start in self.everything():
             start()
         manager = self.start_scheduler()
-        self.assertIn('BlazarFilter', [
+        self.assertIn('LeaseFilter', [
             type(one).__name__ for one in manager.enabled_filters])
-        self.assertIn('BlazarWeigher', [
+        self.assertIn('LeaseWeigher', [
             type(one).__name__ for one in manager.weighers])
 
     def test_notifications(self):
@@ -146,7 +146,7 @@ class ConfigurationTest(StartupTestCase):
         self.check_refused(
             'Write in nova.conf [filter_scheduler]: weight_classes = '
             'nova.scheduler.weights.all_weighers,'
-            'blazar_nova.scheduler.weights.BlazarWeigher',
+            'blazar_nova.scheduler.weights.LeaseWeigher',
             self.start_scheduler, self.start_api)
 
     def test_the_filter(self):
@@ -155,7 +155,7 @@ class ConfigurationTest(StartupTestCase):
         # The scheduler does not load it then, and cannot tell.
         self.check_refused(
             'Write in nova.conf [filter_scheduler]: enabled_filters = '
-            'ComputeFilter,BlazarFilter', self.start_api)
+            'ComputeFilter,LeaseFilter', self.start_api)
 
     def test_defaults_that_make_no_lease(self):
         self.flags(group='blazar', reservation_length_days=0)

@@ -50,7 +50,7 @@ class UnplacedTestCase(leased.LeasedTestCase):
     def no_valid_host(self):
         """Nova finds no host, whatever is asked for."""
         with fixtures.MonkeyPatch(
-                'blazar_nova.scheduler.filters.BlazarFilter.filter_all',
+                'blazar_nova.scheduler.filters.LeaseFilter.filter_all',
                 lambda *_args: []):
             yield
 

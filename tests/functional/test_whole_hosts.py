@@ -898,7 +898,7 @@ class TestAfterwards(HostsTestCase):
 
 class TestLeavingAfterwards(HostsTestCase):
 
-    more_conf = '[blazar:physical:host]\nafter_lease = common\n'
+    more_conf = '[blazar_hosts]\nafter_lease = common\n'
 
     def test_they_serve_everybody_again(self):
         self.enrol('host1', 'host2')

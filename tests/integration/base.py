@@ -514,7 +514,7 @@ class IntegrationTestCase(testtools.TestCase):
             'LEFT JOIN hosts ON hosts.id = bookings.host_id '
             'WHERE bookings.server_id IS NOT NULL'))
 
-    def sql(self, query: str, database: str = 'blazar', **values: ty.Any,
+    def sql(self, query: str, database: str = 'blazar_nova', **values: ty.Any,
             ) -> list[tuple[ty.Any, ...]]:
         """Ask a database of the stack; names are those of the stack."""
         engine = sa.create_engine(self.cloud.database_url(database),
@@ -525,7 +525,7 @@ class IntegrationTestCase(testtools.TestCase):
 
     def write(self, statement: str, **values: ty.Any) -> None:
         """Change the books behind everybody's back: let time pass, say."""
-        engine = sa.create_engine(self.cloud.database_url('blazar'),
+        engine = sa.create_engine(self.cloud.database_url('blazar_nova'),
                                   poolclass=sa.pool.NullPool)
         with engine.begin() as connection:
             connection.execute(sa.text(statement), values)

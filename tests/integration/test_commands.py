@@ -29,7 +29,7 @@ Words: ty.TypeAlias = dict[str, str]
 
 _DATE = re.compile(r'\b(2026-1[12]-\d\d|2027-01-\d\d)\b')
 #: Commands that find Nova's configuration by themselves elsewhere.
-_OURS = ('blazar-nova-manage', 'blazar-status')
+_OURS = ('blazar-nova-manage', 'blazar-nova-status')
 
 
 class CommandsTestCase(test_hosts.HostsTestCase):

@@ -317,8 +317,8 @@ class CredentialsTest(base.IntegrationTestCase):
                         ('nova_api', 'build_requests'),
                         ('nova_api', 'request_specs'),
                         ('nova_api', 'instance_mappings'),
-                        ('blazar', 'credentials'),
-                        ('blazar', 'held_builds')))]
+                        ('blazar_nova', 'credentials'),
+                        ('blazar_nova', 'held_builds')))]
 
     def assert_starts_now(self, client: base.Client) -> None:
         answer = self.boot(self.lease_hints(), client=client)

@@ -103,7 +103,8 @@ class ExpiryTest(base.IntegrationTestCase):
 
     def databases(self) -> collections.abc.Iterator[tuple[str, str]]:
         """Every row of ours and of Nova's databases."""
-        for name in ('blazar', 'nova', 'nova_api', 'nova_cell0', 'placement'):
+        for name in ('blazar_nova', 'nova', 'nova_api', 'nova_cell0',
+                     'placement'):
             engine = sa.create_engine(self.cloud.database_url(name),
                                       poolclass=sa.pool.NullPool)
             metadata = sa.MetaData()

@@ -245,7 +245,7 @@ class OutageTest(base.IntegrationTestCase):
     # -- one after the other -------------------------------------------------
 
     def test_the_database_of_the_books(self) -> None:
-        self.survive(self.cut('blazar'), plain_go_on=True)
+        self.survive(self.cut('blazar_nova'), plain_go_on=True)
 
     def test_the_message_bus(self) -> None:
         # Of Nova's own calls as well: ordinary boots wait for it.

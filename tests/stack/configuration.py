@@ -24,7 +24,7 @@ import uuid
 
 from blazar_core.db import vault
 
-from tests import paste
+from tests import samples
 
 __all__ = ['ACCOUNTS', 'PASSWORD', 'REGION', 'Site', 'write', 'write_own']
 
@@ -117,7 +117,7 @@ def _write(path: str, lines: Lines) -> None:
 def _write_paste(path: str) -> None:
     """Nova's file, changed as the installation guide says."""
     with open(path, 'w') as file:
-        file.write(paste.with_leases(paste.nova_paste()))
+        file.write(samples.with_leases(samples.nova_paste()))
 
 
 def _credentials(site: Site, user: str) -> dict[str, ty.Any]:
@@ -182,7 +182,7 @@ def _glance(site: Site) -> Lines:
 
 def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
     """Of api, scheduler and listener; of the conductor; of computes."""
-    credentials = _credentials(site, 'nova')
+    credentials, sample = _credentials(site, 'nova'), samples.sections()
     everywhere: Lines = {
         'DEFAULT': {
             'my_ip': '127.0.0.1',
@@ -201,10 +201,9 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
             'routes.middleware=WARN,taskflow=WARN,keystoneauth=WARN,'
             'oslo.cache=INFO,dogpile.core.dogpile=INFO,'
             'nova.service=DEBUG'},
-        'notifications': {
-            'notification_format': 'versioned',
-            'versioned_notifications_topics': 'blazar_notifications'},
-        'oslo_messaging_notifications': {'driver': 'messagingv2'},
+        'notifications': sample['notifications'],
+        'oslo_messaging_notifications': sample[
+            'oslo_messaging_notifications'],
         'service_user': {'send_service_user_token': True, **credentials},
         'placement': credentials,
         'glance': {'region_name': REGION},
@@ -223,27 +222,18 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
         **conductor,
         'api': {'response_validation': 'error'},
         'keystone_authtoken': _middleware(site, 'nova'),
-        'scheduler': {'workers': 1,
-                      'enable_isolated_aggregate_filtering': True},
+        'scheduler': {'workers': 1, **sample['scheduler']},
         'filter_scheduler': {
-            'available_filters': [
-                'nova.scheduler.filters.all_filters',
-                'blazar_nova.scheduler.filters.BlazarFilter'],
-            'enabled_filters':
-                'ComputeFilter,ComputeCapabilitiesFilter,'
-                'ImagePropertiesFilter,ServerGroupAntiAffinityFilter,'
-                'ServerGroupAffinityFilter,BlazarFilter',
-            'weight_classes': 'nova.scheduler.weights.all_weighers,'
-                              'blazar_nova.scheduler.weights.BlazarWeigher',
+            **sample['filter_scheduler'],
             # Else servers that come at once pile up on one host.
             'shuffle_best_same_weighed_hosts': True},
         'blazar': {'encryption_keys': vault.new_key(),
                    'comparison_interval': 10,
                    # Tests force hosts down, and others need them then.
                    'polling_interval': 5, 'recovery_delay': 1},
-        'blazar_database': {'connection': site.urls['blazar']},
+        'blazar_database': {'connection': site.urls['blazar_nova']},
         # All that tests and measurements do is one project's.
-        'enforcement': {'max_leases_per_project': -1,
+        'blazar_enforcement': {'max_leases_per_project': -1,
                         'max_held_servers_per_project': -1},
     }
     compute: Lines = {

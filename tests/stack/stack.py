@@ -236,7 +236,7 @@ class Stack:
         return self.settings.ports
 
     def database_url(self, name: str) -> str:
-        """The URL of a database, ``blazar`` or ``nova`` for example."""
+        """The URL of a database, ``blazar_nova`` or ``nova`` for example."""
         return self.site.urls[name]
 
     def cut(self, name: str) -> None:
@@ -491,7 +491,7 @@ class Stack:
     def _wait_for_books(self) -> None:
         """Until blazar-listener knows the hosts."""
         engine = sa.create_engine(
-            self.database_url('blazar'), poolclass=sa.pool.NullPool)
+            self.database_url('blazar_nova'), poolclass=sa.pool.NullPool)
 
         def done() -> bool:
             with engine.connect() as connection:

@@ -335,7 +335,7 @@ class Racer:
             self.database, self.clock, search, self.types)
         self.limits = limits.Limits(self.conf, self.database, self.clock)
         for name, value in task.get('limits', {}).items():
-            self.conf.set_override(name, value, 'enforcement')
+            self.conf.set_override(name, value, 'blazar_enforcement')
         self.claims = claims.Claims(self.database, self.clock, search.index)
         with search.index.fresh():
             # The books are read, so that the race is about writing.

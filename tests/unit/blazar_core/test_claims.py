@@ -411,7 +411,7 @@ class TestGrowth(ClaimTestCase):
 
     def limited(self, vcpus):
         self.books.conf.set_override(
-            'max_reserved_vcpus_per_project', vcpus, 'enforcement')
+            'max_reserved_vcpus_per_project', vcpus, 'blazar_enforcement')
 
     def another(self):
         database = self.books.connect()

@@ -56,7 +56,7 @@ class LimitsTestCase(base.LeaseTestCase):
 
     def limit(self, **values):
         for name, value in values.items():
-            self.books.conf.set_override(name, value, 'enforcement')
+            self.books.conf.set_override(name, value, 'blazar_enforcement')
 
     def asked(self, start=50, end=100, servers=1, **values):
         """What would be asked for, of the size of a lease of this test."""
@@ -142,7 +142,7 @@ class TestDefaults(LimitsTestCase):
     def test_nobody_takes_everything_for_ever(self):
         year = 365 * 86400
         for name in ('max_lease_duration', 'max_lease_ahead', LEASES, HELD):
-            self.books.conf.clear_override(name, 'enforcement')
+            self.books.conf.clear_override(name, 'blazar_enforcement')
         self.allowed(start=year, end=2 * year, servers=50)
         self.refused('max_lease_ahead', start=year + 1, end=year + 2)
         self.refused(DURATION, start=0, end=year + 1)

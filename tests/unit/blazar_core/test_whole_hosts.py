@@ -699,9 +699,9 @@ class TestLimits(WholeHostsTestCase):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=64)
         self.books.conf.set_override(
-            'max_reserved_hosts_per_project', 3, 'enforcement')
+            'max_reserved_hosts_per_project', 3, 'blazar_enforcement')
         self.books.conf.set_override(
-            'max_reserved_vcpus_per_project', 10, 'enforcement')
+            'max_reserved_vcpus_per_project', 10, 'blazar_enforcement')
         limited = limits.Limits(self.books.conf, self.database, self.clock,
                                 serverless=['machine'])
         self.reserve_machines(0, 100, 2, 2)
@@ -720,7 +720,7 @@ class TestLimits(WholeHostsTestCase):
         lease = self.reserve(50, 1050, self.machines_of(
             1, 1), request=self.request(50, 1050, grace_period=100))
         self.books.conf.set_override(
-            'max_lease_duration', 500, 'enforcement')
+            'max_lease_duration', 500, 'blazar_enforcement')
         limited = limits.Limits(self.books.conf, self.database, self.clock,
                                 serverless=['machine'])
 
@@ -1209,7 +1209,7 @@ class TestCleaning(WholeHostsTestCase):
 
     def test_who_keeps_hosts_has_them_by_the_limits_too(self):
         self.books.conf.set_override(
-            'max_reserved_hosts_per_project', 2, 'enforcement')
+            'max_reserved_hosts_per_project', 2, 'blazar_enforcement')
         limited = limits.Limits(self.books.conf, self.database, self.clock,
                                 serverless=['machine'])
         _lease, reservation_id = self.started(on_end='recycle')

@@ -20,11 +20,11 @@ from blazar_nova.compat import checks
 from tests.unit import base
 
 ALL = 'nova.scheduler.filters.all_filters'
-OURS = 'blazar_nova.scheduler.filters.BlazarFilter'
+OURS = 'blazar_nova.scheduler.filters.LeaseFilter'
 SECTION = 'Write in nova.conf [filter_scheduler]'
 
 
-def scheduler(enabled=('ComputeFilter', 'BlazarFilter'),
+def scheduler(enabled=('ComputeFilter', 'LeaseFilter'),
               available=(ALL, OURS),
               weighers=('all', checks.WEIGHER)):
     """The configuration of a scheduler; as documented, if nothing is said."""
@@ -65,7 +65,7 @@ class TestScheduler(base.TestCase):
              f'{SECTION}: available_filters = {OURS}'],
             checks.scheduler(scheduler(available=[ALL])))
         self.assertEqual(
-            [f'{SECTION}: enabled_filters = ComputeFilter,BlazarFilter'],
+            [f'{SECTION}: enabled_filters = ComputeFilter,LeaseFilter'],
             checks.scheduler(scheduler(enabled=['ComputeFilter'])))
         self.assertEqual(
             [f'{SECTION}: weight_classes = all,{checks.WEIGHER}'],
@@ -74,8 +74,8 @@ class TestScheduler(base.TestCase):
     def test_our_filter_is_the_last(self):
         self.assertEqual(
             [f'{SECTION} the filter at the end: enabled_filters = '
-             f'One,Two,BlazarFilter'],
-            checks.filter_order(scheduler(['One', 'BlazarFilter', 'Two'])))
+             f'One,Two,LeaseFilter'],
+            checks.filter_order(scheduler(['One', 'LeaseFilter', 'Two'])))
         # Another check's business.
         self.assertEqual([], checks.filter_order(scheduler(['One'])))
 

@@ -123,7 +123,7 @@ class TestConfiguration(DefaultingTestCase):
 
     def test_a_lease_that_nobody_could_have_is_refused(self):
         defaulting.check(self.conf)
-        self.set('max_lease_duration', 30 * DAY, 'enforcement')
+        self.set('max_lease_duration', 30 * DAY, 'blazar_enforcement')
         defaulting.check(self.conf)
         self.set('grace_period', 1)
         self.assertIn('every boot would be refused', str(self.assertRaises(
@@ -135,7 +135,7 @@ class TestConfiguration(DefaultingTestCase):
                 'cannot be on' for one in defaulting.doubts(self.conf)
                 if 'cannot be on: a lease by default would last' in one])
         self.set('default_reservation', 'on')
-        self.set('max_lease_duration', -1, 'enforcement')
+        self.set('max_lease_duration', -1, 'blazar_enforcement')
         defaulting.check(self.conf)
 
     def test_words_that_cannot_be_meant_are_told(self):

@@ -102,7 +102,7 @@ class ExternalTestCase(base.TestCase):
         opts.register_opts(conf)
         for name, value in values.items():
             conf.set_override(
-                f'external_service_{name}', value, 'enforcement')
+                f'external_service_{name}', value, 'blazar_enforcement')
         return external.External(conf, lambda: dict(PLACE))
 
 
@@ -164,9 +164,10 @@ class TestAsked(ExternalTestCase):
         for name in ('base_endpoint', 'check_create_endpoint',
                      'check_update_endpoint', 'on_end_endpoint'):
             for url in ('controller:8088', 'ftp://controller/', 'http://'):
-                self.assertIn(f'[enforcement] external_service_{name} ', str(
-                    self.assertRaises(errors.ConfigurationError,
-                                      self.external, **{name: url})))
+                refused = self.assertRaises(
+                    errors.ConfigurationError, self.external, **{name: url})
+                self.assertIn(f'[blazar_enforcement] external_service_{name} ',
+                              str(refused))
 
 
 class TestAnswered(ExternalTestCase):

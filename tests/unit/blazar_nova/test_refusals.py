@@ -22,9 +22,10 @@ from nova.db.api import models as api_models
 from nova.db.main import models as main_models
 import sqlalchemy as sa
 
+from blazar_core.db import vault
 from blazar_nova.compat.seams import check
 from tests import imports as code
-from tests import paste
+from tests import samples
 from tests.unit import base
 
 CONF = """\
@@ -35,21 +36,8 @@ state_path = {folder}
 connection = sqlite:///{folder}/api
 [database]
 connection = sqlite:///{folder}/main
-[filter_scheduler]
-available_filters = nova.scheduler.filters.all_filters
-available_filters = blazar_nova.scheduler.filters.BlazarFilter
-enabled_filters = ComputeFilter,BlazarFilter
-weight_classes = nova.scheduler.weights.all_weighers,\
-blazar_nova.scheduler.weights.BlazarWeigher
-[notifications]
-notification_format = versioned
-versioned_notifications_topics = blazar_notifications
-[oslo_messaging_notifications]
-driver = messagingv2
 [blazar]
 allow_untested_nova = {allow}
-[blazar_database]
-connection = sqlite:///{folder}/blazar
 """
 BIN = os.path.dirname(sys.executable)
 #: What an operator starts, and the end of it that is tested here.
@@ -64,7 +52,7 @@ PROCESSES = {
         sys.executable, '-c',
         'import sys; from blazar_nova.cmd import manage as it;'
         'sys.exit(it.main())'],
-    'blazar-status': [sys.executable, '-m', 'blazar_nova.cmd.status'],
+    'blazar-nova-status': [sys.executable, '-m', 'blazar_nova.cmd.status'],
 }
 
 
@@ -79,12 +67,15 @@ class RefusalTest(base.TestCase):
             models.BASE.metadata.create_all(engine)
             engine.dispose()
         with open(os.path.join(self.folder, 'api-paste.ini'), 'w') as file:
-            file.write(paste.with_leases(paste.nova_paste()))
+            file.write(samples.with_leases(
+                samples.nova_paste()))
         self.configure()
 
     def configure(self, allow=False):
         with open(os.path.join(self.folder, 'nova.conf'), 'w') as file:
             file.write(CONF.format(folder=self.folder, allow=allow))
+            file.write(samples.nova_conf(
+                f'sqlite:///{self.folder}/blazar', vault.new_key()))
 
     def start(self, name, *words, **environ):
         """Run a process to its end; returns its code and what it printed."""
@@ -142,7 +133,7 @@ class RefusalTest(base.TestCase):
 
     def test_blazar_status(self):
         found, said = self.start(
-            'blazar-status', 'upgrade', 'check', '--json',
+            'blazar-nova-status', 'upgrade', 'check', '--json',
             WITHOUT='nova.monkey_patch:patch')
         self.assertEqual(2, found, said)
         nova, = json.loads(said)['checks']

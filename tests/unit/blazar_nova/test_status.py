@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""blazar-status, in a process of its own, as an operator types it."""
+"""blazar-nova-status, in a process of its own, as an operator types it."""
 
 import json
 import os
@@ -25,29 +25,16 @@ from blazar_core.db import models
 from blazar_core.db import settings
 from blazar_core.db import vault
 from tests import databases
-from tests import paste
+from tests import samples
 from tests.unit import base
 
-RIGHT = f"""\
+#: What is not in the sample nova.conf.
+MORE = """\
 [DEFAULT]
 transport_url = fake:/
-[filter_scheduler]
-available_filters = nova.scheduler.filters.all_filters
-available_filters = blazar_nova.scheduler.filters.BlazarFilter
-enabled_filters = ComputeFilter,BlazarFilter
-weight_classes = nova.scheduler.weights.all_weighers,\
-blazar_nova.scheduler.weights.BlazarWeigher
-[notifications]
-notification_format = versioned
-versioned_notifications_topics = blazar_notifications
-[oslo_messaging_notifications]
-driver = messagingv2
 [cinder]
 auth_type = password
-[blazar]
-encryption_keys = {vault.new_key()}
 """
-
 
 #: Of Nova's api-paste.ini, what leases change.
 _NOVA = """[composite:osapi_compute]
@@ -76,11 +63,13 @@ class StatusTest(base.TestCase):
         self.folder = self.useFixture(fixtures.TempDir()).path
         self.url = f'sqlite:///{self.folder}/books.sqlite'
 
-    def write(self, conf=RIGHT, factory='blazar_nova.api.app:factory'):
+    def write(self, more='', conf=None,
+              factory='blazar_nova.api.app:factory'):
+        if conf is None:
+            conf = MORE + samples.nova_conf(self.url, vault.new_key())
         for name, text in (
-                ('nova.conf',
-                 f'{conf}[blazar_database]\nconnection = {self.url}\n'),
-                ('api-paste.ini', paste.with_leases(_NOVA).replace(
+                ('nova.conf', conf + more),
+                ('api-paste.ini', samples.with_leases(_NOVA).replace(
                     'blazar_nova.api.app:factory', factory))):
             with open(os.path.join(self.folder, name), 'w') as file:
                 file.write(text)
@@ -121,8 +110,8 @@ class StatusTest(base.TestCase):
 
     def test_where_nothing_is_there(self):
         self.url = ''
-        self.write('[DEFAULT]\ntransport_url = fake:/\n',
-                   'nova.api.openstack.compute:APIRouterV21.factory')
+        self.write(conf='[DEFAULT]\ntransport_url = fake:/\n',
+                   factory='nova.api.openstack.compute:APIRouterV21.factory')
         results = self.results()
         for check, words in (
                 ('Database', '[blazar_database] connection is not set. '),
@@ -146,7 +135,7 @@ class StatusTest(base.TestCase):
         self.assertEqual(2, code)
         # To be copied, in one piece.
         self.assertIn('| weight_classes = nova.scheduler.weights.all_weighers,'
-                      'blazar_nova.scheduler.weights.BlazarWeigher ', text)
+                      'blazar_nova.scheduler.weights.LeaseWeigher ', text)
 
     def test_books_that_cannot_be_opened(self):
         """Services start then; who asks for it is told why."""
@@ -158,8 +147,8 @@ class StatusTest(base.TestCase):
         self.assertIn('unable to open database file', details)
 
     def test_books_without_a_schema_and_a_default_that_refuses_all(self):
-        self.write(f'{RIGHT}default_reservation = on\n'
-                   f'reservation_length_days = 366\n')
+        self.write('[blazar]\ndefault_reservation = on\n'
+                   'reservation_length_days = 366\n')
         results = self.results()
         self.assertIn('Run: blazar-nova-manage db sync',
                       results['Database'][1])
@@ -180,8 +169,10 @@ class StatusTest(base.TestCase):
 
     def test_what_is_wrong_in_the_books_and_who_is_exempt(self):
         """Each start of the command takes seconds: all of it at once."""
-        self.write(
-            f'{RIGHT}default_reservation_exempt_project_ids = service\n')
+        self.write('[blazar]\n'
+                   'default_reservation_exempt_project_ids = service\n'
+                   '[scheduler]\n'
+                   'enable_isolated_aggregate_filtering = False\n')
         database = self.make_books()
         with database.writer() as session:
             session.add(models.Lease(

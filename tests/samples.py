@@ -9,16 +9,45 @@
 #    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 #    License for the specific language governing permissions and limitations
 #    under the License.
-"""Nova's api-paste.ini, as an operator changes it."""
+"""The sample files of etc/nova-leases, filled in as an operator does it."""
 
 import configparser
 import os
 import sys
 
-__all__ = ['nova_paste', 'with_leases']
+from oslo_config import cfg
 
-_ADDED = os.path.join(os.path.dirname(os.path.dirname(__file__)),
-                      'etc', 'blazar', 'api-paste.ini')
+__all__ = ['nova_conf', 'nova_paste', 'sections', 'with_leases']
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)),
+                       'etc', 'nova-leases')
+_CONF = os.path.join(_FOLDER, 'nova.conf')
+_ADDED = os.path.join(_FOLDER, 'api-paste.ini')
+
+
+def nova_conf(connection: str, encryption_keys: str) -> str:
+    """The lines that an operator adds to nova.conf.
+
+    :param connection: URL of the reservation database
+    :param encryption_keys: what `blazar-nova-manage key create` printed
+    :raises ValueError: when the sample lacks one of the two options
+    """
+    with open(_CONF) as file:
+        text = file.read()
+    for name, value in (('connection', connection),
+                        ('encryption_keys', encryption_keys)):
+        before, line, after = text.partition(f'\n{name} = ')
+        if not line:
+            raise ValueError(f'{_CONF} should have {name}')
+        text = before + line + value + '\n' + after.partition('\n')[2]
+    return text
+
+
+def sections() -> dict[str, dict[str, list[str]]]:
+    """The sample nova.conf: section, option, its values in order."""
+    found: dict[str, dict[str, list[str]]] = {}
+    cfg.ConfigParser(_CONF, found).parse()
+    return found
 
 
 def nova_paste() -> str:
@@ -28,7 +57,7 @@ def nova_paste() -> str:
 
 
 def with_leases(paste: str) -> str:
-    """A file of Nova's with the lines of etc/blazar/api-paste.ini.
+    """A file of Nova's with the lines of etc/nova-leases/api-paste.ini.
 
     :raises ValueError: when a section that should be there is not
     """

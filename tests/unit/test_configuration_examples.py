@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every configuration that operators are shown parses and knows its options.
+
+That is the sample under etc/nova-leases and each block of nova.conf in the
+documentation and in the READMEs.
+"""
+
+import itertools
+import os
+import re
+
+import fixtures
+from keystoneauth1 import loading
+from keystonemiddleware import auth_token
+from nova.conf import CONF
+from oslo_config import cfg
+from oslo_messaging import opts as messaging_opts
+import testscenarios
+from tests import samples
+from tests.unit import base
+
+from blazar_core.common import opts
+from blazar_core.db import vault
+from blazar_nova.compat import pool
+from blazar_nova.parts import credentials
+
+load_tests = testscenarios.load_tests_apply_scenarios
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+#: A section of a configuration file, at the start of a line of a block.
+_SECTION = re.compile(r'^ +\[[\w:]+\]', re.MULTILINE)
+
+
+def _pages():
+    for folder, _folders, files in itertools.chain(
+            os.walk(os.path.join(TOP, 'doc', 'source')),
+            os.walk(os.path.join(TOP, 'devstack')),
+            [(TOP, [], os.listdir(TOP))]):
+        yield from (os.path.join(folder, name) for name in sorted(files)
+                    if name.endswith('.rst'))
+
+
+def _blocks(text):
+    """The literal blocks of a page that have sections of configuration."""
+    lines = text.split('\n')
+    for number, line in enumerate(lines):
+        if not (line.rstrip().endswith('::') and line.strip() != '..' or
+                re.match(r' *\.\. code-block:: (ini|cfg)', line)):
+            continue
+        depth = len(line) - len(line.lstrip())
+        block = list(itertools.takewhile(
+            lambda below: not below.strip() or
+            len(below) - len(below.lstrip()) > depth, lines[number + 1:]))
+        yield '\n'.join(block)
+
+
+def _examples():
+    for path in _pages():
+        with open(path) as file:
+            for number, block in enumerate(_blocks(file.read())):
+                if _SECTION.search(block):
+                    yield (f'{os.path.relpath(path, TOP)}#{number}',
+                           {'text': block})
+
+
+def _stripped(block):
+    """A block without the indentation that its first section has."""
+    depth = len(_SECTION.search(block).group()) - len(
+        _SECTION.search(block).group().lstrip())
+    return '\n'.join(line[depth:] for line in block.split('\n')
+                     if line.startswith(' ' * depth)) + '\n'
+
+
+class ExampleTestCase(base.TestCase):
+
+    def unknown(self, text):
+        """The options of a nova.conf that no service of ours or Nova has.
+
+        :raises cfg.ConfigFileParseError: when it does not parse
+        """
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'nova.conf')
+        with open(path, 'w') as file:
+            file.write(text)
+        conf = cfg.ConfigOpts()
+        conf([], project='nova', default_config_files=[path])
+        opts.register_opts(conf)
+        for group, options in itertools.chain(
+                pool.list_opts(), credentials.list_opts(),
+                messaging_opts.list_opts(), auth_token.list_opts(),
+                [('blazar_keystone', loading.get_auth_plugin_conf_options(
+                    'password')),
+                 ('cinder', loading.get_auth_plugin_conf_options(
+                     'password'))]):
+            for option in options:
+                try:
+                    conf.register_opt(option, group=group)
+                except cfg.DuplicateOptError:
+                    # Nova has registered its own of that name.
+                    pass
+        found: dict[str, dict[str, list[str]]] = {}
+        cfg.ConfigParser(path, found).parse()
+        self.assertNotEqual({}, found)
+        unknown = []
+        for section, values in found.items():
+            for name in values:
+                group = None if section == 'DEFAULT' else section
+                for known in (conf, CONF):
+                    options = known if group is None else (
+                        known[group] if group in known else ())
+                    if name in options:
+                        # Reading it raises where its type does not admit it.
+                        known is conf and group and options[name]
+                        break
+                else:
+                    unknown.append(f'[{section}] {name}')
+        return unknown
+
+
+class TestDocumentation(ExampleTestCase):
+
+    scenarios = list(_examples())
+
+    def test_its_options_exist_and_have_values_that_they_admit(self):
+        self.assertEqual([], self.unknown(_stripped(self.text)))
+
+
+class TestSample(ExampleTestCase):
+
+    def test_its_options_exist_and_have_values_that_they_admit(self):
+        text = samples.nova_conf('sqlite://', vault.new_key())
+        self.assertEqual([], self.unknown(text))
+
+    def test_what_is_filled_in_is_in_it_once(self):
+        text = samples.nova_conf('sqlite:///here', 'one-key')
+        self.assertEqual(1, text.count('\nconnection = sqlite:///here\n'))
+        self.assertEqual(1, text.count('\nencryption_keys = one-key\n'))
+        self.assertNotIn('KEY\n', text)
+
+    def test_the_guide_shows_it(self):
+        with open(os.path.join(TOP, 'doc/source/install/index.rst')) as file:
+            guide = file.read()
+        for name in ('nova.conf', 'api-paste.ini'):
+            self.assertIn(f'.. literalinclude:: ../../../etc/nova-leases/'
+                          f'{name}\n', guide)
+
+
+class TestWhatIsFound(ExampleTestCase):
+    """The tests above fail where something is wrong."""
+
+    def test_an_option_that_does_not_exist(self):
+        self.assertEqual(
+            ['[blazar] on_ends', '[blazars] on_end'],
+            self.unknown('[blazar]\non_ends = delete\n'
+                         '[blazars]\non_end = delete\n'))
+
+    def test_values_wrapped_onto_lines_that_are_not_indented(self):
+        self.assertRaises(cfg.ConfigFileParseError, self.unknown,
+                          '[filter_scheduler]\nenabled_filters =\nOne,Two\n')
+
+    def test_every_page_with_a_section_is_looked_at(self):
+        names = {name.partition('#')[0] for name, _ in
+                 TestDocumentation.scenarios}
+        self.assertLessEqual({
+            f'doc/source/admin/{name}.rst' for name in (
+                'hosts', 'every_boot', 'index', 'limits', 'failures',
+                'owners')}, names)

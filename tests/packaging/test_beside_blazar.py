@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The project and Blazar's own packages in one environment.
+
+While a cloud changes over from Blazar, its machines have both. The environment
+is made of a wheel of this tree and of pinned releases of Blazar's packages.
+"""
+
+import collections
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import fixtures
+import testtools
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+PINNED = os.path.join(os.path.dirname(__file__), 'blazar-constraints.txt')
+OURS = 'nova-leases'
+THEIRS = ('blazar', 'blazar-nova', 'blazar-dashboard', 'python-blazarclient')
+
+#: What a process of Nova loads of either. Blazar's services are not among
+#: them: they cannot be in one process with Nova (both have an option `host`).
+IN_NOVA = {
+    OURS: ('blazar_nova.api.app', 'blazar_nova.api.rest',
+           'blazar_nova.scheduler.filters', 'blazar_nova.scheduler.weights'),
+    'blazar-nova': ('blazarnova.scheduler.filters.blazar_filter',),
+}
+#: The commands choose native threads before all else.
+COMMANDS = ('blazar_nova.cmd.listener', 'blazar_nova.cmd.manage')
+#: What a process without Nova may load of either.
+WITHOUT_NOVA = {
+    OURS: ('blazar_core.leases.leases', 'blazar_core.lifecycle.lifecycle',
+           'blazar_core.common.opts', 'blazar_nova.osc.plugin',
+           'blazar_nova.osc.commands'),
+    'blazar': ('blazar.opts', 'blazar.manager.service',
+               'blazar.api.v1.leases.v1_0'),
+    'python-blazarclient': ('blazarclient.osc.plugin', 'blazarclient.shell'),
+}
+#: The filters that one scheduler has during the change.
+FILTERS = ('blazarnova.scheduler.filters.blazar_filter.BlazarFilter',
+           'blazar_nova.scheduler.filters.LeaseFilter')
+
+_ENTRY_POINTS = '''
+import importlib.metadata, json
+print(json.dumps([(one.name, entry.group, entry.name)
+                  for one in importlib.metadata.distributions()
+                  for entry in one.entry_points]))
+'''
+_FILES = '''
+import importlib.metadata, json, sys
+print(json.dumps({name: [str(path) for path in importlib.metadata.files(name)]
+                  for name in sys.argv[1:]}))
+'''
+_LOAD_FILTERS = '''
+import sys
+from nova.scheduler import filters
+from nova.conf import CONF
+CONF([], project='nova', default_config_files=sys.argv[1:2])
+handler = filters.HostFilterHandler()
+for found in handler.get_matching_classes(sys.argv[2:]):
+    print(found.__name__)
+from blazar_nova.compat import pool
+for name in ('aggregate_freepool_name', 'blazar_owner', 'blazar_az_prefix'):
+    print(CONF.blazar_hosts[name])
+'''
+
+
+class Environment(fixtures.Fixture):
+    """A virtual environment with a wheel of the project, and more."""
+
+    def __init__(self, *packages):
+        super().__init__()
+        self._packages = packages
+
+    def _setUp(self):
+        self.folder = self.useFixture(fixtures.TempDir()).path
+        wheels = os.path.join(self.folder, 'wheels')
+        self._do(sys.executable, '-m', 'pip', 'wheel', '--no-deps',
+                 '--no-build-isolation', '--wheel-dir', wheels, TOP)
+        (self.wheel,) = (os.path.join(wheels, name)
+                         for name in os.listdir(wheels))
+        venv = os.path.join(self.folder, 'venv')
+        self._do(sys.executable, '-m', 'venv', venv)
+        self.bin = os.path.join(venv, 'bin')
+        self.pip('install', '-c', os.path.join(TOP, 'constraints.txt'),
+                 '-c', PINNED, self.wheel, *self._packages)
+
+    def pip(self, *words):
+        return self._do(self.program('pip'), *words)
+
+    def program(self, name):
+        return os.path.join(self.bin, name)
+
+    def python(self, code, *words):
+        """Run code in it; returns what it printed."""
+        return self._do(self.program('python'), '-c', code, *words)
+
+    def imports(self, names):
+        """Import modules, in that order, in one process."""
+        self.python('import sys, importlib\n'
+                    'for name in sys.argv[1:]:\n'
+                    '    importlib.import_module(name)', *names)
+
+    def _do(self, *command):
+        done = subprocess.run(
+            command, cwd=self.folder, stdin=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, 'OS_NOVA_DISABLE_EVENTLET_PATCHING': '1',
+                 'PIP_DISABLE_PIP_VERSION_CHECK': '1', 'PYTHONPATH': ''})
+        if done.returncode:
+            raise AssertionError(
+                f'{command} ended with {done.returncode}:\n'
+                f'{done.stdout[-2000:]}\n{done.stderr[-4000:]}')
+        return done.stdout
+
+
+class BesideBlazarTest(testtools.TestCase):
+    """One environment for all: it takes minutes to make."""
+
+    def test_both_work_and_each_goes_without_the_other(self):
+        both = self.useFixture(Environment(*THEIRS, 'python-openstackclient'))
+        both.pip('check')
+        self.check_names(both)
+        self.check_files(both)
+        for modules in (IN_NOVA, WITHOUT_NOVA):
+            for order in itertools.permutations(modules.values()):
+                both.imports(itertools.chain(*order))
+        for command in COMMANDS:
+            both.imports([command, *IN_NOVA['blazar-nova']])
+        for order in itertools.permutations(FILTERS):
+            self.check_filters(both, order)
+        both.pip('uninstall', '--yes', 'blazar-nova', 'blazar')
+        both.imports(IN_NOVA[OURS])
+        self.assertIn('check', both._do(
+            both.program('blazar-nova-status'), '--help'))
+        both.pip('install', '-c', os.path.join(TOP, 'constraints.txt'),
+                 '-c', PINNED, 'blazar', 'blazar-nova')
+        both.imports(IN_NOVA[OURS])
+        both.pip('uninstall', '--yes', OURS)
+        both.imports(IN_NOVA['blazar-nova'])
+        self.assertIn('check', both._do(
+            both.program('blazar-status'), '--help'))
+
+    def check_names(self, both):
+        """No script and no entry point has a name that another has."""
+        owners = collections.defaultdict(set)
+        for owner, group, name in json.loads(both.python(_ENTRY_POINTS)):
+            owners[group, name].add(owner)
+        ours = {key: names for key, names in owners.items()
+                if names & {OURS, *THEIRS}}
+        self.assertGreater(len(ours), 60)
+        self.assertEqual({}, {key: names for key, names in ours.items()
+                              if len(names) > 1})
+
+    def check_files(self, both):
+        """No file is of two distributions."""
+        files = json.loads(both.python(_FILES, OURS, *THEIRS))
+        for one, other in itertools.combinations(files, 2):
+            self.assertEqual(set(), set(files[one]) & set(files[other]))
+
+    def check_filters(self, both, order):
+        """One scheduler has both filters, and they read the same options."""
+        path = os.path.join(both.folder, 'nova.conf')
+        with open(path, 'w') as file:
+            file.write('[blazar:physical:host]\n'
+                       'aggregate_freepool_name = pool\n'
+                       'blazar_owner = owner\nblazar_az_prefix = zone_\n'
+                       'allow_preemptibles = True\n')
+        printed = both.python(_LOAD_FILTERS, path, *order).split()
+        self.assertEqual({name.rpartition('.')[2] for name in order},
+                         set(printed[:2]))
+        self.assertEqual(['pool', 'owner', 'zone_'], printed[2:])

@@ -141,6 +141,8 @@ EVERYTHING = (
     ('lifecycle/orphans.py', 'known', 'orphans', _KEPT),
     ('lifecycle/rearranging.py', 'Rearranging._free', 'bookings',
      'All that is booked is dealt out anew; of more than some it is not.'),
+    ('../blazar_nova/cmd/importing/judging.py', '_Leases.__init__', 'leases',
+     'An operator imports all leases of Blazar, once.'),
     ('../blazar_nova/listener/mirror.py', 'Mirror._have_leases', 'leases',
      _FIRST),
 )

@@ -30,7 +30,8 @@ __all__ = ['Absent', 'Cloud', 'Deadline', 'Gate', 'Identity', 'Rest', 'Seen',
 class ServerState(enum.Enum):
     """What a cloud can say of a server.
 
-    LEAVING is one that is deleted while what it took is not free yet.
+    LEAVING is one that is deleted while what it took is not free yet. One
+    that is on a host may be restored by its user.
     """
 
     HELD = 'held'

@@ -177,7 +177,10 @@ class Ending:
                     else facts.LEFT if begun.others[-1].for_guests else '')
             return facts.Later(
                 facts.AGAIN, f'{len(waiting)} servers are not over yet: '
-                f'{", ".join([*waiting][:_SHOWN])}', facts.LONGEST_PAUSE)
+                f'{", ".join([*waiting][:_SHOWN])}', facts.LONGEST_PAUSE
+                if begun.others[-1].for_guests else
+                # Of what a user does to them meanwhile, nothing tells.
+                facts.LONGEST_WAIT)
         if not closed.done:
             again = closed.soonest
             self._database.retried(

@@ -89,7 +89,8 @@ class Moving:
     def _judge(self, move: models.Move) -> str:
         """What has become of a move that was asked for, or may have been."""
         seen = self._cloud.look(move.server_id)
-        if seen.state in (_State.GONE, _State.LEAVING):
+        if seen.state is _State.GONE or (
+                seen.state is _State.LEAVING and seen.host is None):
             return states.Move.MOVED
         if seen.busy:
             # Somebody is at it, mostly because it was asked for.

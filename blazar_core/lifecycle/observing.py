@@ -105,8 +105,9 @@ class Observing:
         if lease_id is None:
             return []
         if seen.state is clouds.ServerState.RUNNING or (
-                seen.host is not None and
-                seen.state is clouds.ServerState.BUILDING):
+                seen.host is not None and seen.state in (
+                    clouds.ServerState.BUILDING,
+                    clouds.ServerState.LEAVING)):
             stale, healed = self._database.retried(
                 self._stands, lease_id, server_id, seen)
             if healed is not None:
@@ -157,7 +158,7 @@ class Observing:
                 session, lease, booking, seen.host, self._clock.now())
             if booking.placed_at is None:
                 booking.placed_at = self._clock.now()
-            if seen.state is clouds.ServerState.RUNNING:
+            if seen.state is not clouds.ServerState.BUILDING:
                 booking.running, booking.failed_at = True, None
                 transitions.settle(session, lease, self._clock.now())
             if not failed or booking.host_id == left:

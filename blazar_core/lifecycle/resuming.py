@@ -105,7 +105,8 @@ class Resuming:
             begun = lease.status == states.Lease.STARTING
         if not begun:
             there = [one for one in sorted(left) if self._cloud.look(
-                one).state is not clouds.ServerState.GONE]
+                one).state not in (clouds.ServerState.GONE,
+                                   clouds.ServerState.LEAVING)]
             later, told = self._database.retried(
                 self._take, lease_id, there, when_due)
             if later is not None:

@@ -52,6 +52,8 @@ def of_instance(instance: ty.Any, host: str | None,
     if instance.vm_state == vm_states.ERROR and instance.launched_at is None:
         fault = instance.fault.message if instance.fault else ''
         return Seen(State.ERROR, host, fault, is_unplaced())
+    if instance.vm_state == vm_states.SOFT_DELETED:
+        return Seen(State.LEAVING, host, busy=instance.task_state is not None)
     building = instance.vm_state == vm_states.BUILDING
     return Seen(State.BUILDING if building else State.RUNNING, host,
                 rest=keeping.RESTS.get(instance.vm_state),

@@ -114,14 +114,16 @@ class NovaQuota:
 
 def _on_hosts(context: ty.Any, server_ids: list[str]) -> set[str]:
     """Those of which placement has something: one that is shelved keeps its
-    room in the books and has none there. Of cells that do not answer nobody
+    room in the books and has none there. One that is soft-deleted has its
+    allocation until Nova reclaims it. Of cells that do not answer nobody
     knows: those count twice.
     """
     if not server_ids:
         return set()
     found = bounded.of_cells(
         context, objects.InstanceList.get_by_filters,
-        {'uuid': server_ids, 'deleted': False}, expected_attrs=[])
+        {'uuid': server_ids, 'deleted': False, 'soft_deleted': True},
+        expected_attrs=[])
     return {one.uuid for instances in found.values()
             if not nova_context.is_cell_failure_sentinel(instances)
             for one in instances

@@ -286,6 +286,28 @@ class TestKept(RecurringTestCase):
         self.wait_until_gone(server['id'])
         self.assertEqual(['TERMINATED'] * 3, self.statuses(lease))
 
+    def test_one_that_its_user_unshelves_is_in_the_next_occurrence(self):
+        lease = self.boot_each(how={'between': 'shelve'})
+        server, = self.alice.get_servers()
+        self.runs_since(lease, 0, server['id'])
+        self.fill_books()
+        self.end_of(0, lease)
+        # An ordinary boot, as far as capacity goes.
+        self.alice.post_server_action(server['id'], {'unshelve': None})
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        self.assertEqual([], self.books(
+            'SELECT id FROM bookings WHERE server_id IS NOT NULL'))
+        self.runs_since(lease, 1, server['id'])
+        self.assertEqual('ACTIVE', self.statuses(lease)[1])
+        self.end_of(1, lease)
+        self.assertEqual('SHELVED_OFFLOADED', self.alice.get_server(
+            server['id'])['status'])
+        self.runs_since(lease, 2, server['id'])
+        self.fill_books()
+        self.end_of(2, lease)
+        self.wait_until_gone(server['id'])
+
     def test_what_somebody_has_deleted_does_not_come_again(self):
         lease = self.boot_each(count=2, how={'between': 'shelve'})
         self.run_until(self.start_of(lease, 0))

@@ -131,7 +131,9 @@ class Servers:
         state = seen.state
         if state is State.GONE:
             return 'does not exist in Nova any more', None
-        if state is State.LEAVING:
+        if state is State.LEAVING and (
+                seen.host is None or
+                row.status != states.Lease.TERMINATED):
             return None
         if row.status == states.Lease.TERMINATED:
             return f'still exists in Nova ({state.value})', (

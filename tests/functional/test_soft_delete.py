@@ -1,0 +1,198 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Leases where Nova keeps deleted servers for a while
+(``[DEFAULT] reclaim_instance_interval``), and members who delay an end.
+"""
+
+import contextlib
+from unittest import mock
+
+from nova.tests.functional.api import client as nova_client
+from oslo_limit import fixture as limit_fixture
+
+from tests.functional import test_deletion
+from tests.functional import test_ends
+from tests.functional import test_quota
+from tests.functional import test_whole_hosts
+
+HOUR = 3600
+SOFT = '[DEFAULT]\nreclaim_instance_interval = 3600\n'
+
+
+class SoftDeleteTestCase(test_deletion.DeletionTestCase):
+
+    more_conf = SOFT
+
+    def delete(self, server_id):
+        self.alice.delete_server(server_id)
+        self.wait_for_status(server_id, 'SOFT_DELETED')
+
+    def restore(self, server_id):
+        self.alice.post_server_action(server_id, {'restore': None})
+        self.wait_for_status(server_id, 'ACTIVE')
+
+    def delay(self, server_id):
+        """Do all that a member can do to keep a server; Nova may refuse."""
+        for action in ('delete', 'restore'):
+            with contextlib.suppress(nova_client.OpenStackApiException):
+                if action == 'delete':
+                    self.alice.delete_server(server_id)
+                else:
+                    self.alice.post_server_action(
+                        server_id, {'restore': None})
+
+
+class TestTheEndOfALease(SoftDeleteTestCase):
+
+    def test_a_member_who_deletes_and_restores_gains_no_time(self):
+        server_id = self.active()
+        for _time in range(8):
+            self.delete(server_id)
+            self.restore(server_id)
+        self.clock.advance(HOUR)
+        rounds = []
+
+        def is_over():
+            self.run_due()
+            rounds.append(self.lease('vm1')['status'])
+            if self.exists(server_id):
+                self.delay(server_id)
+            self.clock.advance(2)
+            return rounds[-1] == 'TERMINATED'
+
+        self.wait_for(is_over, 20, 'the end of the lease')
+        self.assertFalse(self.exists(server_id))
+        self.assertEqual({}, self.guests())
+        self.assertEqual({}, self.allocations(server_id))
+
+    def test_a_server_that_its_member_has_deleted_is_gone(self):
+        server_id = self.active()
+        self.delete(server_id)
+        self.goes(server_id)
+
+    def test_a_deleted_server_keeps_its_capacity_until_the_end(self):
+        server_id = self.active()
+        booked = self.bookings()
+        self.delete(server_id)
+        self.fill_books()
+        self.assertEqual(booked, self.bookings())
+        self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+        self.restore(server_id)
+        self.fill_books()
+        self.assertEqual(booked, self.bookings())
+        self.goes(server_id)
+
+    def test_a_deletion_of_its_member_that_got_lost_is_in_no_way(self):
+        server_id = self.active()
+        with mock.patch('nova.compute.rpcapi.ComputeAPI.'
+                        'soft_delete_instance'):
+            self.alice.delete_server(server_id)
+        self.assertEqual('soft-deleting', self.admin.get_server(server_id)[
+            'OS-EXT-STS:task_state'])
+        self.goes(server_id)
+
+    def test_a_server_that_was_not_built_is_deleted_at_once(self):
+        server_id = self.hold('vm1')['id']
+        self.alice.delete_server(server_id)
+        self.assertFalse(self.exists(server_id))
+        self.assertEqual('TERMINATED', self.lease('vm1')['status'])
+
+    def test_one_that_waits_for_its_build_is_deleted_at_the_end(self):
+        server_id = self.hold('vm1')['id']
+        for action in 'restore', 'forceDelete':
+            self.refused(409, self.alice.post_server_action, server_id,
+                         {action: None})
+        self.listener.parts.lifecycle.ending.delete(self.lease('vm1')['id'])
+        self.run_due()
+        self.assertFalse(self.exists(server_id))
+
+    def test_a_server_that_comes_back_is_deleted_at_once(self):
+        """Its deletion fails, and its member starts it again."""
+        seen = self.record_deletions(lambda context: len(seen) <= 4)
+        server_id = self.active()
+        self.clock.advance(HOUR)
+        for number in range(1, 5):
+            self.run_due()
+            self.wait_for(lambda: len(seen) >= number, what='an attempt')
+            self.wait_for_status(server_id, 'ERROR')
+            self.alice.post_server_action(
+                server_id, {'reboot': {'type': 'HARD'}})
+            self.wait_for(lambda: self.admin.get_server(
+                server_id)['status'] == 'ACTIVE', what='the reboot')
+            self.clock.advance(60)
+        self.goes(server_id)
+
+
+class TestPoliciesOfAnEnd(test_ends.EndsTestCase, SoftDeleteTestCase):
+
+    def test_nothing_is_kept_of_a_server_that_its_member_has_deleted(self):
+        for on_end in 'stop', 'shelve', 'snapshot', 'release':
+            server = self.leased(on_end=on_end)
+            self.delete(server['id'])
+            self.end()
+            self.wait_until_gone(server['id'])
+            self.assertEqual({}, self.images())
+            self.assert_verified()
+
+
+class TestWholeHosts(test_whole_hosts.HostsTestCase):
+    """A deleted server may be restored on its host, where no scheduler is
+    asked: it leaves before the host is another lease's.
+    """
+
+    more_conf = SOFT
+
+    def test_a_deleted_server_leaves_the_hosts_at_the_end(self):
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts()
+        server = self.within('in', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.alice.delete_server(server['id'])
+        self.wait_for_status(server['id'], 'SOFT_DELETED')
+        self.delete(lease['id'])
+        self.wait_until_over(lease['id'])
+        self.assertFalse(self.exists(server['id']))
+        self.assertEqual({}, self.allocations(server['id']))
+
+
+class TestQuota(test_quota.QuotaTestCase):
+    """A deleted server counts once, as long as its lease has it."""
+
+    more_conf = SOFT + test_quota.QuotaTestCase.more_conf
+
+    def test_a_deleted_server_counts_once(self):
+        server = self.boot_active('leased', hints=self.lease_hints())
+        self.fill_books()
+        self.alice.delete_server(server['id'])
+        self.wait_for_status(server['id'], 'SOFT_DELETED')
+        self.fill_books()
+        self.exceeded(self.places(
+            1, 403, start_in=60, vcpus=4, length=60), self.cpus, 4, 4, 1)
+        self.places(1, start_in=60, vcpus=3, length=60)
+
+
+class TestQuotaOfPlacement(TestQuota):
+
+    more_conf = TestQuota.more_conf + 'count_usage_from_placement = true\n'
+
+
+class TestUnifiedLimits(TestQuota):
+
+    more_conf = SOFT + test_quota.TestUnified.more_conf
+    servers, cpus = test_quota.TestUnified.servers, test_quota.TestUnified.cpus
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(limit_fixture.LimitFixture(
+            {'servers': 2, 'class:VCPU': 4, 'class:MEMORY_MB': -1,
+             'class:DISK_GB': -1}, {}))

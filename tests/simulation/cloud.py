@@ -114,6 +114,8 @@ class Server:
     :ivar tried: how often it was found that there is no host for it
     :ivar abandoned: whether a conductor that goes on with it finds that it
         has failed
+    :ivar soft_deleted: whether its user has deleted it, and may restore it
+    :ivar deletions: when it was deleted, whoever has asked for that
     """
 
     id: str
@@ -144,6 +146,8 @@ class Server:
     casts: int = 0
     tried: int = 0
     abandoned: bool = False
+    soft_deleted: bool = False
+    deletions: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def is_there(self) -> bool:
@@ -422,6 +426,25 @@ class Cloud:
         server.deleting = True
         self._computes.spawn(f'delete-{server.id}', lambda: self._go(server))
 
+    def soft_delete(self, server: Server) -> None:
+        """A user deletes a server that he may restore; nothing while
+        something is done to it.
+        """
+        if server.state is State.RUNNING and server.rest is None and not (
+                server.deleting or server.busy or server.soft_deleted):
+            server.soft_deleted = True
+            server.deletions.append(self.baton.now)
+            self.baton.tell(f'{server.id} is soft-deleted')
+            self.notify(server.id, None)
+
+    def restore(self, server: Server) -> None:
+        """A user restores what he has deleted."""
+        if server.soft_deleted and not server.deleting and (
+                server.state is State.RUNNING):
+            server.soft_deleted, server.ran_at = False, self.baton.now
+            self.baton.tell(f'{server.id} is restored')
+            self.notify(server.id, None)
+
     def _go(self, server: Server) -> None:
         self.baton.let_pass(self.faults.pause('delete'))
         host = server.host
@@ -468,7 +491,8 @@ class Cloud:
         whether it is.
         """
         if server.state is not State.RUNNING or server.deleting or (
-                server.busy or server.host and server.host.down):
+                server.busy or server.soft_deleted or
+                server.host and server.host.down):
             return False
         server.busy = True
         self.start(f'{what}-{server.id}', work)
@@ -633,6 +657,8 @@ class Port:
         if server.state is State.ERROR and not server.launched:
             return Seen(clouds.ServerState.ERROR, host, 'no reason',
                         server.unplaced)
+        if server.soft_deleted:
+            return Seen(clouds.ServerState.LEAVING, host)
         return Seen({State.HELD: clouds.ServerState.HELD,
                      State.READY: clouds.ServerState.BUILDING,
                      State.BUILDING: clouds.ServerState.BUILDING,
@@ -643,9 +669,17 @@ class Port:
         self.call('delete')
         self.ending(server_id)
         server = self._cloud.servers.get(server_id)
-        if server is not None:
+        if server is not None and not self.is_early(server):
+            server.deletions.append(self._baton.now)
             self._cloud.delete(server)
         self.answer('deleted')
+
+    def is_early(self, server: Server) -> bool:
+        """Whether a deletion that an end asks for waits: while another one is
+        under way. Those of users do not count, see
+        :mod:`blazar_nova.compat.deletion`.
+        """
+        return server.deleting
 
     def bring(self, server_id: str, rest: clouds.Rest,
               credential: str | None) -> None:

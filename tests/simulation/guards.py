@@ -41,6 +41,7 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import ends
+from tests.simulation import cloud as simulated
 from tests.unit.blazar_core import racer
 from tests.unit.blazar_core import test_races
 
@@ -103,6 +104,13 @@ def _take_along(session: orm.Session, now: int,
     _along(session, now, server_ids)
 
 
+def _is_early(self: simulated.Port, server: simulated.Server) -> bool:
+    """Whether a deletion waits, whoever has asked for those before it."""
+    count = len(server.deletions)
+    return bool(count) and self._baton.now < server.deletions[-1] + min(
+        60 * 2 ** min(count - 1, 10), 600)
+
+
 class _Same:
     """Is any generation."""
 
@@ -138,6 +146,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
               lambda self, lease_id: closing.Closed([], [])),
     'lock': ('blazar_core.db.api.locked', racer.late_lock),
     'again': ('blazar_core.lifecycle.ends.Delete.ask', _ask_once),
+    'own': ('tests.simulation.cloud.Port.is_early', _is_early),
     'held': ('blazar_core.books.holding.hand_over', _hand_over),
     'within': ('blazar_core.books.claims.Claims.is_within',
                lambda self, reservation_id: True),

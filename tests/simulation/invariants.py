@@ -142,6 +142,7 @@ class Always:
                     server.within in own & server.host.opened)
                 if (server.id in booked or is_guest) and (
                         server.state is clouds.State.RUNNING and
+                        not server.soft_deleted and
                         server.rest is not ports.Rest.SHELVED and
                         server.ran_at is not None and
                         server.ran_at < event['time'] - self._ahead):

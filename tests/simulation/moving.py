@@ -87,7 +87,8 @@ class Port(clouds.Port):
         cloud, server = self._cloud, self._cloud.servers[server_id]
         if deadline.passed():
             return 'it is too late'
-        if not server.is_there or server.host is None or (
+        if not server.is_there or server.soft_deleted or (
+                server.host is None) or (
                 not server.host.forced_down):
             return 'its host is not certain to be down'
         if server.busy:
@@ -199,4 +200,5 @@ def _is_free(server: clouds.Server) -> bool:
     """Whether a server runs, and nothing binds it to where it is."""
     return server.state is State.RUNNING and server.host is not None and not (
         server.busy or server.deleting or server.rest or server.within or
+        server.soft_deleted or
         server.kept)

@@ -32,6 +32,7 @@ from blazar_core.lifecycle import sending
 from tests.simulation import asking
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
+from tests.simulation import delaying
 from tests.simulation import owners
 from tests.simulation import whole
 from tests.simulation import world as worlds
@@ -44,13 +45,14 @@ WEIGHTS = {
     'boot_in': 12, 'boot': 8, 'prolong': 8, 'shorten': 6, 'move': 6,
     'resize': 8, 'delete_lease': 8, 'delete_server': 12,
     'lease_hosts': 14, 'boot_within': 18, 'wait': 10, 'join': 8, 'leave': 4,
-    'hand_over': 5, 'extend': 4, 'best_effort': 6, 'recur': 4, 'stop': 1}
+    'hand_over': 5, 'extend': 4, 'best_effort': 6, 'recur': 4, 'stop': 1,
+    'delay': 12}
 #: The same where all of them come at once.
 EAGER = {
     'lease_now': 5, 'lease_later': 20, 'reserve': 15, 'offer': 2,
     'boot_in': 10, 'boots': 30, 'both': 30, 'lease_hosts': 25,
     'boot_within': 40, 'delete_server': 5, 'wait': 15, 'join': 15, 'leave': 5,
-    'extend': 5, 'best_effort': 12, 'recur': 6, 'stop': 2}
+    'extend': 5, 'best_effort': 12, 'recur': 6, 'stop': 2, 'delay': 12}
 
 #: What may be answered.
 ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
@@ -312,6 +314,9 @@ class Users:
 
     def stop(self) -> None:
         self._asking.stop()
+
+    def delay(self) -> None:
+        delaying.delay(self._world)
 
     def offer(self) -> None:
         offered = self._core.leases.making.offer(making.NewLease(

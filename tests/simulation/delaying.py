@@ -1,0 +1,65 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Users who delete and restore a server over the end of its lease.
+
+The Nova that pretends keeps a server that its user deletes until it is
+restored, or deleted for good, which is what an end asks for.
+"""
+
+from blazar_core.common import errors
+from tests.simulation import cloud as clouds
+from tests.simulation import world as worlds
+
+__all__ = ['delay']
+
+#: Seconds for which users go on after the end, and after which a server has
+#: to be gone when nothing goes wrong any more.
+_PATIENCE, _LATE = 6 * 3600, 300
+_TO_END = (
+    "SELECT bookings.server_id, leases.end_date + leases.grace_period "
+    "FROM bookings "
+    "JOIN reservations ON reservations.id = bookings.reservation_id "
+    "JOIN leases ON leases.id = reservations.lease_id "
+    "WHERE bookings.running AND leases.on_end = 'delete' "
+    "AND leases.recurrence_id IS NULL")
+
+
+def delay(world: worlds.World) -> None:
+    """Choose a server, and delete and restore it over the end of its lease,
+    which must not stay for that.
+
+    :raises NotFound: when there is none
+    """
+    baton, cloud = world.baton, world.cloud
+    found = world.look(f"{_TO_END} AND leases.status = 'ACTIVE' "
+                       f"ORDER BY bookings.id")
+    if not found:
+        raise errors.NotFound('no server')
+    server_id, end = baton.dice.choice(found)
+    server, pause = cloud.servers[server_id], baton.dice.choice([20, 300, 590])
+
+    def work() -> None:
+        while server.state is not clouds.State.GONE and (
+                baton.now < end + _PATIENCE):
+            cloud.soft_delete(server)
+            baton.let_pass(baton.dice.uniform(1, pause / 2))
+            cloud.restore(server)
+            baton.let_pass(baton.dice.uniform(1, pause / 2))
+            for _id, until in world.look(
+                    f"{_TO_END} AND bookings.server_id = '{server_id}'"):
+                if world.settled and baton.now > until + _LATE:
+                    cloud.wrong.append(
+                        f'{server_id} is kept for {baton.now - until:.0f} s '
+                        f'after the end of its lease')
+
+    baton.later(max(0, end - baton.now - 5 * pause), work)

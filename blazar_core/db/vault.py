@@ -77,5 +77,6 @@ class Vault:
 
 
 _NO_KEY_FITS = (
-    'What is kept of a lease does not open with any key of [blazar] '
-    'encryption_keys. Put the key back that it was sealed with.')
+    'None of the keys in [blazar] encryption_keys of this process decrypts '
+    'what is kept of the lease. The operator adds the key with which it was '
+    'encrypted, in every nova.conf, and restarts the process.')

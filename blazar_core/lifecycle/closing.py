@@ -198,16 +198,19 @@ class Closing:
         self.revoke_of(lease_id)
         return True
 
-    def credential(self, lease_id: str) -> str | None:
+    def credential(self, lease_id: str, needed: bool = True) -> str | None:
         """What lets us act for the owner of a lease, if there is something.
 
-        A key that was lost does not keep a lease from its end.
+        :param needed: false: a key that is missing is in no way
+        :raises VaultError: when it is needed, and cannot be decrypted
         """
         with self._database.reader() as session:
             row = session.get(models.Credential, lease_id)
         try:
             return None if row is None else self._opens(row.sealed)
         except errors.VaultError as exc:
+            if needed:
+                raise
             LOG.warning('Lease %s: its servers are not deleted in the name '
                         'of its owner: %s', lease_id, exc)
             return None

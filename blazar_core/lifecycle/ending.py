@@ -164,7 +164,9 @@ class Ending:
             self._give_grace(lease_id)
             return facts.Later(
                 min(begun.grace, facts.LONGEST_PAUSE), facts.GRACE)
-        credential = self._closing.credential(lease_id) if ends_of else None
+        credential = self._closing.credential(lease_id, any(
+            one.needs_owner for its in ends_of.values() for one in its)
+        ) if ends_of else None
         waiting = {server_id: why for server_id, its in ends_of.items()
                    if (why := self._server_ends.bring(ends.Ended(
                        server_id, lease_id, begun.name, begun.project_id,
@@ -234,7 +236,8 @@ class Ending:
                     return facts.Later(facts.AWAY, (
                         f'nothing installed here knows how to {name} its '
                         f'servers; they are deleted if no other process '
-                        f'does until {self._patience} s after its end'))
+                        f'does until {self._patience} s after its end'),
+                        shown=True)
                 name = ends.DELETE
             if self._is_late(session, lease, now,
                              ends.steps_of(name, self._policies)):

@@ -25,6 +25,7 @@ The pauses of what is put off grow, until something happens to it.
 
 import collections
 from concurrent import futures
+import contextlib
 import functools
 import threading
 import typing as ty
@@ -244,14 +245,13 @@ class Engine:
         except errors.NotFound:
             # Its lease was withdrawn, and the event with it.
             settle = functools.partial(self._settled, claim, None)
-        except errors.BooksUnavailable as exc:
+        except (errors.BooksUnavailable, errors.VaultError) as exc:
             # That is no attempt that failed.
-            settle = functools.partial(
-                self._settled, claim, facts.Later(_AFTER_FAILURE, str(exc)))
-        except Exception:
+            settle = functools.partial(self._settled, claim, _later(exc))
+        except Exception as exc:
             LOG.exception('Lease %s: %s failed', claim.lease_id,
                           claim.event_type)
-            settle = functools.partial(self._failed, claim)
+            settle = functools.partial(self._failed, claim, exc)
         else:
             settle = functools.partial(self._settled, claim, outcome)
         try:
@@ -269,6 +269,7 @@ class Engine:
             self.wake()
 
     def _settled(self, claim: queues.Claim, outcome: facts.Outcome) -> None:
+        _explain(self._database, claim, outcome)
         if outcome is None:
             self._queue.done(claim)
             return
@@ -287,7 +288,7 @@ class Engine:
             due=sa.case((same, now + seconds), else_=now + outcome.seconds),
             waits=sa.case((same, claim.waits + 1), else_=1))
 
-    def _failed(self, claim: queues.Claim) -> None:
+    def _failed(self, claim: queues.Claim, exc: Exception) -> None:
         """Again after a pause that doubles, or not at all any more.
 
         The end of a lease or an offer is never given up: its capacity would
@@ -304,11 +305,58 @@ class Engine:
                 claim.lease_id, claim.event_type, functools.partial(
                     self._queue.update, claim, status=states.Event.ERROR,
                     attempts=attempts))
+            # The reason of a lease that has failed has it by now.
+            _explain(self._database, claim, None)
             return
         pause = min(300, 2 ** min(attempts, 10))
+        _explain(self._database, claim, facts.Later(
+            pause, _reason(exc), shown=True))
         self._queue.write(
             claim, status=states.Event.UNDONE, attempts=attempts,
             due=self._clock.now() + pause)
+
+
+def _later(exc: Exception) -> facts.Later:
+    """When an event is tried again that the process could not carry out."""
+    if isinstance(exc, errors.VaultError):
+        # Another process may have the key.
+        LOG.error('An event is deferred: %s', exc)
+        return facts.Later(
+            facts.AWAY, str(exc), facts.LONGEST_WAIT, shown=True)
+    return facts.Later(_AFTER_FAILURE, str(exc))
+
+
+def _reason(exc: Exception) -> str:
+    """What a lease says of an event that has failed."""
+    return str(exc) if isinstance(exc, errors.BlazarError) else (
+        f'internal error {type(exc).__name__}; the log of blazar-listener '
+        f'says more.')
+
+
+def _explain(database: api.Database, claim: queues.Claim,
+             outcome: facts.Outcome) -> None:
+    """Write down in a lease why an event of it is deferred, or that it is
+    not, or no longer for the reason that the lease gives.
+    """
+    why = outcome.why if (
+        isinstance(outcome, facts.Later) and outcome.shown) else ''
+    if not why and not claim.shown:
+        return
+
+    def is_said(lease: models.Lease) -> bool:
+        return lease.status == states.Lease.TERMINATED or (
+            lease.status_reason == facts.deferred(
+                lease.status_reason, claim.event_type, why))
+
+    with contextlib.suppress(errors.NotFound):
+        with database.reader() as session:
+            if is_said(api.found(session, claim.lease_id)):
+                return
+        with database.writer() as session:
+            lease = api.locked(session, claim.lease_id)
+            if not is_said(lease):
+                lease.status_reason = facts.deferred(
+                    lease.status_reason, claim.event_type, why)
 
 
 def _action(life: lifecycle.Lifecycle, claim: queues.Claim,

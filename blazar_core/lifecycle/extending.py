@@ -85,7 +85,8 @@ class Extending:
         except (errors.CloudUnavailable, errors.BooksBusy,
                 errors.Conflict) as exc:
             return facts.Later(min(facts.AWAY, left), str(exc),
-                               min(facts.LONGEST_PAUSE, left))
+                               min(facts.LONGEST_PAUSE, left), shown=(
+                                   isinstance(exc, errors.CloudUnavailable)))
         except (errors.Refused, errors.LimitExceeded,
                 errors.InvalidLeaseParams) as exc:
             LOG.info('Lease %s is not prolonged: %s', lease_id, exc)

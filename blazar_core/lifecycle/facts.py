@@ -28,12 +28,13 @@ from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import events
 
-__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'GRACE', 'GivenUp', 'LEFT',
-           'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED',
-           'NOT_FREE', 'NOT_LEFT', 'ORPHANED', 'Outcome', 'REFUSED',
-           'SNAPSHOTS', 'apart', 'booking_of', 'bookings', 'comes_first',
-           'counts', 'disowned', 'failures', 'has_servers', 'is_building',
-           'is_unsettled', 'lasting', 'pause', 'put_off', 'servers', 'waiting']
+__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'DEFERRED', 'GRACE',
+           'GivenUp', 'LEFT', 'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later',
+           'Lease', 'NOT_CLOSED', 'NOT_FREE', 'NOT_LEFT', 'ORPHANED',
+           'Outcome', 'REFUSED', 'SNAPSHOTS', 'apart', 'booking_of',
+           'bookings', 'comes_first', 'counts', 'deferred', 'disowned',
+           'failures', 'has_servers', 'is_building', 'is_unsettled', 'lasting',
+           'pause', 'put_off', 'servers', 'waiting']
 
 LOG = logging.getLogger(__name__)
 
@@ -62,6 +63,9 @@ NOT_LEFT = ('Its servers are still in the occurrence before; the start is '
 NOT_CLOSED = 'What was reserved could not be closed yet; it is tried again.'
 #: What one says whose servers have some time left.
 GRACE = 'Its servers come to their end when its grace period is over.'
+#: How the reason of a lease begins that has an event which could not be
+#: carried out yet.
+DEFERRED = 'An event is tried again: '
 #: What one says whose hosts are not ready for others yet.
 CLEANING = 'Its hosts are being cleaned.'
 #: How begins what one says whose servers have not come to their end.
@@ -84,11 +88,14 @@ class Later:
     :ivar most: each time that nothing has happened to it in between, the
         pause is twice as long, up to so many seconds; 0: it is always the
         same
+    :ivar shown: whether the status reason of the lease says why, until the
+        event is carried out or deferred for another reason
     """
 
     seconds: int
     why: str
     most: int = 0
+    shown: bool = False
 
     def after(self, waits: int) -> int:
         """The pause when it was put off so many times before."""
@@ -167,12 +174,24 @@ def disowned(reason: str, missing: str | None) -> str:
         f'{reason} {ORPHANED[missing]}'.strip())
 
 
+def deferred(reason: str, event_type: str, why: str) -> str:
+    """Return the status reason of a lease of which an event is deferred.
+
+    :param reason: what it says already
+    :param why: empty: that event is not deferred for a reason to be shown
+    """
+    said, _mark, others = reason.partition(DEFERRED)
+    if why:
+        return f'{lasting(said)} {DEFERRED}{event_type}: {why}'.strip()
+    return said.strip() if others.startswith(f'{event_type}: ') else reason
+
+
 def lasting(reason: str) -> str:
     """What is still said of a lease when it waits for nothing any more."""
     for missing, said in ORPHANED.items():
         if said in reason:
             return disowned(lasting(disowned(reason, None)), missing)
-    for begin in (REFUSED, SNAPSHOTS, events.NOT_PROLONGED):
+    for begin in (DEFERRED, REFUSED, SNAPSHOTS, events.NOT_PROLONGED):
         reason = reason.partition(begin)[0].strip()
     for passing in (NOT_FREE, NOT_LEFT, NOT_CLOSED, GRACE, LEFT, CLEANING):
         reason = reason.removesuffix(passing).strip()

@@ -98,7 +98,8 @@ class MakingRoom:
         """Give a lease its room; says why there is none, None: it has it."""
         try:
             return self._seeking.admit(lease_id)
-        except (errors.CloudUnavailable, errors.BooksBusy) as exc:
+        except (errors.CloudUnavailable, errors.BooksBusy,
+                errors.VaultError) as exc:
             return str(exc)
         except (errors.BooksUnavailable, errors.NotFound):
             raise

@@ -60,7 +60,7 @@ _READ = sa.select(
     models.Event.id, models.Event.lease_id, models.Event.event_type,
     models.Event.attempts, models.Event.waits, models.Event.due,
     models.Event.action,
-    models.Lease.project_id,
+    models.Lease.project_id, models.Lease.status_reason,
 ).join(models.Event.lease).where(models.Lease.project_id.not_in(
     sa.bindparam('projects', expanding=True)))
 #: To tell of it is all that there is to do, or it moves a lease.
@@ -137,6 +137,7 @@ class Claim:
     """An event that this worker owns.
 
     :ivar slow: whether it takes its time
+    :ivar shown: whether the lease says that an event of it is deferred
     """
 
     event_id: str
@@ -146,6 +147,7 @@ class Claim:
     waits: int
     project_id: str
     slow: bool = False
+    shown: bool = False
 
 
 class Queue:
@@ -189,7 +191,8 @@ class Queue:
                     continue
                 wanted.append(Claim(
                     event.id, event.lease_id, event.event_type,
-                    event.attempts, event.waits, event.project_id, is_slow))
+                    event.attempts, event.waits, event.project_id, is_slow,
+                    facts.DEFERRED in event.status_reason))
                 busy[event.project_id] += 1
                 slow -= is_slow
                 if len(claims) + len(wanted) == most:

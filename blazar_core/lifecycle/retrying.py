@@ -139,9 +139,13 @@ class Retrying:
                 self._seeking.admit(lease_id))
         except (errors.CloudUnavailable, errors.BooksBusy) as exc:
             # However long it takes: it is not the lease that fails.
-            return facts.Later(facts.AWAY, str(exc), facts.LONGEST_WAIT)
+            return facts.Later(
+                facts.AWAY, str(exc), facts.LONGEST_WAIT,
+                shown=isinstance(exc, errors.CloudUnavailable))
         except (errors.BooksUnavailable, errors.NotFound):
             raise
+        except errors.VaultError as exc:
+            why = str(exc)
         except Exception:
             LOG.exception('Lease %s waits for capacity, and could not be '
                           'tried',

@@ -326,7 +326,9 @@ class Sending:
                     event_type != states.EventType.START or
                     lease.status not in states.TO_START):
                 return
-            lease.status_reason = reason
+            _said, _mark, cause = lease.status_reason.partition(
+                facts.DEFERRED)
+            lease.status_reason = f'{reason} {cause}'.strip()
             transitions.fail_waiting(session, lease, self._clock.now())
             described = views.describe(lease)
         LOG.warning('Lease %s could not start: %s', lease_id, reason)

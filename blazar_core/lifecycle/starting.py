@@ -133,7 +133,9 @@ class Starting:
                 facts.LONGEST_WAIT)
         if read.crowded:
             return facts.Later(
-                facts.AGAIN, 'its host is not empty yet', 4 * facts.AGAIN)
+                facts.AGAIN, 'its host is not empty yet', 4 * facts.AGAIN,
+                # One after the other, as a rule, takes seconds.
+                shown=now > lease.start_date + facts.AWAY)
         if read.outside:
             self._explain(lease_id, read.outside)
             return facts.Later(
@@ -200,7 +202,8 @@ class Starting:
             opened = self.open(lease_id)
         except errors.CloudUnavailable as exc:
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
-            return facts.Later(facts.AWAY, str(exc), facts.LONGEST_WAIT)
+            return facts.Later(
+                facts.AWAY, str(exc), facts.LONGEST_WAIT, shown=True)
         steps.reached(steps.Step.OPEN_OPENED, lease_id)
         described = self._database.retried(self._activate, lease_id, opened)
         if described is not None:

@@ -113,7 +113,8 @@ class Telling:
                 if whole:
                     self._database.retried(self._hand_over, lease_id)
             except holding.InUse as exc:
-                return facts.Later(facts.AGAIN, str(exc), facts.LONGEST_WAIT)
+                return facts.Later(
+                    facts.AGAIN, str(exc), facts.LONGEST_WAIT, shown=True)
             for kind, reserved in parts:
                 kind.belongs(reserved)
                 kind.changed(reserved)

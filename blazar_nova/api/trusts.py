@@ -73,7 +73,7 @@ def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
 
 def has_one(parts: wiring.Parts, lease_id: str) -> bool:
     """Whether a lease has a trust: then nothing less takes its place."""
-    kept = parts.lifecycle.closing.credential(lease_id)
+    kept = parts.lifecycle.closing.credential(lease_id, False)
     return kept is not None and vouching.User.read(kept) is None
 
 

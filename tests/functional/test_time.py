@@ -25,6 +25,7 @@ from oslo_utils import importutils
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.db import vault
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
 from blazar_nova.compat import servers
@@ -270,6 +271,31 @@ class LifeTest(leased.LeasedTestCase):
         self.assertEqual(1, self.run_due())
         self.wait_for_status(server_id, 'ACTIVE')
         self.assertEqual([server_id], list(self.guests()))
+
+    def test_a_lease_says_that_a_listener_lacks_its_key(self):
+        server_id = self.hold()
+        self.clock.advance(HOUR)
+        with_key = self.listener
+        self.flags(group='blazar', event_max_retries=0,
+                   encryption_keys=[vault.new_key()])
+        self.listener = self.new_listener(self.clock)
+        for _time in range(3):
+            self.assertEqual(1, self.run_due())
+            lease = self.lease('vm1')
+            self.assertEqual('PENDING', lease['status'])
+            self.assertIn('An event is tried again: start_lease: None of the '
+                          'keys in [blazar] encryption_keys',
+                          lease['status_reason'])
+            self.assertEqual('RESERVED', self.alice.get_server(
+                server_id)['status'])
+            self.clock.advance(60)
+        self.listener = with_key
+        self.assertEqual(1, self.run_due())
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        lease = self.lease('vm1')
+        self.assertEqual(('ACTIVE', ''), (
+            lease['status'], lease['status_reason']))
 
     def assert_waits(self, server_id: str) -> None:
         """Nothing has come of a start; it is put off."""

@@ -592,6 +592,62 @@ class TestFailures(EngineTestCase):
             self.done(), self.row(event_id).status))
         self.assertEqual([], self.actions.given_up)
 
+    def reason(self, lease_id='a'):
+        row, = self.scalars(models.Lease, models.Lease.id == lease_id)
+        return row.status_reason
+
+    def test_the_lease_says_why_an_event_is_deferred_until_it_is_not(self):
+        wrong_key = errors.VaultError('No key decrypts it.')
+        for event_type in ('start_lease', 'end_lease', 'mine', ':changed'):
+            lease_id, worker = event_type, self.engine()
+            event_id = self.event(lease_id, 0, event_type)
+            self.actions.answers[lease_id] = [
+                wrong_key, RuntimeError('secret'),
+                facts.Later(5, 'its host is in use', shown=True),
+                facts.Later(5, 'quiet'), wrong_key]
+            for why in ('No key decrypts it.',
+                        'internal error RuntimeError; the log of '
+                        'blazar-listener says more.', 'its host is in use',
+                        '', 'No key decrypts it.', ''):
+                self.assertEqual(1, worker.run_due())
+                self.assertEqual(why and (
+                    f'An event is tried again: {event_type}: {why}'),
+                    self.reason(lease_id))
+                self.clock.advance(300)
+            self.assertEqual('DONE', self.row(event_id).status)
+
+    def test_what_else_a_lease_says_stays(self):
+        self.event('a')
+        with self.database.writer() as session:
+            session.get(models.Lease, 'a').status_reason = 'One has failed.'
+        self.actions.answers['a'] = [errors.VaultError('No key.')]
+        self.engine().run_due()
+        self.assertEqual('One has failed. An event is tried again: mine: '
+                         'No key.', self.reason())
+        # An event that is carried out says nothing of another one.
+        self.event('a', event_type='other')
+        self.engine().run_due()
+        self.assertIn('mine: No key.', self.reason())
+        self.clock.advance(300)
+        self.engine().run_due()
+        self.assertEqual('One has failed.', self.reason())
+
+    def test_a_missing_key_uses_up_no_attempts(self):
+        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        event_id = self.event('a', 0, 'start_lease')
+        self.actions.answers['a'] = [
+            errors.VaultError('No key.') for _time in range(6)]
+        for _time in range(7):
+            self.assertEqual(1, self.engine().run_due())
+            self.clock.advance(60)
+        self.assertEqual('DONE', self.row(event_id).status)
+        self.assertEqual([], self.actions.given_up)
+
+    def test_nothing_is_said_of_what_is_given_up(self):
+        self.books.conf.set_override('event_max_retries', 2, 'blazar')
+        self.fail_until_given_up('before_end_lease', 3)
+        self.assertEqual('', self.reason())
+
     def test_an_announcement_is_given_up_too(self):
         self.books.conf.set_override('event_max_retries', 0, 'blazar')
         self.fail_until_given_up('before_end_lease', 3)

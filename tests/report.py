@@ -173,6 +173,9 @@ def total(folder: pathlib.Path, names: ty.Iterable[str]) -> int:
             # It cannot be loaded, or was ended.
             found['failed'] = 1
             found['names'] = [f'{name}: no test has been run']
+        elif not found['failed'] and (folder / f'{name}.broken').exists():
+            found['failed'] = 1
+            found['names'] = [f'{name}: stestr failed, though no test did']
         print(f'{name:12} {found["passed"]:7} {found["failed"]:7} '
               f'{found["skipped"]:7} {found["seconds"]:8}')
         passed += found['passed']

@@ -93,6 +93,13 @@ class TestReport(base.BaseTestCase):
         self.assertEqual((1, '1 passed, 1 failed'), (code, lines[-1]))
         self.assertEqual(0, self.total('unit')[0])
 
+    def test_so_has_one_of_which_a_worker_has_died(self):
+        self.result('success')
+        self.report.close()
+        (self.folder / 'unit.broken').touch()
+        code, lines = self.total('unit')
+        self.assertEqual((1, '1 passed, 1 failed'), (code, lines[-1]))
+
 
 class TestTimes(base.BaseTestCase):
 

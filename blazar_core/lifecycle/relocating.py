@@ -123,6 +123,8 @@ class Relocating:
 
         :param certain: None: nothing is evacuated
         """
+        # To fence a host writes nothing before.
+        self._database.check_clock()
         late = self._clock.elapsed() + _WORK
         stays = self._due(certain is not None)
         sure = () if certain is None else self._sure(stays, certain)

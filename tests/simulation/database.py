@@ -29,8 +29,10 @@ import sqlite3
 import typing as ty
 
 import sqlalchemy as sa
+from sqlalchemy.ext import compiler
 
 from blazar_core.db import api
+from blazar_core.db import skew
 from tests import databases
 from tests.simulation import baton as batons
 
@@ -43,6 +45,11 @@ OURS = ('PRAGMA', 'SAVEPOINT', 'RELEASE', 'ROLLBACK')
 LOCK = 'UPDATE leases SET generation='
 #: Which word of a statement that writes is the table.
 TABLE = {'UPDATE': 1, 'INSERT': 2, 'DELETE': 2}
+
+
+@compiler.compiles(skew.database_time, 'sqlite')
+def _simulated(*_args: ty.Any, **_kwargs: ty.Any) -> str:
+    return 'simulated_time()'
 
 
 class Books:
@@ -77,7 +84,9 @@ class Books:
     def connect(self, process: batons.Process, **options: ty.Any,
                 ) -> api.Database:
         """The database as a process sees it."""
-        conf = databases.configuration(self.url, **options)
+        # Clocks that differ a little are right.
+        conf = databases.configuration(
+            self.url, **{'max_clock_skew': 20, **options})
         database = api.Database(conf, batons.Clock(process))
         engine = database.engine
         opened: list[Connection] = []
@@ -92,6 +101,8 @@ class Books:
                 # More than there are: none is made ready twice.
                 cached_statements=1024)
             connection.books = self
+            connection.create_function(
+                'simulated_time', 0, lambda: int(self.baton.now * 1e6))
             # Processes die here, and no machine does: that the disk has what
             # is written took a tenth of a run.
             connection.execute('PRAGMA synchronous = OFF')

@@ -28,7 +28,8 @@ RATES = {
     'delete fails': 0.1, 'move fails': 0.4, 'move elsewhere': 0.2,
     'build elsewhere': 0.1, 'allocation late': 0.3,
     'notification lost': 0.3, 'notification doubled': 0.2,
-    'notification late': 0.1, 'clock': 0.0005, 'host': 1,
+    'notification late': 0.1, 'clock': 0.0005, 'wrong clock': 0.003,
+    'host': 1,
     'failure': 1}
 
 #: What keeps nobody from doing his work.
@@ -142,6 +143,22 @@ class Faults:
             process.offset = self.offset()
             self._baton.tell(
                 f'the clock of {process.name} is {process.offset} s ahead')
+        if abs(process.offset) < 1000 and self.happens('wrong clock'):
+            self._set_wrong(process)
+
+    def _set_wrong(self, process: batons.Process) -> None:
+        """The clock of a process is an hour ahead, or behind, for a while."""
+        right, wrong = process.offset, self._baton.dice.choice([-3600, 3600])
+        seconds = self._baton.dice.choice([1, 30, 300])
+        process.offset += wrong
+        self._baton.tell(f'the clock of {process.name} is wrong by {wrong} s '
+                         f'for {seconds} s')
+        self.hinder(self._baton.now + seconds)
+
+        def set_right() -> None:
+            process.offset = right
+
+        self._baton.later(seconds, set_right)
 
     def kill(self, process: batons.Process) -> None:
         """A process dies, and somebody starts it again."""

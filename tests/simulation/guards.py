@@ -182,6 +182,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'between': ('blazar_core.lifecycle.resuming.on_end',
                 lambda session, lease: lease.on_end),
     'late': ('blazar_core.lifecycle.resuming._WAKE', 10 ** 6),
+    'clock': ('blazar_core.db.skew.ClockSkew.check_step', lambda self: None),
     'twice': ('tests.simulation.owners.GRACE', 0),
     'healed': ('blazar_core.lifecycle.rebinding.Rebinding.bind_all',
                lambda self, found: True),

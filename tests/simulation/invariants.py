@@ -494,6 +494,9 @@ def followers(world: worlds.World) -> list[str]:
         database = api.Database(
             databases.configuration(world.books.url), clock)
         databases.compile_once(database.engine)
+        # By the clock of the process, right or wrong.
+        database.skew.note(None, 0)
+        database.skew.check = lambda: None  # type: ignore[method-assign]
         try:
             return contender.picture(
                 admission.Admission(database, clock), instants)

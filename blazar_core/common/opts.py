@@ -75,17 +75,15 @@ OPTS: list[cfg.Opt] = [
         help='Flavors, by id or name, whose servers are left alone by it.'),
     cfg.ListOpt(
         'default_reservation_exempt_images', default=[],
-        help='Images, by id or, where they are public, by name (everybody '
-             'may give that of a public one to his own), whose servers are '
-             'left alone by it. A server is of the image that Nova makes its '
-             'root disk of; one on a volume that was there before is of '
-             'none.'),
+        help='Images, by id or, if they are public, by name, whose servers '
+             'are left alone by it. The image of a server is the one of '
+             'which Nova makes its root disk; a server on an existing volume '
+             'has none.'),
     cfg.IntOpt(
         'minutes_before_end_lease', default=60, min=0,
-        help='How many minutes before the end of a lease the notification '
-             'lease.event.before_end_lease is sent, where the request names '
-             'no time for it and the lease is longer than that. 0 sends '
-             'none.'),
+        help='Minutes before the end of a lease at which the notification '
+             'lease.event.before_end_lease is sent, if the request names no '
+             'time and the lease is longer than that. 0 sends none.'),
     cfg.ListOpt(
         'on_end', default=['delete', 'snapshot', 'shelve', 'stop', 'suspend',
                            'release'],
@@ -101,10 +99,9 @@ OPTS: list[cfg.Opt] = [
              'these hosts before; all other servers are deleted.'),
     cfg.IntOpt(
         'end_limit', default=3600, min=0,
-        help='Seconds after the end of a lease, and its grace period, and '
-             'after it was first tried, after which servers are deleted that '
-             'did not come to another end by then: their capacity is promised '
-             'to others. 0: never. ``recycle`` has no limit.'),
+        help='Seconds after the end and the grace period of a lease, and '
+             'after the first attempt, at which servers are deleted whose '
+             'own end has not succeeded. 0: never. ``recycle`` has no limit.'),
     cfg.ListOpt(
         'preflight', item_type=types.Integer(min=1), default=[1440, 60],
         help='How many minutes before the start of a lease it is looked at '
@@ -117,15 +114,13 @@ OPTS: list[cfg.Opt] = [
         'max_occurrences', default=100, min=1, max=1000,
         help='How often a lease may recur at most. Each occurrence is a lease '
              'of its own for all limits, and each with a boot has held '
-             'servers of its own: the limits in '
-             '[blazar_enforcement] hold for all '
-             'of them together.'),
+             'servers of its own: the limits in [blazar_enforcement] hold for '
+             'all of them together.'),
     cfg.IntOpt(
         'max_amount', default=1000, min=1,
-        help='How many servers or whole hosts one request for a lease may ask '
-             'for: in all reservations and all occurrences of the lease '
-             'together. It bounds how long one request keeps others waiting, '
-             'and holds for all projects.'),
+        help='How many servers or whole hosts one request may ask for, in all '
+             'reservations and occurrences of its lease together. It bounds '
+             'how long one request keeps others waiting.'),
     cfg.StrOpt(
         'orphaned_leases', default='report', choices=(
             ('report', 'It is reported: by the notification '
@@ -240,9 +235,8 @@ OPTS: list[cfg.Opt] = [
              'for.'),
     cfg.BoolOpt(
         'allow_untested_nova', default=False,
-        help='Whether services start on a release of Nova with which this '
-             'version was not tested, where Nova has all that their start '
-             'checks look for. What they do not look for may differ.'),
+        help='Whether services start on a release of Nova that this version '
+             'was not tested with, if their start checks find no difference.'),
     cfg.StrOpt(
         'notification_topic', default='blazar_notifications',
         help='The topic on which Nova\'s versioned notifications reach '

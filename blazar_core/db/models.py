@@ -418,7 +418,8 @@ class HeldBuild(Base):
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.ForeignKey('leases.id'), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(_Long)
-    only_if_lost: orm.Mapped[bool] = orm.mapped_column(default=False)
+    only_if_lost: orm.Mapped[bool] = orm.mapped_column(
+        default=False, server_default=sa.false())
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 

@@ -95,15 +95,14 @@ class Engine:
                 self._workers, thread_name_prefix='event') as pool:
             while not self._stopping.is_set():
                 self._wake.clear()
+                next_look = self._clock.now() + _AFTER_FAILURE
                 try:
                     next_look = self._hand_out(pool)
                 except errors.BooksUnavailable:
-                    # The thread that found that out has logged it.
-                    next_look = self._clock.now() + _AFTER_FAILURE
+                    pass  # The thread that noticed it has logged it.
                 except Exception:
                     LOG.exception('Due events could not be looked up; '
                                   'again in %s s', _AFTER_FAILURE)
-                    next_look = self._clock.now() + _AFTER_FAILURE
                 # The clock may have been set back since that was found.
                 self._clock.wait(self._wake, min(
                     next_look, self._clock.now() + self._longest_sleep))
@@ -311,9 +310,8 @@ class Engine:
         pause = min(300, 2 ** min(attempts, 10))
         _explain(self._database, claim, facts.Later(
             pause, _reason(exc), shown=True))
-        self._queue.write(
-            claim, status=states.Event.UNDONE, attempts=attempts,
-            due=self._clock.now() + pause)
+        self._queue.write(claim, status=states.Event.UNDONE, attempts=attempts,
+                          due=self._clock.now() + pause)
 
 
 def _later(exc: Exception) -> facts.Later:

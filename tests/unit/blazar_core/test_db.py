@@ -265,6 +265,8 @@ class TestRoundTrips(base.DatabaseTestCase):
         super().setUp()
         self.host('one')
         self.other = self.books.connect()
+        # It reads the database's time before its first transaction.
+        self.other.check_clock()
         # One connection, which all of its transactions have.
         self.read()
 

@@ -46,9 +46,19 @@ LOG = logging.getLogger(__name__)
 
 R = ty.TypeVar('R')
 
+#: Says on how many hosts a project may be; None: on all.
+_Spread: ty.TypeAlias = ty.Callable[[], picking.Spread | None]
+
+
+def _no_bound() -> None:
+    return None
+
 #: Seconds that the first search for capacity may lag behind the database: to
 #: ask costs half as much as to decide.
 LAG = 0.1
+#: How often an admission goes on to prefer hosts that have reservations
+#: although others are deciding about them.
+PATIENT = 4
 #: Seconds for which a host where a race was lost is taken only if need be.
 CROWDED = 1
 
@@ -73,25 +83,28 @@ class Admission:
         self._lost: dict[int, float] = {}
 
     def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
-              write: ty.Callable[[sa.Connection, picking.Picked], R]) -> R:
+              write: ty.Callable[[sa.Connection, picking.Picked], R],
+              spread: _Spread = _no_bound) -> R:
         """Find hosts and write, again until no other process is faster.
 
         :param demands: all of them, or nothing
         :param write: decides in a transaction, by
             :func:`blazar_core.books.ledger.decide`, about the hosts it is
             given, one for each server of each demand
+        :param spread: on how many hosts the project may be, asked before each
+            attempt
         :returns: what ``write`` returned, when it is committed
         :raises Refused: when there is no capacity; says why and when
         :raises BooksBusy: when too many others book at the same moment
         """
         return self.admit_all(
             [(demands, window)],
-            lambda connection, picked: write(connection, picked[0]))
+            lambda connection, picked: write(connection, picked[0]), spread)
 
     def admit_all(self, wanted: ty.Sequence[tuple[
             ty.Sequence[model.Demand], model.Window]],
             write: ty.Callable[[sa.Connection, list[picking.Picked]], R],
-    ) -> R:
+            spread: _Spread = _no_bound) -> R:
         """As :meth:`admit`, for what does not meet: all of it, or nothing.
 
         :param wanted: windows of which none overlaps another one, with what
@@ -99,11 +112,19 @@ class Admission:
         :param write: is given hosts for each of them
         """
         lags = iter([LAG])
+        losses = itertools.count()
 
         def attempt() -> R:
             crowded, lag = self.crowded(), next(lags, 0)
-            picked = [self.pick_all(demands, window, last=crowded, lag=lag)
-                      for demands, window in wanted]
+            gather, bound = next(losses) < PATIENT, spread()
+            own: set[int] = set()
+            picked = []
+            for demands, window in wanted:
+                picked.append(self.pick_all(
+                    demands, window, last=crowded, lag=lag, spread=bound,
+                    own=own, gather=gather))
+                own.update(*picked[-1])
+                bound = bound and bound.with_lease(picked[-1], window)
             with self.deciding(), self._database.begin() as connection:
                 return write(connection, picked)
 
@@ -141,7 +162,10 @@ class Admission:
                  window: model.Window, last: ty.Collection[int] = (),
                  instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
                  kept: ty.Sequence[picking.Kept] = (),
-                 coming: ty.Sequence[ty.Any] = ()) -> picking.Picked:
+                 coming: ty.Sequence[ty.Any] = (),
+                 spread: picking.Spread | None = None,
+                 own: ty.Collection[int] = (), gather: bool = True,
+                 ) -> picking.Picked:
         """The id of a host for each server of demands; books nothing.
 
         Of a demand that is content with fewer, as many as there are.
@@ -154,22 +178,35 @@ class Admission:
             start is looked for
         :param coming: bookings that are decided together with this, and not
             in the books yet
+        :param spread: on how many hosts the project may be; None: on all
+        :param own: ids of hosts that count as reserved already
+        :param gather: see :meth:`.picking.Picking.together`
         :raises Refused: when they do not all fit
+        :raises LimitExceeded: when they name hosts of which the project would
+            have too many
         """
         alike = _alike(demands)
         merged: ty.Sequence[model.Demand] = [
             dataclasses.replace(demands[numbers[0]], count=sum(
                 demands[number].count for number in numbers))
             for numbers in alike]
+        asked = merged
+        if spread is not None:
+            own = spread.hosts.union(own)
         with self._picking.asked_for(
                 merged, lag, instead_of, coming) as (timeline, merged):
             found = self._picking.together(
-                timeline, merged, window, last, kept)
+                timeline, merged, window, last, kept, own, gather)
+            if spread is not None and not isinstance(
+                    found, picking.Short) and not spread.allows(found, window):
+                found = self._picking.gathered(
+                    timeline, asked, merged, window, kept, spread) or found
         if not isinstance(found, picking.Short):
             return _dealt(found, alike, demands)
         if lag:
             return self.pick_all(
-                demands, window, last, instead_of, kept=kept, coming=coming)
+                demands, window, last, instead_of, kept=kept, coming=coming,
+                spread=spread, own=own, gather=gather)
         refusal = self._refusal([demand.fewest() for demand in merged],
                                 window, found, instead_of, kept)
         self._explain(refusal, window)
@@ -211,11 +248,12 @@ class Admission:
                 demand, window, self._picking.allowed(timeline, demand))
         return min(picking.most_of(demand, rooms), demand.count)
 
-    def quote(self, demands: ty.Sequence[model.Demand],
-              window: model.Window) -> refusals.Refusal | None:
+    def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
+              spread: picking.Spread | None = None,
+              ) -> refusals.Refusal | None:
         """What :meth:`pick_all` would say: None when there is capacity."""
         try:
-            self.pick_all(demands, window)
+            self.pick_all(demands, window, spread=spread)
         except errors.Refused as exc:
             return exc.refusal
         return None

@@ -14,6 +14,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import typing as ty
 
 import numpy as np
@@ -22,9 +23,11 @@ from numpy import typing as npt
 from blazar_core.books import follower
 from blazar_core.books import strategies
 from blazar_core.books import timeline as timelines
+from blazar_core.common import errors
 from blazar_core.common import model
 
-__all__ = ['Kept', 'MANY', 'Picked', 'Picking', 'Short', 'count_of', 'most_of']
+__all__ = ['Kept', 'MANY', 'Picked', 'Picking', 'Short', 'Spread', 'count_of',
+           'most_of']
 
 #: For each demand, the id of a host for each of its servers.
 Picked: ty.TypeAlias = list[list[int]]
@@ -51,6 +54,66 @@ class Short(ty.NamedTuple):
 
     fits: int
     anywhere: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """On how many hosts a project may have reservations over all times: so
+    many times those on which its leases are at the same time, and two more.
+
+    :ivar times: the operator's bound
+    :ivar hosts: by id, those on which it has reservations
+    :ivar leases: of each of its leases, over which window it is on how many
+    """
+
+    times: int
+    hosts: frozenset[int]
+    leases: tuple[tuple[model.Window, int], ...]
+
+    def allows(self, picked: Picked, window: model.Window) -> bool:
+        """Whether a lease may have these hosts over a window."""
+        wanted = {host_id for hosts in picked for host_id in hosts}
+        many = len(wanted | self.hosts)
+        return wanted <= self.hosts or many <= self.times * max(
+            len(wanted), self._most(len(wanted), window)) + 2
+
+    def with_lease(self, picked: Picked, window: model.Window) -> 'Spread':
+        """Return the same with a lease more."""
+        wanted = {host_id for hosts in picked for host_id in hosts}
+        return dataclasses.replace(
+            self, hosts=self.hosts | wanted,
+            leases=(*self.leases, (window, len(wanted))))
+
+    def _most(self, wanted: int, window: model.Window) -> int:
+        """On how many its leases are at the same time at most."""
+        steps: list[tuple[int, int]] = []
+        for one, count in (*self.leases, (window, wanted)):
+            steps += [(one.start, count), (one.end, -count)]
+        return max(itertools.accumulate(
+            count for _when, count in sorted(steps)))
+
+
+class _Order(ty.NamedTuple):
+    """Which hosts come before others, whatever the strategy says.
+
+    :ivar reserved: those that have reservations, by position: first, so that
+        the others stay free of them, for workloads without an end
+    :ivar lost: those about which others are deciding
+    :ivar gather: whether one that is reserved comes before one that is not
+        although others are deciding about it
+    """
+
+    reserved: npt.NDArray[np.bool_]
+    lost: npt.NDArray[np.bool_]
+    gather: bool
+
+    def groups(self, candidates: npt.NDArray[np.intp],
+               ) -> list[npt.NDArray[np.intp]]:
+        """Positions, those that come first in the first group."""
+        lost = self.lost[candidates].astype(np.int8)
+        new = (~self.reserved[candidates]).astype(np.int8)
+        rank = 2 * new + lost if self.gather else 2 * lost + new
+        return [candidates[rank == one] for one in np.unique(rank)]
 
 
 class Picking:
@@ -109,17 +172,28 @@ class Picking:
     def together(self, timeline: timelines.Timeline,
                  demands: ty.Sequence[model.Demand], window: model.Window,
                  last: ty.Collection[int] = (),
-                 kept: ty.Sequence[Kept] = ()) -> Picked | Short:
+                 kept: ty.Sequence[Kept] = (),
+                 own: ty.Collection[int] = (), gather: bool = True,
+                 ) -> Picked | Short:
         """Hosts for all demands; or that there are none left for one.
+
+        Those that have reservations come first.
+
+        :param last: the ids of hosts about which others are deciding
+        :param own: the ids of hosts that count as reserved already
+        :param gather: whether a host with reservations comes before others
+            even if it is one of ``last``
 
         The demand with the fewest hosts to choose from chooses first. One
         that accepts fewer gets more only of what all others leave. The levels
         of the timeline are searched once; each demand costs O(H) beside that.
         """
+        order = _Order(timeline.reserved() | timeline.mask(own),
+                       timeline.mask(last), gather)
         fewest = [demand.fewest() for demand in demands]
         beside = timelines.Beside(len(timeline))
         if len(demands) == 1 and not kept:
-            places = self._first(timeline, demands[0], window, last, beside)
+            places = self._first(timeline, demands[0], window, order, beside)
             if places is not None:
                 return [[timeline.ids[place] for place in places]]
         # A single demand is seen not to fit on most hosts by less.
@@ -138,7 +212,8 @@ class Picking:
             demand, room = fewest[number], rooms[number]
             if picked:
                 room = timeline.fits(demand, window, room > 0, beside, peaks)
-            places = self._fill(timeline, demand, window, room, last, beside)
+            places = self._fill(
+                timeline, demand, window, room, order, beside)
             if places is None:
                 hosts = allowed[number]
                 return Short(
@@ -149,10 +224,47 @@ class Picking:
             _add(timeline, beside, places, demand)
         for number, demand in enumerate(demands):
             picked[number] = np.concatenate((picked[number], self._more(
-                timeline, demand, window, rooms[number] > 0, last, beside,
+                timeline, demand, window, rooms[number] > 0, order, beside,
                 peaks)))
         return [[timeline.ids[place] for place in picked[number]]
                 for number in range(len(demands))]
+
+    def gathered(self, timeline: timelines.Timeline,
+                 asked: ty.Sequence[model.Demand],
+                 named: ty.Sequence[model.Demand], window: model.Window,
+                 kept: ty.Sequence[Kept], spread: Spread) -> Picked | None:
+        """Return hosts among those that a project has reservations on.
+
+        :param asked: as the user wrote them
+        :param named: the same, with the hosts that they may use
+        :returns: None: there is no capacity for them there, so that they may
+            have others
+        :raises LimitExceeded: when there is, and it is the user who chose
+            other hosts
+        """
+        hosts = self._index.hosts
+        own = frozenset(hosts[one].uuid for one in spread.hosts
+                        if one in hosts)
+
+        def within(demands: ty.Sequence[model.Demand], **free: ty.Any,
+                   ) -> Picked | Short:
+            return self.together(timeline, [dataclasses.replace(
+                one, hosts=own if one.hosts is None else own & one.hosts,
+                **free) for one in demands], window, (), kept)
+
+        found = within(named)
+        if not isinstance(found, Short):
+            return found
+        if isinstance(within(asked, properties=None, avoid=frozenset()),
+                      Short):
+            return None
+        raise errors.LimitExceeded(
+            f'The leases of a project may be on {spread.times} times as many '
+            f'hosts as they are on at the same time, and 2 more '
+            f'(max_host_spread). Those of this project are on {len(own)}, '
+            f'where there is capacity for this lease, but not on the hosts '
+            f'that it chooses by its properties or its server group. Leave '
+            f'these out, or delete leases that you do not need.')
 
     def allowed(self, timeline: timelines.Timeline, demand: model.Demand,
                 ) -> npt.NDArray[np.bool_] | None:
@@ -181,7 +293,7 @@ class Picking:
             np.flatnonzero(allowed))
 
     def _first(self, timeline: timelines.Timeline, demand: model.Demand,
-               window: model.Window, last: ty.Collection[int],
+               window: model.Window, order: _Order,
                beside: timelines.Beside) -> npt.NDArray[np.intp] | None:
         """What :meth:`_fill` would say of all hosts, by a look at those alone
         that would be filled first.
@@ -193,19 +305,21 @@ class Picking:
                 demand.affinity in strategies.WISHES):
             return None
         hosts = self.allowed(timeline, demand)
-        hosts = ~timeline.mask(last) if hosts is None else (
-            hosts & ~timeline.mask(last))
+        if hosts is None:
+            hosts = np.ones(len(timeline), bool)
         if demand.among is model.Among.ALL:
             hosts = hosts & ~self._index.apart().serving
         first = np.zeros(len(timeline), bool)
-        first[self._strategy(timeline, np.flatnonzero(hosts), window,
-                             beside.servers > 0, FIRST)[:FIRST]] = True
+        first[np.concatenate([self._strategy(
+            timeline, some, window, beside.servers > 0, FIRST)
+            for some in order.groups(np.flatnonzero(hosts))] or [
+                np.zeros(0, np.intp)])[:FIRST]] = True
         return self._fill(timeline, demand, window, timeline.fits(
-            demand, window, first, beside), last, beside)
+            demand, window, first, beside), order, beside)
 
     def _fill(self, timeline: timelines.Timeline, demand: model.Demand,
               window: model.Window, rooms: npt.NDArray[np.int64],
-              last: ty.Collection[int], beside: timelines.Beside,
+              order: _Order, beside: timelines.Beside,
               ) -> npt.NDArray[np.intp] | None:
         """The position of a host for each server; None: they do not fit."""
         if not demand.count:
@@ -220,22 +334,19 @@ class Picking:
             groups = [candidates[~serving], candidates[serving]]
         # Each takes one server at least.
         most = len(candidates) if demand.affinity in strategies.WISHES else (
-            demand.count + len(last))
-        order = np.concatenate([self._strategy(
+            demand.count)
+        filled = np.concatenate([self._strategy(
             timeline, some, window, beside.servers > 0, most)
-            for some in groups])
-        if last:
-            lost = timeline.mask(last)[order]
-            order = np.concatenate((order[~lost], order[lost]))
+            for group in groups for some in order.groups(group)])
         if demand.affinity in strategies.WISHES:
             return np.array(strategies.WISHES[demand.affinity](
-                order, rooms, self._members(timeline, demand), demand.count))
-        places = np.repeat(order, np.minimum(rooms[order], demand.count))
+                filled, rooms, self._members(timeline, demand), demand.count))
+        places = np.repeat(filled, np.minimum(rooms[filled], demand.count))
         return places[:demand.count] if len(places) >= demand.count else None
 
     def _more(self, timeline: timelines.Timeline, demand: model.Demand,
               window: model.Window, hosts: npt.NDArray[np.bool_],
-              last: ty.Collection[int], beside: timelines.Beside,
+              order: _Order, beside: timelines.Beside,
               peaks: ty.Sequence[npt.NDArray[np.int64]] | None,
               ) -> npt.NDArray[np.intp]:
         """Positions of hosts for what a demand wants beside its fewest."""
@@ -244,7 +355,8 @@ class Picking:
             room = timeline.fits(demand, window, hosts, beside, peaks)
             demand = dataclasses.replace(
                 demand, count=min(count, most_of(demand, room)), least=None)
-            places = self._fill(timeline, demand, window, room, last, beside)
+            places = self._fill(
+                timeline, demand, window, room, order, beside)
             if places is not None:
                 _add(timeline, beside, places, demand)
                 return places

@@ -19,6 +19,8 @@ from oslo_config import cfg
 from oslo_config import types
 from oslo_db import options as db_options
 
+from blazar_core.common import enforcement
+
 __all__ = ['DATABASE_GROUP', 'ENFORCEMENT_GROUP', 'GROUP', 'list_opts',
            'register_opts']
 
@@ -30,11 +32,6 @@ DATABASE_GROUP = cfg.OptGroup(
     'blazar_database', title='The database of the leases',
     help='Where leases and bookings are kept. It is a database of its own, '
          'never one of Nova\'s. Only ``connection`` has to be set.')
-
-ENFORCEMENT_GROUP = cfg.OptGroup(
-    'blazar_enforcement', title='What a project may have',
-    help='Limits of leases, and a service that is asked about each of them. '
-         '-1 is no limit. Leases count for Nova\'s quota besides.')
 
 OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
@@ -341,7 +338,8 @@ OPTS: list[cfg.Opt] = [
              'message bus does not answer.'),
     cfg.BoolOpt(
         'randomize_host_selection', default=False,
-        help='Book hosts at random among those that have capacity. By default '
+        help='Book hosts at random among those that have capacity and '
+             'reservations, or, where none has both, among all. By default '
              'leases that end together are packed on the same hosts, so that '
              'whole hosts fall free.'),
     cfg.StrOpt(
@@ -376,71 +374,8 @@ _UNUSED = frozenset({
 DATABASE_OPTS: list[cfg.Opt] = [
     opt for opt in db_options.database_opts if opt.name not in _UNUSED]
 
-ENFORCEMENT_OPTS: list[cfg.Opt] = [
-    cfg.IntOpt(
-        'max_lease_duration', default=365 * 86400, min=-1,
-        help='Seconds that a lease may last from its start to its end, with '
-             'its grace period.'),
-    cfg.IntOpt(
-        'max_lease_ahead', default=365 * 86400, min=-1,
-        help='Seconds from when a lease is asked for until its start.'),
-    cfg.ListOpt(
-        'max_lease_duration_exempt_project_ids', default=[],
-        help='Projects whose leases may last as long as they like.'),
-    cfg.IntOpt(
-        'max_leases_per_project', default=100, min=-1,
-        help='Leases and offers that a project may have at a time. Those '
-             'that are over do not count.'),
-    cfg.IntOpt(
-        'max_held_servers_per_project', default=50, min=-1,
-        help='Servers of a project that may wait, as RESERVED, for the start '
-             'of their lease.'),
-    cfg.IntOpt(
-        'max_reserved_vcpus_per_project', default=-1, min=-1,
-        help='CPUs, dedicated ones included, that the leases of a project '
-             'may hold at the same time.'),
-    cfg.IntOpt(
-        'max_reserved_ram_mb_per_project', default=-1, min=-1,
-        help='MiB of memory that they may hold at the same time.'),
-    cfg.IntOpt(
-        'max_reserved_disk_gb_per_project', default=-1, min=-1,
-        help='GiB of disk that they may hold at the same time.'),
-    cfg.IntOpt(
-        'max_reserved_hosts_per_project', default=-1, min=-1,
-        help='Whole hosts that they may hold at the same time. Of the CPUs, '
-             'the memory and the disk of these nothing is counted.'),
-    cfg.ListOpt(
-        'exempt_project_ids', default=[],
-        help='Projects to which none of these limits applies. The external '
-             'service is asked about their leases too.'),
-    cfg.StrOpt(
-        'external_service_base_endpoint',
-        help='URL of a service that is asked whether a lease may be made or '
-             'changed, and told when one is over: by POST to check-create, '
-             'check-update and on-end beside it. A path in it has to end '
-             'with a slash.'),
-    cfg.StrOpt(
-        'external_service_check_create_endpoint',
-        help='URL that is asked about new leases, instead of check-create '
-             'beside external_service_base_endpoint.'),
-    cfg.StrOpt(
-        'external_service_check_update_endpoint',
-        help='URL that is asked about changes of leases, instead of '
-             'check-update beside external_service_base_endpoint.'),
-    cfg.StrOpt(
-        'external_service_on_end_endpoint',
-        help='URL that is notified of leases that are over, instead of on-end '
-             'beside external_service_base_endpoint.'),
-    cfg.StrOpt(
-        'external_service_token', default='', secret=True,
-        help='What the service gets as X-Auth-Token. Empty: no such '
-             'header.'),
-    cfg.IntOpt(
-        'external_service_timeout', default=10, min=1,
-        help='Seconds to wait for the service to accept a connection, and '
-             'again for its answer. Where none comes, the lease is neither '
-             'made nor changed.'),
-]
+ENFORCEMENT_GROUP = enforcement.ENFORCEMENT_GROUP
+ENFORCEMENT_OPTS = enforcement.ENFORCEMENT_OPTS
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:

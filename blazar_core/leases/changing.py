@@ -123,7 +123,9 @@ class Changing:
         try:
             picked = self._admission.pick_all(
                 [*plan.demands.values()], plan.window,
-                instead_of=plan.instead_of, kept=plan.kept)
+                instead_of=plan.instead_of, kept=plan.kept,
+                spread=None if change.granted is None
+                else change.granted.spread)
         except errors.Refused as exc:
             if not longer:
                 raise

@@ -30,6 +30,7 @@ from oslo_config import cfg
 import sqlalchemy as sa
 
 from blazar_core.books import ledger
+from blazar_core.books import picking
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -55,7 +56,8 @@ _CLASSES = {
 }
 #: What takes no look into the books, unless a lease is changed.
 _DATES = frozenset({_DURATION, _AHEAD})
-_LIMITS = (_DURATION, _AHEAD, _LEASES, _HELD, *_CLASSES)
+_COUNTS = (_LEASES, _HELD)
+_LIMITS = (_DURATION, _AHEAD, *_COUNTS, *_CLASSES)
 
 _PROJECTS = models.Project.__table__
 
@@ -123,13 +125,17 @@ class Granted:
     """A lease that is within the limits, by what the books had to say.
 
     Both steps belong to the transaction that makes it or changes it.
+
+    :ivar spread: on how many hosts the project may be; None: on all
     """
 
     def __init__(self, project_id: str, seen: int,
-                 again: ty.Callable[[sa.Connection], None]) -> None:
+                 again: ty.Callable[[sa.Connection], picking.Spread | None],
+                 spread: picking.Spread | None = None) -> None:
         self._project_id = project_id
         self._seen = seen
         self._again = again
+        self.spread = spread
 
     def lock(self, connection: sa.Connection) -> None:
         """Keep all others from deciding about leases of the project.
@@ -145,9 +151,13 @@ class Granted:
 
         :raises LimitExceeded: when they have taken what this one needs
         :raises Conflict: when they have changed the lease itself
+        :raises Outdated: when it is on other hosts, which matters for those
+            of this lease
         """
         if _generation(connection, self._project_id) != self._seen + 1:
-            self._again(connection)
+            spread, self.spread = self.spread, self._again(connection)
+            if spread != self.spread:
+                raise api.Outdated('its project has other hosts meanwhile')
 
 
 class Limits:
@@ -205,7 +215,10 @@ class Limits:
             for one in series:
                 wanted = self._wanted(one)
                 _refuse(limits, wanted, wanted, _DATES)
-        if not self._quota and not asked.lease_id and not any(
+        group = self._conf.enforcement
+        times = -1 if asked.project_id in group.exempt_project_ids else (
+            group.max_host_spread)
+        if not self._quota and not asked.lease_id and times < 0 and not any(
                 self._wanted(one)[name] for one in series
                 for name in limits.keys() - _DATES):
             return None
@@ -213,12 +226,14 @@ class Limits:
             connection = session.connection()
             seen = _generation(connection, asked.project_id)
             found = self._in_use(connection, asked)
+            spread = usage.spread(
+                connection, asked.project_id, asked.lease_id, times)
         self._compare_all(series, found, limits)
         rooms = self._rooms(asked, found)
         for one in series:
             self._compare_rooms(one, found, rooms)
 
-        def again(connection: sa.Connection) -> None:
+        def again(connection: sa.Connection) -> picking.Spread | None:
             now_found = self._in_use(connection, asked)
             if now_found.lease != found.lease:
                 # What was asked about was another change.
@@ -228,8 +243,10 @@ class Limits:
             self._compare_all(series, now_found, limits)
             for one in series:
                 self._compare_rooms(one, now_found, rooms)
+            return usage.spread(
+                connection, asked.project_id, asked.lease_id, times)
 
-        return Granted(asked.project_id, seen, again)
+        return Granted(asked.project_id, seen, again, spread)
 
     def confirm(self, connection: sa.Connection, asked: Asked) -> None:
         """Make sure of the operator's limits alone, in a transaction that has
@@ -237,10 +254,8 @@ class Limits:
 
         :raises LimitExceeded: when they are not kept
         """
-        limits = self._limits(asked)
-        if limits.keys() & _CLASSES.keys():
-            self._compare_all(
-                [asked], self._in_use(connection, asked), limits)
+        self._compare_all([asked], self._in_use(connection, asked),
+                          self._limits(asked))
 
     def _wanted(self, asked: Asked, found: usage.Books | None = None,
                 ) -> usage.Amounts:
@@ -271,7 +286,7 @@ class Limits:
             more = {name: limit for name, limit in limits.items()
                     if wanted[name] > found.own[name] or name in _CLASSES}
             _refuse(more, wanted, totals)
-            before.update({name: wanted[name] for name in (_LEASES, _HELD)})
+            before.update({name: wanted[name] for name in _COUNTS})
 
     def _peaks_of_quota(self, asked: Asked, found: usage.Books,
                         ) -> dict[str | None, dict[str, int]]:

@@ -62,11 +62,13 @@ class Making:
 
         :raises Refused: when there is none; says why and when
         """
-        self._admission.pick_all(new.demands, new.booked)
+        self._admission.pick_all(
+            new.demands, new.booked, spread=new.spread())
 
     def quote(self, new: NewLease) -> refusals.Refusal | None:
         """Why there is no room for a lease; None when there is."""
-        return self._admission.quote(new.demands, new.booked)
+        return self._admission.quote(
+            new.demands, new.booked, new.spread())
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
@@ -100,7 +102,8 @@ class Making:
                 lease = self._admission.admit(
                     new.demands, new.booked,
                     lambda connection, picked: self.write(
-                        connection, [(new, sealed, picked)], head_start)[0])
+                        connection, [(new, sealed, picked)], head_start)[0],
+                    new.spread)
             except errors.Refused as exc:
                 if not may_wait:
                     raise
@@ -221,7 +224,7 @@ class Making:
         return self._admission.admit(
             offered.demands, offered.booked,
             lambda connection, picked: self._offer(
-                connection, offered, seconds, picked))
+                connection, offered, seconds, picked), offered.spread)
 
     def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
                picked: picking.Picked) -> dict[str, ty.Any]:

@@ -19,12 +19,14 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.books import picking
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import quotas
 
-__all__ = ['Amounts', 'Books', 'Use', 'books_of', 'growing', 'peaks']
+__all__ = ['Amounts', 'Books', 'Use', 'books_of', 'growing', 'peaks',
+           'spread']
 
 #: What each booking of a reservation takes, and how that of a whole host
 #: begins, which counts as one, however much it has.
@@ -123,6 +125,41 @@ def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
             rc: amount - booked.get(rc, 0) for rc, amount in amounts.items()
             if amount > booked.get(rc, 0)}))
     return found
+
+
+def spread(connection: sa.Connection, project_id: str, lease_id: str | None,
+           times: int) -> picking.Spread | None:
+    """Return on how many hosts a project may have reservations, and on which
+    it has.
+
+    :param lease_id: that of a lease that gets others than it has; None: none
+    :param times: see :class:`.picking.Spread`; negative: on all
+    :returns: None: on all
+    """
+    if times < 0:
+        return None
+    booking = models.Booking.__table__.c
+    of_project = (
+        models.Lease.project_id == project_id, booking.host_id.is_not(None),
+        models.Lease.status.not_in(states.LEASE.final()),
+        *((models.Lease.id != lease_id,) if lease_id else ()))
+
+    def asked(*columns: ty.Any) -> sa.Select[ty.Any]:
+        return sa.select(*columns).select_from(models.Lease).join(
+            models.Reservation, models.Reservation.lease_id == models.Lease.id,
+        ).join(models.Booking).where(*of_project)
+
+    hosts = frozenset(connection.scalars(asked(booking.host_id).distinct()))
+    # On fewer than these any lease may come.
+    if len(hosts) <= times + 1:
+        return picking.Spread(times, hosts, ())
+    leases = connection.execute(asked(
+        models.Lease.id, sa.func.min(booking.start_date).label('start'),
+        sa.func.max(booking.end_date).label('end'),
+        sa.func.count(booking.host_id.distinct()).label('hosts'),
+    ).group_by(models.Lease.id).order_by(models.Lease.id))
+    return picking.Spread(times, hosts, tuple(
+        (model.Window(row.start, row.end), row.hosts) for row in leases))
 
 
 def peaks(uses: ty.Iterable[Use], new: Use) -> dict[str, int]:

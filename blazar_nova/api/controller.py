@@ -274,7 +274,8 @@ class Leases:
             found, more = [(window.start, 0)], False
         else:
             found, more = self._parts.leases.making.availability(
-                dataclasses.replace(new.demand, count=self._defaults.max_amount),
+                dataclasses.replace(
+                    new.demand, count=self._defaults.max_amount),
                 window, duration + self._defaults.grace_period, most)
         return 200, {
             'availability': [

@@ -863,7 +863,7 @@ class TestWishes(AdmissionTestCase):
     def test_together_they_take_the_fewest_hosts(self):
         self.book('two', 0, 10, VCPU=2)
         self.assertEqual(
-            ['three'] * 4 + ['one'] * 2, self.together(6))
+            ['three'] * 4 + ['two'] * 2, self.together(6))
 
     def test_together_they_go_where_most_of_their_group_are(self):
         self.assertEqual(['three'], self.together(1, three=1))

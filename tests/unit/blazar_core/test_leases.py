@@ -185,11 +185,32 @@ class TestCreate(base.LeaseTestCase):
         def where():
             return self.host_of(*base.servers_of(self.lease(50, 100)))
 
+        # Both have reservations.
+        self.lease(20, 30, hosts=frozenset({self.uuid_of('two')}))
         self.assertEqual('one', where())
         self.lose_first_race()
         self.assertEqual(['two', 'two'], [where(), where()])
         self.clock.advance(admission.CROWDED + 1)
         self.assertEqual('one', where())
+
+    def test_but_not_where_nothing_is_reserved_until_that_goes_on(self):
+        """Hosts without reservations are for servers without an end."""
+        self.host('one', VCPU=9)
+        self.host('two', VCPU=9)
+        found = []
+
+        def decide(_connection, picked):
+            found.append(picked[0][0][0])
+            if len(found) <= admission.PATIENT:
+                raise api.LostRace(found[-1])
+
+        self.lease(50, 100)
+        self.admission.admit_all([([
+            model.Demand({'VCPU': 1}, 1)], model.Window(
+                NOW + 50, NOW + 100))], decide)
+        self.assertEqual(['one'] * admission.PATIENT + ['two'], [
+            self.scalars(models.Host.name, models.Host.id == one)[0]
+            for one in found])
 
     def test_what_others_did_just_now_is_seen_before_anything_is_refused(
             self):

@@ -33,6 +33,7 @@ SIZE = {'VCPU': 2, 'MEMORY_MB': 512, 'DISK_GB': 10}
 VCPUS = 'max_reserved_vcpus_per_project'
 HELD = 'max_held_servers_per_project'
 LEASES = 'max_leases_per_project'
+SPREAD = 'max_host_spread'
 DURATION = 'max_lease_duration'
 
 
@@ -44,7 +45,7 @@ class LimitsTestCase(base.LeaseTestCase):
         self.asked_others = []
         # What a test does not limit is not limited.
         self.limit(max_lease_duration=-1, max_lease_ahead=-1, **{
-            LEASES: -1, HELD: -1})
+            LEASES: -1, HELD: -1, SPREAD: -1})
         self.limits = limits.Limits(
             self.books.conf, self.database, self.clock,
             checks=[self.asked_others.append])
@@ -588,7 +589,8 @@ class TestCheck(LimitsTestCase):
         self.assertEqual([], self.queries(asked))
         self.assertEqual([asked], self.asked_others)
 
-    def test_all_limits_take_two_statements_however_many_leases(self):
+    def test_all_limits_take_three_statements_however_many_leases(self):
+        self.limit(max_host_spread=2)
         self.limit(max_leases_per_project=9, max_lease_duration=60,
                    max_held_servers_per_project=9,
                    max_reserved_vcpus_per_project=99,
@@ -596,9 +598,9 @@ class TestCheck(LimitsTestCase):
                    max_reserved_disk_gb_per_project=999)
         for _number in range(3):
             lease = self.have(50, 100, count=2)
-        self.assertEqual(2, len(self.queries(self.asked())))
+        self.assertEqual(3, len(self.queries(self.asked())))
         self.assertEqual(1, len(self.asked_others))
-        self.assertEqual(2, len(self.queries(
+        self.assertEqual(3, len(self.queries(
             self.asked(lease_id=lease['id']))))
         self.assertEqual(2, len(self.asked_others))
 

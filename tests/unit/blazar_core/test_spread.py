@@ -1,0 +1,201 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+"""On how many hosts a project has reservations, over all times."""
+
+import dataclasses
+import threading
+
+import sqlalchemy as sa
+
+from blazar_core.books import admission
+from blazar_core.books import strategies
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import properties
+from blazar_core.db import models
+from blazar_core.leases import leases
+from blazar_core.leases import limits
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import racer
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+HOSTS = 40
+
+
+class SpreadTestCase(base.LeaseTestCase):
+
+    scenarios = databases.SQL
+    strategy = staticmethod(strategies.pack)
+
+    def setUp(self):
+        super().setUp()
+        self.names = [f'host-{number}' for number in range(HOSTS)]
+        for name in self.names:
+            self.host(name, VCPU=4)
+        with self.database.writer() as session:
+            for host in session.query(models.Host):
+                host.properties = {'hypervisor_hostname': host.name}
+        self.books.conf.set_override(
+            'max_reserved_vcpus_per_project', 4, 'enforcement')
+        self.use(self.process())
+
+    def process(self):
+        """What a process of nova-api has."""
+        database = self.books.connect()
+        search = admission.Admission(database, self.clock, self.strategy)
+        return leases.Leases(
+            database, self.clock, search, racer.FileType.types('/dev/null')
+        ), limits.Limits(self.books.conf, database, self.clock)
+
+    def use(self, process):
+        self.made, self.limits = process
+
+    def ask(self, start, project_id='project', name=None, length=50,
+            process=None, **demand):
+        """Ask for a lease of one server; with a name of a host, on that."""
+        made, allowed = process or (self.made, self.limits)
+        wanted = None if name is None else properties.parse(
+            ['==', '$hypervisor_hostname', name])
+        demand = model.Demand(**{
+            'resources': {'VCPU': 1}, 'count': 1, 'properties': wanted,
+            **demand})
+        new = making.NewLease(
+            project_id, 'user', self.request(start, start + length),
+            (making.NewReservation(demand, params={}, spec={}),))
+        granted = allowed.check(limits.Asked(
+            project_id, 'user', new.span, demand.count,
+            model.total([demand]), held=False))
+        return made.making.create(
+            dataclasses.replace(new, granted=granted), None)
+
+    def host_id(self, name):
+        found, = self.scalars(models.Host.id, models.Host.name == name)
+        return found
+
+    def on(self, project_id='project'):
+        """The hosts on which a project has reservations."""
+        return set(self.scalars(
+            models.Booking.host_id, models.Booking.host_id.is_not(None),
+            models.Booking.reservation_id.in_(
+                sa.select(models.Reservation.id).join(models.Lease)
+                .where(models.Lease.project_id == project_id)))
+        )
+
+
+class TestFollowing(SpreadTestCase):
+    """Small leases one after the other."""
+
+    def test_within_a_moment_they_take_few_hosts(self):
+        for number in range(HOSTS):
+            self.ask(100 * (number + 1))
+        self.assertEqual(1, len(self.on()))
+
+    def test_so_they_do_side_by_side(self):
+        """Four that overlap at a time, by four processes at once."""
+        failed = []
+
+        def work(mine, process):
+            try:
+                for number in range(10):
+                    self.ask(100 * (4 * number + mine + 1), length=390,
+                             process=process)
+            except Exception as exc:
+                failed.append(exc)
+
+        threads = [threading.Thread(target=work, args=(
+            number, self.process())) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        self.assertEqual([], failed)
+        self.assertLessEqual(len(self.on()), HOSTS - 30)
+
+
+class TestRandomFollowing(TestFollowing):
+    """The same where hosts are chosen at random."""
+
+    strategy = staticmethod(strategies.spread)
+
+
+class TestChosen(SpreadTestCase):
+    """Hosts that a user chooses, one after the other."""
+
+    def choose(self, *names, start=100):
+        for number, name in enumerate(names):
+            self.ask(start + 100 * number, name=name)
+
+    def test_twice_as_many_as_at_the_same_time_and_two_more(self):
+        self.choose(*self.names[:4])
+        error = self.assertRaises(
+            errors.LimitExceeded, self.choose, self.names[4], start=1000)
+        self.assertIn('(max_host_spread)', str(error))
+        self.assertEqual(4, len(self.on()))
+        # Where it has some it may have more, and so may others elsewhere.
+        self.choose(*self.names[:4], start=2000)
+        self.ask(100, 'other', self.names[4])
+
+    def test_more_at_the_same_time_are_more_over_all_times(self):
+        self.ask(100, count=3, affinity=model.Affinity.DIFFERENT)
+        before = len(self.on())
+        self.assertEqual(3, before)
+        left = [name for name in self.names if self.host_id(name) not in
+                self.on()]
+        self.choose(*left[:5], start=1000)
+        self.assertRaises(errors.LimitExceeded, self.choose, left[5],
+                          start=2000)
+
+    def test_where_its_hosts_are_full_it_gets_others(self):
+        """Others have them."""
+        self.choose(*self.names[:4])
+        for name in self.names[:4]:
+            self.ask(1000, 'other' + name, name, resources={'VCPU': 4})
+        self.ask(1000)
+        self.assertEqual(5, len(self.on()))
+
+    def test_apart_at_the_same_time(self):
+        for number in range(4):
+            self.ask(100, avoid=frozenset(
+                self.uuid_of(name) for name in self.names
+                if self.host_id(name) in self.on()))
+        self.assertEqual(4, len(self.on()))
+
+    def test_the_operator_may_do_without(self):
+        for values in ({'max_host_spread': -1},
+                       {'exempt_project_ids': ['project']}):
+            for name, value in values.items():
+                self.books.conf.set_override(name, value, 'enforcement')
+            self.choose(*self.names[:6], start=10000 * len(values))
+            self.books.conf.clear_override('max_host_spread', 'enforcement')
+
+
+class TestSeries(SpreadTestCase):
+    """All occurrences of a lease."""
+
+    strategy = staticmethod(strategies.spread)
+
+    def test_they_share_their_hosts(self):
+        windows = tuple(model.Window(NOW + 100 * number, NOW + 100 * number +
+                                     50) for number in range(1, HOSTS))
+        asked = requests.Recurrence('rule', 'UTC', 'delete', False, windows)
+        series = [making.NewLease('project', 'user', one, (
+            making.NewReservation(model.Demand({'VCPU': 1}, 1), params={},
+                                  spec={}),), recurrence_id='all')
+            for one in self.request(100, 150, recurrence=asked).occurrences]
+        self.made.recurring.create(
+            'all', asked, series, [None] * len(series), [])
+        self.assertEqual(1, len(self.on()))

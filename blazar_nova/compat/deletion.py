@@ -222,8 +222,9 @@ def _after(last: ty.Any, count: int, instance: ty.Any) -> Step:
     """
     failed = last.message == 'Error'
     by_somebody = last.user_id is not None
+    # A server that is nearly gone is DELETED, without a task.
     is_back = instance.task_state not in _DELETING and (
-        instance.vm_state != vm_states.ERROR)
+        instance.vm_state not in (vm_states.ERROR, vm_states.DELETED))
     pause = 0 if is_back or failed and count == 1 else min(
         _ASK_AGAIN * 2 ** min(count - 1, 10), _LONGEST)
     return Step(max(0, pause - _age(last.updated_at or last.start_time)),

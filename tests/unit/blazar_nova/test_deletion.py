@@ -58,7 +58,8 @@ class TestNextStep(base.TestCase):
             self.assertEqual((0, True, False), step)
 
     def test_nova_is_given_time(self):
-        for state in ('active', 'deleting'), ('stopped', 'soft-deleting'):
+        for state in (('active', 'deleting'), ('stopped', 'soft-deleting'),
+                      ('deleted', None)):
             self.assert_waits(60, self.step((False, 'user', 0), state=state))
             self.assert_waits(20, self.step((False, 'user', 40), state=state))
             self.assertEqual((0, True, False), self.step(

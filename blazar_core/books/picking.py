@@ -116,6 +116,17 @@ class _Order(ty.NamedTuple):
         return [candidates[rank == one] for one in np.unique(rank)]
 
 
+def _too_wide(spread: Spread, hosts: int) -> str:
+    """Return the refusal of a lease that chooses further hosts."""
+    return (
+        f'The leases of a project may be on {spread.times} times as many '
+        f'hosts as they are on at the same time, and 2 more '
+        f'(max_host_spread). Those of this project are on {hosts}, where '
+        f'there is capacity for this lease, but not on the hosts that it '
+        f'chooses by its properties or its server group. Leave these out, or '
+        f'delete leases that you do not need.')
+
+
 class Picking:
     """Picks hosts.
 
@@ -258,13 +269,7 @@ class Picking:
         if isinstance(within(asked, properties=None, avoid=frozenset()),
                       Short):
             return None
-        raise errors.LimitExceeded(
-            f'The leases of a project may be on {spread.times} times as many '
-            f'hosts as they are on at the same time, and 2 more '
-            f'(max_host_spread). Those of this project are on {len(own)}, '
-            f'where there is capacity for this lease, but not on the hosts '
-            f'that it chooses by its properties or its server group. Leave '
-            f'these out, or delete leases that you do not need.')
+        raise errors.LimitExceeded(_too_wide(spread, len(own)))
 
     def allowed(self, timeline: timelines.Timeline, demand: model.Demand,
                 ) -> npt.NDArray[np.bool_] | None:

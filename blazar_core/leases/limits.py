@@ -215,7 +215,7 @@ class Limits:
             for one in series:
                 wanted = self._wanted(one)
                 _refuse(limits, wanted, wanted, _DATES)
-        group = self._conf.enforcement
+        group = self._conf.blazar_enforcement
         times = -1 if asked.project_id in group.exempt_project_ids else (
             group.max_host_spread)
         if not self._quota and not asked.lease_id and times < 0 and not any(

@@ -50,7 +50,7 @@ class SpreadTestCase(base.LeaseTestCase):
             for host in session.query(models.Host):
                 host.properties = {'hypervisor_hostname': host.name}
         self.books.conf.set_override(
-            'max_reserved_vcpus_per_project', 4, 'enforcement')
+            'max_reserved_vcpus_per_project', 4, 'blazar_enforcement')
         self.use(self.process())
 
     def process(self):
@@ -178,9 +178,10 @@ class TestChosen(SpreadTestCase):
         for values in ({'max_host_spread': -1},
                        {'exempt_project_ids': ['project']}):
             for name, value in values.items():
-                self.books.conf.set_override(name, value, 'enforcement')
+                self.books.conf.set_override(name, value, 'blazar_enforcement')
             self.choose(*self.names[:6], start=10000 * len(values))
-            self.books.conf.clear_override('max_host_spread', 'enforcement')
+            self.books.conf.clear_override(
+                'max_host_spread', 'blazar_enforcement')
 
 
 class TestSeries(SpreadTestCase):

@@ -1,14 +1,4 @@
-#    Licensed under the Apache License, Version 2.0 (the "License"); you may
-#    not use this file except in compliance with the License. You may obtain
-#    a copy of the License at
-#
-#         http://www.apache.org/licenses/LICENSE-2.0
-#
-#    Unless required by applicable law or agreed to in writing, software
-#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
-#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
-#    License for the specific language governing permissions and limitations
-#    under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """What is asked of the calendar of all hosts.
 
@@ -248,12 +238,6 @@ class Timeline(calendar.Calendar):
         for peak in peaks:
             busy |= peak > 0
         return busy
-
-    def reserved(self) -> npt.NDArray[np.bool_]:
-        """Which hosts have bookings, at any time that is not forgotten; in the
-        order of :attr:`ids`. Costs O(H).
-        """
-        return np.asarray(self._rows.length > 1)
 
     def busy_until(self, which: npt.NDArray[np.intp]) -> Ints:
         """When the last booking on some hosts ends, by their positions.

@@ -174,14 +174,12 @@ class Sending:
                  cast: ty.Callable[[clouds.Gate], None]) -> None:
         """Send the build of a lease from now on that was just reserved.
 
-        Nothing is undone here, and nothing is raised: the servers and the
-        lease are there, and after a failure it is not known whether the build
-        was sent. A listener sends one that was not taken; one that was taken
-        is looked for, as every build (:mod:`blazar_core.lifecycle.lost`).
+        Nothing is undone here, and nothing is raised: after a failure it is
+        not known whether the build was sent. A listener sends one that was not
+        taken, and looks for one that was (:mod:`blazar_core.lifecycle.lost`).
 
         :param lease: as it was made, with its call
-        :param cast: sends the build, if the gate opens, and not later than it
-            says
+        :param cast: sends the build in time, if the gate opens
         """
         lease_id, taken = lease['id'], False
 
@@ -208,10 +206,7 @@ class Sending:
                 'its build was not sent; a listener sends it'))
         steps.reached(steps.Step.BOOT_SENT, lease_id)
         if taken:
-            lease['status'] = states.Lease.STARTING
-            for event in lease['events']:
-                if event['event_type'] == states.EventType.START:
-                    event['status'] = states.Event.DONE
+            _show_started(lease)
 
     def _take_own(self, lease_id: str, server_ids: ty.Collection[str],
                   ) -> clouds.Deadline:
@@ -323,6 +318,14 @@ class Sending:
             described = views.describe(lease)
         LOG.warning('Lease %s could not start: %s', lease_id, reason)
         self._notify('lease.update', described)
+
+
+def _show_started(lease: facts.Lease) -> None:
+    """Have a lease say what was written when its build was taken."""
+    lease['status'] = states.Lease.STARTING
+    for event in lease['events']:
+        if event['event_type'] == states.EventType.START:
+            event['status'] = states.Event.DONE
 
 
 def _check_credential(session: orm.Session, lease_id: str,

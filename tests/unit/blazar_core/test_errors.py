@@ -22,7 +22,8 @@ class TestErrors(base.BaseTestCase):
             self.assertTrue(issubclass(error, errors.BlazarError), name)
 
     def test_the_drawing_at_the_top_shows_each_of_them(self):
-        drawn = re.findall(r'^ +(?:\+-- )?([A-Z]\w+)', errors.__doc__, re.M)
+        drawn = re.findall(
+            r'^ +(?:[| ]*\+-- )?([A-Z]\w+)', errors.__doc__, re.M)
         self.assertEqual(sorted(errors.__all__), sorted(drawn))
 
     def test_a_refused_one_carries_why_and_says_it(self):

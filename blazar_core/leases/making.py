@@ -190,9 +190,14 @@ class Making:
                 repeats.keep(connection, rows.lease['created_at'], new.key,
                              rows.lease['id'])
         each = [one.edits() for one in planned]
+        rows_of_all = [one.rows for one in planned]
+        if len(planned) > 1:
+            # Many take a while, for which no host is kept from others.
+            lease_rows.insert(connection, rows_of_all)
         edits = ledger.decide(connection, self._clock.now(), [
             edit for some in each for edit in some])
-        lease_rows.insert(connection, [one.rows for one in planned])
+        if len(planned) == 1:
+            lease_rows.insert(connection, rows_of_all)
         ledger.add(connection, edits)
         rest = iter(edits)
         return [one.rows.describe([*itertools.islice(rest, len(some))])

@@ -125,8 +125,8 @@ class TestStatements(RecurringTestCase):
     def written(self, work, *args):
         del self.statements[:]
         work(*args)
-        return [one for one in self.statements
-                if one.startswith(('INSERT', 'UPDATE'))]
+        return sorted(one for one in self.statements
+                      if one.startswith(('INSERT', 'UPDATE')))
 
     def test_all_are_written_by_those_of_one(self):
         one = self.written(self.make, 100)
